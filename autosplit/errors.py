@@ -1,0 +1,78 @@
+"""Everything autosplit raises on purpose.
+
+One base class, one child for each thing that can be wrong. Each error carries a single string, so it survives
+pickling from a worker, and ``raise_faults`` lists all the faults of a value at once.
+"""
+
+from collections.abc import Sequence
+
+
+class AutosplitError(Exception):
+    """Base class: what failed, the value and the limit with units, and the way out."""
+
+
+class UsageError(AutosplitError, ValueError):
+    """An argument, an option or a file written by the user is wrong."""
+
+
+class MissingExtraError(AutosplitError, ImportError):
+    """An optional package is not installed; the message gives what needs it and the pip command."""
+
+
+class ModelError(AutosplitError):
+    """A model spec names nothing that can be loaded, or its example inputs do not fit it."""
+
+
+class TraceError(AutosplitError):
+    """The model cannot be captured as one graph."""
+
+
+class GraphError(AutosplitError):
+    """A graph does not verify."""
+
+
+class DeviceError(AutosplitError, ValueError):
+    """A device is unknown, overlaps another one, or cannot be used."""
+
+
+class ProfileError(AutosplitError):
+    """A profile is truncated, of another model, or lacks a measurement."""
+
+
+class PlanError(AutosplitError):
+    """A plan does not fit its graph, its machine or its profile."""
+
+
+class InfeasibleError(AutosplitError):
+    """No plan meets the constraints; the message names those that cannot hold together."""
+
+
+class BackendError(AutosplitError):
+    """A backend cannot take a stage, or gave wrong numbers."""
+
+
+class StageError(AutosplitError):
+    """A request failed inside a stage: stage, op and the worker's own traceback."""
+
+
+class WorkerError(AutosplitError):
+    """A worker process died or stopped answering."""
+
+
+def raise_faults(error: type[AutosplitError], subject: str, faults: Sequence[str]) -> None:
+    """Raise ``error`` with every fault as a bullet, or return when there is none.
+
+    >>> raise_faults(PlanError, "plan does not fit graph 'mlp'", [])
+    >>> raise_faults(PlanError, "plan does not fit graph 'mlp'", ["op 'fc' is on no stage"])
+    Traceback (most recent call last):
+        ...
+    autosplit.errors.PlanError: plan does not fit graph 'mlp' (1 fault):
+      * op 'fc' is on no stage
+    """
+    if not faults:
+        return
+    noun = "fault" if len(faults) == 1 else "faults"
+    shown = [f"  * {fault}" for fault in faults[:20]]
+    if len(faults) > 20:
+        shown.append(f"  * and {len(faults) - 20} more")
+    raise error("\n".join([f"{subject} ({len(faults)} {noun}):", *shown]))

@@ -1,0 +1,84 @@
+"""Files that are either whole or absent: atomic writes, locks, content hashes, and reading with a clear error."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autosplit.errors import AutosplitError
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``: a reader sees the old file or the new one, never a part.
+
+    Raises: OSError: the disk is full or the folder cannot be written; the old file is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock that belongs to ``path`` (a hidden file beside it) across processes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / f".{path.name}.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def content_hash(data: Any) -> str:
+    """SHA-256 of the canonical JSON of ``data``, the first 16 hex digits.
+
+    >>> content_hash({"b": 1, "a": 2}) == content_hash({"a": 2, "b": 1})
+    True
+    """
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]) -> dict[str, Any]:
+    """Read a JSON or YAML file (by its suffix) that holds one mapping with ``schema: N``.
+
+    Args:
+        path: the file.
+        kind: what the file is, for the message ("plan", "profile").
+        schema: the schema version that this autosplit reads.
+        error: the class to raise.
+    Raises: ``error``: the file is missing, truncated, no mapping, or of another schema version.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        raise error(f"{kind} file '{path}' does not exist") from None
+    except OSError as failure:
+        raise error(f"{kind} file '{path}' cannot be read: {failure.strerror}") from None
+    except (json.JSONDecodeError, yaml.YAMLError, UnicodeDecodeError) as failure:
+        reason = " ".join(str(failure).split())
+        raise error(f"{kind} file '{path}' is truncated or not valid: {reason}. Make it again.") from None
+    if not isinstance(data, dict):
+        raise error(f"{kind} file '{path}' holds {type(data).__name__}, not a mapping: it is truncated or another kind of file")
+    if data.get("schema") != schema:
+        raise error(
+            f"{kind} file '{path}' has schema version {data.get('schema')!r}, and this autosplit reads version {schema}. "
+            "Make it again with this version."
+        )
+    return data

@@ -1,0 +1,176 @@
+"""Graph: the ops of a model in topological order, the values between them and the weights they read. No torch.
+
+An op produces one or more values and reads values and weights. A value is what may cross a cut: it has one producer
+(or is an input of the graph), a shape, a dtype and a size. Tuple-returning operators own the values picked from their
+tuple, so a cut never carries a tuple.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from autosplit import tables
+from autosplit.errors import GraphError, raise_faults
+from autosplit.files import content_hash
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor on an edge. ``shape`` in elements, ``num_bytes`` of the dense tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter, buffer or constant; two ops that name it share one copy on a device."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call of an operator.
+
+    ``inputs`` and ``outputs`` name values, ``weights`` name weights, ``module`` is the path of the module it came from
+    ('' for the root). Two ops with one ``signature`` do the same work: operator, shapes, dtypes, strides and attributes.
+    """
+
+    name: str
+    operator: str
+    module: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    signature: str
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model as planners see it: frozen, torch-free, in topological order."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    ops: tuple[Op, ...]
+    values: Mapping[str, Value]
+    weights: Mapping[str, Weight]
+
+    @cached_property
+    def producer(self) -> dict[str, str]:
+        """Value name to the name of the op that makes it; graph inputs are absent."""
+        return {value: op.name for op in self.ops for value in op.outputs}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[str, ...]]:
+        """Value name to the names of the ops that read it, each once, in graph order."""
+        readers: dict[str, list[str]] = {value: [] for value in self.values}
+        for op in self.ops:
+            for value in dict.fromkeys(op.inputs):
+                readers[value].append(op.name)
+        return {value: tuple(ops) for value, ops in readers.items()}
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Op name to its position in topological order."""
+        return {op.name: position for position, op in enumerate(self.ops)}
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity of structure, shapes and dtypes; the weights' contents and the name are not part of it."""
+        data = self.to_dict()
+        return content_hash({key: data[key] for key in ("inputs", "outputs", "ops", "values", "weights")})
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, each once."""
+        return sum(weight.num_bytes for weight in self.weights.values())
+
+    def stage_weights(self, ops: tuple[str, ...]) -> dict[str, Weight]:
+        """The weights that the named ops read, each once."""
+        names = {name for op in ops for name in self.ops[self.index[op]].weights}
+        return {name: weight for name, weight in self.weights.items() if name in names}
+
+    def verify(self) -> "Graph":
+        """Return the graph, or raise GraphError with every fault: names used twice, values read before they are made."""
+        faults = []
+        made = set(self.inputs)
+        seen: set[str] = set()
+        for op in self.ops:
+            if op.name in seen:
+                faults.append(f"op '{op.name}' stands twice")
+            seen.add(op.name)
+            faults += [f"op '{op.name}' reads '{value}' before any op makes it" for value in op.inputs if value not in made]
+            faults += [f"op '{op.name}' reads unknown weight '{name}'" for name in op.weights if name not in self.weights]
+            for value in op.outputs:
+                if value in made:
+                    faults.append(f"value '{value}' is made twice, the second time by op '{op.name}'")
+                if value not in self.values:
+                    faults.append(f"op '{op.name}' makes '{value}', whose shape is not known")
+                made.add(value)
+        faults += [f"output '{value}' is made by no op" for value in self.outputs if value not in made]
+        faults += [f"input '{value}' has no known shape" for value in self.inputs if value not in self.values]
+        if not self.ops:
+            faults.append("it has no ops")
+        raise_faults(GraphError, f"graph '{self.name}' does not verify", faults)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "ops": [asdict(op) for op in self.ops],
+            "values": [asdict(value) for value in self.values.values()],
+            "weights": [asdict(weight) for weight in self.weights.values()],
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> "Graph":
+        """The inverse of to_dict. Raises: GraphError: a field is missing or the graph does not verify."""
+        try:
+            return Graph(
+                name=data["name"],
+                inputs=tuple(data["inputs"]),
+                outputs=tuple(data["outputs"]),
+                ops=tuple(Op(**{k: tuple(v) if isinstance(v, list) else v for k, v in op.items()}) for op in data["ops"]),
+                values={v["name"]: Value(**{**v, "shape": tuple(v["shape"])}) for v in data["values"]},
+                weights={w["name"]: Weight(**{**w, "shape": tuple(w["shape"])}) for w in data["weights"]},
+            ).verify()
+        except (KeyError, TypeError) as failure:
+            raise GraphError(f"graph data is incomplete: {failure}") from None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row an op: name, operator, module, weight bytes, output bytes."""
+        return [
+            {
+                "op": op.name,
+                "operator": op.operator,
+                "module": op.module,
+                "weight_bytes": sum(self.weights[name].num_bytes for name in op.weights),
+                "output_bytes": sum(self.values[name].num_bytes for name in op.outputs),
+            }
+            for op in self.ops
+        ]
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame indexed by op name."""
+        return tables.frame(self.rows(), index="op")
+
+    def _repr_html_(self) -> str:
+        size = tables.bytes_text(self.weight_bytes)
+        return tables.html(self.rows(), f"{self.name}: {len(self.ops)} ops, {size} of weights")
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {len(self.ops)} ops, {tables.bytes_text(self.weight_bytes)} of weights, {self.hash})"
