@@ -144,7 +144,7 @@ class Graph:
                 name=data["name"],
                 inputs=tuple(data["inputs"]),
                 outputs=tuple(data["outputs"]),
-                ops=tuple(Op(**{k: tuple(v) if isinstance(v, list) else v for k, v in op.items()}) for op in data["ops"]),
+                ops=tuple(_op(op) for op in data["ops"]),
                 values={v["name"]: Value(**{**v, "shape": tuple(v["shape"])}) for v in data["values"]},
                 weights={w["name"]: Weight(**{**w, "shape": tuple(w["shape"])}) for w in data["weights"]},
             ).verify()
@@ -174,3 +174,8 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.ops)} ops, {tables.bytes_text(self.weight_bytes)} of weights, {self.hash})"
+
+
+def _op(data: Mapping[str, Any]) -> Op:
+    lists = {key: tuple(data[key]) for key in ("inputs", "outputs", "weights")}
+    return Op(data["name"], data["operator"], data["module"], signature=data["signature"], **lists)

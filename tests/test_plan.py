@@ -1,0 +1,114 @@
+"""Plan values and plan.yaml: round trips, and every fault named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autosplit.constraints import Constraints, matching_ops
+from autosplit.errors import PlanError, UsageError
+from autosplit.graph import Graph, Op, Value, Weight
+from autosplit.machine import Machine, parse_device
+from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.planfile import read_plan, spans, write_plan
+
+MACHINE = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+
+
+def chain(num_ops: int = 6) -> Graph:
+    """x -> a0 -> a1 -> ... with one weight of 4 KiB an op."""
+    values = [Value(name, (1, 8), "float32", 32) for name in ["x", *[f"a{i}" for i in range(num_ops)]]]
+    ops = [
+        Op(f"a{i}", "aten.linear.default", f"block{i // 3}.fc{i}", (f"a{i - 1}" if i else "x",), (f"a{i}",), (f"w{i}",), f"s{i}")
+        for i in range(num_ops)
+    ]
+    weights = {f"w{i}": Weight(f"w{i}", (32, 32), "float32", 4096) for i in range(num_ops)}
+    return Graph("chain", ("x",), (f"a{num_ops - 1}",), tuple(ops), {v.name: v for v in values}, weights).verify()
+
+
+def plan_of(graph: Graph, *stages: tuple[str, ...]) -> Plan:
+    made = tuple(Stage(f"stage{i}", ops, (f"cpu:{i}",)) for i, ops in enumerate(stages))
+    return Plan(Source("m:f", 4, 16), graph.hash, "p", made, Prediction(0.5, 1.0, 0.4, 0.2, 8.0), microbatch=2)
+
+
+GRAPH = chain()
+GOOD = plan_of(GRAPH, ("a0", "a1", "a2"), ("a3", "a4", "a5"))
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    write_plan(GOOD, GRAPH, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml").resolve(GRAPH) == GOOD
+    assert GOOD.verify(GRAPH, MACHINE) is GOOD
+
+
+def test_spans_name_runs_of_graph_order() -> None:
+    assert spans(("a0", "a1", "a3"), GRAPH) == ["a0 .. a1", "a3"]
+
+
+def test_every_placement_fault_is_listed() -> None:
+    bad = plan_of(GRAPH, ("a3", "a1", "nope"), ("a0", "a1", "a4"))
+    with pytest.raises(PlanError) as caught:
+        bad.verify(GRAPH, MACHINE)
+    for text in ("'nope'", "op 'a1' is on stage", "op 'a2' is on no stage", "op 'a5' is on no stage"):
+        assert text in str(caught.value)
+
+
+def test_a_tensor_may_not_go_back() -> None:
+    with pytest.raises(PlanError, match="op 'a3' on stage 'stage0' reads 'a2' from stage 'stage1'"):
+        plan_of(GRAPH, ("a3", "a4", "a5"), ("a0", "a1", "a2")).verify(GRAPH, MACHINE)
+
+
+def test_memory_cap_threads_device_and_microbatch_are_checked() -> None:
+    capped = MACHINE.with_memory({"cpu:0": 8192})
+    stages = (replace(GOOD.stages[0], threads=3), replace(GOOD.stages[1], devices=("cuda:7",)))
+    with pytest.raises(PlanError) as caught:
+        replace(GOOD, stages=stages, microbatch=3, queue_depth=0).verify(GRAPH, capped)
+    for text in ("12.0 KiB of weights", "3 threads on 'cpu:0', which has 1 cores", "'cuda:7'", "microbatch 3", "queue_depth"):
+        assert text in str(caught.value)
+
+
+def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_plan(GOOD, GRAPH, tmp_path / "plan.yaml")
+    with pytest.raises(PlanError, match="another model"):
+        read_plan(tmp_path / "plan.yaml").resolve(chain(7))
+
+
+@pytest.mark.parametrize("keep", [0, 10, 200, 400])
+def test_a_truncated_plan_file_is_named(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    path.write_text(path.read_text()[:keep])
+    with pytest.raises(PlanError, match=r"plan\.yaml"):
+        read_plan(path)
+
+
+def test_a_span_with_an_unknown_op_and_an_unknown_field_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    data = yaml.safe_load(path.read_text())
+    data["stages"][0]["ops"] = ["a0 .. zz"]
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError, match="'zz'"):
+        read_plan(path).resolve(GRAPH)
+    data["stages"][0]["sped"] = 3
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError, match=r"stages\.0\.sped"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
+    "pattern,ops",
+    [("a1", ("a1",)), ("block0", ("a0", "a1", "a2")), ("*.fc4", ("a4",)), ("aten.lin*", tuple(f"a{i}" for i in range(6)))],
+)
+def test_a_pattern_is_an_op_a_module_or_an_operator(pattern: str, ops: tuple[str, ...]) -> None:
+    assert matching_ops(GRAPH, pattern) == ops
+
+
+def test_constraints_list_every_fault() -> None:
+    wrong = Constraints(num_stages=0, pins={"blok0": "cpu:0", "a1": "cpu:9"}, max_latency_s=-1.0)
+    with pytest.raises(UsageError) as caught:
+        wrong.verify(GRAPH, MACHINE)
+    for text in ("num_stages must be at least 1", "'blok0' matches no op", "close: block0", "'cpu:9'", "max_latency_s"):
+        assert text in str(caught.value)
+    assert not Constraints().forced
