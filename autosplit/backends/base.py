@@ -1,0 +1,199 @@
+"""What a backend is, how one is got by name, and the rule that a backend with wrong numbers is refused.
+
+A backend takes a stage in two steps. ``prepare`` runs once a stage in the host and leaves files beside the stage (an
+ONNX file, a compiled library), so that replicas do not repeat the work and a worker need not hold the exporter.
+``load`` runs in every worker and turns the stage's folder into a function. ``compile`` does both for a stage in memory.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+import torch
+
+from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
+from autosplit.splitting import StageProgram
+
+BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
+
+Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+"""One call of a stage: inputs and outputs positional, output strides as in the stage's specs.
+
+The outputs stay valid until they are dropped; the inputs are only read, and only during the call. One thread at a time.
+"""
+
+Precision = Literal["f32", "bf16"]
+
+TOLERANCE: dict[Precision, float] = {"f32": 1e-3, "bf16": 1e-1}
+"""Largest relative error against f32 eager that a backend may show, unless the caller states another one."""
+
+
+class Backend(Protocol):
+    """A runtime that can run a stage. ``exact``: its f32 results equal eager's bit for bit."""
+
+    @property
+    def name(self) -> str:
+        """The name in plans and on the command line."""
+
+    @property
+    def exact(self) -> bool:
+        """True if f32 outputs equal eager's bit for bit."""
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions it can compute in, f32 first."""
+
+    def missing(self) -> str | None:
+        """None if it can run here, else one line: what is not there and how to get it."""
+
+    def refuses(self, program: StageProgram) -> dict[str, str]:
+        """Op name to the reason, for each op it cannot take; empty if it takes the stage."""
+
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+        """Write what ``load`` needs into the stage's folder; the host calls it once a stage, after ``save_stage``.
+
+        Calling it again on a folder that is prepared does nothing. Raises: BackendError: the stage is refused.
+        """
+
+    def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
+        """The stage in a prepared folder, ready to run on ``threads`` threads that inherit this process's affinity.
+
+        Raises: BackendError: the folder is not prepared, or the runtime refuses it.
+        """
+
+    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
+        """A stage in memory, ready to run: prepare and load in one. Raises: BackendError: the stage is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class NumericalError:
+    """The largest difference from f32 eager over all outputs of a stage.
+
+    ``relative`` is the largest absolute difference of an output divided by the largest magnitude in it; for integers and
+    booleans both are the share of elements that differ. ``output`` is the value where ``relative`` was found.
+    """
+
+    absolute: float
+    relative: float
+    output: str
+
+
+def get_backend(name: str) -> Backend:
+    """The backend called ``name``; its runtime is imported now, not before.
+
+    Raises:
+        UsageError: there is no such backend.
+        MissingExtraError: its runtime is not installed.
+    """
+    backend = _backend(name)
+    missing = backend.missing()
+    if missing:
+        raise MissingExtraError(missing)
+    return backend
+
+
+def installed() -> list[str]:
+    """The names of the backends that can run here, in the order of BACKENDS."""
+    return [name for name in BACKENDS if _backend(name).missing() is None]
+
+
+def require_precision(backend: Backend, precision: Precision) -> None:
+    """Raise UsageError unless the backend can compute in ``precision``."""
+    if precision not in backend.precisions:
+        raise UsageError(f"backend '{backend.name}' computes in {' or '.join(backend.precisions)}, not in {precision!r}")
+
+
+def check(
+    backend: Backend,
+    program: StageProgram,
+    inputs: Sequence[torch.Tensor],
+    tolerance: float | None = None,
+    *,
+    precision: Precision = "f32",
+    threads: int = 1,
+    runnable: Runnable | None = None,
+) -> NumericalError:
+    """The largest error of a backend on one stage against eager, on the inputs given.
+
+    Args:
+        backend: the backend to judge.
+        program: the stage.
+        inputs: the stage's inputs, in order.
+        tolerance: largest relative error allowed; TOLERANCE[precision] by default, and always 0 for an exact backend.
+        precision: what the backend computes in; the reference is f32 always.
+        threads: threads for the backend.
+        runnable: the compiled stage, if there is one already.
+    Raises: BackendError: the error is beyond the tolerance, or the backend cannot run the stage.
+    """
+    limit = TOLERANCE[precision] if tolerance is None else tolerance
+    if backend.exact and precision == "f32":
+        limit = 0.0
+    run = runnable or backend.compile(program, threads, precision)
+    with torch.inference_mode():
+        expected = [value.clone() for value in program.module(*inputs)]
+        try:
+            found = run(inputs)
+        except AutosplitError:
+            raise
+        except Exception as failure:
+            raise BackendError(f"backend '{backend.name}' failed on stage '{program.name}': {failure}") from failure
+        error = compare([spec.name for spec in program.outputs], found, expected)
+    if not error.relative <= limit:
+        raise BackendError(
+            f"backend '{backend.name}' ({precision}) gives wrong numbers on stage '{program.name}': output '{error.output}' is "
+            f"off by {error.relative:.3g} of the largest value; the tolerance is {limit:.3g}. Run this stage on another backend."
+        )
+    return error
+
+
+def compare(names: Sequence[str], found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> NumericalError:
+    """The largest error of ``found`` against ``expected``, output by output.
+
+    A NaN or an infinity is right where the other has the same, and an infinite error elsewhere.
+
+    >>> compare(["y"], [torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 4.0])])
+    NumericalError(absolute=2.0, relative=0.5, output='y')
+
+    Raises: BackendError: number, shape or dtype of the outputs differ.
+    """
+    if len(found) != len(expected):
+        raise BackendError(f"{len(found)} outputs came back, and the stage has {len(expected)}")
+    worst = NumericalError(0.0, 0.0, names[0] if names else "")
+    for name, value, reference in zip(names, found, expected, strict=True):
+        if value.shape != reference.shape or value.dtype != reference.dtype:
+            raise BackendError(
+                f"output '{name}' came back as {value.dtype} {tuple(value.shape)}, not {reference.dtype} {tuple(reference.shape)}"
+            )
+        absolute, relative = _difference(value, reference)
+        if not relative <= worst.relative:
+            worst = NumericalError(max(absolute, worst.absolute), relative, name)
+        elif absolute > worst.absolute:
+            worst = NumericalError(absolute, worst.relative, worst.output)
+    return worst
+
+
+def _difference(value: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """Absolute and relative error of one output."""
+    if value.numel() == 0:
+        return 0.0, 0.0
+    if not value.dtype.is_floating_point and not value.dtype.is_complex:
+        share = float((value != reference).double().mean())
+        return share, share
+    same = (value == reference) | (value.isnan() & reference.isnan())
+    if bool(same.all()):
+        return 0.0, 0.0
+    if not bool((value.isfinite() & reference.isfinite() | same).all()):
+        return math.inf, math.inf
+    absolute = float((value.double() - reference.double()).abs()[~same].max())
+    scale = float(reference[reference.isfinite()].abs().max())
+    return absolute, absolute / scale if scale else math.inf
+
+
+def _backend(name: str) -> Backend:
+    if name not in BACKENDS:
+        raise UsageError(f"backend {name!r} does not exist, the backends are {', '.join(BACKENDS)}")
+    module = importlib.import_module(f"autosplit.backends.{name}")
+    return cast(Backend, module.BACKEND)

@@ -1,0 +1,50 @@
+"""Torch eager: the traced ATen graph as it is, bit-equal to the model it came from. It takes every op."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.splitting import StageProgram, load_stage
+
+
+class EagerBackend:
+    """Runs the generated forward of the stage's fx graph, which frees each intermediate after its last use."""
+
+    name = "eager"
+    exact = True
+    precisions: tuple[Precision, ...] = ("f32",)
+
+    def missing(self) -> str | None:
+        """None: torch is always there."""
+        return None
+
+    def refuses(self, program: StageProgram) -> dict[str, str]:
+        """Nothing: the stage is already torch."""
+        return {}
+
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+        """Nothing to write: the saved stage is enough."""
+        require_precision(self, precision)
+
+    def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
+        """The stage in ``folder``, its weights mapped from the file."""
+        return self.compile(load_stage(folder), threads, precision)
+
+    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
+        """The stage as a function. Torch has one thread count for the whole process, so each call makes sure of its own."""
+        require_precision(self, precision)
+        forward = program.module.forward
+
+        def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            with torch.inference_mode():
+                outputs: Sequence[torch.Tensor] = forward(*inputs)
+            return outputs
+
+        return run
+
+
+BACKEND: Backend = EagerBackend()
