@@ -1,0 +1,157 @@
+"""What one measurement is: a setting, its samples, where they came from; and their JSON form. No torch."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+
+class Setting(NamedTuple):
+    """How something ran: device name, backend name, number of threads."""
+
+    device: str
+    backend: str
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.backend} on {self.device} with {self.threads} thread{'s' * (self.threads != 1)}"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Every measured duration of one thing, in seconds.
+
+    >>> Samples((0.002, 0.001, 0.004)).median_s
+    0.002
+    """
+
+    samples_s: tuple[float, ...]
+
+    @cached_property
+    def median_s(self) -> float:
+        """The median, in seconds."""
+        return statistics.median(self.samples_s)
+
+    @cached_property
+    def spread(self) -> float:
+        """Distance between the quartiles over the median; 0 for fewer than two samples or a median of 0."""
+        if len(self.samples_s) < 2 or self.median_s == 0:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
+        return (high - low) / self.median_s
+
+    def faults(self, subject: str) -> list[str]:
+        """What is wrong with the samples: none at all, or one that is no duration."""
+        if not self.samples_s:
+            return [f"{subject} has no samples"]
+        wrong = [sample for sample in self.samples_s if not (math.isfinite(sample) and sample >= 0)]
+        return [f"{subject} has a sample of {wrong[0]} s; a duration is finite and not negative"] if wrong else []
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where and when something was measured.
+
+    Attributes:
+        cpu: model name of the processor.
+        num_cores: cores that the measuring process might use.
+        caches: size in bytes of each cache level as one core sees it, such as ``{"L2": 1048576}``.
+        versions: package name to version (torch, and the backend's runtime).
+        date: when, in ISO 8601 with the time zone.
+        canary_s: seconds that a fixed small piece of work took on this device then; a later run compares it.
+        note: anything a reader should know, such as that the machine was not quiet.
+    """
+
+    cpu: str = ""
+    num_cores: int = 0
+    caches: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    date: str = ""
+    canary_s: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one model in one setting.
+
+    Attributes:
+        ops: raw samples by op signature or by op name, as ``per`` says.
+        per: what the keys of ``ops`` are.
+        source: where the op times came from: ``in-graph`` (each op timed in graph order), ``profiler`` (the runtime's own
+            profiler), ``proportional`` (the whole shared out as eager took its ops), ``given`` (not measured).
+        whole: the whole model as it runs, with the other devices of the machine doing the same, or None.
+        alone: the whole model with the other devices idle, or None.
+        provenance: where and when.
+    """
+
+    ops: Mapping[str, Samples]
+    per: Literal["signature", "op"] = "signature"
+    source: str = "given"
+    whole: Samples | None = None
+    alone: Samples | None = None
+    provenance: Provenance = Provenance()
+
+
+@dataclass(frozen=True, slots=True)
+class StageMeasured:
+    """One stage measured as it runs: its ops, how, which other devices were busy, and the samples."""
+
+    ops: frozenset[str]
+    setting: Setting
+    samples: Samples
+    busy: tuple[str, ...] = ()
+    date: str = ""
+
+
+def measured_to_dict(measured: Measured) -> dict[str, Any]:
+    """Plain data for JSON of one setting's measurements."""
+    return {
+        "per": measured.per,
+        "source": measured.source,
+        "whole": _seconds(measured.whole) if measured.whole else None,
+        "alone": _seconds(measured.alone) if measured.alone else None,
+        "ops": {key: _seconds(samples) for key, samples in measured.ops.items()},
+        "provenance": asdict(measured.provenance),
+    }
+
+
+def measured_from_dict(data: Mapping[str, Any]) -> Measured:
+    """The inverse of measured_to_dict. Raises: KeyError, TypeError: a field is missing or of another type."""
+    if data["per"] not in ("signature", "op"):
+        raise ValueError(f"per must be 'signature' or 'op', but is {data['per']!r}")
+    return Measured(
+        ops={key: _samples(values) for key, values in data["ops"].items()},
+        per=data["per"],
+        source=data["source"],
+        whole=_samples(data["whole"]) if data["whole"] is not None else None,
+        alone=_samples(data["alone"]) if data["alone"] is not None else None,
+        provenance=Provenance(**data["provenance"]),
+    )
+
+
+def stage_to_dict(stage: StageMeasured) -> dict[str, Any]:
+    """Plain data for JSON of one measured stage."""
+    return {
+        **stage.setting._asdict(),
+        "ops": sorted(stage.ops),
+        "samples": _seconds(stage.samples),
+        "busy": list(stage.busy),
+        "date": stage.date,
+    }
+
+
+def stage_from_dict(data: Mapping[str, Any]) -> StageMeasured:
+    """The inverse of stage_to_dict. Raises: KeyError, TypeError: a field is missing or of another type."""
+    setting = Setting(data["device"], data["backend"], data["threads"])
+    return StageMeasured(frozenset(data["ops"]), setting, _samples(data["samples"]), tuple(data["busy"]), data["date"])
+
+
+def _samples(values: Sequence[float]) -> Samples:
+    return Samples(tuple(float(value) for value in values))
+
+
+def _seconds(samples: Samples) -> list[float]:
+    return [float(sample) for sample in samples.samples_s]
