@@ -1,7 +1,7 @@
 """Machine: the devices a model may run on, and the links between them. Read from a YAML file, or discovered.
 
-A device is named by what it is: ``cpu:0`` (a core), ``cpu:0-3`` (a core set), ``cuda:0``, or ``null:0`` (no hardware, for
-tests and simulations). The devices of one machine are disjoint.
+A device is named by what it is: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, or ``null:0`` (no
+hardware, for tests and simulations). The devices of one machine are disjoint.
 """
 
 import re
@@ -141,21 +141,41 @@ class Machine:
 def parse_device(name: str) -> Device:
     """The device that a name stands for; whether this machine has it is for discovery to say.
 
-    Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cuda:N``, ``null:N``.
+    Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cpu:A-B+C``, ``cuda:N``, ``null:N``.
 
-    >>> parse_device("cpu:0-2").cores
-    (0, 1, 2)
+    >>> parse_device("cpu:0-2").cores, parse_device("cpu:0+2-3").cores
+    ((0, 1, 2), (0, 2, 3))
     """
-    match = re.fullmatch(r"(cpu|cuda|null):(\d+)(?:-(\d+))?", name.strip())
-    if not match or (match[3] and match[1] != "cpu"):
+    name = name.strip()
+    if match := re.fullmatch(r"(cuda|null):(\d+)", name):
+        return Device(name, "cuda" if match[1] == "cuda" else "null", index=int(match[2]))
+    if not re.fullmatch(r"cpu:\d+(-\d+)?(\+\d+(-\d+)?)*", name):
         raise DeviceError(f"device '{name}' is not understood; write cpu:0 (a core), cpu:0-3 (a core set), cuda:0 or null:0")
-    kind, first = match[1], int(match[2])
-    if kind != "cpu":
-        return Device(match[0], "cuda" if kind == "cuda" else "null", index=first)
-    last = int(match[3]) if match[3] else first
-    if last < first:
-        raise DeviceError(f"device '{name}' counts down; write cpu:{last}-{first}")
-    return Device(match[0], "cpu", cores=tuple(range(first, last + 1)))
+    cores: list[int] = []
+    for span in name[4:].split("+"):
+        first, last = int(span.split("-")[0]), int(span.split("-")[-1])
+        if last < first:
+            raise DeviceError(f"device '{name}' counts down; write {last}-{first} in place of {span}")
+        cores += range(first, last + 1)
+    if len(set(cores)) < len(cores):
+        raise DeviceError(f"device '{name}' names a core twice")
+    return Device(name, "cpu", cores=tuple(cores))
+
+
+def union(devices: Iterable[Device]) -> Device:
+    """One CPU device with all the cores of these: what a single process on the whole machine would use.
+
+    >>> union([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:5")]).name
+    'cpu:0-2+5'
+    """
+    devices = list(devices)
+    cores = sorted(core for device in devices for core in device.cores)
+    starts = [core for core in cores if core - 1 not in cores]
+    ends = [core for core in cores if core + 1 not in cores]
+    name = "cpu:" + "+".join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))
+    caps = [device.memory_bytes for device in devices]
+    memory_bytes = None if None in caps else sum(cap for cap in caps if cap is not None)
+    return Device(name, "cpu", cores=tuple(cores), memory_bytes=memory_bytes)
 
 
 def parse_bytes(text: str | int) -> int:

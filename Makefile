@@ -1,0 +1,49 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format bench-planner bench-runtime bench-models profiles clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+install: $(INSTALLED) ## make .venv with pinned versions and every extra that the tests need
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+demo: install ## the main job on a ResNet-50 and a BERT-base class model, on the devices found
+	$(BIN)/python -m benchmarks.demo
+
+test: install ## every test, with the examples in README, docstrings and notebooks
+	$(BIN)/python -m pytest -q
+
+check: install ## ruff, mypy --strict, and the import-direction test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+format: install ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-planner: install ## planner table: workload, reference value, ours, bound, gap, seconds
+	$(BIN)/python -m benchmarks.planner
+
+bench-runtime: install ## ring, empty stages, peers, soak
+	$(BIN)/python -m benchmarks.runtime
+
+bench-models: install ## the best way to run each model here
+	$(BIN)/python -m benchmarks.models
+
+profiles: install ## measure the committed profiles again on this machine
+	$(BIN)/python -m benchmarks.make_profiles
+
+clean: ## remove what was built
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,82 @@
+"""The simple ways to run a model, as plans like any other: what a plan must beat before anybody is told to use it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from autosplit.graph import Graph
+from autosplit.machine import Device, Machine, union
+from autosplit.plan import Plan, Prediction, Source, Stage
+
+ONE_DEVICE = "one device"
+ALL_CORES = "all cores"
+REPLICAS = "replicas"
+EVEN_SPLIT = "even split"
+
+UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, throughput_per_s=0.0)
+"""A simple way is measured, not predicted."""
+
+
+def simple_plans(graph: Graph, machine: Machine, source: Source, backend: str, best_device: str) -> dict[str, Plan]:
+    """The four simple ways with one backend, less those whose weights do not fit the memory caps.
+
+    - one device: the whole model on the fastest device;
+    - all cores: the whole model in one process that has every CPU core of the machine;
+    - replicas: the whole model on each device, requests in turn;
+    - even split: as many stages as devices, equal numbers of ops in graph order.
+
+    Args:
+        graph: the model.
+        machine: its devices; ``all cores`` is left out where they are not all CPU cores.
+        source: what the model was made from.
+        backend: the backend of every stage.
+        best_device: name of the device that is fastest on the whole model.
+    """
+    everything = tuple(op.name for op in graph.ops)
+    fitting = [device for device in machine.devices if _fits(graph, everything, device)]
+    plans: dict[str, Plan] = {}
+    if any(device.name == best_device for device in fitting):
+        plans[ONE_DEVICE] = _plan(graph, source, ONE_DEVICE, backend, [(everything, [machine[best_device]])])
+    if all(device.kind == "cpu" for device in machine.devices):
+        whole = union(machine.devices)
+        if _fits(graph, everything, whole) and whole.name not in {device.name for device in machine.devices}:
+            plans[ALL_CORES] = _plan(graph, source, ALL_CORES, backend, [(everything, [whole])])
+    if len(fitting) > 1:
+        plans[REPLICAS] = _plan(graph, source, REPLICAS, backend, [(everything, fitting)])
+    parts = list(zip(_even(everything, len(machine.devices)), machine.devices, strict=False))
+    if len(parts) > 1 and all(_fits(graph, ops, device) for ops, device in parts):
+        plans[EVEN_SPLIT] = _plan(graph, source, EVEN_SPLIT, backend, [(ops, [device]) for ops, device in parts])
+    return plans
+
+
+def eager_today(graph: Graph, machine: Machine, source: Source) -> dict[str, Plan]:
+    """What a user has before autosplit: torch eager in one process with every core; empty where that does not fit."""
+    plans = simple_plans(graph, machine, source, "eager", machine.devices[0].name)
+    return {f"{name} (eager)": replace(plan, chosen=f"{name} (eager)") for name, plan in plans.items() if name == ALL_CORES}
+
+
+def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:
+    """The machine, or the one with its cores united, that the plans name: what each of them verifies against."""
+    names = {name for plan in plans for stage in plan.stages for name in stage.devices}
+    if names <= {device.name for device in machine.devices}:
+        return machine
+    return Machine.of([union(machine.devices)], machine.links.values())
+
+
+def _even(ops: Sequence[str], num_parts: int) -> list[tuple[str, ...]]:
+    ends = [round(len(ops) * part / num_parts) for part in range(num_parts + 1)]
+    return [tuple(ops[a:b]) for a, b in zip(ends, ends[1:], strict=False) if b > a]
+
+
+def _fits(graph: Graph, ops: tuple[str, ...], device: Device) -> bool:
+    held = sum(weight.num_bytes for weight in graph.stage_weights(ops).values())
+    return device.memory_bytes is None or held <= device.memory_bytes
+
+
+def _plan(
+    graph: Graph, source: Source, name: str, backend: str, placed: Sequence[tuple[tuple[str, ...], Sequence[Device]]]
+) -> Plan:
+    stages = tuple(
+        Stage(f"stage{number}", ops, tuple(d.name for d in devices), backend, threads=max(1, min(len(d.cores) for d in devices)))
+        for number, (ops, devices) in enumerate(placed)
+    )
+    return Plan(source, graph.hash, "", stages, UNKNOWN, method="simple", status="manual", chosen=name)
