@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from autosplit.graph import Graph
 from autosplit.machine import Device, Machine, union
@@ -64,7 +65,7 @@ def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:
 
 def _even(ops: Sequence[str], num_parts: int) -> list[tuple[str, ...]]:
     ends = [round(len(ops) * part / num_parts) for part in range(num_parts + 1)]
-    return [tuple(ops[a:b]) for a, b in zip(ends, ends[1:], strict=False) if b > a]
+    return [tuple(ops[a:b]) for a, b in pairwise(ends) if b > a]
 
 
 def _fits(graph: Graph, ops: tuple[str, ...], device: Device) -> bool:

@@ -165,6 +165,8 @@ def parse_device(name: str) -> Device:
 def union(devices: Iterable[Device]) -> Device:
     """One CPU device with all the cores of these: what a single process on the whole machine would use.
 
+    Its memory cap is the smallest of theirs: what no device may hold, no process may hold.
+
     >>> union([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:5")]).name
     'cpu:0-2+5'
     """
@@ -173,9 +175,8 @@ def union(devices: Iterable[Device]) -> Device:
     starts = [core for core in cores if core - 1 not in cores]
     ends = [core for core in cores if core + 1 not in cores]
     name = "cpu:" + "+".join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))
-    caps = [device.memory_bytes for device in devices]
-    memory_bytes = None if None in caps else sum(cap for cap in caps if cap is not None)
-    return Device(name, "cpu", cores=tuple(cores), memory_bytes=memory_bytes)
+    caps = [device.memory_bytes for device in devices if device.memory_bytes is not None]
+    return Device(name, "cpu", cores=tuple(cores), memory_bytes=min(caps, default=None))
 
 
 def parse_bytes(text: str | int) -> int:

@@ -27,7 +27,7 @@ def test_the_four_ways_verify() -> None:
 
 def test_a_memory_cap_leaves_out_what_does_not_fit() -> None:
     capped = TWO.with_memory({"cpu:0": 3 * 4096, "cpu:1": 3 * 4096})
-    assert list(simple_plans(GRAPH, capped, SOURCE, "eager", "cpu:0")) == [ALL_CORES, EVEN_SPLIT]
+    assert list(simple_plans(GRAPH, capped, SOURCE, "eager", "cpu:0")) == [EVEN_SPLIT]
     tight = TWO.with_memory({"cpu:0": 4096, "cpu:1": 4096})
     assert simple_plans(GRAPH, tight, SOURCE, "eager", "cpu:0") == {}
 
