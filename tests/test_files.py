@@ -1,0 +1,105 @@
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosplit.errors import PlanError
+from autosplit.files import content_hash, locked, read_mapping, write_atomic
+
+
+def test_write_makes_folders_and_leaves_nothing_else(tmp_path) -> None:
+    path = tmp_path / "a" / "b.json"
+    write_atomic(path, "one")
+    write_atomic(path, "two")
+    assert path.read_text() == "two" and [entry.name for entry in path.parent.iterdir()] == ["b.json"]
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path) -> None:
+    path = tmp_path / "b.json"
+    write_atomic(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "new \udc80")
+    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["b.json"]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from autosplit.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_lock_keeps_another_process_out(tmp_path) -> None:
+    path = tmp_path / "profile.json"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "held\n"
+        entered = threading.Event()
+        waiter = threading.Thread(target=enter, args=(path, entered))
+        waiter.start()
+        assert not entered.wait(0.2)
+        holder.communicate("release\n")
+        assert entered.wait(20)
+        waiter.join()
+
+
+def enter(path, entered: threading.Event) -> None:
+    with locked(path):
+        entered.set()
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers() | st.lists(st.text(max_size=3), max_size=3), max_size=5))
+def test_hash_ignores_the_order_of_keys_and_sees_every_value(data) -> None:
+    assert content_hash(data) == content_hash(dict(reversed(data.items())))
+    assert content_hash(data) != content_hash({**data, "one more": 1})
+
+
+@pytest.mark.parametrize(("name", "text"), [("plan.json", '{"schema": 2, "a": 1}'), ("plan.yaml", "schema: 2\na: 1\n")])
+def test_mappings_are_read_by_suffix(tmp_path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_mapping(tmp_path / name, "plan", 2, PlanError) == {"schema": 2, "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("plan.json", b'{"schema": 1, "a"', "is truncated or not valid"),
+        ("plan.yaml", b"a: [1, 2", "is truncated or not valid"),
+        ("plan.json", b"\xff\xfe\x00", "is truncated or not valid"),
+        ("plan.yaml", b"", "holds NoneType, not a mapping"),
+        ("plan.json", b"[1]", "holds list, not a mapping"),
+        ("plan.json", b'{"schema": 9}', "schema version 9, and this autosplit reads version 1"),
+        ("plan.json", b"{}", "schema version None"),
+    ],
+)
+def test_unreadable_mappings_are_named(tmp_path, name: str, content: bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=message) as failure:
+        read_mapping(path, "plan", 1, PlanError)
+    assert str(path) in str(failure.value)
+
+
+def test_an_absent_or_unreadable_mapping(tmp_path) -> None:
+    with pytest.raises(PlanError, match="does not exist"):
+        read_mapping(tmp_path / "absent.json", "plan", 1, PlanError)
+    with pytest.raises(PlanError, match="cannot be read"):
+        read_mapping(tmp_path, "plan", 1, PlanError)
+
+
+@pytest.mark.parametrize("cut", [0.1, 0.5, 0.9, 0.99])
+def test_any_truncation_of_json_is_found(tmp_path, cut: float) -> None:
+    text = json.dumps({"schema": 1, "samples": list(range(50))})
+    path = tmp_path / "p.json"
+    path.write_text(text[: int(len(text) * cut)])
+    with pytest.raises(PlanError, match="truncated"):
+        read_mapping(path, "profile", 1, PlanError)
