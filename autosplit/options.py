@@ -1,0 +1,204 @@
+"""The options of each command, as frozen values: their fields are the flags, the keys of a YAML file, and the help.
+
+``command`` turns a function of one such value into a function that typer understands. A YAML file given with
+``--config`` sets flags by their names (``-`` or ``_``); the command line wins over the file.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+import yaml
+
+from autosplit.constraints import Constraints
+from autosplit.errors import UsageError
+from autosplit.machine import parse_bytes
+
+BACKENDS_DEFAULT = "eager,onnxruntime"
+
+MODEL_HELP = (
+    "transformers:ClassName?field=value&..., package.module:function returning (module, inputs), or a .pt2 file. "
+    "A named function is imported and called."
+)
+
+
+def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as failure:
+        raise UsageError(f"options file '{path}' cannot be read: {failure.strerror}") from None
+    except yaml.YAMLError as failure:
+        raise UsageError(f"options file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"options file '{path}' holds {type(content).__name__}, not a mapping of flags to values")
+    known = [parameter.name or "" for parameter in ctx.command.params]
+    values = {str(key).replace("-", "_"): value for key, value in content.items()}
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=3)
+            raise UsageError(
+                f"options file '{path}' sets '{key}', which '{ctx.command.name}' does not have; close: {', '.join(near)}"
+            )
+    ctx.default_map = {**(ctx.default_map or {}), **values}
+    return path
+
+
+def seconds(text: str | float) -> float:
+    """Seconds from ``60s``, ``500ms``, ``2m`` or a number. Raises: UsageError: no duration.
+
+    >>> seconds("500ms"), seconds("2m"), seconds("7")
+    (0.5, 120.0, 7.0)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|)\s*", str(text))
+    if not match:
+        raise UsageError(f"'{text}' is not a duration; write 500ms, 60s or 2m")
+    return float(match[1]) * {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0}[match[2]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How a command speaks."""
+
+    json: Annotated[bool, typer.Option("--json", help="Write the result to stdout as JSON.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the solver's log, and tracebacks.")] = False
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", is_eager=True, callback=_read_config, help="YAML file of flags; the command line wins."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices(Output):
+    """Which devices a command may use."""
+
+    devices: Annotated[str | None, typer.Option(help="cpu:0,cpu:1 or cpu:0-1 or cuda:0; default: each usable core.")] = None
+    machine: Annotated[Path | None, typer.Option(help="YAML file of devices, memory caps and links.")] = None
+    memory: Annotated[str | None, typer.Option(help="Cap on weights: 300MB for each device, or cpu:0=300MB,cpu:1=1GB.")] = None
+
+    def memory_caps(self, names: list[str]) -> dict[str, int]:
+        """Device name to bytes. Raises: UsageError: not a size."""
+        if self.memory is None:
+            return {}
+        if "=" not in self.memory:
+            return dict.fromkeys(names, parse_bytes(self.memory))
+        pairs = (part.partition("=") for part in self.memory.split(","))
+        return {name.strip(): parse_bytes(size) for name, _, size in pairs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(Devices):
+    """What to measure."""
+
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)]
+    batch: Annotated[int, typer.Option(min=1, help="Items in one request.")] = 1
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens in one item; default: the model's example.")] = None
+    backend: Annotated[str, typer.Option(help="Backends to consider: eager, onnxruntime, openvino, inductor.")] = BACKENDS_DEFAULT
+    profiles: Annotated[Path, typer.Option(help="Folder of the profile store.")] = Path("profiles")
+    remeasure: Annotated[bool, typer.Option(help="Measure again what the store already has.")] = False
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backend names, in the order given."""
+        return tuple(name.strip() for name in self.backend.split(",") if name.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Profile):
+    """What a plan must be like."""
+
+    output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")] = Path("plan.yaml")
+    stages: Annotated[int | None, typer.Option(min=1, help="Exactly so many stages.")] = None
+    objective: Annotated[str, typer.Option(help="throughput or latency.")] = "throughput"
+    pin: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops on that device (again for more).")] = None
+    forbid: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops never on that device.")] = None
+    together: Annotated[list[str] | None, typer.Option(help="PATTERN: these ops in one stage.")] = None
+    max_replicas: Annotated[int | None, typer.Option(min=1, help="Most replicas of a stage; 1 forbids replication.")] = None
+    max_latency: Annotated[str | None, typer.Option(help="Most that one request may take, such as 50ms.")] = None
+    min_stage: Annotated[str | None, typer.Option(help="Shortest stage, such as 1ms.")] = None
+    queue_depth: Annotated[int, typer.Option(min=1, help="Slots of each ring.")] = 4
+    budget: Annotated[str, typer.Option(help="Time for measuring candidate plans; 0s plans from the profile alone.")] = "30s"
+    time_limit: Annotated[str, typer.Option(help="Time for each solver call.")] = "10s"
+    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
+
+    def constraints(self) -> Constraints:
+        """The demands as a value. Raises: UsageError: a pair without ``=``, an unknown objective, no duration."""
+        if self.objective not in ("throughput", "latency"):
+            raise UsageError(f"objective '{self.objective}' is not known; valid: throughput, latency")
+        forbids: dict[str, tuple[str, ...]] = {}
+        for pattern, device in _pairs(self.forbid, "--forbid"):
+            forbids[pattern] = (*forbids.get(pattern, ()), device)
+        return Constraints(
+            objective="latency" if self.objective == "latency" else "throughput",
+            num_stages=self.stages,
+            max_replicas=self.max_replicas,
+            pins=dict(_pairs(self.pin, "--pin")),
+            forbids=forbids,
+            together=tuple(self.together or ()),
+            max_latency_s=seconds(self.max_latency) if self.max_latency else None,
+            min_stage_s=seconds(self.min_stage) if self.min_stage else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How long to run."""
+
+    requests: Annotated[int, typer.Option(min=1, help="Requests to run, spread over the rounds.")] = 200
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the simple ways.")] = 5
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(Running, Search):
+    """Everything: profile, search, run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Running, Devices):
+    """Run a plan that exists."""
+
+    plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
+    profiles: Annotated[Path, typer.Option(help="Folder of the profile store.")] = Path("profiles")
+    baselines: Annotated[bool, typer.Option(help="Run the simple ways beside the plan.")] = True
+
+
+T = TypeVar("T", bound=Output)
+
+
+def command(function: Callable[[T], None]) -> Callable[..., None]:
+    """A function whose parameters are the fields of the options value that ``function`` takes."""
+    (options,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
+    hints: Mapping[str, Any] = get_type_hints(options, include_extras=True)
+
+    def run(**values: Any) -> None:
+        function(options(**values))
+
+    empty = inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(options)
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = dict(hints)
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    return run
+
+
+def _pairs(texts: list[str] | None, flag: str) -> list[tuple[str, str]]:
+    for text in texts or []:
+        if "=" not in text:
+            raise UsageError(f"{flag} {text} has no '='; write {flag} 'PATTERN=DEVICE'")
+    return [(text.rpartition("=")[0], text.rpartition("=")[2]) for text in texts or []]
