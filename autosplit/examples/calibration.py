@@ -1,0 +1,43 @@
+"""Batch norms of a random net measure the statistics of their own inputs, so that its outputs are not almost zero."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def calibrate_batch_norm(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, num_passes: int = 1
+) -> nn.Module:
+    """Set the running statistics of every batch norm to those that the inputs give, and leave the module in eval mode.
+
+    An untrained batch norm divides by 1 whatever reaches it, and the activations of a deep random net shrink to 1e-15:
+    two such outputs are close however wrong one of them is.
+
+    Args:
+        module: changed in place; without batch norms nothing is run.
+        args: positional inputs.
+        kwargs: keyword inputs.
+        num_passes: forward passes over which the statistics are averaged.
+    Returns: the module.
+    """
+    module.eval()
+    norms = [child for child in module.modules() if isinstance(child, _BatchNorm) and child.track_running_stats]
+    if not norms:
+        return module
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    try:
+        with torch.no_grad():
+            for _ in range(num_passes):
+                module(*args, **(kwargs or {}))
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        module.eval()
+    return module

@@ -1,0 +1,90 @@
+"""What stands in a model spec: the target and its options, each option typed like the default it replaces."""
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+from urllib.parse import parse_qsl
+
+from autosplit.errors import ModelError, raise_faults
+
+BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_options(spec: str) -> tuple[str, dict[str, str]]:
+    """The target of a spec and its options, still text.
+
+    >>> parse_options("transformers:BertModel?num_hidden_layers=4&use_cache=false")
+    ('transformers:BertModel', {'num_hidden_layers': '4', 'use_cache': 'false'})
+
+    Raises: ModelError: the options are not ``name=value`` pairs joined by ``&``.
+    """
+    target, _, query = spec.partition("?")
+    try:
+        return target, dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError:
+        raise ModelError(f"options '{query}' of model '{target}' are not name=value pairs joined by '&'") from None
+
+
+def typed_options(options: Mapping[str, str], defaults: Mapping[str, Any], subject: str) -> dict[str, Any]:
+    """The options as values of the types that ``defaults`` have.
+
+    Args:
+        options: name to text.
+        defaults: every name that may be set, with its default.
+        subject: whose options they are, for the message.
+    Raises: ModelError: all unknown names, with close ones, and all values that do not fit.
+
+    >>> typed_options({"depths": "2,2", "factor": "1"}, {"depths": [3, 4], "factor": 0.5}, "model 'm'")
+    {'depths': [2, 2], 'factor': 1.0}
+    """
+    values, faults = {}, []
+    for name, text in options.items():
+        if name not in defaults:
+            close = close_names(name, defaults)
+            faults.append(f"it has no field '{name}'" + (f"; close names: {close}" if close else ""))
+            continue
+        try:
+            values[name] = typed(text, defaults[name])
+        except ValueError:
+            faults.append(f"field '{name}' takes {_kind(defaults[name])}, not '{text}'")
+    raise_faults(ModelError, f"{subject} cannot take these options", faults)
+    return values
+
+
+def typed(text: str, default: Any) -> Any:
+    """The text as a value of the default's type; where the default is None, JSON or else the text itself.
+
+    Raises: ValueError: the text does not fit.
+    """
+    if isinstance(default, bool):
+        if text.lower() not in BOOLEANS:
+            raise ValueError(text)
+        return BOOLEANS[text.lower()]
+    if isinstance(default, int | float):
+        return type(default)(text)
+    if isinstance(default, list | tuple):
+        return (
+            json.loads(text)
+            if text.startswith("[")
+            else [typed(item, default[0] if default else None) for item in text.split(",")]
+        )
+    if isinstance(default, str):
+        return text
+    try:
+        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
+    except json.JSONDecodeError:
+        return text
+
+
+def close_names(name: str, names: Mapping[str, Any] | list[str]) -> str:
+    """Up to three of ``names`` that resemble ``name``, quoted, or '' if none does."""
+    return ", ".join(f"'{close}'" for close in get_close_matches(name, list(names), n=3, cutoff=0.6))
+
+
+def _kind(default: Any) -> str:
+    if isinstance(default, bool):
+        return "true or false"
+    return {int: "a whole number", float: "a number", list: "a list like 1,2", tuple: "a list like 1,2"}.get(
+        type(default), "JSON"
+    )

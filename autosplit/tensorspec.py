@@ -1,0 +1,120 @@
+"""TensorSpec: what a tensor looks like in memory, so that a copy of it in another process gives the next kernel the same bits.
+
+Equal numbers are not enough for equal results. A kernel may take another path for other strides, and BLAS libraries pick
+another order of summation for data that does not start on the same boundary (seen: a float32 matrix product of MKL,
+whose operand starts 4 bytes past a 64-byte boundary). So a spec records the strides and the start past a 64-byte
+boundary, and a copy reproduces both. The memory of a copy is the extent of the tensor, gaps included: an expanded tensor
+(stride 0) takes, and is copied as, one element for each element it repeats.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, shape and memory layout of a tensor.
+
+    ``shape`` and ``stride`` count elements, ``dtype`` is torch's name ('float32'), ``offset_bytes`` is how far past a
+    64-byte boundary the first element lies.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    offset_bytes: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype itself."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the elements, each counted once for each index: the size of a dense copy."""
+        return prod(self.shape) * self.torch_dtype.itemsize
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """The spec of a tensor as it lies in memory.
+
+    >>> spec_of("x", torch.zeros(2, 3).t())
+    TensorSpec(name='x', shape=(3, 2), stride=(1, 3), dtype='float32', offset_bytes=0)
+    """
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    offset_bytes = tensor.data_ptr() % ALIGNMENT if tensor.numel() else 0
+    return TensorSpec(name, tuple(tensor.shape), tuple(tensor.stride()), dtype, offset_bytes)
+
+
+def extent_bytes(spec: TensorSpec) -> int:
+    """Bytes from the first element to the last one, gaps included.
+
+    >>> extent_bytes(TensorSpec("mask", (8, 100), (0, 1), "float32"))
+    400
+    """
+    if 0 in spec.shape:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
+    return (last + 1) * spec.torch_dtype.itemsize
+
+
+def storage_bytes(spec: TensorSpec) -> int:
+    """Bytes of a buffer, itself starting on a 64-byte boundary, that holds a copy made with ``view_storage``."""
+    return spec.offset_bytes + extent_bytes(spec)
+
+
+def view_storage(buffer: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The tensor of this spec inside ``buffer``.
+
+    Args:
+        buffer: uint8, one dimension, at least ``storage_bytes(spec)`` long, starting on a 64-byte boundary.
+        spec: the layout.
+    Returns: a view: writing to it writes to the buffer.
+    """
+    start = spec.offset_bytes
+    elements = buffer[start : start + extent_bytes(spec)].view(spec.torch_dtype)
+    return elements.as_strided(spec.shape, spec.stride, elements.storage_offset())
+
+
+def empty_like_spec(spec: TensorSpec) -> torch.Tensor:
+    """A new tensor of this spec, in memory of its own."""
+    return view_storage(torch.empty(storage_bytes(spec), dtype=torch.uint8), spec)
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy ``source`` into ``target``, which may be expanded: repeated elements are written once.
+
+    ``torch.Tensor.copy_`` refuses a target with stride 0, whose elements share memory.
+    """
+    for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
+    target.copy_(source)
+
+
+def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The tensor itself if it lies as the spec says, else a copy that does; shape and dtype must be the spec's."""
+    if spec_of(spec.name, tensor) == spec:
+        return tensor
+    copy = empty_like_spec(spec)
+    copy_into(copy, tensor)
+    return copy
+
+
+def differences(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) -> list[str]:
+    """What is wrong with the shapes and dtypes of tensors meant for these specs; layouts may differ."""
+    if len(specs) != len(tensors):
+        return [f"{len(specs)} tensors are expected, and {len(tensors)} are given"]
+    faults = []
+    for spec, tensor in zip(specs, tensors, strict=True):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if (tuple(tensor.shape), dtype) != (spec.shape, spec.dtype):
+            faults.append(f"'{spec.name}' is {dtype}{list(tensor.shape)}, and {spec.dtype}{list(spec.shape)} is expected")
+    return faults
