@@ -1,6 +1,6 @@
 """Convex blocks: an assignment of ops to devices, cut into the fewest runs that can be executed one after the other."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autosplit.errors import PlanError
 from autosplit.problem import Block, Problem
@@ -55,10 +55,7 @@ def convex_blocks(problem: Problem, assignment: Sequence[int], width: int = WIDT
             raise PlanError(
                 f"problem '{problem.name}' has a cycle of order over several devices, which no sequence of blocks can run"
             )
-        kept: list[int] = []
-        for finished in sorted(reached, key=lambda mask: (-mask.bit_count(), mask)):
-            if len(kept) < width and not any(finished & other == finished for other in kept):
-                kept.append(finished)
+        kept = _farthest(reached, width)
         layers.append({finished: reached[finished] for finished in kept})
         ready = {finished: waiting[finished] for finished in kept}
     blocks: list[Block] = []
@@ -68,6 +65,15 @@ def convex_blocks(problem: Problem, assignment: Sequence[int], width: int = WIDT
         blocks.append(Block(tuple(sorted(op for n in _members(done & ~earlier) for op in units[n])), (device,)))
         done = earlier
     return tuple(reversed(blocks))
+
+
+def _farthest(reached: Iterable[int], width: int) -> list[int]:
+    """The sets that no other set contains, at most `width`, largest first."""
+    kept: list[int] = []
+    for finished in sorted(reached, key=lambda mask: (-mask.bit_count(), mask)):
+        if len(kept) < width and not any(finished & other == finished for other in kept):
+            kept.append(finished)
+    return kept
 
 
 def _run(
