@@ -1,0 +1,170 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from autosplit.cost import evaluate
+from autosplit.errors import PlanError, UsageError
+from autosplit.problem import Block
+from autosplit.workloads import parse_dnn_partitioning, parse_pipedream, read_split, read_workload
+
+FOLDER = Path(__file__).parent / "data" / "workloads"
+
+ONE_ACCELERATOR = {
+    "layer-bert24_inference": 92.406,
+    "layer-gnmt_inference": 182.563,
+    "layer-inceptionv3_inference": 310.969,
+    "layer-resnet50_inference": 201.450,
+    "op-bert_l-3_inference": 49.353,
+    "op-bert_l-3_training": 122.987,
+    "op-bert_l-6_inference": 77.462,
+    "op-resnet50_inference": 325.132,
+}
+
+
+@pytest.mark.parametrize("name", ONE_ACCELERATOR)
+def test_the_published_files_on_one_accelerator(name):
+    problem = read_workload(FOLDER / f"{name}.json")
+    loads = evaluate(problem, [Block(tuple(range(problem.num_ops)), (0,))])
+    assert loads.bottleneck_s == pytest.approx(ONE_ACCELERATOR[name], abs=6e-4)
+
+
+def small(**changes):
+    data = {
+        "maxSizePerFPGA": 10.0,
+        "maxFPGAs": 2,
+        "maxCPUs": 1,
+        "nodes": [
+            {"id": 5, "supportedOnFpga": 1, "cpuLatency": 10.0, "fpgaLatency": 1.0, "isBackwardNode": 0, "size": 3.0},
+            {"id": 7, "supportedOnFpga": 1, "cpuLatency": 20.0, "fpgaLatency": 2.0, "isBackwardNode": 0, "colorClass": 1},
+            {"id": 6, "supportedOnFpga": 0, "cpuLatency": 4.0, "fpgaLatency": 0.0, "isBackwardNode": 0, "colorClass": 2},
+        ],
+        "edges": [{"sourceId": 5, "destId": 7, "cost": 0.5}, {"sourceId": 5, "destId": 6, "cost": 0.5}],
+    }
+    data.update(changes)
+    return data
+
+
+def node(**changes):
+    return {"id": 1, "supportedOnFpga": 1, "cpuLatency": 1.0, "fpgaLatency": 1.0, "isBackwardNode": 0, **changes}
+
+
+def test_costs_of_a_split_by_hand():
+    problem = parse_dnn_partitioning(small(), "small")
+    assert problem.devices == ("acc0", "acc1", "cpu0")
+    blocks = read_split(problem, {"assignment": {"5": "acc0", "7": "acc1", "6": "cpu0"}})
+    assert evaluate(problem, blocks).device_s.tolist() == [1.5, 2.5, 4.0]
+    paper = {"fpgas": [{"nodes": [5]}, {"nodes": [7]}], "cpus": [{"nodes": [6]}]}
+    assert read_split(problem, paper) == blocks
+
+
+def test_all_cores_are_one_device_and_none_is_none():
+    assert parse_dnn_partitioning(small(maxCPUs=4), "x").devices == ("acc0", "acc1", "cpu0")
+    assert parse_dnn_partitioning(small(maxCPUs=0, nodes=[node()], edges=[]), "x").devices == ("acc0", "acc1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": [], "edges": []}, "no nodes"),
+        ({"nodes": [node(), node()], "edges": []}, "node 1 stands twice"),
+        ({"nodes": [node(cpuLatency=-1.0)], "edges": []}, "cpuLatency -1.0"),
+        ({"nodes": [node(fpgaLatency=math.nan)], "edges": []}, "fpgaLatency nan"),
+        ({"nodes": [node(fpgaLatency="2")], "edges": []}, "fpgaLatency '2'"),
+        ({"nodes": [{"id": 1}], "edges": []}, "no 'cpuLatency'"),
+        ({"nodes": ["x"], "edges": []}, "entry 0 of 'nodes'"),
+        ({"edges": [{"sourceId": 5, "destId": 99, "cost": 1.0}]}, "unknown node 99"),
+        ({"edges": [{"sourceId": 5}]}, "entry 0 of 'edges'"),
+        ({"edges": [{"sourceId": 5, "destId": 7, "cost": -1.0}]}, "cost -1.0"),
+        (
+            {"edges": [{"sourceId": 5, "destId": 7, "cost": 1.0}, {"sourceId": 5, "destId": 6, "cost": 2.0}]},
+            "one node has one cost",
+        ),
+        ({"edges": [{"sourceId": 5, "destId": 7, "cost": 1.0}, {"sourceId": 7, "destId": 5, "cost": 1.0}]}, "has a cycle: "),
+        ({"maxFPGAs": 0, "maxCPUs": 0}, "no devices"),
+        ({"maxCPUs": 0}, "there are no CPUs"),
+        ({"maxSizePerFPGA": None}, "'maxSizePerFPGA' must be a number"),
+        ({"nodes": 3}, "must be an object"),
+    ],
+)
+def test_bad_files_say_what_is_wrong(changes, message):
+    with pytest.raises(UsageError, match=message):
+        parse_dnn_partitioning(small(**changes), "bad")
+
+
+def test_missing_and_truncated_files(tmp_path):
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_workload(tmp_path / "none.json")
+    path = tmp_path / "cut.json"
+    path.write_text(json.dumps(small())[:50])
+    with pytest.raises(UsageError, match="truncated"):
+        read_workload(path)
+
+
+def test_a_backward_class_without_forward_node_mirrors_its_edges():
+    nodes = [node(id=0), node(id=1), node(id=2, isBackwardNode=1, colorClass=9), node(id=3, isBackwardNode=1)]
+    nodes[0]["colorClass"], nodes[3]["colorClass"] = 4, 4
+    edges = [{"sourceId": a, "destId": b, "cost": 0.0} for a, b in [(0, 1), (1, 2), (2, 3)]]
+    problem = parse_dnn_partitioning(small(nodes=nodes, edges=edges), "training")
+    assert {(problem.ops[a], problem.ops[b]) for a, b in problem.order} == {("0", "1"), ("3", "2")}
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"5": "acc0"}, "op '7' is on no device"),
+        ({"5": "acc0", "7": "gpu", "6": "cpu0"}, "device 'gpu' is unknown"),
+        ({"5": "acc0", "7": "acc0", "6": "cpu0", "8": "acc0"}, "op '8' is unknown"),
+        ({"5": "acc0", "7": "acc0", "6": "acc0"}, "accelerators do not support node 6"),
+        ([], "mapping from op to device"),
+    ],
+)
+def test_bad_splits(split, message):
+    with pytest.raises(PlanError, match=message):
+        read_split(parse_dnn_partitioning(small(), "small"), split)
+
+
+def profile_line(node, forward, backward, activation, parameters):
+    times = f"forward_compute_time={forward}, backward_compute_time={backward}"
+    return f"{node} -- Conv2d(3, 64, kernel_size=(3, 3)) -- {times}, activation_size={activation}, parameter_size={parameters}\n"
+
+
+PROFILE = (
+    profile_line("node1", "0.000", "0.000", "4000000.0", "0.000")
+    + profile_line("node2", "2.5", "5.0", "1000000.0", "93184.0")
+    + profile_line("node3", "1.0", "0.500", "[6000.0; 500.0]", "16.0")
+    + "\tnode1 -- node2\n\tnode2 -- node3\n"
+)
+
+
+def test_a_pipedream_profile():
+    problem = parse_pipedream(PROFILE, "tiny", num_devices=2, bytes_per_s=1e9)
+    assert problem.ops == ("node1", "node2", "node3")
+    assert problem.op_bytes.tolist() == [0.0, 93184.0, 16.0]
+    loads = evaluate(problem, [Block((0, 1), (0,)), Block((2,), (1,))])
+    assert loads.device_s == pytest.approx([7.5 + 2.0, 1.5 + 2.0])
+    assert problem.nets[0].num_bytes == 4e6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no nodes"),
+        ("nonsense", "line 1 is neither"),
+        (PROFILE + "\tnode3 -- node9\n", "unknown node node9"),
+        (PROFILE + "\tnode3 -- node1\n", "has a cycle"),
+        (PROFILE.replace("5.0,", "x,"), "is no number"),
+        (PROFILE.replace("=2.5", "=-2.5"), "0 or more is needed"),
+        (PROFILE.replace("parameter_size=16.0", ""), "line 3 has no parameter_size"),
+    ],
+)
+def test_bad_profiles(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_pipedream(text, "bad", 2, 1e9)
+
+
+def test_a_profile_from_a_file(tmp_path):
+    path = tmp_path / "graph.txt"
+    path.write_text(PROFILE)
+    assert read_workload(path, "pipedream", num_devices=3).num_devices == 3
