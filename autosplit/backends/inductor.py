@@ -1,0 +1,98 @@
+"""TorchInductor ahead of time: a stage as a compiled library with its weights folded and packed (freezing).
+
+The host compiles once a stage (10 s and more), workers load the library without the compiler. Without freezing the gain
+over eager is small: it is what folds batch norms into convolutions and packs the weights.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.backends.quiet import quiet
+from autosplit.errors import BackendError
+from autosplit.splitting import StageProgram
+
+PACKAGE = "inductor.pt2"
+
+
+class InductorBackend:
+    """One AOTInductor package a stage."""
+
+    name = "inductor"
+    exact = False
+    precisions: tuple[Precision, ...] = ("f32",)
+
+    def missing(self) -> str | None:
+        """The C++ compiler, if there is none."""
+        compiler = os.environ.get("CXX", "g++")
+        if shutil.which(compiler) is not None:
+            return None
+        return f"backend 'inductor' needs a C++ compiler, and '{compiler}' is not found: install g++, or set CXX"
+
+    def refuses(self, program: StageProgram) -> dict[str, str]:
+        """Nothing by op: what inductor cannot generate it hands back to the eager kernel."""
+        return {}
+
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+        """Compile the stage into ``inductor.pt2`` in its folder."""
+        require_precision(self, precision)
+        target = folder / PACKAGE
+        if target.exists():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".inductor-") as building:
+            package = Path(building) / PACKAGE
+            compile_package(program, package)
+            package.replace(target)
+
+    def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
+        """The compiled library as a function."""
+        require_precision(self, precision)
+        if not (folder / PACKAGE).exists():
+            raise BackendError(f"stage folder '{folder}' is not prepared for inductor: prepare the stage")
+        return package_runnable(folder / PACKAGE, threads)
+
+    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
+        """Compile into a temporary folder and load from it."""
+        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
+            self.prepare(program, Path(name), precision)
+            return self.load(Path(name), threads, precision)
+
+
+def compile_package(program: StageProgram, path: Path) -> None:
+    """Write the compiled stage to ``path``. Raises: BackendError: the compiler failed."""
+    examples = tuple(torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype).zero_() for spec in program.inputs)
+    options = {"freezing": True, "cpp.dynamic_threads": True}
+    try:
+        with quiet(), torch.no_grad():
+            exported = torch.export.export(program.module, examples, strict=False)
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
+    except Exception as failure:
+        reason = next((line for line in str(failure).splitlines() if line.strip()), type(failure).__name__)
+        raise BackendError(f"inductor cannot compile stage '{program.name}': {reason}") from failure
+
+
+def package_runnable(path: Path, threads: int) -> Runnable:
+    """The compiled stage as a function. Torch has one thread count for the process, so each call makes sure of its own."""
+    try:
+        with quiet():
+            model = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+    except RuntimeError as failure:
+        raise BackendError(f"inductor cannot load '{path}': {failure}") from failure
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        with torch.inference_mode():
+            outputs = model(*inputs)
+        return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+
+    return run
+
+
+BACKEND: Backend = InductorBackend()

@@ -1,0 +1,102 @@
+"""Tensors keep their strides across a cut, and other runtimes know dense tensors only: views bridge the two.
+
+A tensor whose strides are a permutation of a dense tensor's (channels_last, a transposed one) is that dense tensor seen
+through ``permute``. The stage is exported with these permutes inside, where the runtime's optimiser cancels them against
+its own transposes, and at run time nothing is copied.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autosplit.tensorspec import TensorSpec, copy_into, empty_like_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """How one value of a stage is handed to a runtime as a dense tensor.
+
+    ``order`` lists the dimensions from the largest stride to the smallest, so ``value.permute(order)`` is dense, of shape
+    ``dense_shape``. ``natural`` is True where the order is that of the shape. ``copied`` is True where no permutation makes
+    the spec's strides dense (an expanded tensor, or one with gaps): there the value is copied.
+    """
+
+    spec: TensorSpec
+    order: tuple[int, ...]
+    dense_shape: tuple[int, ...]
+    natural: bool
+    copied: bool
+
+    @property
+    def name(self) -> str:
+        """The value's name."""
+        return self.spec.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The value's dtype."""
+        return self.spec.torch_dtype
+
+    @property
+    def inverse(self) -> tuple[int, ...]:
+        """The permutation that undoes ``order``."""
+        return tuple(self.order.index(position) for position in range(len(self.order)))
+
+    def dense(self, value: torch.Tensor) -> torch.Tensor:
+        """The value as the runtime reads it: a view where its strides are the spec's, else a copy."""
+        return value.contiguous() if self.natural else value.permute(self.order).contiguous()
+
+    def restore(self, value: torch.Tensor) -> torch.Tensor:
+        """The dense tensor with the spec's shape and strides: a view, or a copy where ``copied``."""
+        if self.copied:
+            copy = empty_like_spec(self.spec)
+            copy_into(copy, value)
+            return copy
+        return value if self.natural else value.as_strided(self.spec.shape, self.spec.stride)
+
+
+def port(spec: TensorSpec) -> Port:
+    """How the value of this spec is handed over. A dimension of size 1 has no say in what is dense.
+
+    >>> port(TensorSpec("image", (2, 3, 4, 5), (60, 1, 15, 3), "float32")).order
+    (0, 2, 3, 1)
+    """
+    shape, stride = tuple(spec.shape), tuple(spec.stride)
+    natural = tuple(range(len(shape)))
+    for order in (natural, tuple(sorted(natural, key=lambda dim: (-stride[dim], dim)))):
+        if 0 in shape or _steps(order, shape, stride) == _dense_steps(order, shape):
+            return Port(spec, order, tuple(shape[dim] for dim in order), order == natural, copied=False)
+    return Port(spec, natural, shape, natural=True, copied=True)
+
+
+def _steps(order: Sequence[int], shape: Sequence[int], stride: Sequence[int]) -> list[int]:
+    """The strides in this order, without the dimensions of size 1."""
+    return [stride[dim] for dim in order if shape[dim] != 1]
+
+
+def _dense_steps(order: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """The strides that a dense tensor of this order has, without the dimensions of size 1."""
+    steps, step = [], 1
+    for dim in reversed(order):
+        if shape[dim] != 1:
+            steps.append(step)
+        step *= shape[dim]
+    return steps[::-1]
+
+
+class DenseStage(torch.nn.Module):
+    """A stage whose inputs and outputs are the dense tensors of its ports."""
+
+    def __init__(self, stage: torch.nn.Module, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+        super().__init__()
+        self.stage = stage
+        self.inverses = [source.inverse for source in inputs]
+        self.orders = [target.order for target in outputs]
+
+    def forward(self, *values: torch.Tensor) -> tuple[Any, ...]:
+        """Permute, run the stage, permute."""
+        seen = [value.permute(inverse) for value, inverse in zip(values, self.inverses, strict=True)]
+        outputs = self.stage(*seen)
+        return tuple(value.permute(order) for value, order in zip(outputs, self.orders, strict=True))

@@ -1,0 +1,158 @@
+"""A stage as an ONNX file: what the onnxruntime and openvino backends load, made once by the host.
+
+Folder: ``onnx/model.onnx`` (the graph), ``onnx/model.onnx.data`` (the weights, mapped by the runtimes) and
+``onnx/ports.json`` (the specs of inputs and outputs). It appears whole or not at all.
+"""
+
+import contextlib
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosplit.backends.layout import DenseStage, Port, port
+from autosplit.backends.probing import refused_ops
+from autosplit.backends.quiet import quiet
+from autosplit.errors import BackendError
+from autosplit.splitting import StageProgram
+from autosplit.tensorspec import TensorSpec
+
+FOLDER = "onnx"
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxStage:
+    """A prepared stage: the file and how its values are handed over."""
+
+    path: Path
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+def missing_packages(backend: str, modules: Sequence[str], extra: str) -> str | None:
+    """None if the modules can be imported, else what needs them and the pip command."""
+    import importlib.util
+
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
+    return f"backend '{backend}' needs {' and '.join(absent)}: pip install 'autosplit[{extra}]'"
+
+
+def write_onnx(program: StageProgram, path: Path, dense: bool = True) -> None:
+    """Export a stage to ``path`` with its weights in ``path`` + '.data'.
+
+    Args:
+        program: the stage.
+        path: the ``.onnx`` file.
+        dense: True to lay inputs and outputs out as their ports say, False for their logical shapes.
+    Raises: BackendError: the exporter refuses an op; the message names each one with the reason.
+    """
+    try:
+        _export(program, dense).save(path, external_data=True)
+    except torch.onnx.OnnxExporterError as failure:
+        refused = refused_ops(program, _convert)
+        listed = [f"op '{name}': {reason}" for name, reason in refused.items()] or [str(failure).splitlines()[0]]
+        raise BackendError(f"stage '{program.name}' cannot become an ONNX file: {'; '.join(listed)}") from failure
+
+
+def refused_by_onnx(program: StageProgram) -> dict[str, str]:
+    """Op name to the reason for each op that the exporter refuses; each distinct op is tried alone if the stage fails."""
+    try:
+        _export(program, dense=True)
+    except torch.onnx.OnnxExporterError:
+        return refused_ops(program, _convert)
+    return {}
+
+
+def _export(program: StageProgram, dense: bool) -> torch.onnx.ONNXProgram:
+    inputs, outputs = _ports(program.inputs, dense), _ports(program.outputs, dense)
+    examples = [torch.zeros(source.dense_shape, dtype=source.dtype) for source in inputs]
+    exported = _convert(DenseStage(program.module, inputs, outputs), examples)
+    _name_ports(exported.model.graph, [source.name for source in inputs], [target.name for target in outputs])
+    return exported
+
+
+def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch.onnx.ONNXProgram:
+    with quiet(), torch.no_grad():
+        exported = torch.export.export(module, tuple(examples), strict=False)
+        program = torch.onnx.export(exported, dynamo=True, verbose=False, verify=False)
+    if program is None:
+        raise BackendError("the ONNX exporter gave nothing back")
+    return program
+
+
+def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    """Give inputs and outputs the stage's names; values inside that have one of these names make way.
+
+    The exporter's own renaming leaves two values of one name where the stage's output was permuted.
+    """
+    ports = [*graph.inputs, *graph.outputs]
+    inside = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
+    taken = {*inputs, *outputs, *(value.name for value in inside)}
+    for value in inside:
+        if value.name in {*inputs, *outputs}:
+            value.name = next(f"{value.name}_{n}" for n in itertools.count(1) if f"{value.name}_{n}" not in taken)
+            taken.add(value.name)
+    for value, name in zip(ports, [*inputs, *outputs], strict=True):
+        value.name = name
+
+
+def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
+    """The prepared stage in ``folder``, exported now unless it is there already."""
+    if not (folder / FOLDER).is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with _whole_folder(folder / FOLDER) as building:
+            write_onnx(program, building / "model.onnx")
+            specs = {"inputs": [asdict(s) for s in program.inputs], "outputs": [asdict(s) for s in program.outputs]}
+            (building / "ports.json").write_text(json.dumps(specs), encoding="utf-8")
+    return open_onnx(folder)
+
+
+def open_onnx(folder: Path) -> OnnxStage:
+    """What ``prepare_onnx`` left in ``folder``. Raises: BackendError: the folder is not prepared, or damaged."""
+    path = folder / FOLDER / "ports.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        specs = [
+            [TensorSpec(s["name"], tuple(s["shape"]), tuple(s["stride"]), s["dtype"]) for s in data[k]]
+            for k in ("inputs", "outputs")
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as failure:
+        raise BackendError(f"stage folder '{folder}' is not prepared for ONNX ({failure}): prepare the stage again") from None
+    return OnnxStage(folder / FOLDER / "model.onnx", _ports(specs[0]), _ports(specs[1]))
+
+
+@contextlib.contextmanager
+def _whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to build in, renamed to ``path`` at the end; if another process was first, its folder stays."""
+    building = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    try:
+        yield building
+        building.chmod(0o755)
+        with contextlib.suppress(OSError):
+            building.rename(path)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _ports(specs: Sequence[TensorSpec], dense: bool = True) -> tuple[Port, ...]:
+    return tuple(port(spec if dense else _natural(spec)) for spec in specs)
+
+
+def _spec(entry: Mapping[str, Any]) -> TensorSpec:
+    """The spec that ``asdict`` made these fields of."""
+    fields: dict[str, Any] = {key: tuple(field) if isinstance(field, list) else field for key, field in entry.items()}
+    return TensorSpec(**fields)
+
+
+def _natural(spec: TensorSpec) -> TensorSpec:
+    """The same value with dense strides in the order of its shape."""
+    strides = torch.empty(spec.shape, device="meta").stride()
+    return TensorSpec(spec.name, spec.shape, tuple(strides), spec.dtype)

@@ -1,0 +1,119 @@
+"""ONNX Runtime on CPU cores: a stage as an ONNX file, run by one sequential session in f32.
+
+Inputs are read where they lie and outputs are written into fresh torch memory (IO binding by address), so nothing is
+copied as long as the inputs have the strides of their specs. Its threads do not spin while they wait: the other cores
+belong to other stages.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.backends.layout import Port
+from autosplit.backends.onnxfile import (
+    OnnxStage,
+    missing_packages,
+    open_onnx,
+    prepare_onnx,
+    refused_by_onnx,
+)
+from autosplit.errors import BackendError
+from autosplit.splitting import StageProgram
+
+ELEMENT_TYPES = {
+    torch.float32: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.bfloat16: 16,
+}
+"""TensorProto.DataType by torch dtype; numpy's types would do but for bfloat16."""
+
+
+class OnnxRuntimeBackend:
+    """One InferenceSession a stage, CPU provider."""
+
+    name = "onnxruntime"
+    exact = False
+    precisions: tuple[Precision, ...] = ("f32",)
+
+    def missing(self) -> str | None:
+        """The packages that are not installed."""
+        return missing_packages(self.name, ("onnx", "onnxscript", "onnxruntime"), "onnx")
+
+    def refuses(self, program: StageProgram) -> dict[str, str]:
+        """The ops that the ONNX exporter refuses; costs an export."""
+        return refused_by_onnx(program)
+
+    def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
+        """Write the ONNX file into the stage's folder."""
+        require_precision(self, precision)
+        prepare_onnx(program, folder)
+
+    def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
+        """A session on the prepared ONNX file."""
+        require_precision(self, precision)
+        return session_runnable(open_onnx(folder), threads)
+
+    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
+        """Export into a temporary folder and load from it."""
+        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
+            self.prepare(program, Path(name), precision)
+            return self.load(Path(name), threads, precision)
+
+
+def session_options(threads: int) -> Any:
+    """One sequential session on ``threads`` threads that block while they wait, and that leaves affinity alone."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    return options
+
+
+def session_runnable(stage: OnnxStage, threads: int) -> Runnable:
+    """The stage as a function. Raises: BackendError: ONNX Runtime does not take the file."""
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(stage.path, session_options(threads), providers=["CPUExecutionProvider"])
+    except Exception as failure:
+        raise BackendError(f"ONNX Runtime refuses '{stage.path}': {failure}") from failure
+    binding = session.io_binding()
+    sources = [(port, _element_type(port)) for port in stage.inputs]
+    targets = [(port, _element_type(port)) for port in stage.outputs]
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        dense = [port.dense(value) for (port, _), value in zip(sources, inputs, strict=True)]
+        for (port, kind), value in zip(sources, dense, strict=True):
+            binding.bind_input(port.name, "cpu", 0, kind, port.dense_shape, value.data_ptr())
+        outputs = [torch.empty(port.dense_shape, dtype=port.dtype) for port, _ in targets]
+        for (port, kind), value in zip(targets, outputs, strict=True):
+            binding.bind_output(port.name, "cpu", 0, kind, port.dense_shape, value.data_ptr())
+        session.run_with_iobinding(binding)
+        return [port.restore(value) for (port, _), value in zip(targets, outputs, strict=True)]
+
+    return run
+
+
+def _element_type(port: Port) -> int:
+    """The ONNX element type of a port. Raises: BackendError: ONNX Runtime has no tensors of that dtype."""
+    if port.dtype not in ELEMENT_TYPES:
+        raise BackendError(f"ONNX Runtime cannot pass '{port.name}': it has no tensors of {port.dtype}")
+    return ELEMENT_TYPES[port.dtype]
+
+
+BACKEND: Backend = OnnxRuntimeBackend()
