@@ -1,0 +1,163 @@
+"""Timeline: what happened when, as plain values, with a text form, Gantt rows and a Chrome trace. No torch.
+
+A simulation makes such values, and a run may: the views do not care who did.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from autosplit.errors import UsageError
+
+ActionKind = Literal["receive", "compute", "send"]
+MAX_COLUMNS = 120
+"""Columns of the text form at most; later ones are counted, not drawn."""
+
+
+class Action(NamedTuple):
+    """A stage replica at work on one request, from ``start_s`` to ``end_s`` seconds after the first request came.
+
+    >>> Action("stage1", 0, 7, 0.5, 0.75, "compute").text()
+    'stage1.0 compute 7'
+    """
+
+    stage: str
+    replica: int
+    request: int
+    start_s: float
+    end_s: float
+    kind: ActionKind
+
+    @property
+    def lane(self) -> str:
+        """The row that it is drawn in: stage and replica."""
+        return f"{self.stage}.{self.replica}"
+
+    @property
+    def duration_s(self) -> float:
+        """Its length, in seconds."""
+        return self.end_s - self.start_s
+
+    def text(self) -> str:
+        """Lane, kind and request."""
+        return f"{self.lane} {self.kind} {self.request}"
+
+
+def lanes(actions: Iterable[Action]) -> list[str]:
+    """The lanes in the order in which they first work; replicas of one stage stand together."""
+    seen: dict[str, set[int]] = {}
+    for action in actions:
+        seen.setdefault(action.stage, set()).add(action.replica)
+    return [f"{stage}.{replica}" for stage, replicas in seen.items() for replica in sorted(replicas)]
+
+
+def grid(actions: Sequence[Action], tick_s: float | None = None) -> str:
+    """The actions as a table: a line for each stage replica, a column for each tick, the request that it works on.
+
+    What is drawn is the state in the middle of each tick; ``.`` is an idle lane. Shorter actions than a tick may be missed.
+
+    Args:
+        actions: what happened.
+        tick_s: seconds a column, by default the shortest computation.
+    Raises: UsageError: ``tick_s`` is not positive.
+
+    >>> print(grid([Action("a", 0, 0, 0, 1, "compute"), Action("b", 0, 0, 1, 2, "compute"), Action("a", 0, 1, 1, 2, "compute")]))
+    a.0 | 0 1
+    b.0 | . 0
+    """
+    if not actions:
+        return "(nothing happened)"
+    tick = _shortest_s(actions) if tick_s is None else tick_s
+    if tick <= 0:
+        raise UsageError(f"tick_s must be positive, but is {tick} s")
+    makespan_s = max(action.end_s for action in actions)
+    # A rounding error in a sum of durations must not open a column of its own.
+    columns = max(1, int(makespan_s / tick + 1 - 1e-6))
+    width = len(str(max(action.request for action in actions)))
+    names = lanes(actions)
+    margin = max(map(len, names))
+    busy = {name: sorted((a for a in actions if a.lane == name), key=lambda a: a.start_s) for name in names}
+    lines = []
+    for name in names:
+        starts = [action.start_s for action in busy[name]]
+        cells = [_cell(busy[name], starts, (column + 0.5) * tick) for column in range(min(columns, MAX_COLUMNS))]
+        lines.append(f"{name:<{margin}} | " + " ".join(f"{cell:>{width}}" for cell in cells))
+    if columns > MAX_COLUMNS:
+        lines.append(f"… {columns - MAX_COLUMNS} more ticks of {tick:.4g} s")
+    return "\n".join(lines)
+
+
+def _shortest_s(actions: Iterable[Action]) -> float:
+    positive = [action.duration_s for action in actions if action.kind == "compute" and action.duration_s > 0]
+    return min(positive, default=1.0)
+
+
+def _cell(busy: Sequence[Action], starts: Sequence[float], moment_s: float) -> str:
+    last = bisect_right(starts, moment_s) - 1
+    return str(busy[last].request) if last >= 0 and moment_s < busy[last].end_s else "."
+
+
+def gantt_rows(actions: Iterable[Action]) -> list[dict[str, Any]]:
+    """One row an action, for a DataFrame or a chart: lane, request, kind, start, end and length in seconds."""
+    return [
+        {
+            "lane": action.lane,
+            "request": action.request,
+            "kind": action.kind,
+            "start_s": action.start_s,
+            "end_s": action.end_s,
+            "duration_s": action.duration_s,
+        }
+        for action in actions
+    ]
+
+
+def chrome_trace(predicted: Iterable[Action], measured: Iterable[Action] | None = None) -> dict[str, Any]:
+    """The actions in the Chrome trace event format, for https://ui.perfetto.dev or ``chrome://tracing``.
+
+    Predicted and measured actions are two processes of the trace, their stage replicas are threads, so the two stand one
+    above the other on one time axis. Times are microseconds there.
+
+    Args:
+        predicted: actions of a simulation.
+        measured: actions of a run, if there was one.
+    Returns: plain data; write it with ``json.dump``.
+
+    >>> trace = chrome_trace([Action("a", 0, 0, 0.0, 0.5, "compute")])
+    >>> [event["name"] for event in trace["traceEvents"] if event["ph"] == "X"]
+    ['compute 0']
+    """
+    events: list[dict[str, Any]] = []
+    for process, (name, actions) in enumerate((("predicted", predicted), ("measured", measured)), start=1):
+        if actions is not None:
+            events += _process_events(process, name, list(actions))
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _process_events(process: int, name: str, actions: Sequence[Action]) -> list[dict[str, Any]]:
+    threads = {lane: number for number, lane in enumerate(lanes(actions), start=1)}
+    events = [
+        _metadata(process, 0, "process_name", {"name": name}),
+        _metadata(process, 0, "process_sort_index", {"sort_index": process}),
+    ]
+    for lane, number in threads.items():
+        events.append(_metadata(process, number, "thread_name", {"name": lane}))
+        events.append(_metadata(process, number, "thread_sort_index", {"sort_index": number}))
+    for action in actions:
+        events.append(
+            {
+                "name": f"{action.kind} {action.request}",
+                "cat": action.kind,
+                "ph": "X",
+                "pid": process,
+                "tid": threads[action.lane],
+                "ts": action.start_s * 1e6,
+                "dur": action.duration_s * 1e6,
+                "args": {"request": action.request, "stage": action.stage, "replica": action.replica},
+            }
+        )
+    return events
+
+
+def _metadata(process: int, thread: int, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": process, "tid": thread, "args": dict(arguments)}
