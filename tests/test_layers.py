@@ -1,0 +1,214 @@
+"""The order of the modules: each may import only what stands above it, and heavy packages only where they belong."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "autosplit"
+
+LAYERS = """
+    errors files tables
+    graph machine samples profile constraints plan planfile
+    problem cost timeline simulation schedule workloads alternatives planners planning
+    results modelspec
+    -- torch --
+    tensorspec examples architectures loading flattening tracing splitting
+    backends
+    discovering processes
+    measuring
+    running
+    searching
+    exporting
+    figures report
+    options cli
+"""
+"""Modules and packages in processing order. A module imports what stands before it; a package is one layer."""
+
+ABOVE, BELOW = (part.split() for part in LAYERS.split("-- torch --"))
+ORDER = {name: rank for rank, name in enumerate([*ABOVE, *BELOW])}
+
+ALLOWED = {
+    "ortools": {"planners"},
+    "optuna": {"planners", "searching"},
+    "pandas": {"tables", "figures", "report"},
+    "matplotlib": {"figures", "report"},
+    "networkx": {"figures"},
+    "multiprocessing": {"processes", "measuring", "running"},
+    "typer": {"options", "cli"},
+    "rich": {"report", "cli"},
+    "transformers": {"architectures"},
+    "onnxruntime": {"backends", "exporting"},
+    "openvino": {"backends", "exporting"},
+}
+"""Package to the layers that may import it; where a layer may at all, it may in a function too."""
+
+HEAVY = ["torch", "transformers", "matplotlib", "onnx", "onnxscript", "onnxruntime", "openvino", "ray"]
+"""Packages that nothing above the line may load, not even through others."""
+
+MAX_LINES = 400
+
+
+class Import(NamedTuple):
+    """One imported name: the importing module, the line, what is imported, and whether only type checkers see it."""
+
+    module: str
+    line: int
+    target: str
+    typing_only: bool
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def layer(module: str) -> str:
+    """``autosplit.running.ring`` is of layer ``running``; the package itself has none."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(module: str, source: str) -> Iterator[Import]:
+    """Every import of a module, those inside functions too."""
+    tree = ast.parse(source)
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno} imports relatively; write autosplit.…"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            targets = [name if name in MODULES else str(node.module) for name in names]
+        else:
+            continue
+        for target in targets:
+            yield Import(module, node.lineno, target, id(node) in guarded)
+
+
+def package_imports() -> list[Import]:
+    return [found for module, path in MODULES.items() for found in imports(module, path.read_text(encoding="utf-8"))]
+
+
+IMPORTS = package_imports()
+
+
+def wrong_imports(found: list[Import]) -> list[str]:
+    """Every import that goes down, a sentence each."""
+    faults = []
+    for one in found:
+        mine, theirs = layer(one.module), layer(one.target)
+        if one.target.split(".")[0] != "autosplit" or not mine:
+            continue
+        if not theirs:
+            faults.append(f"{one.module}:{one.line} imports the package's face; import the module itself")
+        elif mine != theirs and ORDER.get(theirs, -1) > ORDER.get(mine, len(ORDER)):
+            faults.append(f"{one.module}:{one.line} imports {one.target}, which stands below it")
+    return faults
+
+
+def misplaced_packages(found: list[Import]) -> list[str]:
+    """Every third-party import where it does not belong, a sentence each."""
+    faults = []
+    for one in found:
+        package = one.target.split(".")[0]
+        mine = layer(one.module)
+        if one.typing_only:
+            continue
+        if package in ALLOWED and mine not in ALLOWED[package]:
+            faults.append(f"{one.module}:{one.line} imports {package}, which belongs in {', '.join(sorted(ALLOWED[package]))}")
+        if package == "torch" and mine in ("", *ABOVE):
+            faults.append(f"{one.module}:{one.line} imports torch, and stands above the line")
+    return faults
+
+
+def test_every_module_has_its_place_and_every_place_its_module() -> None:
+    assert sorted({layer(module) for module in MODULES if layer(module)}) == sorted(ORDER)
+
+
+def test_imports_go_up() -> None:
+    assert wrong_imports(IMPORTS) == []
+
+
+def test_packages_are_imported_where_they_belong() -> None:
+    assert misplaced_packages(IMPORTS) == []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    edges: dict[str, set[str]] = {module: set() for module in MODULES}
+    for one in IMPORTS:
+        if one.target in MODULES and one.target != "autosplit" and one.module != "autosplit" and not one.typing_only:
+            edges[one.module].add(one.target)
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as cycle:
+        pytest.fail("modules import each other in a circle: " + " <- ".join(cycle.args[1]))
+
+
+@pytest.mark.timeout(100)
+def test_planning_needs_no_torch() -> None:
+    modules = ["autosplit", *(module for module in MODULES if layer(module) in ABOVE)]
+    program = f"""
+import importlib, sys
+for name in {HEAVY}:
+    sys.modules[name] = None
+for name in {modules}:
+    importlib.import_module(name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_module_has_outgrown_its_idea(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in MODULES.items()}
+    with capsys.disabled():
+        ordered = sorted(lines.items(), key=lambda item: (ORDER.get(layer(item[0]), -1), item[0]))
+        cells = [f"{count:4d} {module.removeprefix('autosplit.')}" for module, count in ordered]
+        print(f"\n{len(lines)} modules, {sum(lines.values())} lines, median {sorted(lines.values())[len(lines) // 2]}")
+        for start in range(0, len(cells), 4):
+            print("".join(f"{cell:<32}" for cell in cells[start : start + 4]).rstrip())
+    assert {module: count for module, count in lines.items() if count > MAX_LINES} == {}
+
+
+# The check itself, on code that breaks each rule.
+
+
+@pytest.mark.parametrize(
+    "module,source,fault",
+    [
+        ("autosplit.cost", "def f():\n    from autosplit.running import ring\n", "autosplit.cost:2 imports autosplit.running"),
+        ("autosplit.graph", "import autosplit.planners", "stands below it"),
+        ("autosplit.cli", "from autosplit import nothing", "imports the package's face"),
+    ],
+)
+def test_an_import_that_goes_down_is_found(module: str, source: str, fault: str) -> None:
+    [found] = wrong_imports(list(imports(module, source)))
+    assert fault in found
+
+
+@pytest.mark.parametrize(
+    "module,source,num_faults",
+    [
+        ("autosplit.cost", "import torch.nn", 1),
+        ("autosplit.cost", "def f():\n    import torch\n", 1),
+        ("autosplit.cost", "if TYPE_CHECKING:\n    import torch\n", 0),
+        ("autosplit.planners.dp", "from ortools.sat.python import cp_model", 0),
+        ("autosplit.cost", "from ortools.sat.python import cp_model", 1),
+        ("autosplit.tracing", "import torch\nimport pandas", 1),
+    ],
+)
+def test_a_misplaced_package_is_found(module: str, source: str, num_faults: int) -> None:
+    assert len(misplaced_packages(list(imports(module, source)))) == num_faults
