@@ -1,0 +1,234 @@
+"""What was measured, on disk: one JSON file for each model and device, measurements of several machines side by side. No torch.
+
+::
+
+    profiles/ResNet-0a1b2c3d/graph.json    the model as planners see it
+    profiles/ResNet-0a1b2c3d/cpu-0.json    entries by backend, threads, machine and versions
+    profiles/links/1f2e3d4c.json           links of one machine
+
+A file is written whole under its lock, after each device and backend, so whatever stops a measurement keeps what was
+finished. A file that cannot be read is set aside under a new name and measured again.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autosplit.errors import ProfileError
+from autosplit.files import content_hash, locked, read_mapping, write_atomic
+from autosplit.graph import Graph
+from autosplit.machine import Link
+from autosplit.profile import Profile
+from autosplit.samples import (
+    Measured,
+    Provenance,
+    Setting,
+    StageMeasured,
+    measured_from_dict,
+    measured_to_dict,
+    stage_from_dict,
+    stage_to_dict,
+)
+
+SCHEMA = 1
+LINKS = "links"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting of one model as one machine measured it, with the stages measured since."""
+
+    setting: Setting
+    measured: Measured
+    stages: tuple[StageMeasured, ...] = ()
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """What two entries must share for the newer one to take the older one's place."""
+        where = self.measured.provenance
+        return self.setting, machine_hash(where), tuple(sorted(where.versions.items()))
+
+
+@dataclass(frozen=True)
+class Store:
+    """The folder that measurements are kept in."""
+
+    root: Path
+
+    def folder(self, graph: Graph) -> Path:
+        """Where the measurements of a model are."""
+        return self.root / f"{file_safe(graph.name)}-{graph.hash[:8]}"
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Hold the right to measure: one process at a time, since two would disturb each other."""
+        with locked(self.root / "measuring"):
+            yield
+
+    def load(self, graph: Graph, here: Mapping[str, Provenance] | None = None) -> Profile:
+        """Everything that is stored of a model, the newest entry of each setting.
+
+        Args:
+            graph: the model.
+            here: for each backend, what a measurement made now would be stamped with; entries of another machine or of
+                other versions are then left out, and a note says which. None takes entries of any machine.
+        Returns: a profile whose notes say what was left out or set aside.
+        """
+        profile = Profile.empty(graph)
+        notes: list[str] = []
+        for path in sorted(self.folder(graph).glob("*.json")):
+            if path.name == "graph.json":
+                continue
+            judged = [(entry, _reason(entry, here)) for entry in self._read(path, graph, notes)]
+            usable = [entry for entry, reason in judged if not reason]
+            taken = {entry.setting for entry in usable}
+            notes += [f"{e.setting}: stored, but {reason}" for e, reason in judged if reason and e.setting not in taken]
+            for entry in sorted(usable, key=lambda entry: entry.measured.provenance.date):
+                profile = replace(
+                    profile,
+                    measured={**profile.measured, entry.setting: entry.measured},
+                    stages=(*(stage for stage in profile.stages if stage.setting != entry.setting), *entry.stages),
+                )
+        return replace(profile, notes=tuple(dict.fromkeys(notes))).verify()
+
+    def save(self, graph: Graph, profile: Profile, settings: Iterable[Setting] | None = None) -> None:
+        """Put the profile's settings (or only those named) into the store, in place of older ones of the same machine."""
+        chosen = set(profile.measured if settings is None else settings)
+        folder = self.folder(graph)
+        if not (folder / "graph.json").exists():
+            write_atomic(folder / "graph.json", _json(graph.to_dict()))
+        for device in dict.fromkeys(setting.device for setting in chosen):
+            path = folder / f"{file_safe(device)}.json"
+            with locked(path):
+                entries = {entry.identity: entry for entry in self._read(path, graph, [])} if path.exists() else {}
+                for setting in chosen:
+                    if setting.device == device:
+                        stages = tuple(stage for stage in profile.stages if stage.setting == setting)
+                        entry = Entry(setting, profile.measured[setting], stages)
+                        entries[entry.identity] = entry
+                write_atomic(path, _json(_file(graph, device, list(entries.values()))))
+
+    def links(self, provenance: Provenance) -> tuple[Link, ...]:
+        """The links measured on this machine; none if there are none, or if their file cannot be read."""
+        path = self._links_path(provenance)
+        if not path.exists():
+            return ()
+        try:
+            return tuple(Link(**link) for link in read_mapping(path, "links", SCHEMA, ProfileError)["links"])
+        except (ProfileError, KeyError, TypeError):
+            self._set_aside(path)
+            return ()
+
+    def save_links(self, provenance: Provenance, links: Iterable[Link]) -> None:
+        """Keep measured links, in place of older ones of the same pairs on this machine."""
+        path = self._links_path(provenance)
+        with locked(path):
+            known = {(link.source, link.target): link for link in (*self.links(provenance), *links)}
+            data = {"schema": SCHEMA, "provenance": asdict(provenance), "links": [asdict(link) for link in known.values()]}
+            write_atomic(path, _json(data))
+
+    def _links_path(self, provenance: Provenance) -> Path:
+        return self.root / LINKS / f"{machine_hash(provenance)[:8]}.json"
+
+    def _read(self, path: Path, graph: Graph, notes: list[str]) -> list[Entry]:
+        """The entries of a file that verify. A file that cannot be read is renamed, and a note says so."""
+        try:
+            data = read_mapping(path, "profile", SCHEMA, ProfileError)
+            if data["graph"]["hash"] != graph.hash:
+                raise ProfileError(f"profile file '{path}' is of another model ({data['graph']['hash']})")
+            entries = [_entry(entry) for entry in data["entries"]]
+            for entry in entries:
+                replace(Profile.empty(graph), measured={entry.setting: entry.measured}, stages=entry.stages).verify()
+        except (ProfileError, KeyError, TypeError, ValueError) as failure:
+            reason = str(failure) if isinstance(failure, ProfileError) else f"profile file '{path}' is incomplete: {failure!r}"
+            notes.append(f"{reason} It was set aside as '{self._set_aside(path).name}' and is measured again.")
+            return []
+        return entries
+
+    def _set_aside(self, path: Path) -> Path:
+        number = 0
+        while (aside := path.with_name(f"{path.name}.broken{number or ''}")).exists():
+            number += 1
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(aside)
+        return aside
+
+
+def mismatch(stored: Provenance, here: Provenance | None) -> str:
+    """Why a stored measurement does not hold here: another processor, number of cores, caches or versions; '' if it does."""
+    if here is None:
+        return "its backend is not installed here"
+    for what, then, now in (
+        ("a processor", stored.cpu, here.cpu),
+        ("a number of cores", stored.num_cores, here.num_cores),
+        ("caches", dict(stored.caches), dict(here.caches)),
+        ("versions", dict(stored.versions), dict(here.versions)),
+    ):
+        if then != now:
+            return f"measured with {what} of {_text(then)}, and here it is {_text(now)}"
+    return ""
+
+
+def _reason(entry: Entry, here: Mapping[str, Provenance] | None) -> str:
+    return "" if here is None else mismatch(entry.measured.provenance, here.get(entry.setting.backend))
+
+
+def machine_hash(provenance: Provenance) -> str:
+    """Identity of the machine: processor, number of cores, caches."""
+    return content_hash([provenance.cpu, provenance.num_cores, dict(provenance.caches)])
+
+
+def stored_models(root: Path) -> dict[str, tuple[Graph, Profile]]:
+    """Every model in a store with what any machine measured of it, by folder name, for notebooks. Needs no torch.
+
+    Raises: ProfileError: a graph file cannot be read.
+    """
+    found = {}
+    for path in sorted(root.glob("*/graph.json")):
+        graph = Graph.from_dict(read_mapping(path, "graph", SCHEMA, ProfileError))
+        found[path.parent.name] = (graph, Store(root).load(graph))
+    return found
+
+
+def file_safe(name: str) -> str:
+    """A name as a file's name.
+
+    >>> file_safe("cpu:0-1"), file_safe("my model/2")
+    ('cpu-0-1', 'my-model-2')
+    """
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "unnamed"
+
+
+def _file(graph: Graph, device: str, entries: Sequence[Entry]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "graph": {"name": graph.name, "hash": graph.hash},
+        "device": device,
+        "entries": [
+            {
+                **entry.setting._asdict(),
+                **measured_to_dict(entry.measured),
+                "stages": [stage_to_dict(stage) for stage in entry.stages],
+            }
+            for entry in entries
+        ],
+    }
+
+
+def _entry(data: Mapping[str, Any]) -> Entry:
+    setting = Setting(data["device"], data["backend"], data["threads"])
+    return Entry(setting, measured_from_dict(data), tuple(stage_from_dict(stage) for stage in data["stages"]))
+
+
+def _json(data: Any) -> str:
+    """JSON with each short list on a line of its own, so that differences can be read."""
+    text = json.dumps(data, indent=1)
+    return re.sub(r"\[\s+([^\[\]{}\"]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
+
+
+def _text(value: Any) -> str:
+    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else f"'{value}'"

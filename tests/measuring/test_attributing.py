@@ -1,0 +1,75 @@
+import pytest
+
+from autosplit.graph import Graph, Op, Value
+from autosplit.measuring.attributing import RuntimeNode, attribute, proportional, value_aliases
+
+OPERATORS = ["conv2d", "batch_norm", "relu", "linear", "layer_norm", "gelu", "linear"]
+
+
+def model() -> Graph:
+    """conv - batch_norm (a tuple of which one value is read) - relu - linear - layer_norm - gelu - linear."""
+    names = ["conv2d", "getitem", "relu", "linear", "layer_norm", "gelu", "linear_1"]
+    values = {name: Value(name, (1,), "float32", 4) for name in ["x", *names]}
+    ops = [
+        Op("batch_norm" if value == "getitem" else value, f"aten.{operator}.default", "", (source,), (value,), (), operator)
+        for operator, value, source in zip(OPERATORS, names, ["x", *names], strict=False)
+    ]
+    return Graph("model", ("x",), ("linear_1",), tuple(ops), values, {}).verify()
+
+
+WEIGHTS = {"conv2d": 3.0, "batch_norm": 0.5, "relu": 0.5, "linear": 4.0, "layer_norm": 1.0, "gelu": 1.0, "linear_1": 2.0}
+NAMES = value_aliases(model())
+
+
+def medians(nodes: list[RuntimeNode], aliases: dict[str, str] | None = None) -> dict[str, float]:
+    found, source = attribute(model(), nodes, NAMES if aliases is None else aliases, WEIGHTS)
+    assert source == "profiler"
+    return {op: samples.median_s for op, samples in found.items()}
+
+
+def test_a_fused_node_is_shared_by_the_ops_upstream_that_nobody_else_bears_the_name_of() -> None:
+    seconds = medians([RuntimeNode("relu_nchwc", "Conv", (8.0, 8.0)), RuntimeNode("linear/MatMulAddFusion", "Gemm", (2.0, 4.0))])
+    assert (seconds["conv2d"], seconds["batch_norm"], seconds["relu"]) == (6, 1, 1)
+    assert seconds["linear"] == 3 and seconds["layer_norm"] == seconds["linear_1"] == 0
+
+
+def test_a_node_without_a_name_is_placed_by_kind_between_its_neighbours() -> None:
+    nodes = [
+        RuntimeNode("fused conv2d", "FusedConv", (4.0,)),
+        RuntimeNode("linear", "Gemm", (5.0,)),
+        RuntimeNode("SkipLayerNorm_token_4", "SkipLayerNormalization", (0.5,)),
+        RuntimeNode("gelu_token_5", "Gelu", (0.25,)),
+        RuntimeNode("node_MatMul_7", "Gemm", (3.0,)),
+    ]
+    seconds = medians(nodes, {**NAMES, "node_MatMul_7": "linear_1"})
+    assert (seconds["layer_norm"], seconds["gelu"], seconds["linear_1"]) == (0.5, 0.25, 3)
+
+
+def test_a_node_of_no_kind_goes_with_the_op_before_it() -> None:
+    seconds = medians([RuntimeNode("linear", "Gemm", (5.0,)), RuntimeNode("ReorderOutput_1", "ReorderOutput", (1.0,))])
+    assert sum(seconds[op] for op in ("conv2d", "batch_norm", "relu", "linear")) == pytest.approx(6)
+
+
+def test_origins_name_every_op_of_a_fused_node() -> None:
+    seconds = medians(
+        [RuntimeNode("x", "Convolution", (4.0,), ("conv2d", "getitem", "relu")), RuntimeNode("linear", "FullyConnected", (1.0,))]
+    )
+    assert (seconds["conv2d"], seconds["batch_norm"], seconds["relu"], seconds["linear"]) == (3, 0.5, 0.5, 1)
+
+
+def test_time_is_kept_whatever_the_names() -> None:
+    nodes = [RuntimeNode(name, "Gemm", (1.0, 2.0)) for name in ("linear", "linear_1", "mystery", "relu")]
+    found, _ = attribute(model(), nodes, NAMES, WEIGHTS)
+    assert sum(samples.samples_s[0] for samples in found.values()) == pytest.approx(4)
+    assert sum(samples.samples_s[1] for samples in found.values()) == pytest.approx(8)
+
+
+def test_nodes_that_say_too_little_are_shared_out_as_eager_took_its_ops() -> None:
+    found, source = attribute(model(), [RuntimeNode("subgraph_0", "Everything", (6.0, 12.0))], NAMES, WEIGHTS)
+    assert source == "proportional"
+    assert found["linear"].samples_s == (2.0, 4.0) and found["relu"].samples_s == (0.25, 0.5)
+    assert attribute(model(), [], NAMES, WEIGHTS)[1] == "proportional"
+
+
+def test_ops_without_weights_share_equally() -> None:
+    assert proportional(model(), [7.0], {})["relu"].samples_s == (1.0,)
