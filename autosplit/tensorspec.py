@@ -53,6 +53,17 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
     return TensorSpec(name, tuple(tensor.shape), tuple(tensor.stride()), dtype, offset_bytes)
 
 
+def layout(spec: TensorSpec) -> str:
+    """Dtype, shape and, where the tensor is not dense and row-major, strides.
+
+    >>> layout(TensorSpec("x", (2, 3), (3, 1), "float32")), layout(TensorSpec("y", (2, 3), (1, 2), "int64"))
+    ('float32[2,3]', 'int64[2,3] strides [1,2]')
+    """
+    text = f"{spec.dtype}[{','.join(map(str, spec.shape))}]"
+    dense = tuple(prod(spec.shape[dim + 1 :]) for dim in range(len(spec.shape)))
+    return text if dense == spec.stride else f"{text} strides [{','.join(map(str, spec.stride))}]"
+
+
 def extent_bytes(spec: TensorSpec) -> int:
     """Bytes from the first element to the last one, gaps included.
 

@@ -1,0 +1,261 @@
+"""split(): the ops of each stage become a program of their own, with its own weights, that runs in any process.
+
+A stage is any set of ops, as long as no value flows backwards in the order of the stages; ops of one module may land in
+several stages. Each stage's program takes the values that earlier stages (or the graph's inputs) hand it and returns those
+that later stages (or the graph's outputs) need. Its weights are inside: a weight that two stages read is in both.
+
+A stage folder holds ``stage.json`` (names, layouts and the nodes, as JSON: see ``programs``) and ``weights.pt``, a plain dict
+of tensors that is mapped into memory, so that replicas on one machine share its pages. Reading a folder runs no code from it.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from autosplit import programs
+from autosplit.errors import PlanError, raise_faults
+from autosplit.files import content_hash, read_mapping
+from autosplit.flattening import is_pick
+from autosplit.graph import Graph
+from autosplit.tables import bytes_text
+from autosplit.tensorspec import TensorSpec, copy_into, empty_like_spec, laid_out, spec_of, storage_bytes, view_storage
+from autosplit.tracing import Traced
+
+__all__ = [
+    "StageProgram",
+    "TensorSpec",
+    "copy_into",
+    "empty_like_spec",
+    "load_stage",
+    "place_stage",
+    "save_stage",
+    "spec_of",
+    "split",
+    "storage_bytes",
+    "view_storage",
+]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, eq=False)
+class StageProgram:
+    """One stage, ready to run: ``module(*inputs)`` returns the tuple of its outputs.
+
+    ``module`` is a flat fx graph of ATen ops: positional placeholders in the order of ``inputs``, weights by get_attr.
+    """
+
+    name: str
+    module: fx.GraphModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @cached_property
+    def ops(self) -> tuple[str, ...]:
+        """The names of its ops, in the order in which they run."""
+        return tuple(node.name for node in self.module.graph.nodes if node.op == "call_function" and not is_pick(node))
+
+    @cached_property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Its weights by name, each once."""
+        return {name: programs.weight(self.module, name) for name in programs.weight_names(self.module.graph)}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(tensor.nbytes for tensor in self.weights.values())
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(spec.name for spec in specs) for specs in (self.inputs, self.outputs))
+        weights = bytes_text(self.weight_bytes)
+        return f"StageProgram({self.name!r}, {len(self.ops)} ops, {weights} of weights, ({inputs}) -> ({outputs}))"
+
+
+def split(traced: Traced, stages: Sequence[Sequence[str]]) -> list[StageProgram]:
+    """One program for each stage; run in order on each other's outputs they equal ``traced.program`` bit for bit.
+
+    Args:
+        traced: the model.
+        stages: the names of the ops of each stage, in any order within the stage; a stage reads from itself and those before.
+    Returns: programs named 'stage0', 'stage1', ... The weights are shared with ``traced``, not copied.
+    Raises: PlanError: ops that are unknown, missing or placed twice, empty stages, values that flow backwards.
+    """
+    graph = traced.graph
+    stage_of = _stage_of(graph, stages)
+    needed_by: dict[str, set[int]] = {value: set() for value in graph.values}
+    for op in graph.ops:
+        for value in op.inputs:
+            needed_by[value].add(stage_of[op.name])
+    for value in graph.outputs:
+        needed_by[value].add(len(stages))
+    made_in = {value: stage_of[op.name] for op in graph.ops for value in op.outputs}
+    found = []
+    for stage in range(len(stages)):
+        inputs = [value for value, readers in needed_by.items() if stage in readers and made_in.get(value) != stage]
+        outputs = [value for value, readers in needed_by.items() if made_in.get(value) == stage and readers - {stage}]
+        found.append(_program(traced, f"stage{stage}", stage_of, stage, inputs, outputs))
+    return found
+
+
+def _stage_of(graph: Graph, stages: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The stage of every op, or PlanError with all faults."""
+    stage_of: dict[str, int] = {}
+    faults = [f"stage {stage} has no ops" for stage, ops in enumerate(stages) if not ops]
+    for stage, ops in enumerate(stages):
+        for name in ops:
+            if name not in graph.index:
+                faults.append(f"stage {stage} names op '{name}', which the graph does not have")
+            elif name in stage_of:
+                faults.append(f"op '{name}' is on stage {stage_of[name]} and on stage {stage}")
+            else:
+                stage_of[name] = stage
+    faults += [f"op '{op.name}' is on no stage" for op in graph.ops if op.name not in stage_of]
+    for op in graph.ops:
+        for value in op.inputs:
+            maker = graph.producer.get(value)
+            if maker in stage_of and op.name in stage_of and stage_of[maker] > stage_of[op.name]:
+                faults.append(
+                    f"op '{op.name}' on stage {stage_of[op.name]} reads '{value}' from stage {stage_of[maker]}; "
+                    "a tensor goes to the same or a later stage"
+                )
+    raise_faults(PlanError, f"stages do not fit graph '{graph.name}'", faults)
+    return stage_of
+
+
+def _program(
+    traced: Traced, name: str, stage_of: Mapping[str, int], stage: int, inputs: Sequence[str], outputs: Sequence[str]
+) -> StageProgram:
+    """Copy the stage's nodes, its weights beside their first reader."""
+    graph = fx.Graph()
+    copies: dict[str, fx.Node] = {}
+    for value in inputs:
+        copies[value] = graph.create_node("placeholder", value, name=value)
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node.name not in copies:
+            copies[node.name] = graph.node_copy(node, copy_of)
+        return copies[node.name]
+
+    for node in traced.program.graph.nodes:
+        maker = node.all_input_nodes[0] if is_pick(node) else node
+        if stage_of.get(maker.name) == stage:
+            copy_of(node)
+    graph.output(tuple(copies[value] for value in outputs))
+    weights = {weight: programs.weight(traced.program, weight) for weight in programs.weight_names(graph)}
+    module = fx.GraphModule(weights, graph, class_name=name.capitalize())
+    return StageProgram(name, module, _specs(traced, inputs), _specs(traced, outputs))
+
+
+def _specs(traced: Traced, values: Sequence[str]) -> tuple[TensorSpec, ...]:
+    return tuple(traced.specs[value] for value in values)
+
+
+def save_stage(program: StageProgram, folder: Path) -> None:
+    """Write the stage to ``folder``, which is replaced if it exists: a reader finds the old stage or the whole new one.
+
+    Raises: PlanError: an op has an argument with no JSON form. OSError: the disk is full or the folder cannot be written.
+    """
+    description = {
+        "name": program.name,
+        "ops": list(program.ops),
+        "inputs": [asdict(spec) for spec in program.inputs],
+        "outputs": [asdict(spec) for spec in program.outputs],
+        "weights": [asdict(replace(spec_of(name, tensor), offset_bytes=0)) for name, tensor in program.weights.items()],
+        "nodes": programs.encode(program.module.graph),
+    }
+    key = content_hash(description)
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        weights = {name: _own_storage(name, tensor) for name, tensor in program.weights.items()}
+        torch.save({"stage": key, "weights": weights}, draft / "weights.pt")
+        size = (draft / "weights.pt").stat().st_size
+        text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description}, indent=1)
+        (draft / "stage.json").write_text(text, encoding="utf-8")
+        draft.chmod(0o755)
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.replace(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def load_stage(folder: Path) -> StageProgram:
+    """The stage in ``folder``; its weights are mapped from the file, and read when they are first used.
+
+    Raises: PlanError: the folder is missing, truncated, of another version, or its two files are of different stages.
+    """
+    folder = Path(folder)
+    data = read_mapping(folder / "stage.json", "stage", SCHEMA, PlanError)
+    try:
+        specs = {kind: tuple(_spec(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
+        key, size, name, nodes = data["key"], data["weights_file_bytes"], str(data["name"]), data["nodes"]
+    except (KeyError, TypeError, AttributeError) as failure:
+        raise PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {failure}. Save the stage again.") from None
+    if content_hash({field: data.get(field) for field in ("name", "ops", "inputs", "outputs", "weights", "nodes")}) != key:
+        raise PlanError(f"stage file '{folder / 'stage.json'}' was changed after it was saved. Save the stage again.")
+    weights = _load_weights(folder / "weights.pt", key, size, specs["weights"])
+    graph = programs.decode(nodes)
+    faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
+    raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
+    module = fx.GraphModule(weights, graph, class_name="Stage")
+    return StageProgram(name, module, specs["inputs"], specs["outputs"])
+
+
+def _load_weights(path: Path, key: str, size: int, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+    try:
+        found_size = path.stat().st_size
+    except OSError as failure:
+        raise PlanError(f"weights file '{path}' cannot be read: {failure.strerror}. Save the stage again.") from None
+    if found_size != size:
+        raise PlanError(
+            f"weights file '{path}' has {found_size} bytes, and {size} are expected: it is truncated. Save the stage again."
+        )
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        weights, found_key = found["weights"], found["stage"]
+    except Exception as failure:
+        reason = " ".join(str(failure).split())[:200]
+        raise PlanError(f"weights file '{path}' cannot be read: {reason}. Save the stage again.") from None
+    if found_key != key:
+        raise PlanError(f"weights file '{path}' belongs to another stage than 'stage.json' beside it. Save the stage again.")
+    faults = []
+    for spec in specs:
+        there = spec_of(spec.name, weights[spec.name]) if spec.name in weights else None
+        if there != spec:
+            faults.append(f"weight '{spec.name}' is {there}, and {spec} is expected")
+    raise_faults(PlanError, f"weights file '{path}' does not fit its stage", faults)
+    return {spec.name: weights[spec.name] for spec in specs}
+
+
+def _spec(data: Mapping[str, Any]) -> TensorSpec:
+    return TensorSpec(data["name"], tuple(data["shape"]), tuple(data["stride"]), data["dtype"], data["offset_bytes"])
+
+
+def _own_storage(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in storage of its own: torch saves whole storages, and a slice of one would take the rest along."""
+    spec = replace(spec_of(name, tensor), offset_bytes=0)
+    if tensor.untyped_storage().nbytes() == storage_bytes(spec):
+        return laid_out(tensor, spec)
+    copy = empty_like_spec(spec)
+    copy_into(copy, tensor)
+    return copy
+
+
+def place_stage(program: StageProgram, device: torch.device | str) -> StageProgram:
+    """The same stage on another device: its weights there, and the ops that create tensors creating them there."""
+    target = torch.device(device)
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(program.module.graph, {}))
+    for node in graph.nodes:
+        node.kwargs = {name: target if isinstance(value, torch.device) else value for name, value in node.kwargs.items()}
+    weights = {name: tensor.to(target) for name, tensor in program.weights.items()}
+    return replace(program, module=fx.GraphModule(weights, graph, class_name=type(program.module).__name__))
