@@ -59,6 +59,14 @@ class WorkerError(AutosplitError):
     """A worker process died or stopped answering."""
 
 
+class RefusedError(AutosplitError):
+    """A request was not taken: the queue is full, or what it was for is closed."""
+
+
+class DeadlineError(AutosplitError, TimeoutError):
+    """A request was not done by its deadline."""
+
+
 def raise_faults(error: type[AutosplitError], subject: str, faults: Sequence[str]) -> None:
     """Raise ``error`` with every fault as a bullet, or return when there is none.
 

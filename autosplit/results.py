@@ -1,0 +1,123 @@
+"""What a run measured, as values: latency, and what each worker did with its time. No torch."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, quantiles
+from typing import Any
+
+from autosplit import tables
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyStats:
+    """Durations in seconds, summed up; all 0 if there were none."""
+
+    count: int
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    max_s: float
+
+    @staticmethod
+    def of(samples_s: Sequence[float]) -> "LatencyStats":
+        """Sum up samples; quantiles are interpolated between the two nearest.
+
+        >>> LatencyStats.of([0.1, 0.2, 0.3]).p50_s
+        0.2
+        """
+        if not samples_s:
+            return LatencyStats(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        if len(samples_s) == 1:
+            return LatencyStats(1, *[samples_s[0]] * 5)
+        cuts = quantiles(samples_s, n=100, method="inclusive")
+        return LatencyStats(len(samples_s), fmean(samples_s), cuts[49], cuts[89], cuts[98], max(samples_s))
+
+
+@dataclass(frozen=True, slots=True)
+class StageStats:
+    """What one worker (a replica of a stage) did.
+
+    Attributes:
+        num_requests: requests whose outputs it made, since the pipeline was started; ``num_failed`` and ``num_skipped``
+            are those that failed, or were cancelled or late, in this stage or before it.
+        busy: running the stage.
+        wait: nothing to do, or no free slot for the outputs.
+        transfer: copying outputs into rings.
+        queue: requests ready in the rings before the worker took them.
+        resident_before_bytes: physical memory of the worker before it loaded its stage, and after.
+        load_s: loading and warming up.
+    """
+
+    stage: str
+    device: str
+    replica: int
+    backend: str
+    threads: int
+    num_requests: int
+    num_failed: int
+    num_skipped: int
+    busy: LatencyStats
+    wait: LatencyStats
+    transfer: LatencyStats
+    queue: LatencyStats
+    resident_before_bytes: int
+    resident_after_bytes: int
+    load_s: float
+
+    @property
+    def stage_bytes(self) -> int:
+        """Physical memory that loading the stage took."""
+        return self.resident_after_bytes - self.resident_before_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """What a pipeline measured of its requests (the last 16,384 at most) and of its workers.
+
+    ``latency``: from the first stage to the answer. ``waiting``: at the door before that. ``restarts``: workers that
+    died and were started anew.
+    """
+
+    num_requests: int
+    elapsed_s: float
+    latency: LatencyStats
+    waiting: LatencyStats
+    stages: tuple[StageStats, ...]
+    restarts: int
+
+    @property
+    def bottleneck_s(self) -> float:
+        """The largest share of a request's time that any stage is busy: its median over the number of its replicas."""
+        replicas = [stage.stage for stage in self.stages]
+        return max((stage.busy.p50_s / replicas.count(stage.stage) for stage in self.stages), default=0.0)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a worker; times are medians."""
+        return [
+            {
+                "stage": stage.stage,
+                "device": stage.device,
+                "backend": stage.backend,
+                "requests": stage.num_requests,
+                "busy_s": stage.busy.p50_s,
+                "wait_s": stage.wait.p50_s,
+                "transfer_s": stage.transfer.p50_s,
+                "queue_s": stage.queue.p50_s,
+                "resident_bytes": stage.resident_after_bytes,
+                "stage_bytes": stage.stage_bytes,
+            }
+            for stage in self.stages
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        return tables.frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        latency = f"median latency {tables.seconds_text(self.latency.p50_s)}"
+        return tables.html(self.rows(), f"{self.num_requests} requests, {latency}, {self.restarts} restarts")

@@ -1,0 +1,337 @@
+"""Executor: takes requests in at the door, feeds the first rings, drains the last ones, and answers in order.
+
+One thread of the host blocks on everything that can happen: a result on a ring, the death of a worker, the end. A request
+is fed by whoever makes room for it: the caller if the window has room, else that thread once an older request is done.
+"""
+
+import contextlib
+import heapq
+import itertools
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, UsageError, WorkerError
+from autosplit.running.messages import Run
+from autosplit.running.provisioner import Deployment, host_channels
+from autosplit.running.recovery import Recovery
+from autosplit.running.ring import DATA, ERROR, FLAG, RingEnd
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class RequestTimes(NamedTuple):
+    """When a request was submitted, fed to the first stage, and answered, in monotonic nanoseconds."""
+
+    sequence: int
+    submitted_ns: int
+    fed_ns: int
+    done_ns: int
+
+
+@dataclass(eq=False)
+class Request:
+    """One request from the door to its answer."""
+
+    inputs: Sequence[torch.Tensor]
+    deadline_ns: int
+    submitted_ns: int
+    future: "Future[Tensors]" = field(default_factory=Future)
+    sequence: int = -1
+    fed_ns: int = 0
+    tokens: int = 0
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: AutosplitError | None = None
+    answered: bool = False
+
+
+@dataclass
+class Drain:
+    """The host's end of a ring that brings results: the names of its values and the number of its next request."""
+
+    end: RingEnd
+    names: tuple[str, ...]
+    first: int
+    every: int
+    next: int
+
+    def rewind(self, base: int) -> None:
+        """Expect the first request of this ring from number ``base`` on."""
+        self.next = base + (self.first - base) % self.every
+
+
+class Executor:
+    """Runs requests through a deployment.
+
+    Args:
+        deployment: rings and loaded workers.
+        room: requests that may wait at the door while the window is full.
+        in_order: answer in the order of admission; False answers each request as soon as it is done.
+        max_restarts: restarts in a row, without a request done in between, after which the pipeline gives up.
+    """
+
+    def __init__(self, deployment: Deployment, *, room: int, in_order: bool = True, max_restarts: int = 3) -> None:
+        self.deployment = deployment
+        self.times: deque[RequestTimes] = deque(maxlen=16_384)
+        self.room = room
+        self._in_order = in_order
+        self._lock = threading.Condition()
+        self._door: list[tuple[int, int, Request]] = []
+        self._arrivals = itertools.count()
+        self._window: dict[int, Request] = {}
+        self._base = 0
+        self._next = 0
+        self._broken: AutosplitError | None = None
+        self._open = True
+        self._feeding = True
+        wiring = deployment.wiring
+        feeds, drains = host_channels(wiring)
+        self._feeds = [
+            ([RingEnd(ring, sends=True) for ring in deployment.rings[number]], wiring.channels[number].source_index)
+            for number in feeds
+        ]
+        self._drains: dict[int, Drain] = {}
+        for number in drains:
+            channel = wiring.channels[number]
+            for first, ring in enumerate(deployment.rings[number]):
+                end = RingEnd(ring, sends=False)
+                self._drains[end.fd] = Drain(end, tuple(spec.name for spec in channel.specs), first, channel.every, first)
+        self._num_tokens = len(drains)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        for fd in (*self._drains, self._wake_fd, *(worker.pidfd for worker in deployment.workers)):
+            self._poll.register(fd, select.POLLIN)
+        self._recovery = Recovery(deployment, max_restarts)
+        for worker in deployment.workers:
+            worker.connection.send(Run(0))
+        self._thread = threading.Thread(target=self._live, name="autosplit-executor", daemon=True)
+        self._thread.start()
+
+    @property
+    def restarts(self) -> int:
+        """Workers that were started anew so far."""
+        return self._recovery.restarts
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests at the door."""
+        return len(self._door)
+
+    @property
+    def num_running(self) -> int:
+        """Requests between the first stage and their answer."""
+        return self._next - self._base
+
+    def submit(self, request: Request, priority: int, timeout_s: float | None, *, keep: bool = False) -> "Future[Tensors]":
+        """Take a request in.
+
+        Args:
+            request: the request; its inputs were checked.
+            priority: lower is sooner, then arrival counts.
+            timeout_s: how long to wait for room at the door; 0 refuses at once, None waits.
+            keep: the caller leaves the inputs as they are until the answer, and answers for the room they take.
+        Raises: RefusedError: no room in time, or closed. WorkerError: the pipeline has given up.
+        """
+        with self._lock:
+            if not keep and not self._lock.wait_for(self._has_room, timeout_s):
+                raise RefusedError(
+                    f"the request was refused: {self.num_running} requests are running (limit {self.deployment.wiring.window}) "
+                    f"and {len(self._door)} are waiting (limit {self.room}). Submit with a longer timeout_s, or less often."
+                )
+            if self._broken is not None:
+                raise self._broken
+            if not self._open:
+                raise RefusedError("the request was refused: the pipeline is closed")
+            request.future.add_done_callback(lambda future: self._cancel(request) if future.cancelled() else None)
+            heapq.heappush(self._door, (priority, next(self._arrivals), request))
+            late = self._admit()
+            if not keep and request.sequence < 0:
+                # The caller may write into its tensors once submit returns.
+                request.inputs = tuple(value.clone() for value in request.inputs)
+        self._answer(late)
+        return request.future
+
+    def at_next_request(self, action: Callable[[int], None]) -> None:
+        """Call ``action`` with the number of the next request, while none is fed."""
+        with self._lock:
+            action(self._next)
+
+    def close(self, *, drain: bool) -> None:
+        """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
+        with self._lock:
+            self._open = False
+            self._lock.notify_all()
+            if drain:
+                self._lock.wait_for(lambda: self._broken is not None or not (self._door or self._window))
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake_fd, 1)
+        self._thread.join()
+        self._fail(RefusedError("the pipeline was closed before the request was done"))
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
+
+    def _has_room(self) -> bool:
+        return len(self._door) < self.room or self._window_has_room() or not self._open or self._broken is not None
+
+    def _window_has_room(self) -> bool:
+        return self._feeding and self._next - self._base < self.deployment.wiring.window
+
+    def _admit(self) -> list[Request]:
+        """Feed waiting requests while the window has room (the lock is held); return those past their deadline."""
+        late = []
+        while self._door and self._window_has_room():
+            _, _, request = heapq.heappop(self._door)
+            if request.future.cancelled():
+                continue
+            if request.deadline_ns and request.deadline_ns <= time.monotonic_ns():
+                request.error = DeadlineError("the request's deadline passed while it waited at the door")
+                late.append(request)
+                continue
+            self._feed(request)
+        return late
+
+    def _feed(self, request: Request) -> None:
+        request.sequence = sequence = self._next
+        request.fed_ns = time.monotonic_ns()
+        request.tokens = self._num_tokens
+        inputs = dict(zip(self.deployment.wiring.inputs, request.inputs, strict=True))
+        request.values = {name: inputs[name].clone() for name in self.deployment.wiring.outputs if name in inputs}
+        self.deployment.words.set_deadline(sequence, request.deadline_ns)
+        self._window[sequence] = request
+        self._next += 1
+        with torch.inference_mode():
+            for ends, index in self._feeds:
+                end = ends[sequence % len(ends)]
+                end.acquire(sequence, timeout_s=60.0).write(sequence, [request.inputs[position] for position in index])
+                end.release()
+        request.inputs = ()
+
+    def _live(self) -> None:
+        """The thread: block, then drain results or see to the dead."""
+        try:
+            while True:
+                events = self._poll.poll(self._recovery.patience_ms(self._window))
+                fds = {fd for fd, _ in events}
+                if self._wake_fd in fds:
+                    return
+                for fd in fds & self._drains.keys():
+                    self._drain(self._drains[fd])
+                self._recovery.kill_hanging()
+                if any(worker.pidfd in fds for worker in self.deployment.workers):
+                    self._recover()
+        except AutosplitError as failure:
+            self._fail(failure)
+        except BaseException as failure:
+            self._fail(WorkerError(f"the executor stopped: {failure!r}"))
+
+    def _drain(self, drain: Drain) -> None:
+        """Take one token off a ring, and answer what is done with it."""
+        sequence = drain.next
+        try:
+            slot = drain.end.acquire(sequence, timeout_s=0)
+        except TimeoutError:
+            return
+        request = self._window[sequence]
+        flag = slot.header[FLAG]
+        if flag == DATA:
+            with torch.inference_mode():
+                request.values |= zip(drain.names, slot.copies(), strict=True)
+        elif request.error is None:
+            request.error = _error(flag, slot.read_text().decode(errors="replace"), sequence)
+        drain.end.release()
+        drain.next += drain.every
+        request.tokens -= 1
+        if request.tokens == 0:
+            self._done(request)
+
+    def _done(self, request: Request) -> None:
+        self._recovery.progressed()
+        with self._lock:
+            answers = [] if self._in_order else [request]
+            while self._base in self._window and self._window[self._base].tokens == 0:
+                oldest = self._window.pop(self._base)
+                self._base += 1
+                if self._in_order:
+                    answers.append(oldest)
+            answers += self._admit()
+            self._lock.notify_all()
+        self._answer(answers)
+
+    def _answer(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.answered:
+                continue
+            request.answered = True
+            self.times.append(RequestTimes(request.sequence, request.submitted_ns, request.fed_ns, time.monotonic_ns()))
+            if not request.future.set_running_or_notify_cancel():
+                continue
+            if request.error is not None:
+                request.future.set_exception(request.error)
+            else:
+                request.future.set_result(tuple(request.values[name] for name in self.deployment.wiring.outputs))
+
+    def _recover(self) -> None:
+        """Replace the dead, and run again what was in flight."""
+        with self._lock:
+            self._feeding = False
+        for worker in self.deployment.workers:
+            with contextlib.suppress(KeyError, OSError):
+                self._poll.unregister(worker.pidfd)
+        suspects = self._recovery.replace_dead(self._base)
+        for sequence, error in suspects.items():
+            if sequence in self._window:
+                self._window[sequence].error = error
+                self.deployment.words.skip(sequence)
+        with self._lock:
+            for request in self._window.values():
+                request.tokens = self._num_tokens
+            for drain in self._drains.values():
+                drain.rewind(self._base)
+            self._recovery.resume(self._base, self._next)
+            self._feeding = True
+            late = self._admit()
+        self._answer(late)
+        for worker in self.deployment.workers:
+            self._poll.register(worker.pidfd, select.POLLIN)
+
+    def _cancel(self, request: Request) -> None:
+        with self._lock:
+            if request.sequence in self._window:
+                self.deployment.words.skip(request.sequence)
+
+    def _fail(self, error: AutosplitError) -> None:
+        """Answer every request with ``error``, and each that comes later."""
+        with self._lock:
+            self._broken = self._broken or error
+            requests = [*self._window.values(), *(request for _, _, request in self._door)]
+            self._window.clear()
+            self._door.clear()
+            self._lock.notify_all()
+        for request in requests:
+            request.error = request.error or error
+        self._answer(requests)
+
+
+def _error(flag: int, text: str, sequence: int) -> AutosplitError:
+    if flag == ERROR:
+        return StageError(text)
+    return DeadlineError(f"request {sequence} was skipped: its deadline passed before the last stage")
+
+
+def monotonic_deadline(deadline_s: float | None) -> int:
+    """Seconds from now as a monotonic nanosecond count; 0 for none."""
+    if deadline_s is None:
+        return 0
+    if not deadline_s > 0 or math.isinf(deadline_s):
+        raise UsageError(f"deadline_s must be more than 0 seconds from now, but is {deadline_s}")
+    return time.monotonic_ns() + int(deadline_s * 1e9)

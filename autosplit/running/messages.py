@@ -1,0 +1,83 @@
+"""What the host and a worker say to each other over the control channel; tensors never go this way."""
+
+from dataclasses import dataclass
+
+from autosplit.running.modules import Module
+from autosplit.running.ring import RingHandle
+from autosplit.running.words import WordsHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A worker's end of a channel: request ``k`` is on ``rings[k % len(rings)]``, or on none of this worker's.
+
+    ``index``: for each tensor of the ring, its position among the stage's inputs (or outputs).
+    """
+
+    rings: tuple[RingHandle | None, ...]
+    index: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """The first message to a worker: what to load, which requests to take, where from and where to."""
+
+    stage: str
+    device: str
+    module: Module
+    num_inputs: int
+    threads: int
+    replica: int
+    num_replicas: int
+    sources: tuple[Port, ...]
+    sinks: tuple[Port, ...]
+    words: WordsHandle
+    number: int
+    spin_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker's answer once its stage is loaded and warm."""
+
+    resident_before_bytes: int
+    resident_after_bytes: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker's answer when it could not do what it was told."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Take requests, the first of them not before number ``first``."""
+
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Touch no ring until told to run again; answered with Paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The worker touches no ring now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Send what was measured (answered with Events); ``clear`` forgets it then."""
+
+    clear: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """One row for each of the last requests: number, then monotonic nanoseconds; see worker.Event."""
+
+    rows: tuple[tuple[int, ...], ...]

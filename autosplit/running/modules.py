@@ -1,0 +1,149 @@
+"""What a worker can run: a stage folder, or a Python function named by its import path. Both pickle as plain values."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from autosplit.errors import UsageError
+
+Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+class Module(Protocol):
+    """Something that a worker turns into a function of tensors."""
+
+    @property
+    def kind(self) -> str:
+        """The backend's name, or what stands in for it."""
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether it may be called on zeros before the first request."""
+
+    def load(self, threads: int) -> Runnable:
+        """The function; called once, in the worker."""
+
+    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
+        """The name of the op that raises on these inputs, or None if there are no ops or none raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFolder:
+    """A stage that was saved with ``splitting.save_stage`` and prepared for its backend."""
+
+    folder: Path
+    backend: str = "eager"
+    precision: Any = "f32"
+    warms_up: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The backend's name."""
+        return self.backend
+
+    def load(self, threads: int) -> Runnable:
+        """The stage through its backend; only now are the backend's packages imported."""
+        from autosplit.backends.base import get_backend
+
+        return get_backend(self.backend).load(self.folder, threads, self.precision)
+
+    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
+        """Walk the stage op by op, in eager, up to the one that raises."""
+        from autosplit.splitting import load_stage
+
+        walk = _Walk(load_stage(self.folder).module)
+        try:
+            walk.run(*inputs)
+        except Exception:
+            return walk.op
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class PythonFunction:
+    """A function of tensors that returns a tensor or several; it must live in one of the ``allowed`` modules.
+
+    ``path`` is ``package.module:function``; a module is allowed if it, or a package it is in, is named.
+    """
+
+    path: str
+    allowed: tuple[str, ...]
+    kind: str = field(default="python", init=False)
+    warms_up: bool = field(default=False, init=False)
+
+    def load(self, threads: int) -> Runnable:
+        """Import the function. Raises: UsageError: not allowed, or there is no such function."""
+        return positional(import_function(self.path, self.allowed))
+
+    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
+        """None: the traceback names the line."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFunction:
+    """A function of this process, for null devices, whose workers are threads."""
+
+    function: Callable[..., Any]
+    kind: str = field(default="local", init=False)
+    warms_up: bool = field(default=False, init=False)
+
+    def load(self, threads: int) -> Runnable:
+        """The function itself."""
+        return positional(self.function)
+
+    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
+        """None: the traceback names the line."""
+        return None
+
+
+def positional(function: Callable[..., Any]) -> Runnable:
+    """A function of several tensors as a function of a sequence, its result as a tuple."""
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        result = function(*inputs)
+        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+    return run
+
+
+def import_function(path: str, allowed: Sequence[str]) -> Callable[..., Any]:
+    """The function that ``package.module:function`` names, if its module is allowed.
+
+    >>> import_function("math:hypot", ["math"])(3, 4)
+    5.0
+    >>> import_function("os:remove", ["math"])
+    Traceback (most recent call last):
+        ...
+    autosplit.errors.UsageError: function 'os:remove' is not in an allowed module (math); allow its module if you trust it
+    """
+    module, _, name = path.partition(":")
+    if not (module and name):
+        raise UsageError(f"function '{path}' is not understood; write package.module:function")
+    if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+        known = ", ".join(allowed) or "none is allowed"
+        raise UsageError(f"function '{path}' is not in an allowed module ({known}); allow its module if you trust it")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except ImportError as failure:
+        raise UsageError(f"function '{path}' cannot be imported: {failure}") from None
+    except AttributeError:
+        raise UsageError(f"module '{module}' has no function '{name}'") from None
+    if not callable(function):
+        raise UsageError(f"'{path}' is {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+class _Walk(torch.fx.Interpreter):
+    """An interpreter that remembers the op it is at."""
+
+    op = ""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node, its name noted first."""
+        self.op = n.name
+        return super().run_node(n)

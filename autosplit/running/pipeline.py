@@ -1,0 +1,176 @@
+"""Pipeline: one network on its devices, from placements to answers."""
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from types import TracebackType
+
+import torch
+
+from autosplit.errors import UsageError, WorkerError, raise_faults
+from autosplit.processes import receive
+from autosplit.results import LatencyStats, RunStats, StageStats
+from autosplit.running import words
+from autosplit.running.executor import Executor, Request, Tensors, monotonic_deadline
+from autosplit.running.messages import Events, Report
+from autosplit.running.provisioner import provision
+from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.worker import Event
+from autosplit.tensorspec import differences
+
+
+class Pipeline:
+    """Stages in worker processes, joined by rings; open until ``close``, best used in a ``with`` block.
+
+    Args:
+        stages: in topological order.
+        inputs: names of the inputs, in the order in which requests give them.
+        outputs: names of the outputs, in the order in which answers bring them; an input may be an output too.
+        max_in_flight: requests between the first stage and their answer; by default enough to keep every stage at work.
+        room: requests that may wait at the door beside those, before ``submit`` blocks or refuses; as many by default.
+        in_order: answer in the order of admission; False answers each request as soon as it is done.
+        max_restarts: restarts of workers in a row, without a request done in between, before giving up.
+    Raises:
+        PlanError: the stages do not fit together.
+        WorkerError: a stage could not be loaded; nothing is left running.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[StagePlacement],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        max_in_flight: int | None = None,
+        room: int | None = None,
+        in_order: bool = True,
+        max_restarts: int = 3,
+    ) -> None:
+        if room is not None and room < 0:
+            raise UsageError(f"room must be at least 0 requests, but is {room}")
+        self.wiring = wire(stages, inputs, outputs, max_in_flight)
+        self._deployment = provision(self.wiring)
+        self._executor = Executor(
+            self._deployment, room=self.wiring.window if room is None else room, in_order=in_order, max_restarts=max_restarts
+        )
+        self._specs = [self.wiring.input_specs.get(name) for name in inputs]
+        self._control_lock = threading.Lock()
+        self._started = time.monotonic()
+        self._closed = False
+
+    def submit(
+        self,
+        inputs: Sequence[torch.Tensor],
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> "Future[Tensors]":
+        """Take one request in and return its future; the inputs may be written to once this returns.
+
+        Cancelling the future, or passing the deadline, ends the request at the next stage border.
+
+        Args:
+            inputs: one tensor for each input, with the shapes and dtypes that the pipeline was built for.
+            priority: lower is sooner among the requests at the door, then arrival counts.
+            deadline_s: seconds from now after which the answer is not wanted any more.
+            timeout_s: seconds to wait for room at the door; None waits as long as it takes, 0 refuses at once.
+        Raises:
+            UsageError: the inputs do not fit.
+            RefusedError: no room within ``timeout_s`` (the message has the numbers), or the pipeline is closed.
+            WorkerError: the pipeline has given up.
+        """
+        return self._executor.submit(self._request(inputs, deadline_s), priority, timeout_s)
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+        """One request, start to end."""
+        return self.submit(inputs).result()
+
+    def run_many(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
+        """All requests, answers in the same order; the inputs must stay as they are until then.
+
+        Raises: StageError, WorkerError: the first request that failed, once all are done.
+        """
+        taken = [self._request(inputs, None) for inputs in requests]
+        futures = [self._executor.submit(request, 0, None, keep=True) for request in taken]
+        concurrent.futures.wait(futures)
+        return [future.result() for future in futures]
+
+    def stats(self, *, clear: bool = False) -> RunStats:
+        """What was measured since the start, or since the last call with ``clear``: latency, and each worker's times."""
+        elapsed_s = time.monotonic() - self._started
+        times = list(self._executor.times)
+        stages = [self._stage_stats(number, events) for number, events in enumerate(self.events(clear=clear))]
+        if clear:
+            self._executor.times.clear()
+            self._started = time.monotonic()
+        return RunStats(
+            num_requests=len(times),
+            elapsed_s=elapsed_s,
+            latency=LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times]),
+            waiting=LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times]),
+            stages=tuple(stages),
+            restarts=self._executor.restarts,
+        )
+
+    def events(self, *, clear: bool = False) -> list[list[Event]]:
+        """The times of the last requests in each worker; empty for a worker that could not be asked."""
+        found: list[list[Event]] = []
+        with self._control_lock:
+            for worker in self._deployment.workers:
+                found.append([])
+                with contextlib.suppress(WorkerError, OSError):
+                    worker.connection.send(Report(clear))
+                    answer = receive(worker, 60.0, "a report")
+                    if isinstance(answer, Events):
+                        found[-1] = [Event(*row) for row in answer.rows]
+        return found
+
+    def close(self, *, drain: bool = True) -> None:
+        """Answer what was taken in (``drain``) or fail it, then end every worker; nothing of the pipeline is left."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._executor.close(drain=drain)
+        finally:
+            self._deployment.close(timeout_s=5.0 if drain else 0.5)
+
+    def __enter__(self) -> "Pipeline":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(drain=kind is None)
+
+    def _request(self, inputs: Sequence[torch.Tensor], deadline_s: float | None) -> Request:
+        names = self.wiring.inputs
+        if len(inputs) != len(names):
+            raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
+        used = [(spec, value) for spec, value in zip(self._specs, inputs, strict=True) if spec is not None]
+        faults = differences([spec for spec, _ in used], [value for _, value in used])
+        raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
+        return Request(tuple(inputs), monotonic_deadline(deadline_s), time.monotonic_ns())
+
+    def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:
+        duty, ready = self._deployment.duties[number], self._deployment.ready[number]
+        status = self._deployment.words.status(number)
+        return StageStats(
+            stage=duty.stage,
+            device=duty.device,
+            replica=duty.replica,
+            backend=duty.module.kind,
+            threads=duty.threads,
+            num_requests=status[words.DONE],
+            num_failed=status[words.FAILED],
+            num_skipped=status[words.SKIPPED],
+            busy=LatencyStats.of([(event.ran_ns - event.got_ns) / 1e9 for event in events]),
+            wait=LatencyStats.of([(event.got_ns - event.asked_ns + event.blocked_ns) / 1e9 for event in events]),
+            transfer=LatencyStats.of([(event.sent_ns - event.ran_ns - event.blocked_ns) / 1e9 for event in events]),
+            queue=LatencyStats.of([max(0, event.got_ns - event.posted_ns) / 1e9 for event in events]),
+            resident_before_bytes=ready.resident_before_bytes,
+            resident_after_bytes=ready.resident_after_bytes,
+            load_s=ready.load_s,
+        )

@@ -1,0 +1,165 @@
+"""Provisioner: puts the stages of a pipeline on their devices, all or none, and replaces workers that died."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from autosplit.errors import WorkerError
+from autosplit.machine import Device
+from autosplit.processes import Worker, available_cores, receive, spawn_worker, usable_threads
+from autosplit.running.messages import Duty, Failed, Port, Ready
+from autosplit.running.ring import Ring
+from autosplit.running.threads import start_thread
+from autosplit.running.wiring import HOST, Channel, StagePlacement, Wiring
+from autosplit.running.words import Words
+
+LOAD_TIMEOUT_S = 300.0
+SPIN_S = 50e-6
+"""How long a worker that owns its cores looks for its input before it sleeps: a wake-up takes about 35 us."""
+
+
+@dataclass
+class Deployment:
+    """The rings, the shared words and the workers of one pipeline."""
+
+    wiring: Wiring
+    rings: tuple[tuple[Ring, ...], ...]
+    words: Words
+    duties: tuple[Duty, ...]
+    workers: list[Worker] = field(default_factory=list)
+    ready: list[Ready] = field(default_factory=list)
+
+    def start(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
+        """Start every worker and wait until all stages are loaded; end them all if one fails."""
+        try:
+            for number in range(len(self.duties)):
+                self.workers.append(self._launch(number))
+            deadline = time.monotonic() + timeout_s
+            for number in range(len(self.duties)):
+                self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
+        except BaseException:
+            self.close(timeout_s=0.5)
+            raise
+
+    def replace(self, numbers: Iterable[int], timeout_s: float = LOAD_TIMEOUT_S) -> None:
+        """Start these workers anew and wait until their stages are loaded. Raises: WorkerError: one failed."""
+        numbers = list(numbers)
+        for number in numbers:
+            self.workers[number].close(timeout_s=0.0)
+            self.workers[number] = self._launch(number)
+        for number in numbers:
+            self.ready[number] = self._await(number, timeout_s)
+
+    def device(self, number: int) -> Device:
+        """The device of a worker."""
+        duty = self.duties[number]
+        stage = next(stage for stage in self.wiring.stages if stage.name == duty.stage)
+        return stage.devices[duty.replica]
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End every worker and free every descriptor."""
+        for worker in self.workers:
+            with contextlib.suppress(OSError):
+                worker.connection.close()
+        until = time.monotonic() + timeout_s
+        for worker in self.workers:
+            worker.close(max(0.0, until - time.monotonic()))
+        for ring in (ring for rings in self.rings for ring in rings):
+            ring.close()
+        self.words.close()
+
+    def _launch(self, number: int) -> Worker:
+        duty, device = self.duties[number], self.device(number)
+        name = f"{duty.stage}/{duty.replica} on {device.name}"
+        if device.kind == "null":
+            return start_thread(name, duty)
+        handles = [handle for port in (*duty.sources, *duty.sinks) for handle in port.rings if handle is not None]
+        fds = [duty.words.fd, *(fd for handle in handles for fd in handle.fds)]
+        worker = spawn_worker("autosplit.running.worker:main", name=name, cores=device.cores, fds=fds, threads=duty.threads)
+        worker.connection.send(duty)
+        return worker
+
+    def _await(self, number: int, timeout_s: float) -> Ready:
+        worker, duty = self.workers[number], self.duties[number]
+        answer = receive(worker, timeout_s, "loading its stage")
+        if isinstance(answer, Failed):
+            raise WorkerError(f"stage '{duty.stage}' could not be loaded on device '{duty.device}':\n{answer.text}")
+        assert isinstance(answer, Ready)
+        return answer
+
+
+def provision(wiring: Wiring) -> Deployment:
+    """Rings and duties for every worker of ``wiring``, and the workers, loaded and waiting to run."""
+    workers = list(wiring.workers())
+    rings: list[tuple[Ring, ...]] = []
+    words = Words.create(wiring.window, len(workers))
+    try:
+        for channel in wiring.channels:
+            made: list[Ring] = []
+            rings.append(())
+            for _ in channel.pairs():
+                made.append(Ring.create(channel.specs, channel.num_slots, channel.every))
+                rings[-1] = tuple(made)
+        shared = Counter(core for stage in wiring.stages for device in stage.devices for core in device.cores)
+        duties = tuple(
+            _duty(wiring, rings, words, number, stage, replica, shared) for number, (stage, replica) in enumerate(workers)
+        )
+    except BaseException:
+        Deployment(wiring, tuple(rings), words, ()).close()
+        raise
+    deployment = Deployment(wiring, tuple(rings), words, duties)
+    deployment.start()
+    return deployment
+
+
+def _duty(
+    wiring: Wiring,
+    rings: Sequence[Sequence[Ring]],
+    words: Words,
+    number: int,
+    position: int,
+    replica: int,
+    shared: Counter[int],
+) -> Duty:
+    stage: StagePlacement = wiring.stages[position]
+    device = stage.devices[replica]
+    owns = bool(device.cores) and len(available_cores()) > 1 and all(shared[core] == 1 for core in device.cores)
+
+    def ports(side: int) -> tuple[Port, ...]:
+        """The ports of this worker as target (side 1) or source (side 0)."""
+        found = []
+        for channel, made in zip(wiring.channels, rings, strict=True):
+            if (channel.source, channel.target)[side] == position:
+                handles = [
+                    ring.handle if pair[side] == replica else None for ring, pair in zip(made, channel.pairs(), strict=True)
+                ]
+                found.append(Port(tuple(handles), _index(channel, side)))
+        return tuple(found)
+
+    return Duty(
+        stage=stage.name,
+        device=device.name,
+        module=stage.module,
+        num_inputs=len(stage.inputs),
+        threads=stage.threads or usable_threads(device.cores),
+        replica=replica,
+        num_replicas=len(stage.devices),
+        sources=ports(1),
+        sinks=ports(0),
+        words=words.handle,
+        number=number,
+        spin_s=SPIN_S if owns else 0.0,
+    )
+
+
+def _index(channel: Channel, side: int) -> tuple[int, ...]:
+    return channel.target_index if side == 1 else channel.source_index
+
+
+def host_channels(wiring: Wiring) -> tuple[list[int], list[int]]:
+    """Positions of the channels that the host feeds, and of those that it drains."""
+    feeds = [number for number, channel in enumerate(wiring.channels) if channel.source == HOST]
+    drains = [number for number, channel in enumerate(wiring.channels) if channel.target == HOST]
+    return feeds, drains

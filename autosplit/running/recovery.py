@@ -1,0 +1,125 @@
+"""Recovery: find hanging workers, replace dead ones, and let the requests in flight run again.
+
+A replay needs no copy of the inputs: the host's rings have one slot more than the window has requests, so the slot of a
+request is not written again before its answer is given. Everything else is new tokens and the number to go on from::
+
+    a worker dies -> pause the others -> start it anew -> refill the tokens -> run again from the oldest request
+
+A request during which a worker died twice is given up, so that it cannot take the others with it.
+"""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Collection
+
+from autosplit.errors import WorkerError
+from autosplit.processes import receive
+from autosplit.running import words
+from autosplit.running.messages import Events, Pause, Paused, Run
+from autosplit.running.provisioner import Deployment
+from autosplit.running.wiring import HOST
+
+MAX_TRIES = 2
+"""Deaths that one request may cause before it is given up."""
+
+PAUSE_TIMEOUT_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+class Recovery:
+    """Watches the workers of a deployment for its executor, which calls it from one thread."""
+
+    def __init__(self, deployment: Deployment, max_restarts: int) -> None:
+        self.restarts = 0
+        self._deployment = deployment
+        self._max_restarts = max_restarts
+        self._in_a_row = 0
+        self._tries: Counter[int] = Counter()
+        self._limits_s = [
+            next(stage.hang_s for stage in deployment.wiring.stages if stage.name == duty.stage) for duty in deployment.duties
+        ]
+        self._look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
+
+    def patience_ms(self, running: Collection[object]) -> int | None:
+        """How long the executor may block before it looks for hanging workers; None for ever."""
+        return None if math.isinf(self._look_s) or not running else math.ceil(self._look_s * 1000)
+
+    def progressed(self) -> None:
+        """A request is done: restarts count from 0 again."""
+        self._in_a_row = 0
+
+    def kill_hanging(self) -> None:
+        """Kill each worker that has been running one request for longer than its stage allows."""
+        if math.isinf(self._look_s):
+            return
+        for number, limit_s in enumerate(self._limits_s):
+            status = self._deployment.words.status(number)
+            age_s = (time.monotonic_ns() - status[words.SINCE_NS]) / 1e9
+            if limit_s is not None and status[words.STATE] == words.RUNNING and age_s > limit_s:
+                worker = self._deployment.workers[number]
+                log.warning("%s has run request %d for %.1f s and is killed", worker.name, status[words.SEQUENCE], age_s)
+                worker.kill()
+
+    def replace_dead(self, base: int) -> dict[int, WorkerError]:
+        """Pause the living, start the dead anew.
+
+        Args:
+            base: the oldest request without an answer.
+        Returns: the requests to give up, with their errors.
+        Raises: WorkerError: too many restarts in a row, or a stage cannot be loaded any more.
+        """
+        deployment = self._deployment
+        dead = {number for number, worker in enumerate(deployment.workers) if not worker.alive()}
+        for number, worker in enumerate(deployment.workers):
+            if number not in dead and not self._pause(number):
+                worker.kill()
+                dead.add(number)
+        given_up = {}
+        for number in sorted(dead):
+            worker, duty, status = deployment.workers[number], deployment.duties[number], deployment.words.status(number)
+            story = f"the worker of stage '{duty.stage}' (replica {duty.replica}, device '{duty.device}') {worker.fate()}"
+            sequence = status[words.SEQUENCE]
+            if status[words.STATE] == words.RUNNING and sequence >= base:
+                story += f" while it ran request {sequence}"
+                self._tries[sequence] += 1
+                if self._tries[sequence] >= MAX_TRIES:
+                    given_up[sequence] = WorkerError(f"{story}; the request was tried {MAX_TRIES} times and is given up")
+            self.restarts += 1
+            self._in_a_row += 1
+            log.warning("%s; restart %d", story, self.restarts)
+            if self._in_a_row > self._max_restarts:
+                raise WorkerError(f"{story}; the pipeline gives up after {self._max_restarts} restarts without a request done")
+        for sequence in [sequence for sequence in self._tries if sequence < base]:
+            del self._tries[sequence]
+        deployment.replace(sorted(dead))
+        return given_up
+
+    def resume(self, base: int, next_sequence: int) -> None:
+        """Refill the tokens and let all workers run from request ``base``; the host's rings still hold all inputs."""
+        deployment = self._deployment
+        for channel, rings in zip(deployment.wiring.channels, deployment.rings, strict=True):
+            for first, ring in enumerate(rings):
+                held = 0
+                if channel.source == HOST:
+                    oldest = base + (first - base) % channel.every
+                    held = len(range(oldest, next_sequence, channel.every))
+                ring.refill(held)
+        for worker in deployment.workers:
+            worker.connection.send(Run(base))
+
+    def _pause(self, number: int) -> bool:
+        """Whether the worker says that it touches no ring any more."""
+        worker = self._deployment.workers[number]
+        try:
+            worker.connection.send(Pause())
+            while True:
+                match receive(worker, self._limits_s[number] or PAUSE_TIMEOUT_S, "a pause"):
+                    case Paused():
+                        return True
+                    case Events():
+                        continue
+        except (WorkerError, OSError):
+            return False

@@ -1,0 +1,188 @@
+"""Which stage talks to which: placements become channels, channels become rings. No processes here.
+
+Requests are numbered from 0 and replica ``i`` of a stage with ``r`` replicas takes those with ``number % r == i``. So the
+ring of a request between two stages follows from its number, every stage takes its requests in order, and results come
+back in order without a queue to sort them. Every request puts exactly one token on each of its rings, also when it failed:
+with bounded rings that is a deterministic process network (Kahn 1974), and the oldest request can always go on.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from autosplit.errors import PlanError, raise_faults
+from autosplit.machine import Device
+from autosplit.running.modules import Module
+from autosplit.tensorspec import TensorSpec
+
+HOST = -1
+"""The number of the host in channels, where stages have their positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlacement:
+    """What runs where.
+
+    Attributes:
+        name: for messages and reports.
+        module: what a worker loads.
+        inputs: the values it reads, in the module's order; names are those of graph inputs or of other stages' outputs.
+        outputs: the values it makes, in the module's order.
+        devices: one for each replica; the same device may stand twice, and may hold other stages.
+        threads: threads of each replica; the number of the device's cores by default.
+        queue_depth: slots of each ring that leads to this stage.
+        hang_s: a request that runs longer than this has hung, and the worker is killed; None waits for ever.
+    """
+
+    name: str
+    module: Module
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    devices: tuple[Device, ...]
+    threads: int | None = None
+    queue_depth: int = 4
+    hang_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """The values that one stage (or the host) hands to another, and the rings that carry them.
+
+    ``source_index`` and ``target_index`` are positions in the source's outputs and in the target's inputs. The host's
+    outputs are the pipeline's inputs; what the host reads goes by name, so its ``target_index`` is empty.
+    """
+
+    source: int
+    target: int
+    specs: tuple[TensorSpec, ...]
+    source_index: tuple[int, ...]
+    target_index: tuple[int, ...]
+    source_replicas: int
+    target_replicas: int
+    num_slots: int
+
+    @property
+    def every(self) -> int:
+        """Each ring carries each ``every``-th request."""
+        return math.lcm(self.source_replicas, self.target_replicas)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """The replicas (of source, of target) that share a ring; request k is on ring ``k % every``."""
+        return [(first % self.source_replicas, first % self.target_replicas) for first in range(self.every)]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The stages of a pipeline with their channels; at most ``window`` requests are in flight."""
+
+    stages: tuple[StagePlacement, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    channels: tuple[Channel, ...]
+    window: int
+    input_specs: dict[str, TensorSpec] = field(default_factory=dict)
+
+    def workers(self) -> Iterator[tuple[int, int]]:
+        """(stage, replica) of each worker, in order."""
+        return ((number, replica) for number, stage in enumerate(self.stages) for replica in range(len(stage.devices)))
+
+
+def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], window: int | None = None) -> Wiring:
+    """Connect the stages by the names of their values.
+
+    Args:
+        stages: in topological order.
+        inputs: names of the pipeline's inputs, in the order in which a request gives them.
+        outputs: names of the pipeline's outputs: values of stages or inputs; a name may stand twice.
+        window: requests in flight at most; by default as many as keep every replica at work and every ring half full.
+    Raises: PlanError: every value that nobody makes, that is made twice or too late, and every empty setting.
+    """
+    makers = {spec.name: number for number, stage in enumerate(stages) for spec in stage.outputs}
+    raise_faults(PlanError, "the stages do not fit together", list(_faults(stages, inputs, outputs, makers)))
+    if window is None:
+        window = sum(len(stage.devices) * (1 + max(1, stage.queue_depth // 2)) for stage in stages)
+    elif window < 1:
+        raise PlanError(f"the number of requests in flight must be at least 1, but is {window}")
+    places = {name: (HOST, position) for position, name in enumerate(inputs)}
+    levels: list[int] = []
+    channels = []
+    for target, stage in enumerate(stages):
+        sources = {places[spec.name][0] for spec in stage.inputs} or {HOST}
+        levels.append(1 + max((levels[source] for source in sources if source != HOST), default=-1))
+        for source in sorted(sources):
+            wanted = [position for position, spec in enumerate(stage.inputs) if places[spec.name][0] == source]
+            specs = [stage.inputs[position] for position in wanted]
+            made = [places[spec.name][1] for spec in specs]
+            channels.append(_channel(stages, source, target, specs, made, wanted, levels, window))
+        places |= {spec.name: (target, position) for position, spec in enumerate(stage.outputs)}
+    read = {channel.source for channel in channels}
+    for source, stage in enumerate(stages):
+        drained = [position for position, spec in enumerate(stage.outputs) if spec.name in outputs]
+        if drained or source not in read:
+            specs = [stage.outputs[position] for position in drained]
+            channels.append(_channel(stages, source, HOST, specs, drained, [], levels, window))
+    input_specs = {spec.name: spec for stage in stages for spec in stage.inputs if spec.name in inputs}
+    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, input_specs)
+
+
+def _channel(
+    stages: Sequence[StagePlacement],
+    source: int,
+    target: int,
+    specs: Sequence[TensorSpec],
+    source_index: Sequence[int],
+    target_index: Sequence[int],
+    levels: Sequence[int],
+    window: int,
+) -> Channel:
+    source_replicas = 1 if source == HOST else len(stages[source].devices)
+    target_replicas = 1 if target == HOST else len(stages[target].devices)
+    share = -(-window // math.lcm(source_replicas, target_replicas))
+    if source == HOST:
+        # The host never waits for a slot, and a slot keeps its request until that is delivered, ready for a replay.
+        num_slots = share + 1
+    elif target == HOST:
+        num_slots = share
+    else:
+        # A value that skips stages waits for them: one slot more for each.
+        num_slots = min(share, stages[target].queue_depth + levels[target] - levels[source] - 1)
+    indices = tuple(source_index), tuple(target_index)
+    return Channel(source, target, tuple(specs), *indices, source_replicas, target_replicas, num_slots)
+
+
+def _faults(
+    stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], makers: dict[str, int]
+) -> Iterator[str]:
+    if not stages:
+        yield "there are none"
+    for number, stage in enumerate(stages):
+        if not stage.devices:
+            yield f"stage '{stage.name}' is on no device"
+        if stage.queue_depth < 1:
+            yield f"stage '{stage.name}' has a queue depth of {stage.queue_depth}; it must be at least 1"
+        yield from _input_faults(stages, number, inputs, makers)
+        for spec in stage.outputs:
+            if spec.name in inputs or makers[spec.name] != number:
+                yield f"value '{spec.name}' is made twice, once by stage '{stage.name}'"
+    for name in outputs:
+        if name not in makers and name not in inputs:
+            yield f"output '{name}' is no input and made by no stage"
+
+
+def _input_faults(stages: Sequence[StagePlacement], number: int, inputs: Sequence[str], makers: dict[str, int]) -> Iterator[str]:
+    stage = stages[number]
+    for spec in stage.inputs:
+        maker = makers.get(spec.name)
+        if spec.name in inputs:
+            continue
+        if maker is None:
+            yield f"stage '{stage.name}' reads '{spec.name}', which is no input and made by no stage"
+        elif maker >= number:
+            yield f"stage '{stage.name}' reads '{spec.name}' from stage '{stages[maker].name}', which does not come before it"
+        else:
+            made = next(other for other in stages[maker].outputs if other.name == spec.name)
+            if (made.shape, made.dtype) != (spec.shape, spec.dtype):
+                yield (
+                    f"stage '{stage.name}' reads '{spec.name}' as {spec.dtype} {list(spec.shape)}, and stage "
+                    f"'{stages[maker].name}' makes it as {made.dtype} {list(made.shape)}"
+                )

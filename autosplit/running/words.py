@@ -1,0 +1,77 @@
+"""Words of shared memory: deadlines that every stage reads, and each worker's state that the host reads without asking.
+
+One block for a pipeline: first the deadlines of the requests in flight, then ``STATUS_WORDS`` for each worker. A word has
+one writer and 8 aligned bytes, so a reader sees the old value or the new one.
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+STATUS_WORDS = 16
+STATE, SEQUENCE, SINCE_NS, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, RESIDENT_BYTES = range(10)
+"""What each status word holds; sums run since the pipeline was started and outlive a restart."""
+
+STARTING, WAITING, RUNNING, SENDING, PAUSED = range(5)
+STATES = ("starting", "waiting", "running", "sending", "paused")
+
+_PAST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WordsHandle:
+    """What a process needs to open the block whose descriptor it inherited."""
+
+    fd: int
+    window: int
+    num_workers: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the block."""
+        return 8 * (self.window + STATUS_WORDS * self.num_workers)
+
+
+class Words:
+    """The block, mapped."""
+
+    def __init__(self, handle: WordsHandle) -> None:
+        self.handle = handle
+        self._words = memoryview(mmap.mmap(handle.fd, handle.num_bytes)).cast("q")
+
+    @staticmethod
+    def create(window: int, num_workers: int) -> "Words":
+        """A block of zeros for ``window`` requests in flight."""
+        fd = os.memfd_create("autosplit-words")
+        os.fchmod(fd, 0o600)
+        handle = WordsHandle(fd, window, num_workers)
+        os.ftruncate(fd, handle.num_bytes)
+        return Words(handle)
+
+    def status(self, worker: int) -> memoryview:
+        """The status words of one worker."""
+        start = self.handle.window + STATUS_WORDS * worker
+        return self._words[start : start + STATUS_WORDS]
+
+    def set_deadline(self, sequence: int, deadline_ns: int) -> None:
+        """Stages skip request ``sequence`` from ``deadline_ns`` (monotonic) on; 0 stands for never."""
+        self._words[sequence % self.handle.window] = deadline_ns
+
+    def skip(self, sequence: int) -> None:
+        """Stages skip request ``sequence`` from now on."""
+        self._words[sequence % self.handle.window] = _PAST
+
+    def expired(self, sequence: int) -> bool:
+        """Whether request ``sequence`` is to be skipped."""
+        deadline_ns = self._words[sequence % self.handle.window]
+        return deadline_ns != 0 and deadline_ns <= time.monotonic_ns()
+
+    def statuses(self) -> Iterator[memoryview]:
+        """The status words of each worker in turn."""
+        return (self.status(worker) for worker in range(self.handle.num_workers))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.handle.fd)

@@ -1,0 +1,222 @@
+"""A worker: it loads one stage, then takes its requests in order, each from its input rings to its output rings."""
+
+import select
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import torch
+
+from autosplit.processes import resident_bytes
+from autosplit.running import words
+from autosplit.running.messages import Duty, Events, Failed, Pause, Paused, Port, Ready, Report, Run
+from autosplit.running.modules import Runnable
+from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interrupted, Ring, RingEnd, RingHandle, Slot
+from autosplit.running.words import Words
+
+KEPT_EVENTS = 16_384
+_WARM_UP_PASSES = 3
+
+
+class Event(NamedTuple):
+    """The times of one request in one worker, in monotonic nanoseconds.
+
+    The worker waited from ``asked_ns`` to ``got_ns`` for its inputs, which were complete at ``posted_ns``, ran until
+    ``ran_ns``, and had handed over its outputs at ``sent_ns``, after ``blocked_ns`` of waiting for free slots.
+    """
+
+    sequence: int
+    flag: int
+    asked_ns: int
+    posted_ns: int
+    got_ns: int
+    ran_ns: int
+    sent_ns: int
+    blocked_ns: int
+
+
+def main(control: Connection) -> None:
+    """The whole life of a worker process: its duty is the first message."""
+    live(control, control.recv())
+
+
+def live(control: Connection, duty: Duty) -> None:
+    """Load the stage, say so, and serve until the host closes the control channel."""
+    before = resident_bytes()
+    start = time.perf_counter()
+    try:
+        run = duty.module.load(duty.threads)
+        stage = Stage(duty, run, control)
+        stage.warm_up()
+    except Exception:
+        control.send(Failed(traceback.format_exc()))
+        return
+    after = resident_bytes()
+    stage.status[words.RESIDENT_BYTES] = after
+    control.send(Ready(before, after, time.perf_counter() - start))
+    stage.serve()
+
+
+class Stage:
+    """The loop of one worker over its rings."""
+
+    def __init__(self, duty: Duty, run: Runnable, control: Connection) -> None:
+        self.duty = duty
+        self.run = run
+        self.control = control
+        self.words = Words(duty.words)
+        self.status = self.words.status(duty.number)
+        self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._control_poll = select.poll()
+        self._control_poll.register(control.fileno(), select.POLLIN)
+        self._sources = [(self._ends(port, sends=False), port.index) for port in duty.sources]
+        self._sinks = [(self._ends(port, sends=True), port.index) for port in duty.sinks]
+
+    def serve(self) -> None:
+        """Obey the host and take requests, in turn, until the control channel closes."""
+        sequence = self._obey(None)
+        while True:
+            try:
+                if self._control_poll.poll(0):
+                    raise Interrupted
+                self._take(sequence)
+                sequence += self.duty.num_replicas
+            except Interrupted:
+                sequence = self._obey(sequence)
+
+    def warm_up(self) -> None:
+        """A few passes over zeros; what they raise is for the first request to show."""
+        if not self.duty.module.warms_up:
+            return
+        inputs: list[Any] = [None] * self.duty.num_inputs
+        for ends, index in self._sources:
+            end = next(end for end in ends if end is not None)
+            for position, view in zip(index, end.ring.slots[0].tensors, strict=True):
+                inputs[position] = torch.zeros_like(view)
+        for _ in range(_WARM_UP_PASSES):
+            try:
+                with torch.inference_mode():
+                    self.run(inputs)
+            except Exception:
+                return
+
+    def _obey(self, sequence: int | None) -> int:
+        """Answer the host's messages; return the next request once it is known and nothing more is there to read."""
+        while sequence is None or self._control_poll.poll(0):
+            match self.control.recv():
+                case Run(first):
+                    replica, count = self.duty.replica, self.duty.num_replicas
+                    sequence = first + (replica - first) % count
+                case Pause():
+                    self._enter(words.PAUSED, 0)
+                    self.control.send(Paused())
+                    sequence = None
+                case Report(clear):
+                    self.control.send(Events(tuple(self.events)))
+                    if clear:
+                        self.events.clear()
+        return sequence
+
+    def _take(self, sequence: int) -> None:
+        """One request: wait for its inputs, run, hand over its outputs, free its inputs."""
+        asked = self._enter(words.WAITING, sequence)
+        slots = []
+        for ends, _ in self._sources:
+            slots.append(self._end(ends, sequence).acquire(sequence))
+        got = self._enter(words.RUNNING, sequence)
+        flag, result = self._compute(sequence, slots)
+        ran = self._enter(words.SENDING, sequence)
+        blocked = 0
+        for ends, index in self._sinks:
+            end = self._end(ends, sequence)
+            before = time.monotonic_ns()
+            slot = end.acquire(sequence)
+            blocked += time.monotonic_ns() - before
+            if flag == DATA:
+                slot.write(sequence, [result[position] for position in index])
+            else:
+                slot.write_text(sequence, flag, result)
+            end.release()
+        posted = max(slot.header[POSTED_NS] for slot in slots)
+        for ends, _ in self._sources:
+            self._end(ends, sequence).release()
+        sent = time.monotonic_ns()
+        self._count(Event(sequence, flag, asked, posted, got, ran, sent, blocked))
+
+    def _compute(self, sequence: int, slots: Sequence[Slot]) -> tuple[int, Any]:
+        """The flag of the request's tokens from here on, and its outputs or the text of the error."""
+        for flag in (ERROR, SKIPPED):
+            for slot in slots:
+                if slot.header[FLAG] == flag:
+                    return flag, slot.read_text()
+        if self.words.expired(sequence):
+            return SKIPPED, b""
+        inputs: list[Any] = [None] * self.duty.num_inputs
+        for slot, (_, index) in zip(slots, self._sources, strict=True):
+            for position, view in zip(index, slot.tensors, strict=True):
+                inputs[position] = view
+        try:
+            with torch.inference_mode():
+                outputs = self.run(inputs)
+                self._check(outputs)
+            return DATA, outputs
+        except Exception:
+            return ERROR, self._explain(sequence, inputs, traceback.format_exc())
+
+    def _check(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""
+        for ends, index in self._sinks:
+            views = next(end for end in ends if end is not None).ring.slots[0].tensors
+            for position, view in zip(index, views, strict=True):
+                made = outputs[position]
+                if made.shape != view.shape or made.dtype != view.dtype:
+                    raise ValueError(
+                        f"output {position} is {made.dtype} {list(made.shape)}, and {view.dtype} {list(view.shape)} was announced"
+                    )
+
+    def _explain(self, sequence: int, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
+        duty = self.duty
+        try:
+            with torch.inference_mode():
+                op = duty.module.failing_op(inputs)
+        except Exception:
+            op = None
+        where = f" while executing '{op}'" if op else ""
+        cause = trace.strip().splitlines()[-1]
+        return (
+            f"stage '{duty.stage}' (replica {duty.replica} of {duty.num_replicas}, device '{duty.device}') failed on request "
+            f"{sequence}{where}: {cause}\nThe worker's traceback follows.\n{trace}"
+        ).encode()
+
+    def _count(self, event: Event) -> None:
+        self.events.append(event)
+        status = self.status
+        status[(words.DONE, words.FAILED, words.SKIPPED)[event.flag]] += 1
+        status[words.WAIT_NS] += event.got_ns - event.asked_ns + event.blocked_ns
+        status[words.BUSY_NS] += event.ran_ns - event.got_ns
+        status[words.TRANSFER_NS] += event.sent_ns - event.ran_ns - event.blocked_ns
+
+    def _enter(self, state: int, sequence: int) -> int:
+        now = time.monotonic_ns()
+        self.status[words.SINCE_NS] = now
+        self.status[words.SEQUENCE] = sequence
+        self.status[words.STATE] = state
+        return now
+
+    def _ends(self, port: Port, *, sends: bool) -> list[RingEnd | None]:
+        def open_end(handle: RingHandle | None) -> RingEnd | None:
+            if handle is None:
+                return None
+            ring = Ring(handle)
+            return RingEnd(ring, sends=sends, interrupt_fd=self.control.fileno(), spin_s=0.0 if sends else self.duty.spin_s)
+
+        return [open_end(handle) for handle in port.rings]
+
+    @staticmethod
+    def _end(ends: Sequence[RingEnd | None], sequence: int) -> RingEnd:
+        end = ends[sequence % len(ends)]
+        assert end is not None  # the wiring gives this worker the rings of all its requests
+        return end
