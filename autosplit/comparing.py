@@ -1,0 +1,199 @@
+"""Several plans loaded at once and run in interleaved rounds, so that drift of the machine cancels; outputs are checked."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import torch
+
+from autosplit.backends.base import TOLERANCE, NumericalError, Precision, compare, get_backend
+from autosplit.deploying import Workspace, deploy
+from autosplit.errors import AutosplitError
+from autosplit.machine import Machine
+from autosplit.plan import Plan
+from autosplit.results import LatencyStats, RunStats
+from autosplit.running.pipeline import Pipeline
+from autosplit.runreport import PLAN, Outcome, RunReport, judge
+from autosplit.tracing import Traced
+
+NUM_DISTINCT = 4
+"""Different requests that are sent in turn, so that answers in the wrong order are seen."""
+
+NUM_ALONE = 20
+"""Requests sent one at a time for the latency of an idle pipeline, or as many as fit into ``ALONE_S``."""
+
+ALONE_S = 2.0
+Progress = Callable[[float, str], None]
+Request = tuple[torch.Tensor, ...]
+
+
+@dataclass
+class Loaded:
+    """A plan that is loaded and was checked, and the throughput of its rounds so far, in items per second."""
+
+    plan: Plan
+    pipeline: Pipeline
+    error: NumericalError
+    equal: bool
+    latency: LatencyStats
+    rounds_per_s: list[float] = field(default_factory=list)
+
+    def outcome(self) -> Outcome:
+        """What was measured until now."""
+        stats: RunStats = self.pipeline.stats()
+        rounds = tuple(self.rounds_per_s)
+        return Outcome(self.plan, rounds, self.latency, stats.latency, self.equal, self.error.absolute, stats)
+
+
+class Arena:
+    """Plans of one model, loaded side by side; open until ``close``, best used in a ``with`` block."""
+
+    def __init__(self, traced: Traced, machine: Machine, precision: Precision = "f32") -> None:
+        self.traced = traced
+        self.machine = machine
+        self.precision = precision
+        self.loaded: dict[str, Loaded] = {}
+        self._requests = distinct_requests(traced.example_inputs)
+        self._workspace = Workspace()
+
+    def load(self, name: str, plan: Plan) -> Loaded:
+        """Start the plan's workers, compare answers with the unsplit model, and measure the latency of single requests.
+
+        Raises: PlanError, BackendError, WorkerError: the plan cannot be run; StageError: a request failed.
+        """
+        pipeline = deploy(self.traced, plan, self.machine, self._workspace, self.precision)
+        try:
+            self.loaded[name] = self._check(plan, pipeline)
+        except BaseException:
+            pipeline.close(drain=False)
+            raise
+        return self.loaded[name]
+
+    def unload(self, name: str) -> None:
+        """End the workers of a plan."""
+        self.loaded.pop(name).pipeline.close()
+
+    def run_round(self, names: Sequence[str], number: int, num_requests: int) -> None:
+        """Run each named plan once; the order depends on the number of the round, so that none always follows the same."""
+        turn = number % len(names)
+        order = [*names[turn:], *names[:turn]]
+        count = max(2 * len(self._requests), num_requests)
+        work = [self._requests[k % len(self._requests)] for k in range(count)]
+        for name in order if number % 2 == 0 else reversed(order):
+            entry = self.loaded[name]
+            start = time.perf_counter()
+            entry.pipeline.run_many(work)
+            entry.rounds_per_s.append(count * entry.plan.microbatch / (time.perf_counter() - start))
+
+    def close(self) -> None:
+        """End all workers and remove all files."""
+        with ExitStack() as stack:
+            stack.callback(self._workspace.close)
+            for entry in self.loaded.values():
+                stack.callback(entry.pipeline.close, drain=False)
+        self.loaded.clear()
+
+    def __enter__(self) -> "Arena":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _check(self, plan: Plan, pipeline: Pipeline) -> Loaded:
+        exact = self.precision == "f32" and all(get_backend(stage.backend).exact for stage in plan.stages)
+        expected = self._expected(max(stage.threads for stage in plan.stages))
+        count = len(self._requests)
+        answers = pipeline.run_many([self._requests[k % count] for k in range(2 * count)])
+        names = self.traced.graph.outputs
+        worst = max((compare(names, answer, expected[k % count]) for k, answer in enumerate(answers)), key=lambda e: e.relative)
+        equal = worst.absolute == 0 if exact else worst.relative <= TOLERANCE[self.precision]
+        pipeline.stats(clear=True)
+        start = time.perf_counter()
+        for number in range(NUM_ALONE):
+            pipeline.run(self._requests[number % count])
+            if time.perf_counter() - start > ALONE_S and number >= 2:
+                break
+        return Loaded(plan, pipeline, worst, equal, pipeline.stats(clear=True).latency)
+
+    def _expected(self, threads: int) -> list[tuple[torch.Tensor, ...]]:
+        """What the unsplit model gives in eager with as many threads as a stage has: their number can change the bits."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            with torch.inference_mode():
+                return [tuple(self.traced.program(*request)) for request in self._requests]
+        finally:
+            torch.set_num_threads(before)
+
+
+def run_report(
+    traced: Traced,
+    plan: Plan,
+    simple: Mapping[str, Plan],
+    machine: Machine,
+    *,
+    objective: str = "throughput",
+    forced: bool = False,
+    num_requests: int = 200,
+    num_rounds: int = 5,
+    precision: Precision = "f32",
+    progress: Progress | None = None,
+) -> RunReport:
+    """Run the plan and the simple ways in the same rounds, and say which one to use.
+
+    Args:
+        traced: the model, traced for the plan's microbatch.
+        plan: the plan.
+        simple: the simple ways by name; one that cannot be loaded is left out, and named in the report.
+        machine: the devices.
+        objective: ``throughput`` or ``latency``.
+        forced: whether the user asked for a plan of this shape.
+        num_requests: requests of each plan, over all rounds.
+        num_rounds: rounds; each runs every plan once.
+        precision: what backends compute in.
+        progress: called with the share done and what is being done.
+    Raises: PlanError, BackendError, WorkerError: the plan itself cannot be run; StageError: a request failed.
+    """
+    tell = progress or (lambda share, text: None)
+    same_as: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    with Arena(traced, machine, precision) as arena:
+        for number, (name, candidate) in enumerate({PLAN: plan, **simple}.items()):
+            tell(0.4 * number / (1 + len(simple)), f"loading '{name}'")
+            twin = next((other for other, entry in arena.loaded.items() if entry.plan.hash == candidate.hash), None)
+            if twin is not None:
+                same_as[name] = twin
+                continue
+            try:
+                arena.load(name, candidate)
+            except AutosplitError as failure:
+                if name == PLAN:
+                    raise
+                left_out[name] = str(failure)
+        for number in range(num_rounds):
+            tell(0.4 + 0.6 * number / num_rounds, f"round {number + 1} of {num_rounds}")
+            arena.run_round(list(arena.loaded), number, -(-num_requests // num_rounds))
+        outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
+    outcomes |= {name: outcomes[twin] for name, twin in same_as.items()}
+    chosen, sentence = judge(outcomes, objective, forced)
+    tell(1.0, "done")
+    return RunReport(traced.graph.name, plan.source.batch, outcomes, chosen, sentence, left_out)
+
+
+def distinct_requests(example: Sequence[torch.Tensor], count: int = NUM_DISTINCT, seed: int = 0) -> list[Request]:
+    """Requests like the example, all different where the inputs allow it: floats are disturbed, integers change places."""
+    generator = torch.Generator().manual_seed(seed)
+    requests = [tuple(example)]
+    while len(requests) < count:
+        requests.append(tuple(_another(tensor, generator) for tensor in example))
+    return requests
+
+
+def _another(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if tensor.is_floating_point():
+        return copy.copy_(tensor + 0.1 * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype))
+    order = torch.randperm(tensor.numel(), generator=generator)
+    return copy.copy_(tensor.reshape(-1)[order].reshape(tensor.shape))

@@ -1,0 +1,81 @@
+"""A plan becomes a running pipeline: stages saved once in a workspace, prepared for their backends, placed on devices."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from autosplit.alternatives import machine_of
+from autosplit.backends.base import Precision, get_backend
+from autosplit.files import content_hash
+from autosplit.machine import Machine
+from autosplit.plan import Plan
+from autosplit.running.modules import StageFolder
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.wiring import StagePlacement
+from autosplit.splitting import StageProgram, save_stage, split
+from autosplit.tracing import Traced
+
+
+class Workspace:
+    """A temporary folder of saved stages; plans that share a stage share its files. Gone when it is closed."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="autosplit-"))
+        self._prepared: set[tuple[str, str, str]] = set()
+
+    def add(self, program: StageProgram, ops: tuple[str, ...], backend: str, precision: Precision) -> StageFolder:
+        """The stage as workers load it, saved and prepared if it was not.
+
+        Raises: BackendError: the backend refuses the stage, by op and with the reason.
+        """
+        key = content_hash([[spec.name for spec in (*program.inputs, *program.outputs)], list(ops)])
+        folder = self.folder / key
+        if not folder.exists():
+            save_stage(program, folder)
+        if (key, backend, precision) not in self._prepared:
+            get_backend(backend).prepare(program, folder, precision)
+            self._prepared.add((key, backend, precision))
+        return StageFolder(folder, backend, precision)
+
+    def close(self) -> None:
+        """Remove every file."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> "Workspace":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def place(
+    traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, precision: Precision = "f32"
+) -> list[StagePlacement]:
+    """The plan's stages as the runtime takes them.
+
+    Raises: PlanError: the plan does not fit the model or the machine. BackendError: a backend refuses a stage.
+    """
+    machine = machine_of([plan], machine)
+    plan.verify(traced.graph, machine)
+    programs = split(traced, [stage.ops for stage in plan.stages])
+    return [
+        StagePlacement(
+            name=stage.name,
+            module=workspace.add(program, stage.ops, stage.backend, precision),
+            inputs=program.inputs,
+            outputs=program.outputs,
+            devices=tuple(machine[name] for name in stage.devices),
+            threads=stage.threads,
+            queue_depth=plan.queue_depth,
+        )
+        for stage, program in zip(plan.stages, programs, strict=True)
+    ]
+
+
+def deploy(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, precision: Precision = "f32") -> Pipeline:
+    """The plan, loaded and waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
+
+    Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
+    """
+    return Pipeline(place(traced, plan, machine, workspace, precision), traced.graph.inputs, traced.graph.outputs)

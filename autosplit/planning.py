@@ -1,0 +1,162 @@
+"""Plans for a graph on a machine: the planner is asked once for each choice of backends, its answers become Plans."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+from autosplit.constraints import Constraints, matching_ops
+from autosplit.cost import evaluate, latency_s
+from autosplit.errors import InfeasibleError
+from autosplit.graph import Graph
+from autosplit.machine import Machine
+from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.planners.portfolio import solve
+from autosplit.problem import Problem, Solution, problem_from
+from autosplit.profile import Profile
+
+MAX_CHOICES = 9
+"""Above so many ways to give each device a backend, all devices get the same one."""
+
+Log = Callable[[str], None]
+
+
+def plan_model(
+    graph: Graph,
+    machine: Machine,
+    profile: Profile,
+    source: Source,
+    constraints: Constraints,
+    backends: Sequence[str],
+    *,
+    queue_depth: int = 4,
+    microbatch: int | None = None,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    log: Log | None = None,
+) -> list[Plan]:
+    """The best plan for each choice of backends, the best first.
+
+    Args:
+        graph: the model, traced for ``microbatch`` items.
+        machine: devices, memory caps and measured links.
+        profile: seconds of each op with each backend on each device.
+        source: what the model was made from.
+        constraints: what the user demands.
+        backends: the backends that a device may run.
+        queue_depth: slots of each ring.
+        microbatch: items that pass the stages together; by default the whole request.
+        time_limit_s: seconds for each solver call.
+        seed: seed of the solvers.
+        log: called with a line of the solver's log.
+    Raises:
+        InfeasibleError: no choice of backends meets the constraints.
+        ProfileError: the profile lacks a measurement.
+    """
+    constraints.verify(graph, machine)
+    plans: list[Plan] = []
+    refusal: InfeasibleError | None = None
+    for choice in backend_choices(machine, backends):
+        problem = _problem(graph, machine, profile, constraints, choice)
+        try:
+            solution = solve(
+                problem,
+                objective=constraints.objective,
+                num_stages=constraints.num_stages,
+                max_replicas=constraints.max_replicas,
+                min_stage_s=constraints.min_stage_s,
+                max_latency_s=constraints.max_latency_s,
+                time_limit_s=time_limit_s,
+                seed=seed,
+                log=log,
+            )
+        except InfeasibleError as failure:
+            refusal = failure
+            continue
+        if all(len({choice[problem.devices[device]] for device in block.devices}) == 1 for block in solution.blocks):
+            plans.append(_plan(graph, machine, profile, source, constraints, problem, solution, choice, queue_depth, microbatch))
+    if not plans:
+        raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
+    return sorted(plans, key=objective_s(constraints))
+
+
+def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
+    """What a plan is judged by: predicted seconds for an item, or predicted latency."""
+    if constraints.objective == "latency":
+        return lambda plan: plan.prediction.latency_s
+    return lambda plan: plan.prediction.bottleneck_s / plan.microbatch
+
+
+def backend_choices(machine: Machine, backends: Sequence[str]) -> list[Mapping[str, str]]:
+    """Device name to backend: one backend for all first, then the mixtures, where they are few.
+
+    >>> from autosplit.machine import parse_device
+    >>> [list(c.values()) for c in backend_choices(Machine.of([parse_device("cpu:0"), parse_device("cpu:1")]), ["a", "b"])]
+    [['a', 'a'], ['b', 'b'], ['a', 'b'], ['b', 'a']]
+    """
+    names = [device.name for device in machine.devices]
+    same = [dict.fromkeys(names, backend) for backend in backends]
+    if len(backends) ** len(names) > MAX_CHOICES:
+        return list(same)
+    mixed = [dict(zip(names, choice, strict=True)) for choice in product(backends, repeat=len(names)) if len(set(choice)) > 1]
+    return [*same, *mixed]
+
+
+def threads_on(machine: Machine, device: str) -> int:
+    """The threads of a stage on a device: one for each core."""
+    return max(1, len(machine[device].cores))
+
+
+def _problem(graph: Graph, machine: Machine, profile: Profile, constraints: Constraints, choice: Mapping[str, str]) -> Problem:
+    op_s: dict[tuple[str, str], float] = {}
+    for device, backend in choice.items():
+        op_s |= profile.table(graph, backend, [device], {device: threads_on(machine, device)})
+    return problem_from(
+        graph,
+        op_s,
+        machine.with_links(profile.links),
+        pins={op: device for pattern, device in constraints.pins.items() for op in matching_ops(graph, pattern)},
+        forbids={op: devices for pattern, devices in constraints.forbids.items() for op in matching_ops(graph, pattern)},
+        colocations=[matching_ops(graph, pattern) for pattern in constraints.together],
+    )
+
+
+def _plan(
+    graph: Graph,
+    machine: Machine,
+    profile: Profile,
+    source: Source,
+    constraints: Constraints,
+    problem: Problem,
+    solution: Solution,
+    choice: Mapping[str, str],
+    queue_depth: int,
+    microbatch: int | None,
+) -> Plan:
+    loads = evaluate(problem, solution.blocks)
+    stages = []
+    for number, block in enumerate(solution.blocks):
+        devices = tuple(problem.devices[device] for device in block.devices)
+        ops = tuple(problem.ops[op] for op in sorted(block.ops))
+        threads = min(threads_on(machine, device) for device in devices)
+        stages.append(Stage(f"stage{number}", ops, devices, choice[devices[0]], threads, float(loads.block_s[number])))
+    items = microbatch or source.batch
+    bottleneck_s = loads.bottleneck_s
+    prediction = Prediction(
+        bottleneck_s=bottleneck_s,
+        latency_s=latency_s(problem, solution.blocks),
+        bound_s=solution.bound_s,
+        gap=solution.gap,
+        throughput_per_s=items / bottleneck_s if bottleneck_s > 0 else float("inf"),
+    )
+    return Plan(
+        source=source,
+        graph_hash=graph.hash,
+        profile_hash=profile.hash,
+        stages=tuple(stages),
+        prediction=prediction,
+        objective=constraints.objective,
+        method=solution.method,
+        status="optimal" if solution.status == "optimal" else "feasible",
+        microbatch=items,
+        queue_depth=queue_depth,
+        loads_s={name: float(seconds) for name, seconds in zip(problem.devices, loads.device_s, strict=True)},
+    )

@@ -1,0 +1,176 @@
+"""RunReport: a plan beside the simple ways to run the same model, all measured in the same rounds. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from autosplit import tables
+from autosplit.plan import Plan
+from autosplit.results import LatencyStats, RunStats
+
+PLAN = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one plan ran.
+
+    Attributes:
+        rounds_per_s: items per second in each round, all requests in flight that the rings hold.
+        latency: seconds of a request alone in the pipeline.
+        loaded_latency: seconds of a request in the full pipeline, from its first stage to its answer.
+        outputs_equal: bit for bit where every stage is exact, else within the tolerance of its backends.
+        max_abs_error: largest difference from the unsplit model in eager.
+        stats: each worker's times in the rounds.
+    """
+
+    plan: Plan
+    rounds_per_s: tuple[float, ...]
+    latency: LatencyStats
+    loaded_latency: LatencyStats
+    outputs_equal: bool
+    max_abs_error: float
+    stats: RunStats
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Median over the rounds, in items per second."""
+        return median(self.rounds_per_s)
+
+    @property
+    def spread(self) -> float:
+        """Largest less smallest round over the median."""
+        return (max(self.rounds_per_s) - min(self.rounds_per_s)) / self.throughput_per_s
+
+    def faster_than(self, other: "Outcome", objective: str) -> float:
+        """How many times as good as the other one: the median over rounds of the ratio, or the ratio of median latencies."""
+        if objective == "latency":
+            return other.latency.p50_s / self.latency.p50_s
+        return median(a / b for a, b in zip(self.rounds_per_s, other.rounds_per_s, strict=True))
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What ``run`` and ``auto`` show.
+
+    Attributes:
+        model: the model's name.
+        batch: items in one request.
+        outcomes: the plan (``plan``) and each simple way, by name.
+        chosen: the name of the one to use.
+        sentence: why that one.
+        left_out: simple ways that could not be run, with the reason.
+    """
+
+    model: str
+    batch: int
+    outcomes: Mapping[str, Outcome]
+    chosen: str
+    sentence: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Outcome:
+        """The plan that was asked for."""
+        return self.outcomes[PLAN]
+
+    @property
+    def best(self) -> Outcome:
+        """The one to use."""
+        return self.outcomes[self.chosen]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for the plan and each simple way, fastest first."""
+        ordered = sorted(self.outcomes.items(), key=lambda item: -item[1].throughput_per_s)
+        return [
+            {
+                "way": name,
+                "stages": len(outcome.plan.stages),
+                "backend": "+".join(dict.fromkeys(stage.backend for stage in outcome.plan.stages)),
+                "items_per_s": outcome.throughput_per_s,
+                "spread": outcome.spread,
+                "predicted_per_s": outcome.plan.prediction.throughput_per_s or float("nan"),
+                "latency_p50_s": outcome.latency.p50_s,
+                "of_plan": outcome.faster_than(self.plan, "throughput"),
+                "chosen": "*" if name == self.chosen else "",
+            }
+            for name, outcome in ordered
+        ]
+
+    def stage_rows(self) -> list[dict[str, Any]]:
+        """One row for each worker of the plan: where its time goes, predicted beside measured."""
+        predicted = {stage.name: stage for stage in self.best.plan.stages}
+        return [
+            {
+                "stage": stats.stage,
+                "device": stats.device,
+                "backend": predicted[stats.stage].backend,
+                "ops": len(predicted[stats.stage].ops),
+                "predicted_s": predicted[stats.stage].load_s,
+                "busy_s": stats.busy.p50_s,
+                "wait_s": stats.wait.p50_s,
+                "transfer_s": stats.transfer.p50_s,
+                "resident_bytes": stats.resident_after_bytes,
+                "stage_bytes": stats.stage_bytes,
+            }
+            for stats in self.best.stats.stages
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints, without the path of the plan."""
+        best = self.best
+        return {
+            "model": self.model,
+            "batch": self.batch,
+            "chosen": self.chosen,
+            "sentence": self.sentence,
+            "outputs_equal": best.outputs_equal,
+            "max_abs_error": best.max_abs_error,
+            "throughput_per_s": best.throughput_per_s,
+            "predicted_throughput_per_s": best.plan.prediction.throughput_per_s or None,
+            "latency_s": {key: getattr(best.latency, f"{key}_s") for key in ("p50", "p90", "p99")},
+            "predicted_latency_s": best.plan.prediction.latency_s or None,
+            "loaded_latency_s": {key: getattr(best.loaded_latency, f"{key}_s") for key in ("p50", "p90", "p99")},
+            "plan_throughput_per_s": self.plan.throughput_per_s,
+            "baselines": {name: outcome.throughput_per_s for name, outcome in self.outcomes.items() if name != PLAN},
+            "left_out": dict(self.left_out),
+            "stages": self.stage_rows(),
+            "outcomes": {
+                name: {
+                    "rounds_per_s": list(outcome.rounds_per_s),
+                    "latency": asdict(outcome.latency),
+                    "outputs_equal": outcome.outputs_equal,
+                    "max_abs_error": outcome.max_abs_error,
+                }
+                for name, outcome in self.outcomes.items()
+            },
+        }
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame indexed by way."""
+        return tables.frame(self.rows(), index="way")
+
+    def _repr_html_(self) -> str:
+        stages = tables.html(self.stage_rows(), "stages")
+        return tables.html(self.rows(), f"{self.model}, {self.batch} items a request: {self.sentence}") + stages
+
+
+def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool) -> tuple[str, str]:
+    """The way to use, and a sentence that says why.
+
+    The best simple way takes the place of the plan if it measured better, unless the plan's shape was forced.
+    """
+    plan = outcomes[PLAN]
+    simple = {name: outcome for name, outcome in outcomes.items() if name != PLAN and outcome.outputs_equal}
+    if not simple:
+        return PLAN, "No simple way fits, so there is nothing to compare the plan with."
+    best = max(simple, key=lambda name: simple[name].faster_than(plan, objective))
+    ratio = simple[best].faster_than(plan, objective)
+    what = "as low a latency" if objective == "latency" else "as fast"
+    if ratio <= 1:
+        return PLAN, f"The plan measures {1 / ratio:.2f} times {what} as the best simple way, '{best}'."
+    verdict = f"'{best}' measures {ratio:.2f} times {what} as the plan"
+    if forced:
+        return PLAN, f"{verdict}; the plan is kept because its shape was asked for."
+    return best, f"{verdict}, so it becomes the plan."
