@@ -100,3 +100,20 @@ class DenseStage(torch.nn.Module):
         seen = [value.permute(inverse) for value, inverse in zip(values, self.inverses, strict=True)]
         outputs = self.stage(*seen)
         return tuple(value.permute(order) for value, order in zip(outputs, self.orders, strict=True))
+
+
+class LogicalStage(torch.nn.Module):
+    """A stage whose inputs and outputs are dense in the order of their shapes, for callers that know no strides.
+
+    Inside, each input gets the strides of its port, as a traced ``view`` may need them.
+    """
+
+    def __init__(self, stage: torch.nn.Module, inputs: Sequence[Port]) -> None:
+        super().__init__()
+        self.stage = stage
+        self.orders = [(source.order, source.inverse) for source in inputs]
+
+    def forward(self, *values: torch.Tensor) -> Any:
+        """Lay the inputs out, run the stage."""
+        pairs = zip(values, self.orders, strict=True)
+        return self.stage(*[value.permute(order).contiguous().permute(inverse) for value, (order, inverse) in pairs])

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.layout import DenseStage, Port, port
-from autosplit.backends.probing import refused_ops
+from autosplit.backends.layout import DenseStage, LogicalStage, Port, port
+from autosplit.backends.probing import one_line, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
 from autosplit.splitting import StageProgram
@@ -51,30 +51,33 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True) -> None:
     Args:
         program: the stage.
         path: the ``.onnx`` file.
-        dense: True to lay inputs and outputs out as their ports say, False for their logical shapes.
+        dense: True to lay inputs and outputs out as their ports say, False to have their logical shapes.
     Raises: BackendError: the exporter refuses an op; the message names each one with the reason.
     """
     try:
-        _export(program, dense).save(path, external_data=True)
-    except torch.onnx.OnnxExporterError as failure:
+        exported = _export(program, dense)
+    except Exception as failure:
         refused = refused_ops(program, _convert)
-        listed = [f"op '{name}': {reason}" for name, reason in refused.items()] or [str(failure).splitlines()[0]]
+        listed = [f"op '{name}': {reason}" for name, reason in refused.items()] or [one_line(failure)]
         raise BackendError(f"stage '{program.name}' cannot become an ONNX file: {'; '.join(listed)}") from failure
+    exported.save(path, external_data=True)
 
 
 def refused_by_onnx(program: StageProgram) -> dict[str, str]:
     """Op name to the reason for each op that the exporter refuses; each distinct op is tried alone if the stage fails."""
     try:
         _export(program, dense=True)
-    except torch.onnx.OnnxExporterError:
+    except Exception:
         return refused_ops(program, _convert)
     return {}
 
 
 def _export(program: StageProgram, dense: bool) -> torch.onnx.ONNXProgram:
-    inputs, outputs = _ports(program.inputs, dense), _ports(program.outputs, dense)
-    examples = [torch.zeros(source.dense_shape, dtype=source.dtype) for source in inputs]
-    exported = _convert(DenseStage(program.module, inputs, outputs), examples)
+    inputs, outputs = _ports(program.inputs), _ports(program.outputs)
+    module = DenseStage(program.module, inputs, outputs) if dense else LogicalStage(program.module, inputs)
+    shapes = [source.dense_shape if dense else source.spec.shape for source in inputs]
+    examples = [torch.zeros(shape, dtype=source.dtype) for shape, source in zip(shapes, inputs, strict=True)]
+    exported = _convert(module, examples)
     _name_ports(exported.model.graph, [source.name for source in inputs], [target.name for target in outputs])
     return exported
 
@@ -142,17 +145,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _ports(specs: Sequence[TensorSpec], dense: bool = True) -> tuple[Port, ...]:
-    return tuple(port(spec if dense else _natural(spec)) for spec in specs)
+def _ports(specs: Sequence[TensorSpec]) -> tuple[Port, ...]:
+    return tuple(port(spec) for spec in specs)
 
 
 def _spec(entry: Mapping[str, Any]) -> TensorSpec:
     """The spec that ``asdict`` made these fields of."""
     fields: dict[str, Any] = {key: tuple(field) if isinstance(field, list) else field for key, field in entry.items()}
     return TensorSpec(**fields)
-
-
-def _natural(spec: TensorSpec) -> TensorSpec:
-    """The same value with dense strides in the order of its shape."""
-    strides = torch.empty(spec.shape, device="meta").stride()
-    return TensorSpec(spec.name, spec.shape, tuple(strides), spec.dtype)

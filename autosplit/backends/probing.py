@@ -51,12 +51,16 @@ class _Probe(fx.Interpreter):
         try:
             self.convert(fx.GraphModule(torch.nn.Module(), alone), [value.contiguous() for value in values])
         except Exception as failure:
-            return f"{node.target}: {_last_line(failure)}"
+            return f"{node.target}: {one_line(failure)}"
         return None
 
 
-def _last_line(failure: BaseException) -> str:
-    """The innermost cause in one line: exporters wrap the reason several times."""
+def one_line(failure: BaseException) -> str:
+    """The innermost cause in one line: exporters wrap the reason several times.
+
+    >>> one_line(ValueError("no kernel\\nhere is what to do"))
+    'no kernel'
+    """
     while failure.__cause__ is not None:
         failure = failure.__cause__
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]

@@ -1,0 +1,141 @@
+"""Per-op times from a runtime's own profiler, and the names by which its nodes can be traced back to the ops of the graph.
+
+ONNX Runtime writes a trace of every kernel; OpenVINO counts in each compiled node, and its runtime model lists the names that
+a node was fused from. Both start from the ONNX file, whose nodes carry the name of the fx node that they come from.
+"""
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from autosplit.backends.layout import Port
+from autosplit.backends.onnxfile import open_onnx
+
+FX_NODE = "pkg.torch.onnx.fx_node"
+KERNEL = "_kernel_time"
+MICRO = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeNode:
+    """A node that a runtime ran: its name, its kind of operator, seconds of each pass, and the names it was fused from."""
+
+    name: str
+    kind: str
+    samples_s: tuple[float, ...]
+    origins: tuple[str, ...] = ()
+
+
+class Probe(Protocol):
+    """A stage that runs with its runtime's profiler on."""
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> None:
+        """One profiled pass."""
+
+    def nodes(self) -> list[RuntimeNode]:
+        """What ran, in the order of execution, with one sample for each pass; the probe is used up then."""
+
+
+def probe(backend: str, folder: Path, threads: int) -> Probe | None:
+    """The prepared stage in ``folder`` under its backend's profiler, or None for a backend that has none."""
+    if backend == "onnxruntime":
+        return OnnxRuntimeProbe(folder, threads)
+    if backend == "openvino":
+        return OpenVinoProbe(folder, threads)
+    return None
+
+
+def onnx_names(folder: Path) -> dict[str, str]:
+    """The names of the nodes and values in a stage's ONNX file, each to the fx node that it comes from."""
+    import onnx
+
+    names = {}
+    for node in onnx.load(open_onnx(folder).path, load_external_data=False).graph.node:
+        source = next((entry.value for entry in node.metadata_props if entry.key == FX_NODE), "")
+        found = re.match(r"%?(\w+)", source)
+        if found:
+            names.update(dict.fromkeys([node.name, *node.output], found[1]))
+    return names
+
+
+class OnnxRuntimeProbe:
+    """A session of its own with ``enable_profiling``; the passes were found to take as long as unprofiled ones."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        import onnxruntime
+
+        from autosplit.backends.onnxruntime import session_options
+
+        self._stage = open_onnx(folder)
+        self._traces = tempfile.TemporaryDirectory(prefix="autosplit-")
+        options = session_options(threads)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(self._traces.name) / "trace")
+        self._session = onnxruntime.InferenceSession(self._stage.path, options, providers=["CPUExecutionProvider"])
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> None:
+        """One profiled pass."""
+        self._session.run(None, _arrays(self._stage.inputs, inputs))
+
+    def nodes(self) -> list[RuntimeNode]:
+        """Kernel times in whole microseconds, as ONNX Runtime rounds them."""
+        path = Path(self._session.end_profiling())
+        events = json.loads(path.read_text(encoding="utf-8"))
+        self._traces.cleanup()
+        samples: dict[str, list[float]] = {}
+        kinds: dict[str, str] = {}
+        for event in sorted((e for e in events if e.get("cat") == "Node"), key=lambda event: float(event["ts"])):
+            if event["name"].endswith(KERNEL):
+                name = event["name"].removesuffix(KERNEL)
+                samples.setdefault(name, []).append(event["dur"] * MICRO)
+                kinds[name] = event["args"].get("op_name", "")
+        return [RuntimeNode(name, kinds[name], tuple(values)) for name, values in samples.items()]
+
+
+class OpenVinoProbe:
+    """A compiled model with performance counters."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        import openvino
+
+        from autosplit.backends.openvino import settings
+
+        self._stage = open_onnx(folder)
+        core = openvino.Core()
+        compiled = core.compile_model(core.read_model(self._stage.path), "CPU", {**settings(threads, "f32"), "PERF_COUNT": True})
+        self._origins = {node.get_friendly_name(): _origins(node) for node in compiled.get_runtime_model().get_ordered_ops()}
+        self._request = compiled.create_infer_request()
+        self._samples: dict[str, list[float]] = {}
+        self._kinds: dict[str, str] = {}
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> None:
+        """One profiled pass."""
+        self._request.infer(list(_arrays(self._stage.inputs, inputs).values()))
+        for node in self._request.profiling_info:
+            if str(node.status).endswith("EXECUTED"):
+                self._samples.setdefault(node.node_name, []).append(node.real_time.total_seconds())
+                self._kinds[node.node_name] = node.node_type
+
+    def nodes(self) -> list[RuntimeNode]:
+        """The executed nodes in the order of the runtime model."""
+        ordered = [name for name in self._origins if name in self._samples]
+        ordered += [name for name in self._samples if name not in self._origins]
+        return [RuntimeNode(n, self._kinds[n], tuple(self._samples[n]), self._origins.get(n, ())) for n in ordered]
+
+
+def _origins(node: Any) -> tuple[str, ...]:
+    """The names of the nodes that a node of OpenVINO's runtime model was fused from."""
+    info = node.get_rt_info()
+    return (
+        tuple(name for name in str(info["originalLayersNames"].value).split(",") if name) if "originalLayersNames" in info else ()
+    )
+
+
+def _arrays(ports: Sequence[Port], inputs: Sequence[torch.Tensor]) -> Mapping[str, Any]:
+    return {port.name: port.dense(value).numpy() for port, value in zip(ports, inputs, strict=True)}

@@ -1,0 +1,124 @@
+"""Export for ONNX Runtime: one ONNX file a stage, a manifest with the connections, and a loader of a hundred lines.
+
+The folder runs where only numpy and onnxruntime are installed. Inputs and outputs have their logical shapes: strides are
+no one's business there.
+"""
+
+import json
+import platform
+import shutil
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autosplit.backends.base import get_backend
+from autosplit.backends.onnxfile import write_onnx
+from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.splitting import StageProgram
+from autosplit.tensorspec import TensorSpec
+
+SCHEMA = 1
+LOADER = "loader.py"
+MANIFEST = "manifest.json"
+
+
+def export(
+    programs: Sequence[StageProgram], inputs: Sequence[TensorSpec], outputs: Sequence[str], folder: Path, *, model: str = "model"
+) -> Path:
+    """Write the stages to ``folder``, which must not exist yet or be empty; it appears whole or not at all.
+
+    Args:
+        programs: the stages in pipeline order: each reads model inputs and what stages before it made.
+        inputs: the model's inputs, in order.
+        outputs: the names of the model's outputs, in order.
+        folder: where to.
+        model: the model's name, for the manifest.
+    Returns: the folder.
+    Raises:
+        MissingExtraError: onnx, onnxscript or onnxruntime is not installed.
+        UsageError: the folder holds something already.
+        PlanError: a value is read before it is made, made twice, or of a dtype that numpy does not have.
+        BackendError: a stage holds an op that ONNX cannot express.
+    """
+    get_backend("onnxruntime")
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"export folder '{folder}' holds something already: give another one, or remove it")
+    manifest = describe(programs, inputs, outputs, model)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        for program, entry in zip(programs, manifest["stages"], strict=True):
+            write_onnx(program, building / entry["file"], dense=False)
+        shutil.copyfile(Path(__file__).with_name("onnxruntime_loader.py"), building / LOADER)
+        (building / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        building.chmod(0o755)
+        building.replace(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def describe(
+    programs: Sequence[StageProgram], inputs: Sequence[TensorSpec], outputs: Sequence[str], model: str
+) -> dict[str, Any]:
+    """The manifest: inputs, outputs, and for each stage its file, values, where each input comes from and what it may drop.
+
+    Raises: PlanError: a value is read before it is made, made twice, or of a dtype that numpy does not have.
+    """
+    maker: dict[str, str] = {}
+    specs = {spec.name: spec for spec in inputs}
+    faults = []
+    for program in programs:
+        faults += [
+            f"stage '{program.name}' reads '{spec.name}', which no stage before it makes"
+            for spec in program.inputs
+            if spec.name not in specs
+        ]
+        for spec in program.outputs:
+            if spec.name in specs:
+                faults.append(f"stage '{program.name}' makes '{spec.name}', which is there before it runs")
+            specs[spec.name] = spec
+            maker[spec.name] = program.name
+    faults += [f"output '{name}' is made by no stage" for name in outputs if name not in maker]
+    faults += [f"'{spec.name}' is {spec.dtype}, which numpy does not have" for spec in specs.values() if not _in_numpy(spec)]
+    raise_faults(PlanError, f"the stages of '{model}' do not fit together", faults)
+    return {
+        "schema": SCHEMA,
+        "model": model,
+        "inputs": [_value(spec) for spec in inputs],
+        "outputs": [_value(specs[name]) for name in outputs],
+        "stages": [
+            {
+                "name": program.name,
+                "file": f"stage{position}.onnx",
+                "inputs": [{**_value(spec), "from": maker.get(spec.name)} for spec in program.inputs],
+                "outputs": [_value(spec) for spec in program.outputs],
+                "drop": _dead_after(programs, position, outputs),
+            }
+            for position, program in enumerate(programs)
+        ],
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime", "numpy")},
+        },
+    }
+
+
+def _value(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
+
+
+def _in_numpy(spec: TensorSpec) -> bool:
+    return spec.dtype in np.sctypeDict
+
+
+def _dead_after(programs: Sequence[StageProgram], position: int, outputs: Sequence[str]) -> list[str]:
+    """The values that are there once the stage at ``position`` has run, and that nothing after it reads."""
+    here = {spec.name: None for spec in (*programs[position].inputs, *programs[position].outputs)}
+    later = {spec.name for program in programs[position + 1 :] for spec in program.inputs}
+    return [name for name in here if name not in later and name not in outputs]

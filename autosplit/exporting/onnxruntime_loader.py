@@ -1,0 +1,126 @@
+"""Runs a model that was split into stages and exported as ONNX files. Needs numpy and onnxruntime, nothing else.
+
+    from loader import Pipeline
+    pipeline = Pipeline()                      # the folder that this file lies in
+    outputs = pipeline.run({"x": array})       # one request: name to array in, name to array out
+    results = pipeline.run_pipelined(requests) # many: one thread for each stage, in order
+
+The folder may be moved as a whole. ``manifest.json`` says what the stages are and how they are connected.
+"""
+
+import json
+import queue
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+SCHEMA = 1
+
+
+class Stage:
+    """One ONNX file as a session on ``threads`` threads."""
+
+    def __init__(self, folder: Path, entry: Mapping[str, Any], threads: int) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        self.name: str = entry["name"]
+        self.inputs: list[str] = [value["name"] for value in entry["inputs"]]
+        self.outputs: list[str] = [value["name"] for value in entry["outputs"]]
+        self.drop: list[str] = entry["drop"]
+        self.session = onnxruntime.InferenceSession(str(folder / entry["file"]), options, providers=["CPUExecutionProvider"])
+
+    def run(self, values: dict[str, Any]) -> None:
+        """Add this stage's outputs to ``values`` and drop what no later stage reads."""
+        results = self.session.run(self.outputs, {name: values[name] for name in self.inputs})
+        values.update(zip(self.outputs, results, strict=True))
+        for name in self.drop:
+            del values[name]
+
+
+class Pipeline:
+    """The whole model: its stages in order.
+
+    ``folder`` is the exported folder, ``threads`` the threads of each stage.
+    """
+
+    def __init__(self, folder: str | Path | None = None, threads: int = 1) -> None:
+        folder = Path(folder) if folder is not None else Path(__file__).resolve().parent
+        self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        if self.manifest["schema"] != SCHEMA:
+            raise ValueError(
+                f"manifest.json has schema version {self.manifest['schema']}, and this loader reads version {SCHEMA}"
+            )
+        self.stages = [Stage(folder, entry, threads) for entry in self.manifest["stages"]]
+
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        """One request through all stages, one after the other: name to array (or arrays in order), name to array."""
+        values = self._checked(inputs)
+        for stage in self.stages:
+            stage.run(values)
+        return self._outputs(values)
+
+    def run_pipelined(self, requests: Iterable[Mapping[str, Any] | Sequence[Any]], depth: int = 2) -> list[dict[str, Any]]:
+        """Many requests at once, each stage in a thread of its own, at most ``depth`` waiting before each stage.
+
+        The results come in the order of the requests. The first error of a stage is raised once all threads have ended.
+        """
+        queues: list[queue.Queue[Any]] = [queue.Queue(depth) for _ in self.stages]
+        queues.append(queue.Queue())
+        errors: list[Exception] = []
+        threads = [
+            threading.Thread(target=_work, args=(stage, source, target, errors), name=stage.name, daemon=True)
+            for stage, source, target in zip(self.stages, queues, queues[1:], strict=False)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for request in requests:
+                if errors:
+                    break
+                queues[0].put(self._checked(request))
+        finally:
+            queues[0].put(None)
+            for thread in threads:
+                thread.join()
+        if errors:
+            raise errors[0]
+        return [self._outputs(values) for values in iter(queues[-1].get, None)]
+
+    def _checked(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        """The inputs by name, as contiguous arrays of the shapes and dtypes that the model was exported for."""
+        specs = self.manifest["inputs"]
+        names = [spec["name"] for spec in specs]
+        given = dict(inputs) if isinstance(inputs, Mapping) else dict(enumerate(inputs))
+        keys: Sequence[Any] = names if isinstance(inputs, Mapping) else range(len(specs))
+        if set(given) != set(keys):
+            raise ValueError(f"the inputs are {names}, and {sorted(map(str, given))} were given")
+        values = {}
+        for key, spec in zip(keys, specs, strict=True):
+            array = np.ascontiguousarray(given[key]).reshape(np.shape(given[key]))
+            if list(array.shape) != spec["shape"] or array.dtype != spec["dtype"]:
+                found, wanted = f"{array.dtype}{list(array.shape)}", f"{spec['dtype']}{spec['shape']}"
+                raise ValueError(f"input '{spec['name']}' is {found}, and {wanted} is expected")
+            values[spec["name"]] = array
+        return values
+
+    def _outputs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {spec["name"]: values[spec["name"]] for spec in self.manifest["outputs"]}
+
+
+def _work(stage: Stage, source: "queue.Queue[Any]", target: "queue.Queue[Any]", errors: list[Exception]) -> None:
+    """Run a stage on what comes until None comes; after an error only drain, so that no one waits for ever."""
+    for values in iter(source.get, None):
+        if errors:
+            continue
+        try:
+            stage.run(values)
+            target.put(values)
+        except Exception as failure:
+            errors.append(failure)
+    target.put(None)

@@ -1,0 +1,110 @@
+import importlib.util
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from autosplit.backends.base import BACKENDS, NumericalError, check, compare, get_backend, installed
+from autosplit.backends.eager import EagerBackend
+from autosplit.errors import BackendError, MissingExtraError, UsageError
+
+
+class Wrong(EagerBackend):
+    """Says that it runs the stage, and is off by a little."""
+
+    name = "wrong"
+    exact = False
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def compile(self, program, threads, precision="f32"):
+        run = super().compile(program, threads, precision)
+
+        def off(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            return [value * self.factor for value in run(inputs)]
+
+        return off
+
+
+def test_unknown_backend_gives_the_valid_names():
+    with pytest.raises(UsageError, match="'tensorrt' does not exist, the backends are eager, onnxruntime, openvino, inductor"):
+        get_backend("tensorrt")
+
+
+def test_missing_package_says_what_needs_it_and_the_command(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "openvino" else found(name))
+    with pytest.raises(MissingExtraError, match=r"backend 'openvino' needs openvino: pip install 'autosplit\[openvino\]'"):
+        get_backend("openvino")
+    assert "openvino" not in installed()
+
+
+def test_missing_compiler_is_the_reason_given(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MissingExtraError, match="'no-such-compiler' is not found: install g"):
+        get_backend("inductor")
+
+
+def test_names_of_backends_are_their_own():
+    assert [get_backend(name).name for name in installed()] == [name for name in BACKENDS if name in installed()]
+    assert "eager" in installed()
+
+
+def test_wrong_numbers_are_refused_with_name_and_figure(mlp, whole):
+    with pytest.raises(
+        BackendError, match=r"backend 'wrong' \(f32\) gives wrong numbers on stage 'stage0'.* off by 0.01 .*0.001"
+    ):
+        check(Wrong(1.01), whole(mlp), mlp.example_inputs)
+
+
+def test_small_errors_are_returned_and_the_tolerance_is_the_callers(mlp, whole):
+    error = check(Wrong(1.0001), whole(mlp), mlp.example_inputs)
+    assert 5e-5 < error.relative < 2e-4
+    with pytest.raises(BackendError, match="wrong numbers"):
+        check(Wrong(1.0001), whole(mlp), mlp.example_inputs, 1e-6)
+
+
+def test_an_exact_backend_must_be_exact(mlp, whole):
+    backend = Wrong(1.00001)
+    backend.exact = True
+    with pytest.raises(BackendError, match="the tolerance is 0"):
+        check(backend, whole(mlp), mlp.example_inputs, 0.1)
+
+
+def test_failure_in_a_backend_names_backend_and_stage(mlp, whole):
+    with pytest.raises(BackendError, match="backend 'eager' failed on stage 'stage0'"):
+        check(get_backend("eager"), whole(mlp), mlp.example_inputs, runnable=lambda inputs: 1 / 0)
+
+
+def test_a_precision_that_a_backend_lacks_is_refused(mlp, whole):
+    with pytest.raises(UsageError, match="backend 'onnxruntime' computes in f32, not in 'bf16'"):
+        get_backend("onnxruntime").compile(whole(mlp), 1, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "relative"),
+    [
+        ([math.nan, 1.0], [math.nan, 1.0], 0.0),
+        ([math.inf, 1.0], [math.inf, 2.0], 0.5),
+        ([math.nan, 1.0], [0.0, 1.0], math.inf),
+        ([0.0, -math.inf], [0.0, math.inf], math.inf),
+        ([0.0, 1e-9], [0.0, 0.0], math.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_compare_treats_infinities_and_nans_as_values(found, expected, relative):
+    assert compare(["y"], [torch.tensor(found)], [torch.tensor(expected)]).relative == relative
+
+
+def test_compare_counts_integers_that_differ():
+    error = compare(["a", "b"], [torch.ones(2), torch.tensor([1, 2, 3, 4])], [torch.ones(2), torch.tensor([1, 2, 3, 5])])
+    assert error == NumericalError(0.25, 0.25, "b")
+
+
+def test_compare_refuses_another_shape_or_dtype():
+    with pytest.raises(BackendError, match=r"output 'y' came back as torch.float32 \(2,\), not torch.float32 \(3,\)"):
+        compare(["y"], [torch.ones(2)], [torch.ones(3)])
+    with pytest.raises(BackendError, match="0 outputs came back, and the stage has 1"):
+        compare(["y"], [], [torch.ones(3)])

@@ -1,0 +1,63 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosplit.backends.layout import DenseStage, LogicalStage, port
+from autosplit.tensorspec import spec_of
+
+
+@st.composite
+def permuted(draw):
+    shape = draw(st.lists(st.integers(1, 4), min_size=0, max_size=4))
+    order = draw(st.permutations(range(len(shape))))
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape).permute(order)
+
+
+@given(permuted())
+def test_permuted_tensors_come_and_go_without_a_copy(value):
+    handed = port(spec_of("x", value))
+    dense = handed.dense(value)
+    back = handed.restore(dense)
+    assert dense.is_contiguous()
+    assert tuple(dense.shape) == handed.dense_shape
+    assert dense.data_ptr() == value.data_ptr() == back.data_ptr()
+    assert torch.equal(back, value)
+    assert back.stride() == value.stride()
+
+
+def test_tensors_with_gaps_or_repeats_are_copied_and_keep_their_strides():
+    for value in (torch.arange(12.0).reshape(3, 4)[:, :2], torch.arange(3.0).expand(2, 3)):
+        handed = port(spec_of("x", value))
+        assert handed.copied
+        back = handed.restore(handed.dense(value))
+        assert torch.equal(back, value)
+        assert back.stride() == value.stride()
+
+
+def test_an_input_with_other_strides_than_its_spec_is_copied_once():
+    value = torch.randn(2, 3, 4, 5)
+    handed = port(spec_of("x", value.contiguous(memory_format=torch.channels_last)))
+    assert torch.equal(handed.dense(value), value.permute(0, 2, 3, 1))
+    assert handed.dense(value).is_contiguous()
+
+
+class Turn(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (x.view(6).view(2, 3).t(),)
+
+
+def test_wrapped_stages_give_the_same_values():
+    x = torch.randn(2, 3)
+    source, target = port(spec_of("x", x)), port(spec_of("y", x.t()))
+    assert torch.equal(DenseStage(Turn(), [source], [target])(x)[0], x)
+    assert torch.equal(LogicalStage(Turn(), [source])(x)[0], x.t())
+
+
+def test_a_logical_stage_gives_a_traced_view_the_strides_it_was_traced_with():
+    class Flatten(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.t().view(6)
+
+    x = torch.randn(3, 2).t()
+    source = port(spec_of("x", x))
+    assert torch.equal(LogicalStage(Flatten(), [source])(x.contiguous()), x.t().reshape(6))

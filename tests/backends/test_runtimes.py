@@ -1,0 +1,173 @@
+"""What every backend must do, and what is special to one."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from autosplit.backends import onnxfile
+from autosplit.backends.base import check, get_backend
+from autosplit.errors import BackendError, PlanError
+from autosplit.loading import load_model
+from autosplit.splitting import save_stage
+from autosplit.tracing import trace
+
+QUICK = ("eager", "onnxruntime", "openvino")
+RESNET = "transformers:ResNetForImageClassification?depths=[1,1]&hidden_sizes=[16,32]&embedding_size=8"
+BERT = "transformers:BertModel?num_hidden_layers=1&hidden_size=64&num_attention_heads=2&intermediate_size=128&vocab_size=100"
+
+
+@pytest.fixture(scope="session")
+def prepared(layouts, halves, tmp_path_factory):
+    """The two stages on disk, prepared for each quick backend as the host does it."""
+    programs = halves(layouts)
+    folders = [tmp_path_factory.mktemp("stages") / program.name for program in programs]
+    for program, folder in zip(programs, folders, strict=True):
+        save_stage(program, folder)
+        for name in QUICK:
+            get_backend(name).prepare(program, folder)
+    return programs, folders
+
+
+def run_in_order(traced, programs, runnables):
+    """Every value that crosses a cut or leaves the model, by name."""
+    values = dict(zip(traced.graph.inputs, traced.example_inputs, strict=True))
+    for program, run in zip(programs, runnables, strict=True):
+        made = run([values[spec.name] for spec in program.inputs])
+        values |= dict(zip([spec.name for spec in program.outputs], made, strict=True))
+    return values
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_loaded_stages_give_the_values_and_the_strides_of_eager(layouts, prepared, name):
+    programs, folders = prepared
+    runnables = [get_backend(name).load(folder, 1) for folder in folders]
+    found = run_in_order(layouts, programs, runnables)
+    expected = run_in_order(layouts, programs, [lambda inputs, p=program: p.module(*inputs) for program in programs])
+    for value, reference in expected.items():
+        assert found[value].stride() == reference.stride(), value
+        assert found[value].dtype == reference.dtype
+        torch.testing.assert_close(
+            found[value], reference, rtol=0 if name == "eager" else 1e-4, atol=0 if name == "eager" else 1e-5
+        )
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_outputs_outlive_the_next_call_and_inputs_stay_as_they_are(mlp, whole, name):
+    program = whole(mlp)
+    run = get_backend(name).compile(program, 2)
+    x, other = mlp.example_inputs[0], torch.randn(4, 32)
+    before = x.clone()
+    first = run([x])[0]
+    kept = first.clone()
+    run([other])
+    assert torch.equal(first, kept)
+    assert torch.equal(x, before)
+    assert torch.equal(run([x])[0], kept)
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+def test_inputs_with_other_strides_than_the_trace_are_made_to_fit(layouts, whole, name):
+    program = whole(layouts)
+    image, mask, index = layouts.example_inputs
+    run = get_backend(name).compile(program, 1)
+    torch.testing.assert_close(run([image.contiguous(), mask, index])[1], program.module(image, mask, index)[1])
+
+
+@pytest.mark.parametrize("spec", [RESNET, BERT])
+def test_real_models_agree_with_eager(spec, whole):
+    traced = trace(load_model(spec))
+    program = whole(traced)
+    for name in ("onnxruntime", "openvino"):
+        assert check(get_backend(name), program, traced.example_inputs).relative < 1e-4
+    assert check(get_backend("eager"), program, traced.example_inputs).absolute == 0
+
+
+def test_prepare_does_its_work_once(prepared, monkeypatch):
+    programs, folders = prepared
+    monkeypatch.setattr(onnxfile, "write_onnx", lambda *_: pytest.fail("exported again"))
+    get_backend("openvino").prepare(programs[0], folders[0])
+    get_backend("onnxruntime").prepare(programs[0], folders[0])
+
+
+def test_nothing_is_left_of_an_export_that_fails(odd, whole, tmp_path):
+    with pytest.raises(BackendError, match="stage 'stage0' cannot become an ONNX file: op 'special_bessel_j0'"):
+        get_backend("onnxruntime").prepare(whole(odd), tmp_path / "stage0")
+    assert list((tmp_path / "stage0").iterdir()) == []
+
+
+def test_refused_ops_are_named_with_the_reason(odd, mlp, whole):
+    refused = get_backend("onnxruntime").refuses(whole(odd))
+    assert set(refused) == {"special_bessel_j0", "linalg_eigvalsh"}
+    assert "aten.special_bessel_j0.default: No ONNX function found" in refused["special_bessel_j0"]
+    assert get_backend("openvino").refuses(whole(mlp)) == {}
+    assert get_backend("eager").refuses(whole(odd)) == get_backend("inductor").refuses(whole(odd)) == {}
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino", "inductor"])
+def test_a_folder_that_is_not_prepared_is_refused(tmp_path, name):
+    with pytest.raises(BackendError, match="is not prepared for"):
+        get_backend(name).load(tmp_path, 1)
+
+
+def test_eager_needs_a_saved_stage(tmp_path):
+    with pytest.raises(PlanError, match="does not exist"):
+        get_backend("eager").load(tmp_path / "none", 1)
+
+
+def test_a_damaged_file_is_refused_by_its_runtime(mlp, whole, tmp_path):
+    program = whole(mlp)
+    get_backend("onnxruntime").prepare(program, tmp_path)
+    for file in tmp_path.glob("*/model.onnx"):
+        file.write_bytes(file.read_bytes()[:50])
+    with pytest.raises(BackendError, match="ONNX Runtime refuses"):
+        get_backend("onnxruntime").load(tmp_path, 1)
+    with pytest.raises(BackendError, match="OpenVINO refuses"):
+        get_backend("openvino").load(tmp_path, 1)
+
+
+def test_a_dtype_without_tensors_in_the_runtime_is_refused(whole):
+    class Complex(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    traced = trace(load_model(Complex().eval(), inputs=(torch.ones(2, dtype=torch.complex64),), name="complex"))
+    with pytest.raises(BackendError):
+        get_backend("onnxruntime").compile(whole(traced), 1)
+
+
+def test_exporting_and_loading_say_nothing_and_load_needs_no_exporter(mlp, whole, tmp_path, capfd):
+    get_backend("onnxruntime").prepare(whole(mlp), tmp_path)
+    assert capfd.readouterr() == ("", "")
+    script = (
+        "import sys; sys.modules['onnxscript'] = sys.modules['onnx'] = None\n"
+        "import pathlib, torch; from autosplit.backends.onnxruntime import BACKEND\n"
+        "print(BACKEND.load(pathlib.Path(sys.argv[1]), 1)([torch.ones(4, 32)])[0].shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("torch.Size([4, 32])\n", "")
+
+
+def test_openvino_computes_in_the_precision_that_was_asked_for(mlp, whole):
+    program = whole(mlp)
+    backend = get_backend("openvino")
+    exact = check(backend, program, mlp.example_inputs)
+    coarse = check(backend, program, mlp.example_inputs, precision="bf16")
+    assert exact.relative < 1e-5
+    assert coarse.relative < 0.1
+
+
+@pytest.mark.timeout(240)
+def test_inductor_compiles_once_and_loads_in_a_folder(mlp, whole, tmp_path):
+    backend = get_backend("inductor")
+    if backend.missing():
+        pytest.skip(str(backend.missing()))
+    program = whole(mlp)
+    save_stage(program, tmp_path / "stage0")
+    backend.prepare(program, tmp_path / "stage0")
+    made = (tmp_path / "stage0" / "inductor.pt2").stat().st_mtime_ns
+    backend.prepare(program, tmp_path / "stage0")
+    assert (tmp_path / "stage0" / "inductor.pt2").stat().st_mtime_ns == made
+    run = backend.load(tmp_path / "stage0", 1)
+    assert check(backend, program, mlp.example_inputs, runnable=run).relative < 1e-5

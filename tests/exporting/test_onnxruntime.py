@@ -1,0 +1,155 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from autosplit.errors import BackendError, PlanError, UsageError
+from autosplit.exporting import onnxruntime_loader
+from autosplit.exporting.onnxruntime import describe, export
+from autosplit.loading import load_model
+from autosplit.splitting import split
+from autosplit.tracing import trace
+
+
+class Skips(nn.Module):
+    """A value that skips a stage, an output made early, an input read late, and a transposed value across a cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        early = self.first(x).transpose(1, 2)
+        middle = self.second(early.transpose(1, 2)).relu()
+        return {"early": early.argmax(), "late": self.third(middle + early.transpose(1, 2)) * scale}
+
+
+@pytest.fixture(scope="module")
+def skips():
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 3, 8), torch.full((1,), 3.0))
+    return trace(load_model(Skips().eval(), inputs=inputs, name="skips"))
+
+
+@pytest.fixture(scope="module")
+def thirds(skips):
+    ops = [op.name for op in skips.graph.ops]
+    step = len(ops) // 3
+    return split(skips, [ops[:step], ops[step : 2 * step], ops[2 * step :]])
+
+
+@pytest.fixture(scope="module")
+def exported(skips, thirds, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export") / "model"
+    specs = [skips.specs[name] for name in skips.graph.inputs]
+    return export(thirds, specs, skips.graph.outputs, folder, model="skips")
+
+
+def expected_of(traced, inputs):
+    with torch.inference_mode():
+        return dict(zip(traced.graph.outputs, traced.program(*inputs), strict=True))
+
+
+def test_the_loader_runs_without_torch_in_a_folder_that_was_moved(skips, exported, tmp_path):
+    moved = exported.rename(tmp_path / "moved")
+    requests = [[torch.randn(2, 3, 8), torch.full((1,), float(i))] for i in range(5)]
+    arrays = {f"{i}.{j}": value.numpy() for i, request in enumerate(requests) for j, value in enumerate(request)}
+    np.savez(tmp_path / "requests.npz", **arrays)
+    script = """
+import sys
+for name in ("torch", "onnx", "onnxscript", "autosplit"):
+    sys.modules[name] = None
+import numpy as np
+from loader import Pipeline
+stored = np.load(sys.argv[1])
+requests = [[stored[f"{i}.{j}"] for j in range(2)] for i in range(5)]
+pipeline = Pipeline()
+single = [pipeline.run(request) for request in requests]
+many = pipeline.run_pipelined(requests)
+assert all(np.array_equal(a[k], b[k]) for a, b in zip(single, many, strict=True) for k in a)
+np.savez(sys.argv[2], **{f"{i}.{k}": v for i, result in enumerate(many) for k, v in result.items()})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "requests.npz"), str(tmp_path / "results.npz")],
+        cwd=moved,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    moved.rename(exported)
+    assert (done.returncode, done.stderr) == (0, "")
+    results = np.load(tmp_path / "results.npz")
+    for position, request in enumerate(requests):
+        for name, value in expected_of(skips, request).items():
+            np.testing.assert_allclose(results[f"{position}.{name}"], value.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_manifest_names_values_connections_and_versions(skips, thirds, exported):
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert manifest["model"] == "skips"
+    assert [value["name"] for value in manifest["inputs"]] == ["x", "scale"]
+    assert manifest["inputs"][0] == {"name": "x", "shape": [2, 3, 8], "dtype": "float32"}
+    assert [value["name"] for value in manifest["outputs"]] == list(skips.graph.outputs)
+    maker = {spec.name: program.name for program in thirds for spec in program.outputs}
+    for entry, program in zip(manifest["stages"], thirds, strict=True):
+        assert entry["name"] == program.name
+        assert {value["name"]: value["from"] for value in entry["inputs"]} == {s.name: maker.get(s.name) for s in program.inputs}
+        assert (exported / entry["file"]).exists()
+    dropped = [name for entry in manifest["stages"] for name in entry["drop"]]
+    assert len(dropped) == len(set(dropped))
+    assert set(dropped) | set(skips.graph.outputs) == {"x", "scale", *maker}
+    assert {"torch", "onnxruntime", "numpy"} <= set(manifest["versions"])
+
+
+def test_inputs_come_by_name_too_and_wrong_ones_are_explained(skips, exported):
+    pipeline = onnxruntime_loader.Pipeline(exported)
+    x, scale = (value.numpy() for value in skips.example_inputs)
+    by_name = pipeline.run({"scale": scale, "x": x.transpose(0, 2, 1).copy().transpose(0, 2, 1)})
+    assert all(np.array_equal(value, by_name[name]) for name, value in pipeline.run([x, scale]).items())
+    with pytest.raises(ValueError, match=r"the inputs are \['x', 'scale'\], and \['x'\] were given"):
+        pipeline.run({"x": x})
+    with pytest.raises(ValueError, match=r"input 'x' is float64\[2, 3, 8\], and float32\[2, 3, 8\] is expected"):
+        pipeline.run([x.astype("float64"), scale])
+
+
+def test_an_error_in_a_stage_ends_the_pipelined_run(skips, exported):
+    pipeline = onnxruntime_loader.Pipeline(exported)
+    inputs = [value.numpy() for value in skips.example_inputs]
+    pipeline.stages[1].outputs = ["none"]
+    with pytest.raises(Exception, match="none"):
+        pipeline.run_pipelined([inputs] * 20)
+    with pytest.raises(ValueError, match="the inputs are"):
+        pipeline.run_pipelined([inputs, {}])
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path):
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.special.bessel_j0(x.relu())
+
+    traced = trace(load_model(Odd().eval(), inputs=(torch.ones(2),), name="odd"))
+    programs = split(traced, [["relu"], ["special_bessel_j0"]])
+    with pytest.raises(BackendError, match="op 'special_bessel_j0'"):
+        export(programs, programs[0].inputs, traced.graph.outputs, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_something_is_left_alone(thirds, skips, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds something already"):
+        export(thirds, thirds[0].inputs, skips.graph.outputs, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_stages_that_do_not_fit_together_are_refused_with_every_fault(skips, thirds):
+    specs = [skips.specs[name] for name in skips.graph.inputs]
+    with pytest.raises(PlanError) as refused:
+        describe(thirds[1:] + thirds[1:], specs, ["nothing"], "skips")
+    assert "reads '" in str(refused.value)
+    assert "which is there before it runs" in str(refused.value)
+    assert "output 'nothing' is made by no stage" in str(refused.value)
