@@ -18,7 +18,7 @@ LAYERS = """
     problem cost timeline simulation schedule workloads alternatives planners planning
     results modelspec
     -- torch --
-    tensorspec examples architectures loading flattening tracing splitting
+    tensorspec programs examples architectures loading flattening tracing splitting
     backends
     discovering processes
     measuring
