@@ -26,22 +26,8 @@ from autosplit.files import content_hash, read_mapping
 from autosplit.flattening import is_pick
 from autosplit.graph import Graph
 from autosplit.tables import bytes_text
-from autosplit.tensorspec import TensorSpec, copy_into, empty_like_spec, laid_out, spec_of, storage_bytes, view_storage
+from autosplit.tensorspec import TensorSpec, copy_into, empty_like_spec, laid_out, spec_of, storage_bytes
 from autosplit.tracing import Traced
-
-__all__ = [
-    "StageProgram",
-    "TensorSpec",
-    "copy_into",
-    "empty_like_spec",
-    "load_stage",
-    "place_stage",
-    "save_stage",
-    "spec_of",
-    "split",
-    "storage_bytes",
-    "view_storage",
-]
 
 SCHEMA = 1
 

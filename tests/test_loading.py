@@ -97,7 +97,7 @@ def test_bad_spec_names_what_is_wrong(spec, message):
 
 def test_model_larger_than_the_memory_is_refused_before_it_is_built(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 2**20})())
-    with pytest.raises(ModelError, match="MiB of weights, and 1.0 MiB of memory are free"):
+    with pytest.raises(ModelError, match=r"MiB of weights, and 1\.0 MiB of memory are free"):
         load_model("transformers:BertModel?num_hidden_layers=1")
 
 
