@@ -1,6 +1,7 @@
-"""Which ops of a stage a converter refuses: each distinct op is converted alone, on the values it meets in the stage."""
+"""Which ops of a stage a converter refuses: the distinct ops are converted apart from each other, by halves."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,46 +14,17 @@ Convert = Callable[[torch.nn.Module, Sequence[torch.Tensor]], object]
 
 
 def refused_ops(program: StageProgram, convert: Convert) -> dict[str, str]:
-    """Op name to the reason for each op that ``convert`` refuses when it stands alone; runs the stage once on zeros."""
-    probe = _Probe(program.module, convert)
+    """Op name to the reason for each op that ``convert`` refuses when it stands alone.
+
+    The stage runs once on zeros, to have the arguments of each op. Ops of one operator on arguments of the same dtypes are
+    tried once. Trying halves first costs about log2(ops) conversions for each refused one.
+    """
+    probe = _Recorder(program.module)
     examples = [torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in program.inputs]
     with torch.no_grad():
         probe.run(*examples)
-    return probe.refused
-
-
-class _Probe(fx.Interpreter):
-    """Runs the stage and converts the first op of each operator and argument types on the way."""
-
-    def __init__(self, module: fx.GraphModule, convert: Convert) -> None:
-        super().__init__(module)
-        self.convert = convert
-        self.reasons: dict[str, str | None] = {}
-        self.refused: dict[str, str] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one node; if it is an op, ask the converter about it."""
-        if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
-            sources = list(n.all_input_nodes)
-            values = [self.env[source] for source in sources]
-            kinds = [str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__ for value in values]
-            key = f"{n.target} {kinds}"
-            if key not in self.reasons:
-                self.reasons[key] = self._reason(n, sources, values)
-            reason = self.reasons[key]
-            if reason is not None:
-                self.refused[n.name] = reason
-        return super().run_node(n)
-
-    def _reason(self, node: fx.Node, sources: Sequence[fx.Node], values: Sequence[Any]) -> str | None:
-        alone = fx.Graph()
-        copies = {source: alone.placeholder(source.name) for source in sources}
-        alone.output(alone.node_copy(node, lambda source: copies[source]))
-        try:
-            self.convert(fx.GraphModule(torch.nn.Module(), alone), [value.contiguous() for value in values])
-        except Exception as failure:
-            return f"{node.target}: {one_line(failure)}"
-        return None
+    reasons = _refused(list(probe.calls.values()), convert)
+    return {name: reasons[kind] for name, kind in probe.kinds.items() if kind in reasons}
 
 
 def one_line(failure: BaseException) -> str:
@@ -65,3 +37,55 @@ def one_line(failure: BaseException) -> str:
         failure = failure.__cause__
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(failure).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One op with the values it was called on."""
+
+    kind: str
+    node: fx.Node
+    sources: tuple[fx.Node, ...]
+    values: tuple[Any, ...]
+
+
+class _Recorder(fx.Interpreter):
+    """Runs the stage and notes the first call of each kind: operator and dtypes of its arguments."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.calls: dict[str, _Call] = {}
+        self.kinds: dict[str, str] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node; if it is an op, note it."""
+        if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
+            sources = tuple(n.all_input_nodes)
+            values = tuple(self.env[source] for source in sources)
+            kind = f"{n.target} {[str(value.dtype) for value in values]}"
+            self.kinds[n.name] = kind
+            self.calls.setdefault(kind, _Call(kind, n, sources, values))
+        return super().run_node(n)
+
+
+def _refused(calls: Sequence[_Call], convert: Convert) -> dict[str, str]:
+    """Kind to reason for those of ``calls`` that cannot be converted."""
+    if not calls:
+        return {}
+    graph = fx.Graph()
+    made = [_copy_alone(graph, call, position) for position, call in enumerate(calls)]
+    graph.output(tuple(made))
+    try:
+        convert(fx.GraphModule(torch.nn.Module(), graph), [value.contiguous() for call in calls for value in call.values])
+    except Exception as failure:
+        if len(calls) == 1:
+            return {calls[0].kind: f"{calls[0].node.target}: {one_line(failure)}"}
+        middle = len(calls) // 2
+        return _refused(calls[:middle], convert) | _refused(calls[middle:], convert)
+    return {}
+
+
+def _copy_alone(graph: fx.Graph, call: _Call, position: int) -> fx.Node:
+    """The op in ``graph`` with placeholders for all its arguments."""
+    copies = {source: graph.placeholder(f"argument_{position}_{i}") for i, source in enumerate(call.sources)}
+    return graph.node_copy(call.node, lambda source: copies[source])
