@@ -1,0 +1,93 @@
+"""Bounds: what no plan can beat, from the compute alone.
+
+With any multipliers w >= 0 for the classes, the loads of all devices weighted by w add up to at least the sum over items
+of the least w times its compute, so ``T * sum(w) >= sum over items of min over classes(w * compute)``. The best
+multipliers are the duals of the linear program that spreads each item over the devices.
+"""
+
+import numpy as np
+from ortools.linear_solver import pywraplp
+
+from autosplit.planners.items import Items
+from autosplit.planners.request import Request
+from autosplit.problem import Floats
+
+MAX_LP_ENTRIES = 40_000
+
+
+def multipliers(items: Items) -> Floats:
+    """A weight for each class with ``sum(count * weight) = 1`` that makes the compute bound large, shape (K,)."""
+    counts = np.array([len(members) for members in items.classes], dtype=np.float64)
+    work = _work(items)
+    candidates = [np.ones(len(counts)), *np.eye(len(counts))]
+    totals = np.where(np.isfinite(work), work, 0.0).sum(axis=0)
+    if (totals > 0).all():
+        candidates.append(1 / totals)
+    if len(counts) > 1:
+        candidates.append(_lp_duals(work, counts) if work.size <= MAX_LP_ENTRIES else _ascent(work, counts))
+    best = max(candidates, key=lambda weights: _value(work, weights, counts))
+    return np.asarray(best / (best @ counts))
+
+
+def item_work(items: Items, weights: Floats) -> Floats:
+    """The least weighted compute of each item, shape (num_items,)."""
+    work = _work(items)
+    with np.errstate(invalid="ignore"):
+        priced = np.where(weights > 0, work * weights, np.where(np.isfinite(work), 0.0, np.inf))
+    return np.asarray(priced.min(axis=1))
+
+
+def compute_bound_s(items: Items, request: Request, weights: Floats) -> float:
+    """No plan has a largest load below this many seconds (infinite when an item fits no device)."""
+    counts = np.array([len(members) for members in items.classes])
+    widest = min(request.max_replicas, int(counts.sum()))
+    single = float(_work(items).min(axis=1).max()) / widest
+    return max(float(item_work(items, weights).sum()), single)
+
+
+def _work(items: Items) -> Floats:
+    return items.compute_s if items.overlap else items.compute_s + items.fixed_s
+
+
+def _value(work: Floats, weights: Floats, counts: Floats) -> float:
+    with np.errstate(invalid="ignore"):
+        priced = np.where(weights > 0, work * weights, np.where(np.isfinite(work), 0.0, np.inf))
+    return float(priced.min(axis=1).sum() / (weights @ counts))
+
+
+def _lp_duals(work: Floats, counts: Floats) -> Floats:
+    """The duals of the load rows of the spreading program."""
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    top = solver.NumVar(0, solver.infinity(), "")
+    rows = [solver.Constraint(-solver.infinity(), 0.0) for _ in counts]
+    for row, count in zip(rows, counts, strict=True):
+        row.SetCoefficient(top, -float(count))
+    scale = float(np.where(np.isfinite(work), work, 0.0).max()) or 1.0
+    for costs in work:
+        whole = solver.Constraint(1.0, 1.0)
+        for row, cost in zip(rows, costs, strict=True):
+            if np.isfinite(cost):
+                part = solver.NumVar(0, 1, "")
+                whole.SetCoefficient(part, 1.0)
+                row.SetCoefficient(part, float(cost) / scale)
+    solver.Minimize(top)
+    if solver.Solve() != pywraplp.Solver.OPTIMAL:
+        return np.ones(len(counts))
+    duals = np.array([max(0.0, -row.dual_value()) for row in rows])
+    return duals if duals.any() else np.ones(len(counts))
+
+
+def _ascent(work: Floats, counts: Floats, num_rounds: int = 60) -> Floats:
+    """Multipliers by subgradient ascent on their logarithms, for problems too large for the linear program."""
+    weights = 1 / np.maximum(np.where(np.isfinite(work), work, 0.0).sum(axis=0), 1e-300)
+    weights /= weights @ counts
+    best, best_value = weights, _value(work, weights, counts)
+    for number in range(num_rounds):
+        choice = np.argmin(np.where(np.isfinite(work), work * weights, np.inf), axis=1)
+        loads = np.bincount(choice, work[np.arange(len(work)), choice], minlength=len(counts)) / counts
+        weights = weights * np.exp(0.5 / (1 + number) ** 0.5 * (loads / max(loads.mean(), 1e-300) - 1).clip(-1, 1))
+        weights /= weights @ counts
+        value = _value(work, weights, counts)
+        if value > best_value:
+            best, best_value = weights, value
+    return np.asarray(best)

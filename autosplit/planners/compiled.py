@@ -1,0 +1,13 @@
+"""Compilation of the inner loops with numba; the machine code is cached beside the sources."""
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def compiled(function: Function) -> Function:
+    """The function compiled on its first call, or loaded from the cache; it releases the interpreter lock."""
+    return cast(Function, numba.njit(cache=True, nogil=True)(function))

@@ -1,0 +1,52 @@
+"""Brute force: every assignment of at most 8 ops. The oracle that the other planners are held to."""
+
+from collections.abc import Iterator
+from itertools import combinations, product
+from math import inf
+
+from autosplit.errors import UsageError
+from autosplit.planners.request import Request, objective_s, request_faults
+from autosplit.problem import Block, Problem
+
+MAX_OPS = 8
+
+
+def best_blocks(problem: Problem, request: Request) -> tuple[tuple[Block, ...], float] | None:
+    """The best blocks and their objective in seconds, or None when no blocks meet the request.
+
+    Raises: UsageError: more than 8 ops.
+    """
+    if problem.num_ops > MAX_OPS:
+        raise UsageError(f"brute force takes at most {MAX_OPS} ops, and there are {problem.num_ops}; use another planner")
+    best: tuple[Block, ...] = ()
+    best_s = inf
+    for parts in _ordered_partitions(problem.num_ops, _most_blocks(problem, request)):
+        for devices in product(_device_sets(problem.num_devices, request.max_replicas), repeat=len(parts)):
+            used = [device for group in devices for device in group]
+            if not request.reuse and len(set(used)) < len(used):
+                continue
+            blocks = tuple(Block(tuple(ops), group) for ops, group in zip(parts, devices, strict=True))
+            if request_faults(problem, request, blocks):
+                continue
+            value_s = objective_s(problem, request, blocks)
+            if value_s < best_s:
+                best, best_s = blocks, value_s
+    return (best, best_s) if best else None
+
+
+def _most_blocks(problem: Problem, request: Request) -> int:
+    limits = [problem.num_ops]
+    limits += [limit for limit in (request.num_stages, request.max_stages) if limit]
+    return min(limits if request.reuse else [*limits, problem.num_devices])
+
+
+def _device_sets(num_devices: int, most: int) -> list[tuple[int, ...]]:
+    return [group for size in range(1, min(most, num_devices) + 1) for group in combinations(range(num_devices), size)]
+
+
+def _ordered_partitions(num_ops: int, most: int) -> Iterator[list[list[int]]]:
+    """Every way to put the ops into an ordered row of at most ``most`` non-empty parts."""
+    for count in range(1, most + 1):
+        for labels in product(range(count), repeat=num_ops):
+            if len(set(labels)) == count:
+                yield [[op for op in range(num_ops) if labels[op] == part] for part in range(count)]

@@ -1,0 +1,313 @@
+"""Items: the ops of a problem contracted to what can be decided apart, with costs by class of device.
+
+Ops of one group are one item, and so is each strongly connected set of the order. A value costs a set of items either
+``send`` (it is made inside and read outside) or ``receive`` (the other way round), once each: the hypergraph cost of the
+Tarnawski et al. 2020 model. Where the true cost depends on who the neighbour is, or on how many there are, the items hold
+the least of it, so what is proved on them is a bound; ``exact`` says whether it is the truth.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.planners.merging import merge_dominated
+from autosplit.planners.request import Request
+from autosplit.problem import HOST, Floats, Problem
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of different length: row i is ``data[start[i]:start[i + 1]]``."""
+
+    start: Ints
+    data: Ints
+
+    @staticmethod
+    def of(rows: Sequence[Iterable[int]]) -> "Table":
+        """The rows, in order."""
+        lists = [list(row) for row in rows]
+        start = np.zeros(len(lists) + 1, dtype=np.int64)
+        start[1:] = np.cumsum([len(row) for row in lists])
+        return Table(start, np.array([entry for row in lists for entry in row], dtype=np.int64))
+
+    def __getitem__(self, row: int) -> Ints:
+        return self.data[self.start[row] : self.start[row + 1]]
+
+    def __len__(self) -> int:
+        return len(self.start) - 1
+
+    def transposed(self, num_columns: int) -> "Table":
+        """Which rows name each column."""
+        rows = np.repeat(np.arange(len(self)), np.diff(self.start))
+        order = np.argsort(self.data, kind="stable")
+        start = np.zeros(num_columns + 1, dtype=np.int64)
+        start[1:] = np.cumsum(np.bincount(self.data, minlength=num_columns))
+        return Table(start, rows[order])
+
+
+@dataclass(frozen=True)
+class Items:
+    """What the dynamic programs work on; K = number of device classes, items numbered in a topological order.
+
+    Attributes:
+        ops: the ops of each item.
+        classes: the devices of each class.
+        compute_s: shape (num_items, K), infinite where not allowed.
+        fixed_s: transfers that an item pays wherever it stands (outputs to the host), shape (num_items, K).
+        num_bytes: memory of each item, shape (num_items,).
+        memory_bytes: cap of a device of each class, shape (K,).
+        pins: the items that each net touches, its producer among them.
+        producer: the item that makes each net, -1 for inputs from the host.
+        send_s, receive_s: what a crossing net costs, shape (num_nets, K).
+        weights, weight_bytes: items that share bytes.
+        after: the items that must not stand before each item.
+        exact: the costs are the true ones for every contiguous plan with one block on a device.
+    """
+
+    ops: tuple[tuple[int, ...], ...]
+    classes: tuple[tuple[int, ...], ...]
+    compute_s: Floats
+    fixed_s: Floats
+    num_bytes: Floats
+    memory_bytes: Floats
+    pins: Table
+    producer: Ints
+    send_s: Floats
+    receive_s: Floats
+    weights: Table
+    weight_bytes: Floats
+    after: Table
+    overlap: bool
+    exact: bool
+
+    @property
+    def num_items(self) -> int:
+        """How many items there are."""
+        return len(self.ops)
+
+    def expand(self, items: Iterable[int]) -> tuple[int, ...]:
+        """The ops of some items, sorted."""
+        return tuple(sorted(op for item in items for op in self.ops[item]))
+
+
+def contract(problem: Problem, request: Request) -> Items:
+    """The items of a problem; for a plan that need not be contiguous, ops of a group only."""
+    home = _components(problem, request.contiguous)
+    return _items(problem, request, home)
+
+
+def _components(problem: Problem, contiguous: bool) -> Ints:
+    """Component of each op: joined by groups and, where the order binds, by its cycles. Shape (num_ops,)."""
+    parent = list(range(problem.num_ops))
+
+    def find(op: int) -> int:
+        while parent[op] != op:
+            parent[op] = parent[parent[op]]
+            op = parent[op]
+        return op
+
+    for group in problem.groups:
+        for op in group[1:]:
+            parent[find(op)] = find(group[0])
+    home = np.array([find(op) for op in range(problem.num_ops)], dtype=np.int64)
+    if contiguous:
+        edges = {(int(home[a]), int(home[b])) for a, b in problem.order if home[a] != home[b]}
+        component = strong_components(problem.num_ops, edges)
+        home = np.array([component[op] for op in home], dtype=np.int64)
+    return home
+
+
+def strong_components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+    """Component number of each node: Tarjan's algorithm (1972) without recursion."""
+    reach: list[list[int]] = [[] for _ in range(num_nodes)]
+    for source, target in edges:
+        reach[source].append(target)
+    seen = [-1] * num_nodes
+    low = [0] * num_nodes
+    component = [-1] * num_nodes
+    stack: list[int] = []
+    clock = count = 0
+    for root in range(num_nodes):
+        if seen[root] >= 0:
+            continue
+        path = [(root, 0)]
+        while path:
+            node, step = path.pop()
+            if step == 0:
+                seen[node] = low[node] = clock
+                clock += 1
+                stack.append(node)
+            elif component[reach[node][step - 1]] < 0:
+                low[node] = min(low[node], low[reach[node][step - 1]])
+            while step < len(reach[node]) and seen[reach[node][step]] >= 0:
+                if component[reach[node][step]] < 0:
+                    low[node] = min(low[node], seen[reach[node][step]])
+                step += 1
+            if step < len(reach[node]):
+                path += [(node, step + 1), (reach[node][step], 0)]
+            elif low[node] == seen[node]:
+                while component[node] < 0:
+                    component[stack.pop()] = count
+                count += 1
+    return component
+
+
+def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Floats, Floats, bool]:
+    """For each class the least (fixed, per byte) of sending and of receiving, shape (K, 2) each, and whether all are equal."""
+    transfers = problem.transfers
+    tables = (transfers.send_s, transfers.send_s_per_byte), (transfers.receive_s.T, transfers.receive_s_per_byte.T)
+    least = np.zeros((2, len(classes), 2))
+    equal = True
+    for side, arrays in enumerate(tables):
+        for number, members in enumerate(classes):
+            others = [device for device in range(problem.num_devices) if device != members[0]]
+            for part, array in enumerate(arrays):
+                found = array[members[0], others] if others else np.zeros(1)
+                least[side, number, part] = found.min()
+                equal = equal and bool((found == found[0]).all())
+    return least[0], least[1], equal
+
+
+def _items(problem: Problem, request: Request, home: Ints) -> Items:
+    classes = problem.device_classes
+    firsts = [members[0] for members in classes]
+    numbers, home = np.unique(home, return_inverse=True)
+    count = len(numbers)
+    compute = np.zeros((count, len(classes)))
+    np.add.at(compute, home, problem.compute_s[:, firsts])
+    num_bytes = np.zeros(count)
+    np.add.at(num_bytes, home, problem.op_bytes)
+    send, receive, equal = _pair_costs(problem, classes)
+    fixed, nets, lone = _item_nets(problem, home, count, firsts, send, receive)
+    edges = {(int(home[a]), int(home[b])) for a, b in problem.order if home[a] != home[b]} if request.contiguous else set()
+    weights = [(weight.num_bytes, frozenset(int(home[op]) for op in weight.users)) for weight in problem.weights]
+    for size, users in weights:
+        if len(users) == 1:
+            num_bytes[min(users)] += size
+    weights = [(size, users) for size, users in weights if len(users) > 1]
+    tight = num_bytes.sum() + sum(size for size, _ in weights) > problem.memory_bytes.min() or bool(problem.pools)
+    if not request.counted and request.contiguous and not problem.overlap:
+        target = merge_dominated(compute, fixed, num_bytes, nets, edges, {u for _, users in weights for u in users}, tight)
+    else:
+        target = np.arange(count)
+    order = _topological(target, edges)
+    place = np.full(count, -1, dtype=np.int64)
+    place[order] = np.arange(len(order))
+    place = place[target]
+    return _assemble(problem, place, place[home], len(order), compute, fixed, num_bytes, nets, edges, weights, equal and lone)
+
+
+Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
+
+
+def _item_nets(
+    problem: Problem, home: Ints, count: int, firsts: Sequence[int], send: Floats, receive: Floats
+) -> tuple[Floats, Nets, bool]:
+    """What each item pays in any case, the nets by (producer, items touched), and whether a sender never pays twice."""
+    transfers = problem.transfers
+    fixed = np.zeros((count, len(firsts)))
+    nets: Nets = {}
+    lone = True
+    for net in problem.nets:
+        producer = int(home[net.producer]) if net.producer != HOST else HOST
+        touched = frozenset(int(home[op]) for op in net.consumers if op != HOST)
+        sending = send[:, 0] + net.num_bytes * send[:, 1]
+        receiving = receive[:, 0] + net.num_bytes * receive[:, 1]
+        if producer == HOST:
+            sending = np.zeros(len(firsts))
+            receiving = transfers.receive_s[HOST, firsts] + net.num_bytes * transfers.receive_s_per_byte[HOST, firsts]
+        else:
+            touched |= {producer}
+            if HOST in net.consumers:
+                out = transfers.send_s[firsts, HOST] + net.num_bytes * transfers.send_s_per_byte[firsts, HOST]
+                fixed[producer] += out
+                if problem.send_once:
+                    sending = np.maximum(sending, out) - out
+        if len(touched) > (producer != HOST) and touched:
+            crowded = len(touched) > 2 and problem.num_devices > 2 and not problem.send_once
+            lone = lone and not (crowded and sending.any())
+            before = nets.get((producer, touched))
+            nets[producer, touched] = (sending, receiving) if before is None else (before[0] + sending, before[1] + receiving)
+    return fixed, nets, lone
+
+
+def _topological(target: Ints, edges: Iterable[tuple[int, int]]) -> Ints:
+    """The items that remain after merging, depth first from the sources."""
+    keep = np.flatnonzero(target == np.arange(len(target)))
+    after: dict[int, set[int]] = {int(item): set() for item in keep}
+    for source, goal in edges:
+        if target[source] != target[goal]:
+            after[int(target[source])].add(int(target[goal]))
+    waiting = dict.fromkeys(after, 0)
+    for goals in after.values():
+        for goal in goals:
+            waiting[goal] += 1
+    ready = sorted((item for item, count in waiting.items() if not count), reverse=True)
+    order = []
+    while ready:
+        item = ready.pop()
+        order.append(item)
+        for goal in sorted(after[item], reverse=True):
+            waiting[goal] -= 1
+            if not waiting[goal]:
+                ready.append(goal)
+    return np.array(order, dtype=np.int64)
+
+
+def _assemble(
+    problem: Problem,
+    place: Ints,
+    home: Ints,
+    count: int,
+    compute: Floats,
+    fixed: Floats,
+    num_bytes: Floats,
+    nets: Nets,
+    edges: Iterable[tuple[int, int]],
+    weights: Sequence[tuple[float, frozenset[int]]],
+    exact: bool,
+) -> Items:
+    """Items renumbered by ``place`` (old item to new), ``home`` being the new item of each op."""
+    num_classes = compute.shape[1]
+
+    def gathered(old: Floats) -> Floats:
+        new = np.zeros((count, *old.shape[1:]))
+        np.add.at(new, place, old)
+        return new
+
+    merged: Nets = {}
+    for (producer, touched), (send, receive) in nets.items():
+        source = int(place[producer]) if producer != HOST else HOST
+        key = source, frozenset(int(place[item]) for item in touched)
+        if len(key[1]) > (source != HOST):
+            old = merged.get(key, (np.zeros(num_classes), np.zeros(num_classes)))
+            merged[key] = old[0] + send, old[1] + receive
+    paid = {key: costs for key, costs in merged.items() if costs[0].any() or costs[1].any()}
+    after: list[set[int]] = [set() for _ in range(count)]
+    for source, goal in edges:
+        if place[source] != place[goal]:
+            after[place[source]].add(int(place[goal]))
+    members: list[list[int]] = [[] for _ in range(count)]
+    for op, item in enumerate(home.tolist()):
+        members[item].append(op)
+    return Items(
+        ops=tuple(map(tuple, members)),
+        classes=problem.device_classes,
+        compute_s=gathered(compute),
+        fixed_s=gathered(fixed),
+        num_bytes=gathered(num_bytes),
+        memory_bytes=np.array([problem.memory_bytes[members[0]] for members in problem.device_classes]),
+        pins=Table.of([sorted(touched) for _, touched in paid]),
+        producer=np.array([producer for producer, _ in paid], dtype=np.int64),
+        send_s=np.array([costs[0] for costs in paid.values()]).reshape(len(paid), num_classes),
+        receive_s=np.array([costs[1] for costs in paid.values()]).reshape(len(paid), num_classes),
+        weights=Table.of([sorted({int(place[item]) for item in users}) for _, users in weights]),
+        weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
+        after=Table.of([sorted(goals) for goals in after]),
+        overlap=problem.overlap,
+        exact=exact and not problem.pools,
+    )

@@ -1,0 +1,117 @@
+"""Merging items that some best plan keeps together anyway, so that fewer are left to decide.
+
+An item u with one neighbour v in the order on that side, joined to it by nets of their own, may move to v's block at no
+loss if, on every class of device, those nets cost at least as much as u's compute and all its other nets together:
+the block it leaves saves at least what it pays more, and so does the block it enters. Contiguous plans only.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.problem import HOST, Floats
+
+Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
+
+
+def merge_dominated(
+    compute: Floats, fixed: Floats, num_bytes: Floats, nets: Nets, edges: Iterable[tuple[int, int]], tied: set[int], tight: bool
+) -> NDArray[np.int64]:
+    """For each item the item that it is merged into (itself if none).
+
+    Args:
+        compute: seconds, shape (num_items, num_classes).
+        fixed: transfers paid anywhere, same shape.
+        num_bytes: memory of each item.
+        nets: costs by (producer, items touched).
+        edges: the order.
+        tied: items that share weights with others.
+        tight: memory caps may bind, so items with memory stay where they are.
+    """
+    work = _Merging(compute.copy(), nets, edges)
+    movable = np.isfinite(compute).all(axis=1) & (fixed == 0).all(axis=1)
+    if tight:
+        movable &= num_bytes == 0
+        movable[list(tied)] = False
+    queue = [int(item) for item in np.flatnonzero(movable)]
+    while queue:
+        item = queue.pop()
+        if not movable[item] or work.target[item] != item:
+            continue
+        goal = work.home_for(item)
+        if goal >= 0:
+            movable[goal] = movable[goal] and movable[item]
+            queue += [item for item in work.merge(item, goal) if movable[item]]
+    return np.array([work.find(item) for item in range(len(compute))], dtype=np.int64)
+
+
+class _Merging:
+    """The items' neighbours and nets while they are merged."""
+
+    def __init__(self, compute: Floats, nets: Nets, edges: Iterable[tuple[int, int]]) -> None:
+        count = len(compute)
+        self.compute = compute
+        self.target = list(range(count))
+        self.after: list[set[int]] = [set() for _ in range(count)]
+        self.before: list[set[int]] = [set() for _ in range(count)]
+        for source, goal in edges:
+            self.after[source].add(goal)
+            self.before[goal].add(source)
+        self.producer = [producer for producer, _ in nets]
+        self.pins = [set(touched) for _, touched in nets]
+        self.send = [costs[0] for costs in nets.values()]
+        self.receive = [costs[1] for costs in nets.values()]
+        self.touching: list[set[int]] = [set() for _ in range(count)]
+        for number, pins in enumerate(self.pins):
+            for item in pins:
+                self.touching[item].add(number)
+
+    def find(self, item: int) -> int:
+        while self.target[item] != item:
+            self.target[item] = self.target[self.target[item]]
+            item = self.target[item]
+        return item
+
+    def home_for(self, item: int) -> int:
+        """The neighbour that the item loses nothing by joining, or -1."""
+        for near, later in ((self.after[item], True), (self.before[item], False)):
+            if len(near) == 1:
+                goal = next(iter(near))
+                if self._dominated(item, goal, later):
+                    return goal
+        return -1
+
+    def _dominated(self, item: int, goal: int, later: bool) -> bool:
+        """Whether the nets between the two cost more, on each class, than all else that the item brings along."""
+        maker = item if later else goal
+        other = self.compute[item].copy()
+        between = np.zeros_like(other)
+        for net in self.touching[item]:
+            if self.producer[net] == maker and self.pins[net] == {item, goal}:
+                between += np.minimum(self.send[net], self.receive[net])
+            else:
+                other += np.maximum(self.send[net], self.receive[net])
+        return bool((other <= between).all())
+
+    def merge(self, item: int, goal: int) -> set[int]:
+        """Join the item to the goal; returns the items to look at again."""
+        self.target[item] = goal
+        self.compute[goal] += self.compute[item]
+        for net in self.touching[item]:
+            self.pins[net].discard(item)
+            self.pins[net].add(goal)
+            if self.producer[net] == item:
+                self.producer[net] = goal
+            self.touching[goal].add(net)
+            if len(self.pins[net]) == 1 and self.producer[net] != HOST:
+                self.touching[goal].discard(net)
+        for mine, theirs in ((self.after, self.before), (self.before, self.after)):
+            for near in mine[item]:
+                theirs[near].discard(item)
+                if near != goal:
+                    theirs[near].add(goal)
+                    mine[goal].add(near)
+        self.after[goal].discard(goal)
+        self.before[goal].discard(goal)
+        return {goal, *self.after[goal], *self.before[goal]}

@@ -1,0 +1,119 @@
+"""Usage: which devices a prefix of a chain has taken, as one number, and what the next block may take.
+
+Devices of one class are counted, not told apart: six equal accelerators and a CPU make 7 x 2 states, not 2^7. Where even
+the counts are too many, the devices are taken in one given sequence, in which any may be left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.planners.items import Items
+from autosplit.planners.request import Request
+from autosplit.problem import Floats
+
+MAX_STATES = 4096
+MAX_MOVES = 512
+
+
+@dataclass(frozen=True)
+class Usage:
+    """States and moves; a move is one block on a number of devices of each class.
+
+    Attributes:
+        after: the state after a move, or -1 where it is not possible, shape (num_states, num_moves).
+        takes: devices of each class that a move takes, shape (num_moves, K).
+        width: devices that a move takes, shape (num_moves,).
+        free: devices of each class that are left, shape (num_states, K).
+        final: whether a chain may end in the state.
+        complete: all ways to take devices are there, so what is proved holds for the problem.
+    """
+
+    after: NDArray[np.int64]
+    takes: NDArray[np.int64]
+    width: NDArray[np.int64]
+    free: NDArray[np.int64]
+    final: NDArray[np.bool_]
+    complete: bool
+
+
+def usage_of(items: Items, request: Request) -> Usage | None:
+    """All states, or None when there are more than a table can hold."""
+    counts = [len(members) for members in items.classes]
+    total = sum(counts)
+    limit = min(request.num_stages or total, request.max_stages or total, total)
+    counted = request.max_replicas > 1 and (request.num_stages is not None or request.max_stages is not None)
+    sizes = [count + 1 for count in counts] + ([limit + 1] if counted else [])
+    if prod(sizes) > MAX_STATES:
+        return None
+    moves = _moves(counts, min(request.max_replicas, total))
+    complete = len(moves) <= MAX_MOVES
+    if not complete:
+        moves = [move for move in moves if np.count_nonzero(move) == 1]
+    states = np.array(list(product(*(range(size) for size in sizes))), dtype=np.int64)
+    strides = np.array([prod(sizes[place + 1 :]) for place in range(len(sizes))], dtype=np.int64)
+    takes = np.array(moves, dtype=np.int64).reshape(len(moves), len(counts))
+    steps = np.hstack([takes, np.ones((len(moves), 1), dtype=np.int64)]) if counted else takes
+    reached = states[:, None, :] + steps[None, :, :]
+    allowed = (reached < np.array(sizes)).all(axis=2)
+    used = states[:, -1] if counted else states.sum(axis=1)
+    allowed &= (used < limit)[:, None]
+    return Usage(
+        after=np.where(allowed, (reached * strides).sum(axis=2), -1),
+        takes=takes,
+        width=takes.sum(axis=1),
+        free=np.array(counts, dtype=np.int64) - states[:, : len(counts)],
+        final=(used == request.num_stages) if request.num_stages is not None else np.ones(len(states), dtype=bool),
+        complete=complete,
+    )
+
+
+def _moves(counts: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    if most == 1:
+        return [tuple(int(place == chosen) for place in range(len(counts))) for chosen in range(len(counts))]
+    if prod(min(count, most) + 1 for count in counts) > 64 * MAX_MOVES:
+        return [
+            tuple(width if place == chosen else 0 for place in range(len(counts)))
+            for chosen, count in enumerate(counts)
+            for width in range(1, min(count, most) + 1)
+        ]
+    ranges = (range(min(count, most) + 1) for count in counts)
+    return [move for move in product(*ranges) if 1 <= sum(move) <= most]
+
+
+def sequence_usage(items: Items, request: Request, sequence: Sequence[int]) -> Usage:
+    """States for devices that are taken in one sequence of classes (with repeats), any of which may be left out.
+
+    A state is (devices of the sequence passed, blocks so far); without a limit on blocks, only the former.
+    """
+    length = len(sequence)
+    limit = min(request.num_stages or length, request.max_stages or length, length)
+    counted = request.num_stages is not None or request.max_stages is not None
+    depth = limit + 1 if counted else 1
+    num_classes = len(items.classes)
+    after = np.full((depth * (length + 1), length), -1, dtype=np.int64)
+    takes = np.zeros((length, num_classes), dtype=np.int64)
+    takes[np.arange(length), list(sequence)] = 1
+    free = np.zeros((depth * (length + 1), num_classes), dtype=np.int64)
+    for passed in range(length + 1):
+        for blocks in range(depth):
+            state = passed * depth + blocks
+            np.add.at(free[state], list(sequence[passed:]), 1)
+            for move in range(passed, length):
+                if not counted:
+                    after[state, move] = move + 1
+                elif blocks < limit:
+                    after[state, move] = (move + 1) * depth + blocks + 1
+    final = np.ones(len(after), dtype=bool)
+    if request.num_stages is not None:
+        final = np.arange(len(after)) % depth == request.num_stages
+    return Usage(after, takes, np.ones(length, dtype=np.int64), free, final, complete=False)
+
+
+def capacity(usage: Usage, multipliers: Floats) -> Floats:
+    """Weighted devices that each state has left, shape (num_states,)."""
+    return np.asarray(usage.free @ multipliers)
