@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
+from autosplit.backends.base import Precision, Runnable, get_backend
 from autosplit.errors import UsageError
-
-Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+from autosplit.splitting import load_stage
 
 
 class Module(Protocol):
@@ -23,6 +23,9 @@ class Module(Protocol):
     @property
     def warms_up(self) -> bool:
         """Whether it may be called on zeros before the first request."""
+
+    def import_packages(self) -> None:
+        """Import what ``load`` will need, so that the memory of the packages and of the stage can be told apart."""
 
     def load(self, threads: int) -> Runnable:
         """The function; called once, in the worker."""
@@ -37,7 +40,7 @@ class StageFolder:
 
     folder: Path
     backend: str = "eager"
-    precision: Any = "f32"
+    precision: Precision = "f32"
     warms_up: bool = True
 
     @property
@@ -45,16 +48,18 @@ class StageFolder:
         """The backend's name."""
         return self.backend
 
-    def load(self, threads: int) -> Runnable:
-        """The stage through its backend; only now are the backend's packages imported."""
-        from autosplit.backends.base import get_backend
+    def import_packages(self) -> None:
+        """Import the backend with its runtime, and let torch set up its libraries."""
+        get_backend(self.backend)
+        with torch.inference_mode():
+            torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
 
+    def load(self, threads: int) -> Runnable:
+        """The stage through its backend."""
         return get_backend(self.backend).load(self.folder, threads, self.precision)
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Walk the stage op by op, in eager, up to the one that raises."""
-        from autosplit.splitting import load_stage
-
         walk = _Walk(load_stage(self.folder).module)
         try:
             walk.run(*inputs)
@@ -75,6 +80,9 @@ class PythonFunction:
     kind: str = field(default="python", init=False)
     warms_up: bool = field(default=False, init=False)
 
+    def import_packages(self) -> None:
+        """Nothing: importing the function's module is loading it."""
+
     def load(self, threads: int) -> Runnable:
         """Import the function. Raises: UsageError: not allowed, or there is no such function."""
         return positional(import_function(self.path, self.allowed))
@@ -91,6 +99,9 @@ class LocalFunction:
     function: Callable[..., Any]
     kind: str = field(default="local", init=False)
     warms_up: bool = field(default=False, init=False)
+
+    def import_packages(self) -> None:
+        """Nothing."""
 
     def load(self, threads: int) -> Runnable:
         """The function itself."""

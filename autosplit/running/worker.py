@@ -45,9 +45,10 @@ def main(control: Connection) -> None:
 
 def live(control: Connection, duty: Duty) -> None:
     """Load the stage, say so, and serve until the host closes the control channel."""
-    before = resident_bytes()
     start = time.perf_counter()
     try:
+        duty.module.import_packages()
+        before = resident_bytes()
         run = duty.module.load(duty.threads)
         stage = Stage(duty, run, control)
         stage.warm_up()

@@ -1,0 +1,180 @@
+"""The ring hands tensors over bit for bit, in order, and never writes a slot that is being read."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autosplit.running.ring import DATA, ERROR, FLAG, PAGE, SEQUENCE, SKIPPED, Interrupted, Ring, RingEnd
+from autosplit.tensorspec import TensorSpec, spec_of
+
+pytestmark = pytest.mark.timeout(60)
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Ring, RingEnd, RingEnd]]:
+    """A ring of 2 slots for one vector, its sender and its receiver."""
+    ring = Ring.create([spec_of("x", torch.zeros(4))], num_slots=2)
+    yield ring, RingEnd(ring, sends=True), RingEnd(ring, sends=False)
+    ring.close()
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor of any dtype and layout: permuted, sliced, expanded, offset, empty, scalar."""
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    dtype = draw(st.sampled_from(DTYPES))
+    tensor = torch.testing.make_tensor(shape, dtype=dtype, device="cpu")
+    tensor = tensor.permute(draw(st.permutations(range(len(shape)))))
+    for change in draw(st.lists(st.sampled_from(["slice", "expand", "offset"]), max_size=2)):
+        if change == "slice" and tensor.ndim and tensor.shape[0] > 1:
+            tensor = tensor[:: draw(st.integers(1, 2))]
+        elif change == "expand":
+            tensor = tensor.unsqueeze(0).expand(draw(st.integers(1, 3)), *tensor.shape)
+        elif change == "offset" and tensor.ndim and tensor.shape[-1] > 1:
+            tensor = tensor[..., 1:]
+    return tensor
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(tensors(), max_size=3), st.integers(1, 3))
+def test_tensors_arrive_bit_for_bit_with_their_layout(values: list[torch.Tensor], num_slots: int) -> None:
+    specs = [spec_of(f"v{number}", value) for number, value in enumerate(values)]
+    ring = Ring.create(specs, num_slots)
+    try:
+        sender, receiver = RingEnd(ring, sends=True), RingEnd(ring, sends=False)
+        for sequence in range(2 * num_slots + 1):
+            sender.acquire(sequence, 0).write(sequence, values)
+            sender.release()
+            slot = receiver.acquire(sequence, 0)
+            assert (slot.header[SEQUENCE], slot.header[FLAG]) == (sequence, DATA)
+            for found in (slot.tensors, slot.copies()):
+                assert [spec_of(spec.name, value) for spec, value in zip(specs, found, strict=True)] == specs
+                assert all(torch.equal(value, sent) for value, sent in zip(found, values, strict=True))
+            receiver.release()
+    finally:
+        ring.close()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 3), st.lists(st.booleans(), max_size=60))
+def test_tokens_keep_the_ends_apart(num_slots: int, every: int, steps: list[bool]) -> None:
+    """The ring beside a plain queue: full and empty at the same moments, the same numbers in the same order."""
+    ring = Ring.create([spec_of("x", torch.zeros(1))], num_slots, every)
+    try:
+        sender, receiver = RingEnd(ring, sends=True), RingEnd(ring, sends=False)
+        sent = taken = 0
+        for sends in steps:
+            number = sent if sends else taken
+            possible = sent - taken < num_slots if sends else taken < sent
+            if not possible:
+                with pytest.raises(TimeoutError):
+                    (sender if sends else receiver).acquire(number * every, 0)
+            elif sends:
+                sender.acquire(number * every, 0).write(number * every, [torch.tensor([float(number)])])
+                sender.release()
+                sent += 1
+            else:
+                slot = receiver.acquire(number * every, 0)
+                assert slot.header[SEQUENCE] == number * every and slot.tensors[0].item() == number
+                receiver.release()
+                taken += 1
+    finally:
+        ring.close()
+
+
+def test_a_slot_is_a_view_until_it_is_released(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
+    _, sender, receiver = pair
+    sender.acquire(0).write(0, [torch.ones(4)])
+    sender.release()
+    view = receiver.acquire(0).tensors[0]
+    sender.acquire(1).write(1, [torch.zeros(4)])
+    sender.release()
+    with pytest.raises(TimeoutError):
+        sender.acquire(2, 0.01)
+    assert torch.equal(view, torch.ones(4))
+    receiver.release()
+    sender.acquire(2, 1).write(2, [torch.full((4,), 2.0)])
+    assert torch.equal(view, torch.full((4,), 2.0))
+
+
+def test_slots_start_on_pages() -> None:
+    specs = [spec_of("x", torch.zeros(3)), spec_of("y", torch.zeros(5000))]
+    ring = Ring.create(specs, num_slots=3)
+    assert all(slot.tensors[0].data_ptr() % PAGE == 0 and slot.tensors[1].data_ptr() % 64 == 0 for slot in ring.slots)
+    ring.close()
+
+
+def test_errors_and_skips_travel_in_place_of_tensors(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
+    _, sender, receiver = pair
+    for sequence, (flag, text) in enumerate([(ERROR, "stage 'a' failed: größer".encode()), (SKIPPED, b"")]):
+        sender.acquire(sequence).write_text(sequence, flag, text)
+        sender.release()
+        slot = receiver.acquire(sequence)
+        assert slot.header[FLAG] == flag and slot.read_text() == text
+        receiver.release()
+
+
+def test_a_long_text_loses_its_middle(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
+    _, sender, _ = pair
+    slot = sender.acquire(0)
+    slot.write_text(0, ERROR, b"first" + b"-" * 10_000_000 + b"last")
+    assert slot.read_text().startswith(b"first") and slot.read_text().endswith(b"last") and b"[...]" in slot.read_text()
+
+
+def test_a_wait_ends_when_the_other_end_acts(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
+    ring, sender, _ = pair
+    for spin_s in (0.0, 0.002):
+        receiver = RingEnd(ring, sends=False, spin_s=spin_s)
+        timer = threading.Timer(0.02, lambda: (sender.acquire(0).write(0, [torch.ones(4)]), sender.release()))
+        timer.start()
+        assert receiver.acquire(0, 10).header[SEQUENCE] == 0
+        receiver.release()
+        timer.join()
+
+
+def test_an_interrupt_ends_a_wait_and_takes_no_token(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
+    ring, sender, _ = pair
+    interrupt_fd = os.eventfd(1)
+    receiver = RingEnd(ring, sends=False, interrupt_fd=interrupt_fd, spin_s=50e-6)
+    with pytest.raises(Interrupted):
+        receiver.acquire(0, 10)
+    os.eventfd_read(interrupt_fd)
+    sender.acquire(0).write(0, [torch.ones(4)])
+    sender.release()
+    assert receiver.acquire(0, 10).header[SEQUENCE] == 0
+    os.close(interrupt_fd)
+
+
+def test_refilled_tokens_bring_the_same_slots_again(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
+    """A replay: the slots of requests 1 and 2 are handed out once more, without a copy."""
+    ring, sender, receiver = pair
+    for sequence in range(3):
+        sender.acquire(sequence, 0).write(sequence, [torch.full((4,), float(sequence))])
+        sender.release()
+        receiver.acquire(sequence, 0)
+        receiver.release()
+    ring.refill(2)
+    for sequence in (1, 2):
+        assert receiver.acquire(sequence, 0).tensors[0][0] == sequence
+        receiver.release()
+    with pytest.raises(TimeoutError):
+        receiver.acquire(3, 0)
+    for sequence in (3, 4):
+        sender.acquire(sequence, 0)
+
+
+def test_nothing_is_left_of_a_closed_ring() -> None:
+    names = set(os.listdir("/dev/shm"))  # noqa: PTH208 - only the names count
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    ring = Ring.create([TensorSpec("x", (1000,), (1,), "float32")], num_slots=4)
+    assert set(os.listdir("/dev/shm")) == names  # noqa: PTH208
+    assert os.fstat(ring.handle.memory_fd).st_mode & 0o777 == 0o600
+    ring.close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -1,0 +1,187 @@
+"""Workers are pinned, carry their threads and descriptors, and are gone whenever the host is."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autosplit import processes
+from autosplit.errors import UsageError, WorkerError
+from autosplit.processes import available_cores, cpu_quota, receive, resident_bytes, spawn_worker, usable_threads
+
+pytestmark = pytest.mark.timeout(60)
+
+TARGETS = """
+import os, time
+
+def facts(connection):
+    import torch
+    with os.fdopen(connection.recv(), "w") as file:
+        file.write("hello")
+    connection.send((os.getpid(), sorted(os.sched_getaffinity(0)), torch.get_num_threads()))
+    connection.recv()
+
+def sleeper(connection):
+    connection.send(os.getpid())
+    time.sleep(600)
+
+def listener(connection):
+    connection.recv()
+
+def breaker(connection):
+    raise RuntimeError("broken on purpose")
+"""
+
+
+@pytest.fixture
+def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "worker_targets.py").write_text(TARGETS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "worker_targets"
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    """Whether the process ends in time; a zombie counts as gone."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_worker_has_its_cores_threads_and_descriptors(targets: str) -> None:
+    core = available_cores()[-1]
+    reader, writer = os.pipe()
+    worker = spawn_worker(f"{targets}:facts", name="facts", cores=[core], fds=[writer])
+    try:
+        worker.connection.send(writer)
+        os.close(writer)
+        assert os.read(reader, 100) == b"hello"
+        assert receive(worker, 30, "its facts") == (worker.pid, [core], 1)
+    finally:
+        os.close(reader)
+        worker.close()
+    assert worker.fate() == "exited with code 0"
+
+
+def test_nothing_is_left_of_a_closed_worker(targets: str) -> None:
+    spawn_worker(f"{targets}:listener").close()
+    before = set(Path("/proc/self/fd").iterdir())
+    worker = spawn_worker(f"{targets}:listener")
+    worker.close()
+    assert set(Path("/proc/self/fd").iterdir()) == before
+    assert not worker.alive() and gone(worker.pid)
+
+
+def test_a_worker_that_does_not_listen_is_killed(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:sleeper")
+    receive(worker, 30, "its start")
+    worker.close(timeout_s=0.1)
+    assert worker.fate() == "was killed by SIGKILL"
+
+
+def test_a_dead_worker_is_named_with_its_signal(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:sleeper", name="stage0 on cpu:0")
+    receive(worker, 30, "its start")
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="worker 'stage0 on cpu:0' was killed by SIGKILL during a report"):
+        receive(worker, 10, "a report")
+    worker.close()
+
+
+def test_a_silent_worker_is_an_error_in_time(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:listener", name="quiet")
+    with pytest.raises(WorkerError, match=r"worker 'quiet' gave no answer to a report within 0\.05 s"):
+        receive(worker, 0.05, "a report")
+    worker.close()
+
+
+def test_an_exception_ends_the_worker_with_an_exit_code(targets: str, capfd: pytest.CaptureFixture[str]) -> None:
+    worker = spawn_worker(f"{targets}:breaker")
+    assert worker.wait(30)
+    assert worker.fate() == "exited with code 1"
+    assert "broken on purpose" in capfd.readouterr().err
+    worker.close()
+
+
+def test_a_core_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"worker 'w' asks for core 4095; this process may use \d"):
+        spawn_worker("os:getpid", name="w", cores=[4095])
+
+
+HOST = """
+import os, sys, threading
+sys.path.insert(0, {folder!r})
+from autosplit.processes import spawn_worker, receive
+found = []
+def start():
+    worker = spawn_worker("worker_targets:sleeper")
+    found.append((worker, receive(worker, 30, "start")))
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+print(found[0][1], flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_workers_die_with_the_host_however_it_dies(tmp_path: Path, end: signal.Signals) -> None:
+    (tmp_path / "worker_targets.py").write_text(TARGETS)
+    program = HOST.format(folder=str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as host:
+        assert host.stdout is not None
+        worker_pid = int(host.stdout.readline())
+        # The thread that started the worker has ended by now; that alone must not end the worker.
+        assert not gone(worker_pid, within_s=0.2)
+        host.send_signal(end)
+        host.wait(10)
+    assert gone(worker_pid)
+
+
+def test_the_quota_of_any_group_above_counts(tmp_path: Path) -> None:
+    membership = tmp_path / "cgroup"
+    membership.write_text("0::/user/job\n")
+    (tmp_path / "user" / "job").mkdir(parents=True)
+    assert cpu_quota(tmp_path, membership) is None
+    (tmp_path / "user" / "job" / "cpu.max").write_text("max 100000\n")
+    assert cpu_quota(tmp_path, membership) is None
+    (tmp_path / "user" / "cpu.max").write_text("150000 100000\n")
+    assert cpu_quota(tmp_path, membership) == 1.5
+
+
+def test_the_quota_of_version_1(tmp_path: Path) -> None:
+    membership = tmp_path / "cgroup"
+    membership.write_text("3:memory:/job\n2:cpu,cpuacct:/job\n")
+    folder = tmp_path / "cpu,cpuacct" / "job"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_quota_us").write_text("200000\n")
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    assert cpu_quota(tmp_path, membership) == 2.0
+    (folder / "cpu.cfs_quota_us").write_text("-1\n")
+    assert cpu_quota(tmp_path, membership) is None
+
+
+def test_threads_stay_within_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "cpu_quota", lambda: 0.5)
+    assert usable_threads([0, 1]) == 1
+    monkeypatch.setattr(processes, "cpu_quota", lambda: None)
+    assert usable_threads([0, 1, 2]) == 3
+
+
+def test_resident_bytes_grow_with_what_is_touched() -> None:
+    before = resident_bytes()
+    block = bytearray(os.urandom(1)) * (32 << 20)
+    assert resident_bytes() - before > 24 << 20
+    del block
