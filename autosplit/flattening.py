@@ -189,12 +189,12 @@ def _changed_state(exported: ExportedProgram) -> list[str]:
         if spec.kind in MUTATIONS:
             line = user_line(makers[spec.arg.name]) if spec.arg.name in makers else ""
             place = f" ({line})" if line else ""
+            kept = spec.kind is not OutputKind.USER_INPUT_MUTATION
             way_out = (
-                "give it a copy" if spec.kind is OutputKind.USER_INPUT_MUTATION else "return the new value as an output instead"
+                "return the new value as an output instead, or call eval() if a batch norm does it" if kept else "copy it first"
             )
             faults.append(
-                f"each call changes {MUTATIONS[spec.kind]} '{spec.target}'{place}, and replicas of a stage "
-                f"share no state; {way_out}, or call eval() if a batch norm does it"
+                f"each call changes {MUTATIONS[spec.kind]} '{spec.target}'{place}, which other processes do not see; {way_out}"
             )
         elif spec.kind is not OutputKind.USER_OUTPUT:
             faults.append(f"it is exported for training ({spec.kind.name.lower()}); export it for inference")

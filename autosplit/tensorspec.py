@@ -59,7 +59,7 @@ def layout(spec: TensorSpec) -> str:
     >>> layout(TensorSpec("x", (2, 3), (3, 1), "float32")), layout(TensorSpec("y", (2, 3), (1, 2), "int64"))
     ('float32[2,3]', 'int64[2,3] strides [1,2]')
     """
-    text = f"{spec.dtype}[{','.join(map(str, spec.shape))}]"
+    text = _size(spec)
     dense = tuple(prod(spec.shape[dim + 1 :]) for dim in range(len(spec.shape)))
     return text if dense == spec.stride else f"{text} strides [{','.join(map(str, spec.stride))}]"
 
@@ -125,7 +125,11 @@ def differences(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) ->
         return [f"{len(specs)} tensors are expected, and {len(tensors)} are given"]
     faults = []
     for spec, tensor in zip(specs, tensors, strict=True):
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if (tuple(tensor.shape), dtype) != (spec.shape, spec.dtype):
-            faults.append(f"'{spec.name}' is {dtype}{list(tensor.shape)}, and {spec.dtype}{list(spec.shape)} is expected")
+        there = spec_of(spec.name, tensor)
+        if (there.shape, there.dtype) != (spec.shape, spec.dtype):
+            faults.append(f"'{spec.name}' is {_size(there)}, and {_size(spec)} is expected")
     return faults
+
+
+def _size(spec: TensorSpec) -> str:
+    return f"{spec.dtype}[{','.join(map(str, spec.shape))}]"
