@@ -1,0 +1,18 @@
+"""Figures of graphs, plans, schedules and runs. They read values and change none.
+
+Every function returns a matplotlib figure of its own, made without pyplot: nothing is shown, no global state is touched,
+and the figure shows itself as the result of a notebook cell.
+"""
+
+from autosplit.figures.graphs import plot_graph, plot_op_costs
+from autosplit.figures.plans import plot_accuracy, plot_baselines, plot_plans, plot_schedule, plot_stage_balance
+
+__all__ = [
+    "plot_accuracy",
+    "plot_baselines",
+    "plot_graph",
+    "plot_op_costs",
+    "plot_plans",
+    "plot_schedule",
+    "plot_stage_balance",
+]

@@ -1,0 +1,172 @@
+"""Figures of a graph: its ops coloured by stage, and what they cost."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+
+from autosplit.errors import UsageError
+from autosplit.figures.layout import GraphLayout, lay_out
+from autosplit.figures.picture import (
+    COLOURS,
+    DARK,
+    GREY,
+    PALE,
+    Picture,
+    bare,
+    below,
+    beside,
+    colour,
+    mark,
+    sheet,
+    stage_label,
+    time_unit,
+)
+from autosplit.graph import Graph
+from autosplit.plan import Plan
+
+NAMED_OPS = 40
+"""Up to so many ops are drawn with their names, in lines of ``NAMED_COLUMNS``."""
+
+NAMED_COLUMNS = 14
+
+SHORT_NAMES = {"_native_batch_norm_legit_no_training": "batch_norm", "scaled_dot_product_attention": "attention"}
+
+
+def plot_graph(graph: Graph, plan: Plan | None = None, seconds: Mapping[str, float] | None = None) -> Picture:
+    """The ops in reading order, coloured by stage; connections that cross a cut are dark.
+
+    An op stands right of everything it reads; the drawing runs on in the next line as text does. A connection
+    to another line leaves at the right and comes in at the left.
+
+    Args:
+        graph: the model.
+        plan: colours the ops by stage; without it all have one colour.
+        seconds: op name to seconds; an op's area grows with it.
+    """
+    named = len(graph.ops) <= NAMED_OPS
+    layout = lay_out(graph, columns=NAMED_COLUMNS if named else None)
+    place = {op: number for number, stage in enumerate(plan.stages if plan else ()) for op in stage.ops}
+    width = min(15.0, (0.85 if named else 0.26) * layout.width + 1.5)
+    height = min(14.0, 0.7 + (0.36 if named else 0.2) * layout.height)
+    figure, axes = sheet(width=max(7.0, width), height=height + 0.22 * len(plan.stages if plan else ()))
+    _draw_edges(axes, layout, place)
+    positions = np.array([layout.positions[op.name] for op in graph.ops])
+    sizes = _node_sizes(graph, seconds, dense=layout.width > 30)
+    shades = [colour(place.get(op.name, 0)) for op in graph.ops]
+    axes.scatter(positions[:, 0], positions[:, 1], s=sizes, c=shades, edgecolors="white", linewidths=0.6, zorder=3)
+    for op in graph.ops if named else ():
+        below(axes, layout.positions[op.name], _elided(op.name))
+    axes.set_axis_off()
+    axes.set_xlim(-1.2, layout.width + 0.2)
+    axes.set_ylim(layout.height - 0.2, -0.8)
+    cuts = f", {num_crossing(graph, place)} values cross a cut" if plan else ""
+    larger = "; the larger an op, the longer it takes" if seconds else ""
+    axes.set_title(f"{graph.name}: {len(graph.ops)} ops{cuts}{larger}", fontsize=11, loc="left")
+    if plan:
+        marks = [mark(number, stage_label(plan, number, graph)) for number in range(len(plan.stages))]
+        figure.legend(handles=marks, loc="outside lower left", ncols=1, frameon=False, fontsize=9)
+    return figure
+
+
+def _draw_edges(axes: Axes, layout: GraphLayout, place: Mapping[str, int]) -> None:
+    for crossing, shade, width in ((False, PALE, 0.7), (True, DARK, 1.3)):
+        segments = [
+            segment
+            for (source, target), parts in layout.edges.items()
+            if (place.get(source) != place.get(target)) == crossing
+            for segment in parts
+        ]
+        axes.add_collection(LineCollection(segments, colors=shade, linewidths=width, zorder=2 if crossing else 1))
+
+
+def _node_sizes(graph: Graph, seconds: Mapping[str, float] | None, dense: bool) -> list[float]:
+    base = 22.0 if dense else 60.0
+    if not seconds:
+        return [base] * len(graph.ops)
+    largest = max(seconds.values(), default=0.0) or 1.0
+    return [base * (0.3 + 4.0 * seconds.get(op.name, 0.0) / largest) for op in graph.ops]
+
+
+def plot_op_costs(graph: Graph, seconds: Mapping[str, float], subject: str = "") -> Picture:
+    """What each op takes in graph order, and what each operator takes in all.
+
+    Args:
+        graph: the model.
+        seconds: op name to seconds, for instance a profile's corrected ones.
+        subject: where this was measured, for the title.
+    Raises: UsageError: an op has no seconds.
+    """
+    _require_seconds(graph, seconds)
+    totals: dict[str, float] = {}
+    for op in graph.ops:
+        totals[op.operator] = totals.get(op.operator, 0.0) + seconds[op.name]
+    ranked = sorted(totals, key=lambda operator: -totals[operator])
+    shade = {operator: colour(rank) if rank < len(COLOURS) else GREY for rank, operator in enumerate(ranked)}
+    costs = np.array([seconds[op.name] for op in graph.ops])
+    factor, unit = time_unit(float(costs.max()))
+    total_factor, total_unit = time_unit(max(totals.values()))
+
+    figure = Picture(figsize=(12, 4), layout="constrained")
+    ordered, summed = figure.subplots(1, 2, width_ratios=(3, 2))
+    x = np.arange(len(costs))
+    ordered.bar(x, costs * factor, width=1.0, color=[shade[op.operator] for op in graph.ops])
+    ordered.set_xlabel("op, in graph order")
+    ordered.set_ylabel(f"time of the op [{unit}]")
+    ordered.set_xlim(-0.5, len(costs) - 0.5)
+    share = ordered.twinx()
+    total = float(costs.sum()) or 1.0
+    share.plot(x, np.cumsum(costs) / total * 100, color="#404040", linewidth=1.2)
+    share.set_ylim(0, 105)
+    share.set_ylabel("share of the whole, summed up [%]")
+    shown = ranked[:12]
+    summed.barh(range(len(shown)), [totals[o] * total_factor for o in shown], color=[shade[o] for o in shown])
+    summed.set_yticks(range(len(shown)), [_short_operator(operator) for operator in shown])
+    summed.invert_yaxis()
+    summed.set_xlabel(f"time of all its ops [{total_unit}]")
+    for row, operator in enumerate(shown):
+        beside(summed, totals[operator] * total_factor, row, f"{totals[operator] / total:.0%}")
+    summed.margins(x=0.15)
+    bare(ordered, summed)
+    figure.suptitle(f"{graph.name}: where the time goes{f' on {subject}' if subject else ''}", x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def num_crossing(graph: Graph, place: Mapping[str, int]) -> int:
+    """How many values cross from stage to stage, one counted once for each stage that reads it."""
+    crossing = {
+        (value, place.get(reader.name))
+        for reader in graph.ops
+        for value in reader.inputs
+        if value in graph.producer and place.get(graph.producer[value]) != place.get(reader.name)
+    }
+    return len(crossing)
+
+
+def _short_operator(operator: str) -> str:
+    """The operator's name without its namespace and overload.
+
+    >>> _short_operator("aten.add.Tensor")
+    'add'
+    """
+    name = operator.removeprefix("aten.").removesuffix(".default").removesuffix(".Tensor")
+    return SHORT_NAMES.get(name, name)
+
+
+def _elided(name: str, length: int = 15) -> str:
+    """The name, its middle left out where it is long.
+
+    >>> _elided("_native_batch_norm_legit_no_training_4"), _elided("adaptive_avg_pool2d_1")
+    ('batch_norm_4', 'adaptiv…ool2d_1')
+    """
+    for long, short in SHORT_NAMES.items():
+        name = name.replace(long, short)
+    half = length // 2
+    return name if len(name) <= length else f"{name[:half]}…{name[-half:]}"
+
+
+def _require_seconds(graph: Graph, seconds: Mapping[str, float]) -> None:
+    absent = [op.name for op in graph.ops if op.name not in seconds]
+    if absent:
+        raise UsageError(f"{len(absent)} ops of '{graph.name}' have no seconds, such as '{absent[0]}'; give seconds for every op")

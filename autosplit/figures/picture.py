@@ -1,0 +1,88 @@
+"""Pictures: figures made without pyplot, one palette, one way to write units and labels."""
+
+import io
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from autosplit.graph import Graph
+from autosplit.plan import Plan
+from autosplit.tables import bytes_text
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8C6D31")
+"""Told apart with every common colour vision: Okabe and Ito's palette (2008), its yellow darkened for white paper."""
+
+GREY = "#8a8a8a"
+PALE = "#c4c4c4"
+DARK = "#202020"
+
+SCALES = ((1.0, 1.0, "s"), (1e-3, 1e3, "ms"), (0.0, 1e6, "us"))
+
+
+class Picture(Figure):
+    """A figure that a notebook shows without pyplot and without ``%matplotlib inline``."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=110)
+        return buffer.getvalue()
+
+
+def colour(index: int) -> str:
+    """The colour of a stage, a device or a kind, by its position."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def time_unit(largest_s: float) -> tuple[float, str]:
+    """What seconds are multiplied by so that the largest reads well, and the unit then.
+
+    >>> time_unit(0.02)
+    (1000.0, 'ms')
+    """
+    return next((factor, unit) for least, factor, unit in SCALES if largest_s >= least)
+
+
+def sheet(width: float, height: float) -> tuple[Picture, Axes]:
+    """A figure with one pair of axes, in inches."""
+    figure = Picture(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def bare(*all_axes: Axes) -> None:
+    """Take away the frame at the top and the right."""
+    for axes in all_axes:
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def above(axes: Axes, x: float, y: float, number: float) -> None:
+    """Write a number above a bar that ends at (x, y)."""
+    axes.annotate(f"{number:.3g}", (x, y), (0, 2), textcoords="offset points", ha="center", fontsize=8)
+
+
+def below(axes: Axes, point: tuple[float, float], text: str) -> None:
+    """Write small text under a point."""
+    axes.annotate(text, point, (0, -7), textcoords="offset points", fontsize=6.5, ha="center", va="top")
+
+
+def beside(axes: Axes, x: float, y: float, text: str) -> None:
+    """Write text right of a point."""
+    axes.annotate(text, (x, y), (3, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def inside(axes: Axes, x: float, y: float, text: str) -> None:
+    """Write white text around a point, as far as the axes reach."""
+    axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white", clip_on=True)
+
+
+def mark(number: int, label: str) -> Line2D:
+    """A legend entry in the colour of a stage."""
+    return Line2D([], [], marker="o", linestyle="", color=colour(number), label=label)
+
+
+def stage_label(plan: Plan, number: int, graph: Graph | None = None) -> str:
+    """Name, devices, backend and size of a stage; with the graph, its weights too."""
+    stage = plan.stages[number]
+    held = sum(weight.num_bytes for weight in graph.stage_weights(stage.ops).values()) if graph else 0
+    weights = f", {bytes_text(held)} of weights" if graph else ""
+    return f"{stage.name}: {'+'.join(stage.devices)}, {stage.backend}, {len(stage.ops)} ops{weights}"

@@ -1,0 +1,232 @@
+"""Figures of plans and runs: balance, plans side by side, the schedule, accuracy, baselines."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
+
+from autosplit.errors import UsageError
+from autosplit.figures.picture import (
+    COLOURS,
+    DARK,
+    GREY,
+    PALE,
+    Picture,
+    above,
+    bare,
+    beside,
+    colour,
+    inside,
+    sheet,
+    stage_label,
+    time_unit,
+)
+from autosplit.plan import Plan
+from autosplit.results import RunStats
+from autosplit.runreport import RunReport
+from autosplit.timeline import Action, lanes
+
+PARTS: tuple[tuple[str, str], ...] = (("", ""), ("", "////"), ("#d8d8d8", ""))
+"""Shade (or the stage's colour) and hatch of computing, sending and waiting."""
+
+
+def plot_stage_balance(plan: Plan, stats: RunStats | None = None) -> Picture:
+    """Predicted busy time of each stage for each request, beside what a run measured.
+
+    Args:
+        plan: the plan.
+        stats: what a run of it measured; a stage's bar is the mean of its replicas' medians.
+    """
+    measured = {stage.name: _measured_parts(stats, stage.name) for stage in plan.stages} if stats else {}
+    factor, unit = time_unit(max([stage.load_s for stage in plan.stages] + [sum(parts) for parts in measured.values()]))
+    figure, axes = sheet(width=max(6.0, 2.4 * len(plan.stages) + 1.0), height=4.2)
+    width = 0.36 if measured else 0.55
+    for number, stage in enumerate(plan.stages):
+        left = number - width / 2 - 0.02 if measured else number
+        axes.bar(left, stage.load_s * factor, width, color=colour(number))
+        above(axes, left, stage.load_s * factor, stage.load_s * factor)
+        if measured:
+            parts = [part * factor for part in measured[stage.name]]
+            _stack(axes, number + width / 2 + 0.02, width, parts, colour(number))
+    rate = plan.prediction.throughput_per_s
+    axes.set_xticks(
+        range(len(plan.stages)), [stage_label(plan, number).replace(": ", "\n", 1) for number in range(len(plan.stages))]
+    )
+    axes.set_ylabel(f"time for each request [{unit}]")
+    axes.margins(y=0.12)
+    axes.set_title(f"Stage balance: {rate:.4g} items/s predicted", fontsize=11, loc="left")
+    if measured:
+        marks = [Patch(color=GREY, label="left: predicted")]
+        names = ("right: computing", "sending", "waiting")
+        marks += [
+            Patch(facecolor=shade or GREY, hatch=hatch, alpha=0.6, edgecolor="white", label=name)
+            for (shade, hatch), name in zip(PARTS, names, strict=True)
+        ]
+        figure.legend(handles=marks, loc="outside lower left", ncols=4, frameon=False, fontsize=9)
+    bare(axes)
+    return figure
+
+
+def _stack(axes: Axes, x: float, width: float, parts: Sequence[float], shade: str) -> None:
+    """One bar of computing, sending and waiting; the number above it is the busy part."""
+    for number, ((own_shade, hatch), part) in enumerate(zip(PARTS, parts, strict=True)):
+        style = Patch(facecolor=own_shade or shade, hatch=hatch, alpha=0.6, edgecolor="white")
+        bar = axes.bar(x, part, width, bottom=sum(parts[:number]))
+        bar[0].update_from(style)
+    above(axes, x, sum(parts), parts[0] + parts[1])
+
+
+def _measured_parts(stats: RunStats, stage: str) -> tuple[float, float, float]:
+    mine = [worker for worker in stats.stages if worker.stage == stage]
+    count = max(1, len(mine))
+    return (
+        sum(worker.busy.p50_s for worker in mine) / count,
+        sum(worker.transfer.p50_s for worker in mine) / count,
+        sum(worker.wait.p50_s for worker in mine) / count,
+    )
+
+
+def plot_plans(plans: Mapping[str, Plan]) -> Picture:
+    """The predicted load of each device under each plan, by stage, on one scale.
+
+    Args:
+        plans: name to plan.
+    Raises: UsageError: there are no plans.
+    """
+    if not plans:
+        raise UsageError("there are no plans to compare; give at least one by name")
+    loads = {name: _device_segments(plan) for name, plan in plans.items()}
+    factor, unit = time_unit(max((sum(s for _, s in parts) for rows in loads.values() for parts in rows.values()), default=0.0))
+    heights = [len(rows) + 0.9 for rows in loads.values()]
+    figure = Picture(figsize=(9, 0.8 + 0.42 * sum(heights)), layout="constrained")
+    panels = figure.subplots(len(plans), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (name, plan) in zip(panels, plans.items(), strict=True):
+        for row, parts in enumerate(loads[name].values()):
+            left = 0.0
+            for number, seconds in parts:
+                axes.barh(row, seconds * factor, left=left * factor, color=colour(number), edgecolor="white", height=0.7)
+                inside(axes, (left + seconds / 2) * factor, row, plan.stages[number].name)
+                left += seconds
+        axes.set_yticks(range(len(loads[name])), list(loads[name]))
+        axes.invert_yaxis()
+        rate = f"{plan.prediction.throughput_per_s:.4g} items/s predicted, gap {plan.prediction.gap:.1%}"
+        axes.set_title(f"{name}: {rate} ({plan.method})", fontsize=10, loc="left")
+        bare(axes)
+    panels[-1].set_xlabel(f"time that the device is busy for each request [{unit}]")
+    return figure
+
+
+def _device_segments(plan: Plan) -> dict[str, list[tuple[int, float]]]:
+    """Device name to (stage number, seconds for each request of the whole), in pipeline order."""
+    segments: dict[str, list[tuple[int, float]]] = {}
+    for number, stage in enumerate(plan.stages):
+        for device in stage.devices:
+            segments.setdefault(device, []).append((number, stage.load_s / len(stage.devices)))
+    return segments
+
+
+def plot_schedule(predicted: Sequence[Action], measured: Sequence[Action] = (), until_s: float | None = None) -> Picture:
+    """A Gantt chart: which stage replica works on which request, and when.
+
+    Computation is solid, transfers are pale. Requests differ by colour, and by number where there is room.
+
+    Args:
+        predicted: what a simulation gave.
+        measured: what a run did, drawn below on the same time axis.
+        until_s: where the chart ends, in seconds; by default with the last action.
+    Raises: UsageError: there are no actions.
+    """
+    panels = {name: actions for name, actions in (("predicted", predicted), ("measured", measured)) if actions}
+    if not panels:
+        raise UsageError("there are no actions to draw; simulate at least one request")
+    end = until_s or max(action.end_s for actions in panels.values() for action in actions)
+    factor, unit = time_unit(end)
+    rows = {name: lanes(actions) for name, actions in panels.items()}
+    heights = [len(names) + 0.9 for names in rows.values()]
+    figure = Picture(figsize=(12, 0.9 + 0.42 * sum(heights)), layout="constrained")
+    all_axes = figure.subplots(len(panels), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
+    for axes, (name, actions) in zip(all_axes, panels.items(), strict=True):
+        for row, lane in enumerate(rows[name]):
+            mine = [action for action in actions if action.lane == lane and action.start_s < end]
+            spans = [(action.start_s * factor, action.duration_s * factor) for action in mine]
+            shades = [to_rgba(colour(action.request), 1.0 if action.kind == "compute" else 0.35) for action in mine]
+            axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=shades, edgecolors="white", linewidths=0.5)
+            for action in mine:
+                if action.kind == "compute" and action.duration_s > 0.018 * end and action.end_s <= end:
+                    middle = (action.start_s + action.end_s) / 2 * factor
+                    inside(axes, middle, row, str(action.request))
+        axes.set_yticks(range(len(rows[name])), rows[name])
+        axes.set_ylim(len(rows[name]) - 0.5, -0.5)
+        axes.set_title(f"Schedule {name}: {len({action.request for action in actions})} requests", fontsize=10, loc="left")
+        bare(axes)
+    all_axes[-1].set_xlim(0, end * factor)
+    all_axes[-1].set_xlabel(f"time since the first request [{unit}]")
+    return figure
+
+
+def plot_accuracy(points: Mapping[str, tuple[float, float]], subject: str = "Prediction", tolerance: float = 0.1) -> Picture:
+    """Predicted against measured seconds; on the diagonal they agree.
+
+    Args:
+        points: name to (predicted seconds, measured seconds), both positive.
+        subject: what is predicted, for the title.
+        tolerance: width of the band that is drawn around the diagonal, as a share.
+    Raises: UsageError: there are no points, or one is not positive.
+    """
+    wrong = [name for name, pair in points.items() if min(pair) <= 0]
+    if not points or wrong:
+        raise UsageError(f"point '{wrong[0]}' is not positive" if wrong else "there are no points to compare; give at least one")
+    predicted, measured = np.array(list(points.values())).T
+    factor, unit = time_unit(float(max(predicted.max(), measured.max())))
+    figure, axes = sheet(width=6.0, height=5.4)
+    low, high = min(predicted.min(), measured.min()) * factor / 1.3, max(predicted.max(), measured.max()) * factor * 1.3
+    line = np.array([low, high])
+    axes.fill_between(line, line * (1 - tolerance), line * (1 + tolerance), color="#e8e8e8", label=f"within {tolerance:.0%}")
+    axes.plot(line, line, color=GREY, linewidth=1)
+    axes.scatter(predicted * factor, measured * factor, color=COLOURS[0], s=26, alpha=0.8, edgecolors="white", zorder=3)
+    if len(points) <= 12:
+        for name, (x, y) in points.items():
+            axes.annotate(name, (x * factor, y * factor), (6, -3), textcoords="offset points", fontsize=8, va="top")
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    plain = FuncFormatter(lambda value, _: f"{value:g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(plain)
+        if high / low < 10:
+            axis.set_minor_formatter(plain)
+    axes.set_xlabel(f"predicted [{unit}]")
+    axes.set_ylabel(f"measured [{unit}]")
+    ratio = np.abs(measured / predicted - 1)
+    axes.set_title(f"{subject}: off by {np.median(ratio):.1%} in the median, {ratio.max():.1%} at most", fontsize=11, loc="left")
+    axes.legend(frameon=False, loc="upper left")
+    bare(axes)
+    return figure
+
+
+def plot_baselines(report: RunReport) -> Picture:
+    """The measured throughput of the plan and of every simple way, the one to use in colour.
+
+    A thin line spans the slowest to the fastest round, a dark mark stands where the throughput was predicted.
+    """
+    names = sorted(report.outcomes, key=lambda name: -report.outcomes[name].throughput_per_s)
+    best_per_s = report.best.throughput_per_s
+    figure, axes = sheet(width=8.0, height=1.0 + 0.42 * len(names))
+    for row, name in enumerate(names):
+        outcome = report.outcomes[name]
+        rate, predicted = outcome.throughput_per_s, outcome.plan.prediction.throughput_per_s
+        axes.barh(row, rate, color=COLOURS[0] if name == report.chosen else PALE, height=0.7)
+        axes.plot([min(outcome.rounds_per_s), max(outcome.rounds_per_s)], [row, row], color=DARK, linewidth=1)
+        text = f"{rate:.4g}" if name == report.chosen else f"{rate:.4g}  ({rate / best_per_s:.2f}×)"
+        if predicted:
+            axes.plot([predicted] * 2, [row - 0.35, row + 0.35], color=DARK, linewidth=2)
+            text += f"  ({predicted:.4g} predicted)"
+        beside(axes, max(*outcome.rounds_per_s, rate, predicted), row, text)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.25)
+    axes.set_xlabel("throughput, measured [items/s]")
+    axes.set_title(f"{report.model}: ways to run it; '{report.chosen}' is the one to use", fontsize=11, loc="left")
+    bare(axes)
+    return figure

@@ -1,0 +1,72 @@
+"""Tables for the terminal: units, alignment, and words that look like markup."""
+
+import io
+
+from rich.console import Console, Group
+
+from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.report import baselines_table, devices_table, plan_table, run_table, stats_table, table
+from autosplit.results import LatencyStats, RunStats, StageStats
+from autosplit.runreport import Outcome, RunReport
+
+STAGES = (Stage("stage0", ("a", "b"), ("cpu:0",), load_s=0.004), Stage("stage1", ("c",), ("cpu:1",), load_s=0.006))
+PLAN = Plan(Source("m:f"), "g", "p", STAGES, Prediction(0.006, 0.01, 0.006, 0.0, 166.7), method="dp", status="optimal")
+LATENCY = LatencyStats.of([0.01])
+WORKERS = tuple(
+    StageStats(s.name, s.devices[0], 0, "eager", 1, 9, 0, 0, LATENCY, LATENCY, LATENCY, LATENCY, 2**20, 3 * 2**20, 0.5)
+    for s in STAGES
+)
+STATS = RunStats(9, 1.0, LATENCY, LATENCY, WORKERS, 2)
+REPORT = RunReport(
+    "mlp",
+    4,
+    {"plan": Outcome(PLAN, (150.0, 160.0, 155.0), LATENCY, LATENCY, True, 0.0, STATS)},
+    "plan",
+    "No simple way fits.",
+    {"replicas": "weights [bold]too large[/bold]"},
+)
+
+
+def text(made: Group) -> str:
+    console = Console(file=io.StringIO(), width=160, color_system=None)
+    console.print(made)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_plan_table_has_stages_and_prediction() -> None:
+    shown = text(plan_table(PLAN))
+    assert "166.7 items/s predicted (optimal, gap 0.00%, dp)" in shown
+    assert "4.00 ms" in shown
+    assert "stage1" in shown
+
+
+def test_the_run_table_has_predicted_beside_measured() -> None:
+    shown = text(run_table(REPORT))
+    for word in ("predicted", "busy", "wait", "transfer", "4.00 ms", "10.00 ms", "2.0 MiB", "4 items a request"):
+        assert word in shown
+
+
+def test_the_baselines_table_says_why_and_keeps_brackets() -> None:
+    shown = text(baselines_table(REPORT))
+    assert "155" in shown
+    assert "items/s" in shown
+    assert "No simple way fits." in shown
+    assert "'replicas' was left out: weights [bold]too large[/bold]" in shown
+
+
+def test_one_run_and_devices() -> None:
+    assert "9 requests, 2 restarts" in text(stats_table(STATS))
+    assert "1 device" in text(devices_table([{"device": "cpu:0", "memory_bytes": None}]))
+
+
+def test_missing_values_are_dashes_and_columns_can_be_left_out() -> None:
+    shown = text(table([{"a_s": float("nan"), "b": "[x]", "c": 3}, {"a_s": 0.5, "b": "y", "c": True}], hide=["c"]))
+    assert "-" in shown
+    assert "[x]" in shown
+    assert "500.00 ms" in shown
+    assert "True" not in shown
+
+
+def test_an_empty_table() -> None:
+    assert "nothing" in text(table([], "nothing"))
