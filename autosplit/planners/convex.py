@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from autosplit.errors import PlanError
+from autosplit.planners.items import strong_components
 from autosplit.problem import Block, Problem
 
 WIDTH = 48
@@ -106,46 +107,14 @@ def _units(problem: Problem, assignment: Sequence[int]) -> list[list[int]]:
     bonds = list(problem.order)
     for group in problem.groups:
         bonds += zip(group, (*group[1:], group[0]), strict=True)
+    component = strong_components(problem.num_ops, bonds)
+    together: dict[int, list[int]] = {}
+    for op, number in enumerate(component):
+        together.setdefault(number, []).append(op)
     units: list[list[int]] = []
-    for members in strong_components(problem.num_ops, bonds):
+    for members in together.values():
         if len({assignment[op] for op in members}) == 1:
             units.append(members)
         else:
             units += [[op] for op in members]
     return sorted(units)
-
-
-def strong_components(num_nodes: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Largest sets of nodes that all reach each other, by two depth-first walks (Kosaraju; Sharir 1981).
-
-    >>> strong_components(3, [(0, 1), (1, 0), (1, 2)])
-    [[0, 1], [2]]
-    """
-    ahead: list[list[int]] = [[] for _ in range(num_nodes)]
-    back: list[list[int]] = [[] for _ in range(num_nodes)]
-    for source, target in edges:
-        ahead[source].append(target)
-        back[target].append(source)
-    left, seen = [], [False] * num_nodes
-    for root in range(num_nodes):
-        stack = [(root, False)]
-        while stack:
-            node, leaving = stack.pop()
-            if leaving:
-                left.append(node)
-            elif not seen[node]:
-                seen[node] = True
-                stack.append((node, True))
-                stack += [(other, False) for other in ahead[node]]
-    component = [-1] * num_nodes
-    for root in reversed(left):
-        pending = [root]
-        while pending:
-            node = pending.pop()
-            if component[node] < 0:
-                component[node] = root
-                pending += back[node]
-    found: dict[int, list[int]] = {}
-    for node, root in enumerate(component):
-        found.setdefault(root, []).append(node)
-    return list(found.values())

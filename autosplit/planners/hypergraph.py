@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.planners.items import Ints, Table, contract
+from autosplit.planners.request import Request
 from autosplit.problem import HOST, Block, Floats, Problem
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Hypergraph:
     @property
     def num_devices(self) -> int:
         """How many devices there are."""
-        return self.compute_s.shape[1]
+        return int(self.compute_s.shape[1])
 
     @property
     def num_nets(self) -> int:
@@ -106,86 +106,42 @@ class Hypergraph:
 
 
 def hypergraph_of(problem: Problem) -> Hypergraph:
-    """The hypergraph of a problem: its own where transfers allow, else one whose loads are at most the problem's."""
-    item_of = _items(problem)
-    num_items = int(item_of.max()) + 1
-    compute_s = np.zeros((num_items, problem.num_devices))
-    np.add.at(compute_s, item_of, problem.compute_s)
-    item_bytes = np.zeros(num_items)
-    np.add.at(item_bytes, item_of, problem.op_bytes)
-    send_s, receive_s, uniform = _ends(problem)
-    exact = uniform and not problem.weights and not problem.pools and not (problem.overlap and len(problem.nets))
+    """The hypergraph of a problem: its own where transfers allow, else one whose loads are at most the problem's.
+
+    A net whose sender and receiver pay differently is charged at the lower of the two; transfers that run beside compute are
+    left out.
+    """
+    items = contract(problem, Request(contiguous=False))
+    class_of = np.zeros(problem.num_devices, dtype=np.int64)
+    for number, members in enumerate(items.classes):
+        class_of[list(members)] = number
+    item_of = np.zeros(problem.num_ops, dtype=np.int64)
+    for item, ops in enumerate(items.ops):
+        item_of[list(ops)] = item
+    compute_s = items.compute_s + (0.0 if items.overlap else items.fixed_s)
+    exact = items.exact and not len(items.weights) and not (items.overlap and (len(items.pins) or items.fixed_s.any()))
     merged: dict[tuple[tuple[int, ...], bool], Floats] = {}
-    for number, net in enumerate(problem.nets):
-        ends = {HOST if op == HOST else int(item_of[op]) for op in (net.producer, *net.consumers)}
-        outside, pins = HOST in ends, tuple(sorted(ends - {HOST}))
-        if len(pins) + outside < 2 or not pins:
-            continue
-        exact = exact and bool((send_s[number] == receive_s[number]).all() or (outside and len(pins) == 1))
-        exact = exact and (problem.send_once or len(ends) == 2)
-        cost = np.minimum(send_s[number], receive_s[number])
-        if outside and len(pins) == 1:
-            compute_s[pins[0]] += 0.0 if problem.overlap else (receive_s if net.producer == HOST else send_s)[number]
-        else:
-            merged[pins, outside] = merged.get((pins, outside), np.zeros(problem.num_devices)) + cost
-    kept = [(pins, outside, cost) for (pins, outside), cost in merged.items() if cost.any() and not problem.overlap]
-    holders: list[list[int]] = [[] for _ in range(num_items)]
-    for number, (pins, _, _) in enumerate(kept):
-        for item in pins:
-            holders[item].append(number)
+    for net in range(0 if items.overlap else len(items.pins)):
+        pins, outside = tuple(items.pins[net].tolist()), bool(items.producer[net] == HOST)
+        cost_s = items.receive_s[net] if outside else np.minimum(items.send_s[net], items.receive_s[net])
+        exact = exact and (outside or np.array_equal(items.send_s[net], items.receive_s[net]))
+        if len(pins) == 1:
+            compute_s[pins[0]] += cost_s
+        elif cost_s.any():
+            merged[pins, outside] = merged.get((pins, outside), np.zeros(len(items.classes))) + cost_s
+    holders = Table.of([pins for pins, _ in merged]).transposed(items.num_items)
+    net_pins = Table.of([pins for pins, _ in merged])
     return Hypergraph(
         item_of=item_of,
-        compute_s=compute_s,
-        net_start=np.cumsum([0] + [len(pins) for pins, _, _ in kept], dtype=np.int64),
-        net_pins=np.array([item for pins, _, _ in kept for item in pins], dtype=np.int64),
-        net_s=np.array([cost for _, _, cost in kept]).reshape(len(kept), problem.num_devices),
-        net_outside=np.array([outside for _, outside, _ in kept], dtype=np.bool_),
-        item_start=np.cumsum([0] + [len(nets) for nets in holders], dtype=np.int64),
-        item_nets=np.array([net for nets in holders for net in nets], dtype=np.int64),
-        item_bytes=item_bytes,
-        memory_bytes=np.where(problem.memory_bytes >= item_bytes.sum(), np.inf, problem.memory_bytes),
-        classes=problem.device_classes,
-        exact=exact,
+        compute_s=np.ascontiguousarray(compute_s[:, class_of]),
+        net_start=net_pins.start,
+        net_pins=net_pins.data,
+        net_s=np.array(list(merged.values())).reshape(len(merged), len(items.classes))[:, class_of].copy(),
+        net_outside=np.array([outside for _, outside in merged], dtype=np.bool_),
+        item_start=holders.start,
+        item_nets=holders.data,
+        item_bytes=items.num_bytes,
+        memory_bytes=np.where(problem.memory_bytes >= items.num_bytes.sum(), np.inf, problem.memory_bytes),
+        classes=items.classes,
+        exact=bool(exact),
     )
-
-
-def _items(problem: Problem) -> Ints:
-    """Item of each op: its group, or itself; numbered by first op."""
-    root = list(range(problem.num_ops))
-
-    def find(op: int) -> int:
-        while root[op] != op:
-            root[op] = root[root[op]]
-            op = root[op]
-        return op
-
-    for group in problem.groups:
-        for op in group[1:]:
-            low, high = sorted((find(group[0]), find(op)))
-            root[high] = low
-    return np.unique([find(op) for op in range(problem.num_ops)], return_inverse=True)[1].astype(np.int64)
-
-
-def _ends(problem: Problem) -> tuple[Floats, Floats, bool]:
-    """The least that sending and receiving each net costs each device, shape (num_nets, num_devices); whether it is all."""
-    count = problem.num_devices
-    transfers, size = problem.transfers, problem.net_bytes[:, None, None]
-    others = ~np.eye(count + 1, dtype=bool)[:count]
-    to_host = np.array([HOST in net.consumers for net in problem.nets], dtype=bool)
-    from_host = problem.producers == HOST
-    send, receive, uniform = np.zeros((len(problem.nets), count)), np.zeros((len(problem.nets), count)), True
-    for device in range(count):
-        peers = others[device]
-        out = (transfers.send_s[device] + size[:, 0] * transfers.send_s_per_byte[device])[:, peers]
-        back = (transfers.receive_s[:, device] + size[:, 0] * transfers.receive_s_per_byte[:, device])[:, peers]
-        for costs, found, at_host in ((out, send, to_host), (back, receive, from_host)):
-            if not len(problem.nets):
-                continue
-            devices = costs[:, :-1] if count > 1 else costs
-            low = np.where(at_host, costs[:, -1], devices.min(axis=1))
-            high = np.where(at_host, np.maximum(costs[:, -1], devices.max(axis=1)), devices.max(axis=1))
-            if costs is back:
-                high = np.where(at_host, costs[:, -1], high)
-            found[:, device] = np.minimum(low, devices.min(axis=1)) if costs is out else low
-            uniform = uniform and bool((high == found[:, device]).all())
-    return send, receive, uniform
