@@ -51,9 +51,11 @@ def decode(nodes: Sequence[Mapping[str, Any]]) -> fx.Graph:
             kind, name = data["op"], data["name"]
             target = _decode_target(kind, data["target"])
             args = tuple(_decode(value, made) for value in data["args"])
+            if kind == "output":
+                args = (tuple(args[0]),)
             kwargs = {_identifier(key): _decode(value, made) for key, value in data["kwargs"].items()}
             made[name] = graph.create_node(kind, target, args, kwargs, name=_identifier(name))
-        except (KeyError, TypeError, AttributeError) as failure:
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as failure:
             raise PlanError(f"node {data!r:.200} cannot be read: {type(failure).__name__}: {failure}") from None
         if made[name].name != name:
             raise PlanError(f"node '{name}' stands twice, or has a name that Python keeps for itself")
