@@ -1,4 +1,4 @@
-"""Torch eager: the traced ATen graph as it is, bit-equal to the model it came from. It takes every op."""
+"""Torch eager: the traced ATen graph as it is, in f32 bit-equal to the model it came from. It takes every op."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.backends.lowering import lower_to_bf16
 from autosplit.splitting import StageProgram, load_stage
 
 
@@ -14,7 +15,7 @@ class EagerBackend:
 
     name = "eager"
     exact = True
-    precisions: tuple[Precision, ...] = ("f32",)
+    precisions: tuple[Precision, ...] = ("f32", "bf16")
 
     def missing(self) -> str | None:
         """None: torch is always there."""
@@ -35,7 +36,8 @@ class EagerBackend:
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """The stage as a function. Torch has one thread count for the whole process, so each call makes sure of its own."""
         require_precision(self, precision)
-        forward = program.module.forward
+        module = lower_to_bf16(program).module if precision == "bf16" else program.module
+        forward = module.forward
 
         def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             if torch.get_num_threads() != threads:

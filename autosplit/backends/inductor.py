@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.backends.lowering import lower_to_bf16
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
 from autosplit.splitting import StageProgram
 
-PACKAGE = "inductor.pt2"
+PACKAGES: dict[Precision, str] = {"f32": "inductor.pt2", "bf16": "inductor-bf16.pt2"}
 
 
 class InductorBackend:
@@ -25,7 +26,7 @@ class InductorBackend:
 
     name = "inductor"
     exact = False
-    precisions: tuple[Precision, ...] = ("f32",)
+    precisions: tuple[Precision, ...] = ("f32", "bf16")
 
     def missing(self) -> str | None:
         """The C++ compiler, if there is none."""
@@ -39,23 +40,24 @@ class InductorBackend:
         return {}
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Compile the stage into ``inductor.pt2`` in its folder."""
+        """Compile the stage into ``inductor.pt2`` (or ``inductor-bf16.pt2``) in its folder."""
         require_precision(self, precision)
-        target = folder / PACKAGE
+        target = folder / PACKAGES[precision]
         if target.exists():
             return
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".inductor-") as building:
-            package = Path(building) / PACKAGE
-            compile_package(program, package)
+            package = Path(building) / target.name
+            compile_package(lower_to_bf16(program) if precision == "bf16" else program, package)
             package.replace(target)
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
         """The compiled library as a function."""
         require_precision(self, precision)
-        if not (folder / PACKAGE).exists():
-            raise BackendError(f"stage folder '{folder}' is not prepared for inductor: prepare the stage")
-        return package_runnable(folder / PACKAGE, threads)
+        package = folder / PACKAGES[precision]
+        if not package.exists():
+            raise BackendError(f"stage folder '{folder}' is not prepared for inductor in {precision}: prepare the stage")
+        return package_runnable(package, threads)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Compile into a temporary folder and load from it."""

@@ -1,0 +1,91 @@
+"""bfloat16 for torch's own backends: the ops that multiply matrices compute in bf16, everything else stays in f32.
+
+OpenVINO lowers by itself; here the stage's graph is rewritten, so that what is lowered is written down and the weights are
+converted once. Accumulation inside the kernels is in f32.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autosplit.splitting import StageProgram
+
+LOWERED = frozenset(
+    f"aten.{name}"
+    for name in (
+        "linear.default",
+        "matmul.default",
+        "mm.default",
+        "bmm.default",
+        "addmm.default",
+        "baddbmm.default",
+        "conv1d.default",
+        "conv2d.default",
+        "conv2d.padding",
+        "conv3d.default",
+        "conv_transpose2d.input",
+        "convolution.default",
+        "scaled_dot_product_attention.default",
+    )
+)
+"""Operators that compute in bf16, as graphs name them."""
+
+
+def lower_to_bf16(program: StageProgram) -> StageProgram:
+    """The same stage with its matrix products, convolutions and attention in bf16; inputs and outputs keep their dtypes."""
+    source = program.module
+    weights: dict[str, torch.Tensor] = {}
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    halves: dict[fx.Node, fx.Node] = {}
+
+    def half(node: fx.Node) -> fx.Node:
+        if node not in halves:
+            halves[node] = _half_weight(graph, node, weights, program) if node.op == "get_attr" else _cast(graph, copies[node])
+        return halves[node]
+
+    is_float = _float_nodes(program)
+    for node in source.graph.nodes:
+        if str(node.target) in LOWERED and node in is_float:
+            called = graph.node_copy(node, lambda argument: half(argument) if argument in is_float else copies[argument])
+            copies[node] = graph.call_function(torch.ops.aten._to_copy.default, (called,), {"dtype": torch.float32})
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node.op == "get_attr":
+                weights[str(node.target)] = program.weights[str(node.target)]
+    graph.eliminate_dead_code()
+    kept = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    module = fx.GraphModule({name: weight for name, weight in weights.items() if name in kept}, graph, class_name="Lowered")
+    return replace(program, module=module)
+
+
+def _half_weight(graph: fx.Graph, node: fx.Node, weights: dict[str, torch.Tensor], program: StageProgram) -> fx.Node:
+    name = f"{node.target}_bf16"
+    weights[name] = program.weights[str(node.target)].to(torch.bfloat16)
+    return graph.get_attr(name)
+
+
+def _cast(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    return graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": torch.bfloat16})
+
+
+def _float_nodes(program: StageProgram) -> set[fx.Node]:
+    """The nodes whose value is an f32 tensor; the stage runs once on zeros to see it."""
+    recorder = _Dtypes(program.module)
+    with torch.inference_mode():
+        recorder.run(*[torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in program.inputs])
+    return recorder.found
+
+
+class _Dtypes(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.found: set[fx.Node] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+            self.found.add(n)
+        return value

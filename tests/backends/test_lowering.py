@@ -1,0 +1,53 @@
+import pytest
+import torch
+from torch import nn
+
+from autosplit.backends.base import check, get_backend
+from autosplit.backends.lowering import LOWERED, lower_to_bf16
+from autosplit.loading import load_model
+from autosplit.tracing import trace
+
+
+class Attention(nn.Module):
+    """A matrix product with a weight that an f32 op reads too, attention with a boolean mask, and integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.linear(x).unsqueeze(1)
+        seen = nn.functional.scaled_dot_product_attention(y, y, y, attn_mask=mask)
+        return seen + self.linear.weight.sum(), mask.long() @ mask.long().T
+
+
+@pytest.fixture(scope="module")
+def program(whole):
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 4, 16), torch.ones(4, 4, dtype=torch.bool).tril())
+    return whole(trace(load_model(Attention().eval(), inputs=inputs, name="attention"))), inputs
+
+
+def test_products_run_in_bf16_and_all_else_as_before(program):
+    stage, inputs = program
+    lowered = lower_to_bf16(stage)
+    halves = {node.target for node in lowered.module.graph.nodes if str(node.target).endswith("_bf16")}
+    assert halves == {"linear.weight_bf16", "linear.bias_bf16"}
+    assert set(lowered.weights) == halves | {"linear.weight"}
+    expected, found = stage.module(*inputs), lowered.module(*inputs)
+    assert [value.dtype for value in found] == [value.dtype for value in expected]
+    assert torch.equal(found[1], expected[1])
+    assert 0 < float((found[0] - expected[0]).abs().max()) < 0.1
+
+
+def test_operators_are_named_as_torch_names_them():
+    for name in LOWERED:
+        _, packet, overload = name.split(".")
+        assert str(getattr(getattr(torch.ops.aten, packet), overload)) == name
+
+
+def test_eager_in_bf16_is_a_choice_and_its_error_is_given(program):
+    stage, inputs = program
+    error = check(get_backend("eager"), stage, inputs, precision="bf16")
+    assert 0 < error.relative < 0.1
+    assert check(get_backend("eager"), stage, inputs).absolute == 0
