@@ -1,0 +1,159 @@
+"""What a reader may copy runs: code in README.md, ARCHITECTURE.md and docs/, in the order in which it stands there.
+
+- Every ```` ```python ```` block runs; the blocks of one document are one program, in one namespace, in an empty folder.
+- A ```` ```bash ```` block runs, line by line, in that same folder and at its place in the program, if the line above it is
+  ``<!-- run -->``. Its commands begin with ``autosplit``.
+- A python block is left out if the line above it is ``<!-- not run: REASON -->``.
+- ```` ```yaml ```` and ```` ```json ```` blocks must parse. Links to files must lead somewhere.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    path for path in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()
+]
+LIMIT_S = 240
+
+RUN_SHELL = """
+def _autosplit(commands):
+    import os, subprocess, sys
+    for command in commands:
+        words = dict(os.environ, PATH=os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"])
+        done = subprocess.run(command, shell=True, env=words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == 0, f"'{command}' ended with {done.returncode}:\\n{done.stdout}"
+"""
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its first line's number in the document (from 0), its lines, the line above the fence."""
+
+    language: str
+    start: int
+    lines: list[str]
+    above: str
+
+
+def blocks(text: str) -> Iterator[Block]:
+    lines = text.splitlines()
+    number = 0
+    while number < len(lines):
+        fence = re.fullmatch(r"(`{3,})(\w*).*", lines[number])
+        number += 1
+        if fence:
+            end = next((n for n in range(number, len(lines)) if lines[n].rstrip() == fence[1]), len(lines))
+            above = lines[number - 2].strip() if number > 1 else ""
+            yield Block(fence[2], number, lines[number:end], above)
+            number = end + 1
+
+
+def commands(block: Block) -> list[str]:
+    """The commands of a shell block: prompts and comments taken away, continued lines joined."""
+    joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(block.lines))
+    stripped = [re.sub(r"^\$ ", "", line.strip()) for line in joined.splitlines()]
+    return [line for line in stripped if line and not line.startswith("#")]
+
+
+def program(text: str) -> str:
+    """The document as a Python program in which every line of code stands at its own number, so that tracebacks fit."""
+    made = [""] * (len(text.splitlines()) + 1)
+    for block in blocks(text):
+        if block.language == "python" and not block.above.startswith("<!-- not run:"):
+            made[block.start : block.start + len(block.lines)] = block.lines
+        elif block.language == "bash" and block.above == "<!-- run -->":
+            made[block.start] = f"_autosplit({commands(block)!r})"
+    return "\n".join(made)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_there_is_a_readme_with_code() -> None:
+    assert (ROOT / "README.md").exists()
+    assert any(block.language == "python" for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")))
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_code_runs(path: Path, tmp_path: Path) -> None:
+    code = program(path.read_text(encoding="utf-8"))
+    if not code.strip():
+        pytest.skip("it has no code to run")
+    copy = tmp_path / path.name
+    copy.write_text(code)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    start = f"{RUN_SHELL}\nexec(compile(open({str(copy)!r}).read(), {str(copy)!r}, 'exec'))"
+    words = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    done = subprocess.run(
+        [sys.executable, "-c", start], cwd=folder, env=words, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, f"{name_of(path)}:\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_shell_blocks_to_run_are_our_own_commands(path: Path) -> None:
+    for block in blocks(path.read_text(encoding="utf-8")):
+        if block.above == "<!-- run -->":
+            assert block.language == "bash", f"line {block.start}: only bash blocks are marked to run"
+            assert all(command.startswith("autosplit ") for command in commands(block)), f"line {block.start}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_data_blocks_parse(path: Path) -> None:
+    for block in blocks(path.read_text(encoding="utf-8")):
+        if block.language == "yaml":
+            yaml.safe_load("\n".join(block.lines))
+        if block.language == "json":
+            json.loads("\n".join(block.lines))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    files = [target for target in targets if "://" not in target and not target.startswith("mailto:")]
+    assert [target for target in files if not (path.parent / target).exists()] == []
+
+
+# The reading of documents itself.
+
+SAMPLE = """# Title
+```python
+x = 1
+```
+<!-- not run: needs two machines -->
+```python
+raise SystemExit
+```
+<!-- run -->
+```bash
+$ autosplit devices \\
+    --json
+# a comment
+```
+```bash
+make demo
+```
+```python
+y = x + 1
+```
+"""
+
+
+def test_code_keeps_its_line_numbers_and_its_order() -> None:
+    lines = program(SAMPLE).splitlines()
+    assert lines[2] == SAMPLE.splitlines()[2] == "x = 1"
+    assert lines[10] == "_autosplit(['autosplit devices --json'])"
+    assert lines[19] == SAMPLE.splitlines()[19] == "y = x + 1"
+    assert sum(bool(line) for line in lines) == 3
