@@ -19,14 +19,14 @@ from autosplit.runreport import PLAN, Outcome, RunReport, judge
 from autosplit.tracing import Traced
 
 NUM_DISTINCT = 4
-"""Different requests that are sent in turn, so that answers in the wrong order are seen."""
+"""Different inputs that are sent in turn, so that answers in the wrong order are seen."""
 
 NUM_ALONE = 20
 """Requests sent one at a time for the latency of an idle pipeline, or as many as fit into ``ALONE_S``."""
 
 ALONE_S = 2.0
 Progress = Callable[[float, str], None]
-Request = tuple[torch.Tensor, ...]
+Microbatch = tuple[torch.Tensor, ...]
 
 
 @dataclass
@@ -35,10 +35,19 @@ class Loaded:
 
     plan: Plan
     pipeline: Pipeline
+    microbatches: Sequence[Microbatch]
     error: NumericalError
     equal: bool
     latency: LatencyStats
     rounds_per_s: list[float] = field(default_factory=list)
+
+    def run(self, num_items: int) -> None:
+        """Run about so many items and note the throughput."""
+        count = max(2 * len(self.microbatches), round(num_items / self.plan.microbatch))
+        work = [self.microbatches[k % len(self.microbatches)] for k in range(count)]
+        start = time.perf_counter()
+        self.pipeline.run_many(work)
+        self.rounds_per_s.append(count * self.plan.microbatch / (time.perf_counter() - start))
 
     def outcome(self) -> Outcome:
         """What was measured until now."""
@@ -50,22 +59,24 @@ class Loaded:
 class Arena:
     """Plans of one model, loaded side by side; open until ``close``, best used in a ``with`` block."""
 
-    def __init__(self, traced: Traced, machine: Machine, precision: Precision = "f32") -> None:
-        self.traced = traced
+    def __init__(self, machine: Machine, precision: Precision = "f32") -> None:
         self.machine = machine
         self.precision = precision
         self.loaded: dict[str, Loaded] = {}
-        self._requests = distinct_requests(traced.example_inputs)
         self._workspace = Workspace()
 
-    def load(self, name: str, plan: Plan) -> Loaded:
-        """Start the plan's workers, compare answers with the unsplit model, and measure the latency of single requests.
+    def load(self, name: str, plan: Plan, traced: Traced) -> Loaded:
+        """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
 
+        Args:
+            name: for ``run_round`` and ``unload``.
+            plan: the plan.
+            traced: the model, traced for the plan's microbatch.
         Raises: PlanError, BackendError, WorkerError: the plan cannot be run; StageError: a request failed.
         """
-        pipeline = deploy(self.traced, plan, self.machine, self._workspace, self.precision)
+        pipeline = deploy(traced, plan, self.machine, self._workspace, self.precision)
         try:
-            self.loaded[name] = self._check(plan, pipeline)
+            self.loaded[name] = self._check(plan, pipeline, traced)
         except BaseException:
             pipeline.close(drain=False)
             raise
@@ -75,17 +86,12 @@ class Arena:
         """End the workers of a plan."""
         self.loaded.pop(name).pipeline.close()
 
-    def run_round(self, names: Sequence[str], number: int, num_requests: int) -> None:
+    def run_round(self, names: Sequence[str], number: int, num_items: int) -> None:
         """Run each named plan once; the order depends on the number of the round, so that none always follows the same."""
         turn = number % len(names)
         order = [*names[turn:], *names[:turn]]
-        count = max(2 * len(self._requests), num_requests)
-        work = [self._requests[k % len(self._requests)] for k in range(count)]
         for name in order if number % 2 == 0 else reversed(order):
-            entry = self.loaded[name]
-            start = time.perf_counter()
-            entry.pipeline.run_many(work)
-            entry.rounds_per_s.append(count * entry.plan.microbatch / (time.perf_counter() - start))
+            self.loaded[name].run(num_items)
 
     def close(self) -> None:
         """End all workers and remove all files."""
@@ -101,31 +107,34 @@ class Arena:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _check(self, plan: Plan, pipeline: Pipeline) -> Loaded:
+    def _check(self, plan: Plan, pipeline: Pipeline, traced: Traced) -> Loaded:
+        work = distinct_inputs(traced.example_inputs)
+        expected = _expected(traced, work, max(stage.threads for stage in plan.stages))
+        answers = pipeline.run_many([work[k % len(work)] for k in range(2 * len(work))])
+        names = traced.graph.outputs
+        errors = [compare(names, answer, expected[k % len(work)]) for k, answer in enumerate(answers)]
+        worst = max(errors, key=lambda error: error.relative)
         exact = self.precision == "f32" and all(get_backend(stage.backend).exact for stage in plan.stages)
-        expected = self._expected(max(stage.threads for stage in plan.stages))
-        count = len(self._requests)
-        answers = pipeline.run_many([self._requests[k % count] for k in range(2 * count)])
-        names = self.traced.graph.outputs
-        worst = max((compare(names, answer, expected[k % count]) for k, answer in enumerate(answers)), key=lambda e: e.relative)
         equal = worst.absolute == 0 if exact else worst.relative <= TOLERANCE[self.precision]
+        per_request = plan.source.batch // plan.microbatch
+        alone_s: list[float] = []
+        while len(alone_s) < NUM_ALONE and (len(alone_s) < 3 or sum(alone_s) < ALONE_S):
+            start = time.perf_counter()
+            pipeline.run_many([work[k % len(work)] for k in range(per_request)])
+            alone_s.append(time.perf_counter() - start)
         pipeline.stats(clear=True)
-        start = time.perf_counter()
-        for number in range(NUM_ALONE):
-            pipeline.run(self._requests[number % count])
-            if time.perf_counter() - start > ALONE_S and number >= 2:
-                break
-        return Loaded(plan, pipeline, worst, equal, pipeline.stats(clear=True).latency)
+        return Loaded(plan, pipeline, work, worst, equal, LatencyStats.of(alone_s))
 
-    def _expected(self, threads: int) -> list[tuple[torch.Tensor, ...]]:
-        """What the unsplit model gives in eager with as many threads as a stage has: their number can change the bits."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            with torch.inference_mode():
-                return [tuple(self.traced.program(*request)) for request in self._requests]
-        finally:
-            torch.set_num_threads(before)
+
+def _expected(traced: Traced, work: Sequence[Microbatch], threads: int) -> list[Microbatch]:
+    """What the unsplit model gives in eager with as many threads as a stage has: their number can change the bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            return [tuple(traced.program(*inputs)) for inputs in work]
+    finally:
+        torch.set_num_threads(before)
 
 
 def run_report(
@@ -159,7 +168,7 @@ def run_report(
     tell = progress or (lambda share, text: None)
     same_as: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    with Arena(traced, machine, precision) as arena:
+    with Arena(machine, precision) as arena:
         for number, (name, candidate) in enumerate({PLAN: plan, **simple}.items()):
             tell(0.4 * number / (1 + len(simple)), f"loading '{name}'")
             twin = next((other for other, entry in arena.loaded.items() if entry.plan.hash == candidate.hash), None)
@@ -167,14 +176,14 @@ def run_report(
                 same_as[name] = twin
                 continue
             try:
-                arena.load(name, candidate)
+                arena.load(name, candidate, traced)
             except AutosplitError as failure:
                 if name == PLAN:
                     raise
                 left_out[name] = str(failure)
         for number in range(num_rounds):
             tell(0.4 + 0.6 * number / num_rounds, f"round {number + 1} of {num_rounds}")
-            arena.run_round(list(arena.loaded), number, -(-num_requests // num_rounds))
+            arena.run_round(list(arena.loaded), number, plan.source.batch * num_requests // num_rounds)
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items()}
     chosen, sentence = judge(outcomes, objective, forced)
@@ -182,13 +191,10 @@ def run_report(
     return RunReport(traced.graph.name, plan.source.batch, outcomes, chosen, sentence, left_out)
 
 
-def distinct_requests(example: Sequence[torch.Tensor], count: int = NUM_DISTINCT, seed: int = 0) -> list[Request]:
-    """Requests like the example, all different where the inputs allow it: floats are disturbed, integers change places."""
+def distinct_inputs(example: Sequence[torch.Tensor], count: int = NUM_DISTINCT, seed: int = 0) -> list[Microbatch]:
+    """Inputs like the example, all different where that is possible: floats are disturbed, integers change places."""
     generator = torch.Generator().manual_seed(seed)
-    requests = [tuple(example)]
-    while len(requests) < count:
-        requests.append(tuple(_another(tensor, generator) for tensor in example))
-    return requests
+    return [tuple(example), *(tuple(_another(tensor, generator) for tensor in example) for _ in range(count - 1))]
 
 
 def _another(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -20,19 +20,24 @@ from torch.export import ExportedProgram
 from autosplit import architectures
 from autosplit.errors import ModelError
 from autosplit.modelspec import close_names, parse_options, typed_options
+from autosplit.plan import PYTHON_OBJECT, Source
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model with the example inputs that fix its shapes. ``spec`` is '' for a model that came as a Python object."""
+    """A model with the example inputs that fix its shapes. ``spec`` is '' for a model that came as a Python object.
+
+    ``source`` is what a plan needs to make the model again: spec, batch size and sequence length.
+    """
 
     name: str
     spec: str
     module: nn.Module | ExportedProgram
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    source: Source = PYTHON_OBJECT
 
 
 def load_model(
@@ -73,7 +78,7 @@ def load_model(
         raise ModelError(f"model '{name or default_name}' comes without example inputs; give them as inputs=(tensor, ...)")
     _require_batch(name or default_name, batch, [*args, *kwargs.values()])
     _require_eval(name or default_name, found)
-    return Model(name or default_name, spec, found, args, kwargs)
+    return Model(name or default_name, spec, found, args, kwargs, Source(spec, batch, seq_len))
 
 
 def _load_spec(

@@ -18,7 +18,6 @@ import yaml
 
 from autosplit.constraints import Constraints
 from autosplit.errors import UsageError
-from autosplit.machine import parse_bytes
 
 BACKENDS_DEFAULT = "eager,onnxruntime"
 
@@ -83,15 +82,6 @@ class Devices(Output):
     machine: Annotated[Path | None, typer.Option(help="YAML file of devices, memory caps and links.")] = None
     memory: Annotated[str | None, typer.Option(help="Cap on weights: 300MB for each device, or cpu:0=300MB,cpu:1=1GB.")] = None
 
-    def memory_caps(self, names: list[str]) -> dict[str, int]:
-        """Device name to bytes. Raises: UsageError: not a size."""
-        if self.memory is None:
-            return {}
-        if "=" not in self.memory:
-            return dict.fromkeys(names, parse_bytes(self.memory))
-        pairs = (part.partition("=") for part in self.memory.split(","))
-        return {name.strip(): parse_bytes(size) for name, _, size in pairs}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(Devices):
@@ -127,6 +117,12 @@ class Search(Profile):
     budget: Annotated[str, typer.Option(help="Time for measuring candidate plans; 0s plans from the profile alone.")] = "30s"
     time_limit: Annotated[str, typer.Option(help="Time for each solver call.")] = "10s"
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
+    contiguous: Annotated[
+        bool, typer.Option("--contiguous/--non-contiguous", help="Stages form a chain, or a device may hold any set of ops.")
+    ] = True
+    format: Annotated[str, typer.Option(help="What MODEL is: model, or a planner's workload: dnn-partitioning, pipedream.")] = (
+        "model"
+    )
 
     def constraints(self) -> Constraints:
         """The demands as a value. Raises: UsageError: a pair without ``=``, an unknown objective, no duration."""
@@ -157,6 +153,18 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Export(Output):
+    """What to write for another runtime."""
+
+    plan: Annotated[Path, typer.Argument(help="A plan.yaml.")]
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")]
+    to: Annotated[str, typer.Option(help="The runtime: onnxruntime.")] = "onnxruntime"
+    model: Annotated[str | None, typer.Option(help="The plan's model, where it is code of yours: it is named to be trusted.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Auto(Running, Search):
     """Everything: profile, search, run."""
 
@@ -166,7 +174,9 @@ class Run(Running, Devices):
     """Run a plan that exists."""
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
-    profiles: Annotated[Path, typer.Option(help="Folder of the profile store.")] = Path("profiles")
+    model: Annotated[str | None, typer.Option(help="The plan's model, where it is code of yours: it is named to be trusted.")] = (
+        None
+    )
     baselines: Annotated[bool, typer.Option(help="Run the simple ways beside the plan.")] = True
 
 

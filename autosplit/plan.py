@@ -43,6 +43,10 @@ class Source:
     seq_len: int | None = None
 
 
+PYTHON_OBJECT = Source("")
+"""The source of a model that no spec names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What the planner expects, in seconds for each request of ``batch`` items.

@@ -1,6 +1,7 @@
 """Plans for a graph on a machine: the planner is asked once for each choice of backends, its answers become Plans."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
 from autosplit.constraints import Constraints, matching_ops
@@ -10,7 +11,7 @@ from autosplit.graph import Graph
 from autosplit.machine import Machine
 from autosplit.plan import Plan, Prediction, Source, Stage
 from autosplit.planners.portfolio import solve
-from autosplit.problem import Problem, Solution, problem_from
+from autosplit.problem import Block, Problem, Solution, problem_from
 from autosplit.profile import Profile
 
 MAX_CHOICES = 9
@@ -61,7 +62,7 @@ def plan_model(
                 problem,
                 objective=constraints.objective,
                 num_stages=constraints.num_stages,
-                max_replicas=constraints.max_replicas,
+                max_replicas=constraints.max_replicas or len(machine.devices),
                 min_stage_s=constraints.min_stage_s,
                 max_latency_s=constraints.max_latency_s,
                 time_limit_s=time_limit_s,
@@ -105,6 +106,43 @@ def threads_on(machine: Machine, device: str) -> int:
     return max(1, len(machine[device].cores))
 
 
+def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_s: float = 0.0) -> Plan:
+    """The same plan with the loads and the prediction that this profile gives it.
+
+    Args:
+        plan: any plan.
+        graph: the model, traced for the plan's microbatch.
+        machine: the devices that the plan names.
+        profile: seconds of the ops there.
+        bound_s: what was proved for this profile: no plan is better.
+    Raises: ProfileError: the profile lacks a measurement that the plan needs.
+    """
+    choice = {device: stage.backend for stage in plan.stages for device in stage.devices}
+    problem = _problem(graph, machine, profile, Constraints(), choice)
+    places = {name: number for number, name in enumerate(problem.devices)}
+    blocks = [Block(tuple(graph.index[op] for op in s.ops), tuple(places[name] for name in s.devices)) for s in plan.stages]
+    return _predicted(plan, problem, blocks, bound_s, optimal=False)
+
+
+def _predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], bound_s: float, optimal: bool) -> Plan:
+    loads = evaluate(problem, blocks)
+    bottleneck_s = loads.bottleneck_s
+    alone_s = latency_s(problem, blocks) + (plan.source.batch // plan.microbatch - 1) * bottleneck_s
+    objective = alone_s if plan.objective == "latency" else bottleneck_s
+    proved_s = objective if optimal else min(bound_s, objective)
+    prediction = Prediction(
+        bottleneck_s=bottleneck_s,
+        latency_s=alone_s,
+        bound_s=proved_s,
+        gap=1 - proved_s / objective if objective > 0 else 0.0,
+        throughput_per_s=plan.microbatch / bottleneck_s if bottleneck_s > 0 else float("inf"),
+    )
+    stages = tuple(replace(s, load_s=float(seconds)) for s, seconds in zip(plan.stages, loads.block_s, strict=True))
+    used = {device for block in blocks for device in block.devices}
+    loads_s = {name: float(loads.device_s[number]) for number, name in enumerate(problem.devices) if number in used}
+    return replace(plan, stages=stages, prediction=prediction, loads_s=loads_s)
+
+
 def _problem(graph: Graph, machine: Machine, profile: Profile, constraints: Constraints, choice: Mapping[str, str]) -> Problem:
     op_s: dict[tuple[str, str], float] = {}
     for device, backend in choice.items():
@@ -131,32 +169,22 @@ def _plan(
     queue_depth: int,
     microbatch: int | None,
 ) -> Plan:
-    loads = evaluate(problem, solution.blocks)
     stages = []
     for number, block in enumerate(solution.blocks):
         devices = tuple(problem.devices[device] for device in block.devices)
         ops = tuple(problem.ops[op] for op in sorted(block.ops))
         threads = min(threads_on(machine, device) for device in devices)
-        stages.append(Stage(f"stage{number}", ops, devices, choice[devices[0]], threads, float(loads.block_s[number])))
-    items = microbatch or source.batch
-    bottleneck_s = loads.bottleneck_s
-    prediction = Prediction(
-        bottleneck_s=bottleneck_s,
-        latency_s=latency_s(problem, solution.blocks),
-        bound_s=solution.bound_s,
-        gap=solution.gap,
-        throughput_per_s=items / bottleneck_s if bottleneck_s > 0 else float("inf"),
-    )
-    return Plan(
+        stages.append(Stage(f"stage{number}", ops, devices, choice[devices[0]], threads))
+    plan = Plan(
         source=source,
         graph_hash=graph.hash,
         profile_hash=profile.hash,
         stages=tuple(stages),
-        prediction=prediction,
+        prediction=Prediction(0.0, 0.0, 0.0, 1.0, 0.0),
         objective=constraints.objective,
         method=solution.method,
         status="optimal" if solution.status == "optimal" else "feasible",
-        microbatch=items,
+        microbatch=microbatch or source.batch,
         queue_depth=queue_depth,
-        loads_s={name: float(seconds) for name, seconds in zip(problem.devices, loads.device_s, strict=True)},
     )
+    return _predicted(plan, problem, solution.blocks, solution.bound_s, solution.status == "optimal")

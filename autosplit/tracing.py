@@ -29,6 +29,7 @@ from autosplit.errors import TraceError, UsageError
 from autosplit.flattening import Fixed
 from autosplit.graph import Graph, Op, Value, Weight
 from autosplit.loading import Model
+from autosplit.plan import PYTHON_OBJECT, Source
 from autosplit.programs import weight, weight_names
 from autosplit.tensorspec import TensorSpec, differences, laid_out, layout, spec_of
 
@@ -52,6 +53,7 @@ class Traced:
     specs: Mapping[str, TensorSpec]
     in_leaves: tuple[str | Fixed, ...]
     out_leaves: tuple[str | Fixed, ...]
+    source: Source = PYTHON_OBJECT
 
     def flatten_inputs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         """The tensors of one request, one for each of ``graph.inputs``, laid out as in the trace.
@@ -119,7 +121,9 @@ def trace(model: Model, *, check: bool = True) -> Traced:
     with torch.inference_mode():
         outputs = recorder.run(*example_inputs)
     graph = _graph(model.name, flat.program, recorder.specs)
-    traced = Traced(graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves)
+    traced = Traced(
+        graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves, model.source
+    )
     if check and isinstance(model.module, torch.nn.Module):
         with torch.inference_mode():
             _require_same(model.name, model.module(*model.args, **model.kwargs), traced.unflatten_outputs(outputs))

@@ -1,0 +1,317 @@
+"""The main job in five calls: ``trace``, ``measure``, ``search``, ``run``, ``export``; ``auto`` makes the first four."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from autosplit import loading, measuring, searching, tracing
+from autosplit.alternatives import eager_today, machine_of, simple_plans
+from autosplit.backends.base import Precision
+from autosplit.comparing import Progress, run_report
+from autosplit.constraints import Constraints
+from autosplit.discovering import machine_for
+from autosplit.errors import ProfileError, UsageError
+from autosplit.exporting import onnxruntime
+from autosplit.loading import Inputs
+from autosplit.machine import Machine, parse_device
+from autosplit.plan import Plan
+from autosplit.planfile import read_plan
+from autosplit.planning import Log, predict
+from autosplit.profile import Profile
+from autosplit.runreport import RunReport
+from autosplit.searching import Job, SearchResult, Subject
+from autosplit.splitting import split
+from autosplit.tracing import Traced
+
+TRUSTED = ("transformers:", "autosplit.examples.")
+"""Specs that a plan file may name by itself; reading a plan must not run code that the user did not ask for."""
+
+Model = str | Path | nn.Module | ExportedProgram
+
+
+def trace(model: Model, batch: int = 1, seq_len: int | None = None, *, inputs: Inputs | None = None) -> Traced:
+    """The model as one flat graph for one batch size.
+
+    Args:
+        model: a spec (see ``autosplit.loading``), a module, an ``fx.GraphModule`` or an ``ExportedProgram``.
+        batch: items in one request.
+        seq_len: tokens in one item, for text models.
+        inputs: example inputs; a module needs them.
+    Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured as one graph.
+    """
+    return tracing.trace(loading.load_model(model, batch, seq_len, inputs=inputs))
+
+
+def measure(
+    traced: Traced,
+    machine: Machine,
+    backends: Sequence[str] = ("eager",),
+    *,
+    profiles: Path | None = None,
+    remeasure: bool = False,
+    progress: Progress | None = None,
+) -> Profile:
+    """Seconds of every op on every device and backend, from the store in ``profiles`` where nothing changed.
+
+    Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
+    """
+    from autosplit.measuring.host import measure as measure_ops
+
+    store = measuring.Store(profiles) if profiles is not None else None
+    tell = (lambda p: progress(p.done, p.what)) if progress else None
+    return measure_ops(traced, machine, backends, store=store, remeasure=remeasure, progress=tell)
+
+
+def search(
+    traced: Traced,
+    profile: Profile,
+    machine: Machine,
+    constraints: Constraints | None = None,
+    *,
+    backends: Sequence[str] | None = None,
+    budget_s: float = 30.0,
+    queue_depth: int = 4,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    precision: Precision = "f32",
+    storage: Path | None = None,
+    subject_for: Callable[[int], Subject] | None = None,
+    log: Log | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """The plan that measures best within the budget; with a budget of 0 the planner's answer from the profile alone.
+
+    Args:
+        traced: the model.
+        profile: its measured ops.
+        machine: the devices.
+        constraints: what a plan must be like; free by default.
+        backends: those to consider; by default all that the profile has on every device.
+        budget_s: seconds for running candidates.
+        queue_depth: slots of each ring, to begin with.
+        time_limit_s: seconds for each solver call.
+        seed: of every random choice.
+        precision: what backends compute in.
+        storage: a journal of the trials, so that a search that was stopped goes on.
+        subject_for: the traced model and profile for a microbatch; without it requests are not cut.
+        log: called with the lines of the solver's log.
+        progress: called with the share of the budget spent and what is being done.
+    Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
+    """
+    wanted = constraints or Constraints()
+    chosen = tuple(backends or measured_backends(profile, machine))
+    job = Job(
+        machine, traced.source, wanted.verify(traced.graph, machine), chosen,
+        queue_depth, time_limit_s, seed, precision, log, subject_for,
+    )  # fmt: skip
+    result = searching.search(job, (traced, profile), budget_s=budget_s, storage=storage, progress=progress)
+    versions = {name: version(name) for name in ("autosplit", "torch")}
+    return replace(result, plan=replace(result.plan, versions=versions))
+
+
+def measured_backends(profile: Profile, machine: Machine) -> tuple[str, ...]:
+    """The backends that the profile has on every device. Raises: ProfileError: none."""
+    found: dict[str, set[str]] = {}
+    for setting in profile.measured:
+        found.setdefault(setting.backend, set()).add(setting.device)
+    names = {device.name for device in machine.devices}
+    backends = tuple(backend for backend, devices in found.items() if names <= devices)
+    if not backends:
+        raise ProfileError(
+            f"the profile of '{profile.graph_name}' has no backend on all of {', '.join(sorted(names))}; measure it"
+        )
+    return backends
+
+
+def run(
+    traced: Traced,
+    plan: Plan,
+    machine: Machine,
+    *,
+    profile: Profile | None = None,
+    baselines: bool = True,
+    forced: bool = False,
+    num_requests: int = 200,
+    num_rounds: int = 5,
+    precision: Precision = "f32",
+    progress: Progress | None = None,
+) -> RunReport:
+    """Run a plan, checked against the unsplit model, beside the simple ways to run the same model.
+
+    Args:
+        traced: the model, traced for the plan's microbatch.
+        plan: the plan.
+        machine: the devices.
+        profile: gives the simple ways their prediction, and says which device is the fastest.
+        baselines: whether the simple ways run too.
+        forced: whether the plan's shape was asked for, and is kept even where a simple way is faster.
+        num_requests: requests of each way, over all rounds.
+        num_rounds: interleaved rounds.
+        precision: what backends compute in.
+        progress: called with the share done and what is being done.
+    Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
+    """
+    simple = _simple_ways(traced, plan, machine, profile) if baselines else {}
+    return run_report(
+        traced,
+        plan,
+        simple,
+        machine,
+        objective=plan.objective,
+        forced=forced,
+        num_requests=num_requests,
+        num_rounds=num_rounds,
+        precision=precision,
+        progress=progress,
+    )
+
+
+def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None) -> dict[str, Plan]:
+    """The simple ways with the plan's main backend, predicted where the profile can, and eager with every core."""
+    graph = traced.graph
+    backend = max((stage.backend for stage in plan.stages), key=[s.backend for s in plan.stages for _ in s.ops].count)
+    fastest = machine.devices[0].name
+    if profile is not None and all(_measured(profile, device.name, backend) for device in machine.devices):
+        fastest = min((device.name for device in machine.devices), key=lambda name: profile.whole_s(name, backend))
+    ways = simple_plans(graph, machine, plan.source, backend, fastest)
+    if backend != "eager":
+        ways |= eager_today(graph, machine, plan.source)
+    ways = {name: replace(way, microbatch=plan.microbatch, objective=plan.objective) for name, way in ways.items()}
+    for name, way in ways.items():
+        devices = {device for stage in way.stages for device in stage.devices}
+        if profile is not None and all(_measured(profile, device, way.stages[0].backend) for device in devices):
+            ways[name] = predict(way, graph, machine_of([way], machine), profile)
+    return ways
+
+
+def _measured(profile: Profile, device: str, backend: str) -> bool:
+    return any((setting.device, setting.backend) == (device, backend) for setting in profile.measured)
+
+
+@dataclass(frozen=True)
+class AutoResult:
+    """What ``auto`` made: the model, its profile, the search, and the report of the run."""
+
+    traced: Traced
+    profile: Profile
+    search: SearchResult
+    report: RunReport
+
+    @property
+    def plan(self) -> Plan:
+        """The plan to use: the searched one, or the simple way that measured better."""
+        return self.report.best.plan
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+
+def auto(
+    model: Model,
+    devices: str | Machine | None = None,
+    batch: int = 1,
+    seq_len: int | None = None,
+    *,
+    inputs: Inputs | None = None,
+    backends: Sequence[str] = ("eager", "onnxruntime"),
+    constraints: Constraints | None = None,
+    profiles: Path | None = None,
+    remeasure: bool = False,
+    budget_s: float = 30.0,
+    queue_depth: int = 4,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    num_requests: int = 200,
+    num_rounds: int = 5,
+    precision: Precision = "f32",
+    log: Log | None = None,
+    progress: Callable[[str], Progress] | None = None,
+) -> AutoResult:
+    """Trace, measure, search and run a model on devices: the arguments are those of the four calls.
+
+    ``progress`` is called with the name of each step and gives the step's progress function.
+    """
+    wanted = constraints or Constraints()
+    machine = devices if isinstance(devices, Machine) else machine_for(devices)
+    step = progress or (lambda name: lambda share, text: None)
+    traced = trace(model, batch, seq_len, inputs=inputs)
+    profile = measure(traced, machine, backends, profiles=profiles, remeasure=remeasure, progress=step("profile"))
+
+    def subject_for(microbatch: int) -> Subject:
+        smaller = trace(model, microbatch, seq_len)
+        return smaller, measure(smaller, machine, backends, profiles=profiles)
+
+    found = search(
+        traced,
+        profile,
+        machine,
+        wanted,
+        backends=[backend for backend in backends if backend in measured_backends(profile, machine)],
+        budget_s=budget_s,
+        queue_depth=queue_depth,
+        time_limit_s=time_limit_s,
+        seed=seed,
+        precision=precision,
+        subject_for=subject_for if inputs is None and isinstance(model, str) and batch > 1 else None,
+        log=log,
+        progress=step("search"),
+    )
+    report = run(
+        found.traced,
+        found.plan,
+        machine,
+        profile=found.profile,
+        forced=wanted.forced,
+        num_requests=num_requests,
+        num_rounds=num_rounds,
+        precision=precision,
+        progress=step("run"),
+    )
+    if profiles is not None:
+        keep_stages(found.traced, found.profile, profiles)
+    return AutoResult(found.traced, found.profile, found, report)
+
+
+def keep_stages(traced: Traced, profile: Profile, profiles: Path) -> None:
+    """Store the stages that a search measured, so that the next search begins with them."""
+    measuring.Store(profiles).save(traced.graph, profile, dict.fromkeys(stage.setting for stage in profile.stages))
+
+
+def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machine]:
+    """A plan file with its model, traced, and the devices that it names.
+
+    Args:
+        path: the plan.yaml.
+        model: the spec in the plan, given again, where it names code of the user's own.
+    Raises:
+        PlanError: the file is not a plan, or is of another model.
+        UsageError: the plan names code that the user did not.
+    """
+    file = read_plan(path)
+    spec = file.source.spec
+    if not spec:
+        raise UsageError(f"plan '{path}' was made for a Python object; run it from Python with autosplit.run")
+    if model != spec and not spec.startswith(TRUSTED):
+        raise UsageError(
+            f"plan '{path}' is for model '{spec}', which is code that autosplit does not run unasked; "
+            f"pass --model '{spec}' if you trust it"
+        )
+    traced = trace(spec, file.microbatch, file.source.seq_len)
+    names = dict.fromkeys(device for stage in file.stages for device in stage.devices)
+    return file.resolve(traced.graph), traced, Machine.of(parse_device(name) for name in names)
+
+
+def export(traced: Traced, plan: Plan, folder: Path, to: str = "onnxruntime") -> Path:
+    """Write the plan's stages for another runtime, with a manifest and a short loader.
+
+    Raises: UsageError: unknown runtime, or the folder holds something. BackendError: an op cannot be expressed there.
+    """
+    if to != "onnxruntime":
+        raise UsageError(f"runtime '{to}' is not one that autosplit exports to; valid: onnxruntime")
+    programs = split(traced, [stage.ops for stage in plan.stages])
+    inputs = [traced.specs[name] for name in traced.graph.inputs]
+    return onnxruntime.export(programs, inputs, traced.graph.outputs, folder, model=traced.graph.name)

@@ -1,0 +1,293 @@
+"""search(): plan, measure the plan's stages as they run, correct the profile, plan again; then try what only running can tell.
+
+The first loop ends when the planner comes back to a plan that was measured, or when its part of the budget is spent.
+Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, the backend and the microbatch. It
+begins with the planner's answer; a trial whose prediction is far behind the best measured plan is pruned without running.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from autosplit import tables
+from autosplit.backends.base import Precision
+from autosplit.comparing import Arena, Progress
+from autosplit.constraints import Constraints
+from autosplit.errors import AutosplitError, BackendError
+from autosplit.machine import Machine
+from autosplit.plan import Plan, Source
+from autosplit.planning import Log, plan_model, predict
+from autosplit.profile import Profile
+from autosplit.runreport import PLAN, Outcome
+from autosplit.samples import Samples, Setting
+from autosplit.tracing import Traced
+
+NUM_ROUNDS = 3
+ROUND_S = 0.4
+"""A candidate runs so many rounds of about so many seconds, each beside one of the first plan's."""
+
+CORRECTING_SHARE = 0.6
+"""Of the budget; the rest is for Optuna."""
+
+HOPELESS = 0.8
+"""A candidate that is predicted to reach less than this share of the best measured plan is not run."""
+
+MAX_TRIALS = 24
+QUEUE_DEPTHS = (1, 2, 4, 8)
+FIRST = "first"
+
+Subject = tuple[Traced, Profile]
+"""The model for one microbatch, and its profile."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a search is about.
+
+    ``subject_for`` gives the traced model and its profile for a microbatch; without it the microbatch is the whole request.
+    """
+
+    machine: Machine
+    source: Source
+    constraints: Constraints
+    backends: tuple[str, ...]
+    queue_depth: int = 4
+    time_limit_s: float = 10.0
+    seed: int = 0
+    precision: Precision = "f32"
+    log: Log | None = None
+    subject_for: Callable[[int], Subject] | None = None
+
+    def plan(self, subject: Subject, asked: Mapping[str, Any]) -> Plan:
+        """The planner's best answer; ``asked`` stands in for constraints, backends, queue depth and microbatch."""
+        changes = {key: asked[key] for key in ("num_stages", "max_replicas") if key in asked}
+        traced, profile = subject
+        return plan_model(
+            traced.graph,
+            self.machine,
+            profile,
+            self.source,
+            replace(self.constraints, **changes),
+            [asked["backend"]] if "backend" in asked else self.backends,
+            queue_depth=asked.get("queue_depth", self.queue_depth),
+            microbatch=asked.get("microbatch"),
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+            log=self.log,
+        )[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate: what was asked of the planner, its plan, and what was measured beside the first plan.
+
+    ``times_first`` is how many times as good as the first plan it was; None if it did not run, and ``note`` says why.
+    """
+
+    asked: Mapping[str, Any]
+    plan: Plan
+    measured_per_s: float | None = None
+    times_first: float | None = None
+    note: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """One row of the table of trials."""
+        return {
+            "asked": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or "the planner's choice",
+            "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.backend})" for s in self.plan.stages),
+            "predicted_per_s": self.plan.prediction.throughput_per_s,
+            "measured_per_s": float("nan") if self.measured_per_s is None else self.measured_per_s,
+            "times_first": float("nan") if self.times_first is None else self.times_first,
+            "note": self.note,
+        }
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The plan to use, the model and profile that it was made from, and every candidate that was looked at."""
+
+    plan: Plan
+    traced: Traced
+    profile: Profile
+    trials: tuple[Trial, ...] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a candidate."""
+        return [trial.row() for trial in self.trials]
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        return tables.frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_() + tables.html(self.rows(), "candidates")
+
+
+def search(
+    job: Job, subject: Subject, *, budget_s: float = 30.0, storage: Path | None = None, progress: Progress | None = None
+) -> SearchResult:
+    """The plan that measures best within the budget.
+
+    Args:
+        job: the machine and the demands.
+        subject: the model, traced for whole requests, and its profile.
+        budget_s: seconds for measuring candidates; 0 returns the planner's answer from the profile alone.
+        storage: a journal of Optuna's trials, so that a search that was stopped goes on where it was.
+        progress: called with the share of the budget spent and what is being done.
+    Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
+    """
+    first = job.plan(subject, {})
+    if budget_s <= 0:
+        return SearchResult(first, *subject)
+    with Arena(job.machine, job.precision) as arena:
+        hunt = _Hunt(job, subject, arena, budget_s, progress or (lambda share, text: None))
+        hunt.correct(first)
+        hunt.tune(storage)
+    best = hunt.best()
+    traced, profile = hunt.subjects[best.plan.microbatch]
+    proved = job.plan((traced, profile), best.asked)
+    plan = predict(best.plan, traced.graph, job.machine, profile, proved.prediction.bound_s)
+    return SearchResult(proved if proved.hash == plan.hash else plan, traced, profile, tuple(hunt.trials))
+
+
+class _Hunt:
+    """One search under way: the clock, the corrected profiles, the candidates so far."""
+
+    def __init__(self, job: Job, subject: Subject, arena: Arena, budget_s: float, tell: Progress) -> None:
+        self.job = job
+        self.arena = arena
+        self.subjects = {job.source.batch: subject}
+        self.trials: list[Trial] = []
+        self._tell = tell
+        self._budget_s = budget_s
+        self._start = time.monotonic()
+
+    def best(self) -> Trial:
+        """The candidate that measured best."""
+        return max((trial for trial in self.trials if trial.times_first is not None), key=lambda t: t.times_first or 0.0)
+
+    def correct(self, first: Plan) -> None:
+        """Plan, measure, correct, until the planner has no new answer."""
+        plan = first
+        while not self._measured(plan):
+            self._measure(plan, {})
+            if self._spent() > CORRECTING_SHARE:
+                return
+            plan = self.job.plan(self.subjects[plan.microbatch], {})
+
+    def tune(self, storage: Path | None) -> None:
+        """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        journal = None
+        if storage is not None:
+            storage.parent.mkdir(parents=True, exist_ok=True)
+            journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(storage)))
+        sampler = optuna.samplers.TPESampler(seed=self.job.seed, n_startup_trials=6)
+        study = optuna.create_study(
+            direction="maximize", sampler=sampler, storage=journal, study_name="autosplit", load_if_exists=True
+        )
+        study.enqueue_trial(self._as_parameters(self.best()), skip_if_exists=True)
+        for _ in range(MAX_TRIALS):
+            if self._spent() >= 1:
+                return
+            trial = study.ask()
+            value = self._try(self._ask(trial))
+            if value is None:
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            else:
+                study.tell(trial, value)
+
+    def _spent(self) -> float:
+        return (time.monotonic() - self._start) / self._budget_s
+
+    def _measured(self, plan: Plan) -> Trial | None:
+        return next((trial for trial in self.trials if trial.plan.hash == plan.hash), None)
+
+    def _ask(self, trial: optuna.Trial) -> dict[str, Any]:
+        job = self.job
+        asked: dict[str, Any] = {"queue_depth": trial.suggest_categorical("queue_depth", QUEUE_DEPTHS)}
+        if job.constraints.num_stages is None:
+            asked["num_stages"] = trial.suggest_int("num_stages", 1, len(job.machine.devices))
+        if job.constraints.max_replicas is None and not trial.suggest_categorical("replicate", [False, True]):
+            asked["max_replicas"] = 1
+        if len(job.backends) > 1:
+            asked["backend"] = trial.suggest_categorical("backend", job.backends)
+        if job.subject_for is not None and job.source.batch > 1:
+            divisors = [size for size in range(1, job.source.batch + 1) if job.source.batch % size == 0]
+            asked["microbatch"] = trial.suggest_categorical("microbatch", divisors)
+        return asked
+
+    def _as_parameters(self, trial: Trial) -> dict[str, Any]:
+        """A candidate in Optuna's terms."""
+        plan = trial.plan
+        return {
+            "queue_depth": plan.queue_depth,
+            "num_stages": len(plan.stages),
+            "replicate": any(len(stage.devices) > 1 for stage in plan.stages),
+            "backend": plan.stages[0].backend,
+            "microbatch": plan.microbatch,
+        }
+
+    def _try(self, asked: dict[str, Any]) -> float | None:
+        """The value of what is asked for: measured, known, or None where it is not worth a run."""
+        microbatch = asked.get("microbatch", self.job.source.batch)
+        if microbatch not in self.subjects and self.job.subject_for is not None:
+            self._tell(min(1.0, self._spent()), f"tracing and profiling microbatches of {microbatch}")
+            self.subjects[microbatch] = self.job.subject_for(microbatch)
+        try:
+            plan = self.job.plan(self.subjects[microbatch], asked)
+        except AutosplitError:
+            return None
+        if known := self._measured(plan):
+            return known.times_first
+        best = self.best()
+        if self.job.constraints.objective == "throughput":
+            hopeful = plan.prediction.throughput_per_s > HOPELESS * (best.measured_per_s or 0.0)
+        else:
+            hopeful = HOPELESS * plan.prediction.latency_s < best.plan.prediction.latency_s
+        if not hopeful:
+            self.trials.append(Trial(asked, plan, note=f"predicted below {HOPELESS:.0%} of the best measured"))
+            return None
+        return self._measure(plan, asked).times_first
+
+    def _measure(self, plan: Plan, asked: dict[str, Any]) -> Trial:
+        """Run a candidate beside the first one, put its stages into the profile, and note the trial."""
+        traced, profile = self.subjects[plan.microbatch]
+        name = FIRST if FIRST not in self.arena.loaded else PLAN
+        self._tell(min(1.0, self._spent()), f"measuring {plan.summary()}")
+        try:
+            entry = self.arena.load(name, plan, traced)
+        except BackendError as failure:
+            trial = Trial(asked, plan, note=str(failure))
+            self.trials.append(trial)
+            if name == FIRST:
+                raise
+            return trial
+        names = list(dict.fromkeys([FIRST, name]))
+        first = self.arena.loaded[FIRST]
+        before = len(first.rounds_per_s)
+        per_s = plan.prediction.throughput_per_s
+        num_items = int(min(1e6, ROUND_S * per_s)) if per_s < float("inf") else 1000
+        for number in range(NUM_ROUNDS):
+            self.arena.run_round(names, number, num_items)
+        events = entry.pipeline.events()
+        outcome = entry.outcome()
+        beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))
+        trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside))
+        self.trials.append(trial)
+        for stats, times in zip(outcome.stats.stages, events, strict=True):
+            stage = next(stage for stage in plan.stages if stage.name == stats.stage)
+            samples = Samples(tuple((event.ran_ns - event.got_ns) / 1e9 for event in times[-200:]))
+            busy = [device for other in plan.stages for device in other.devices if device != stats.device]
+            profile = profile.with_stage(stage.ops, Setting(stats.device, stage.backend, stage.threads), samples, busy)
+        self.subjects[plan.microbatch] = traced, profile
+        if name != FIRST:
+            self.arena.unload(name)
+        return trial
+
+    def _times(self, outcome: Outcome, first: Outcome) -> float:
+        return outcome.faster_than(first, self.job.constraints.objective) if outcome.outputs_equal else 0.0
