@@ -1,0 +1,331 @@
+import json
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autosplit.errors import PlanError
+from autosplit.loading import load_model
+from autosplit.splitting import load_stage, place_stage, save_stage, split
+from autosplit.tensorspec import copy_into, empty_like_spec, extent_bytes, spec_of
+from autosplit.tracing import trace
+
+TEXT = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&vocab_size=100"
+SPECS = {
+    "resnet": "transformers:ResNetForImageClassification?depths=1,2&hidden_sizes=8,16&embedding_size=8&image_size=32",
+    "bert": f"transformers:BertModel?{TEXT}&max_position_embeddings=16",
+    "vit": "transformers:ViTModel?hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&image_size=32",
+    "gpt2": "transformers:GPT2Model?n_embd=32&n_layer=2&n_head=2&vocab_size=100&n_positions=16",
+    "t5": "transformers:T5Model?d_model=32&num_layers=1&d_ff=64&num_heads=2&d_kv=16&vocab_size=100",
+    "swin": "transformers:SwinModel?image_size=32&patch_size=2&embed_dim=16&depths=2,2&num_heads=2,2&window_size=4",
+    "unet": "autosplit.examples.unet:unet?size=16&channels=4&levels=2",
+    "mlp": "autosplit.examples.mlp:mlp?width=16&depth=5",
+    "branches": "autosplit.examples.branches:branches?size=16&channels=4&depth=2",
+    "tied": "autosplit.examples.tied:tied?vocabulary=50&width=16",
+}
+
+
+class Odd(nn.Module):
+    """Values that a copy must get right: expanded, with gaps, overlapping, unaligned, transposed, empty, tuples, constants."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(65, 65)
+        self.register_buffer("table", torch.randn(65))
+
+    def forward(self, x, unused):
+        y = self.linear(x)
+        expanded = self.table[None, :].expand(9, 65)
+        gaps, unaligned = y[:, 3:40], y[:, 1:65]
+        windows = self.table.unfold(0, 9, 4)
+        product = unaligned.t() @ gaps + windows.sum()
+        low, high = torch.tanh(expanded * 0.5).chunk(2, dim=1)
+        positions = torch.arange(9)[:, None] + torch.zeros(1)
+        return {
+            "product": product,
+            "halves": [low, high[:, 1:]],
+            "x": x,
+            "none": y[:, :0],
+            "positions": positions,
+            "again": product,
+        }
+
+
+@cache
+def traced(name):
+    torch.manual_seed(0)
+    if name == "odd":
+        return trace(load_model(Odd().eval(), inputs=(torch.randn(9, 65), torch.zeros(3))))
+    return trace(load_model(SPECS[name], batch=2, seq_len=8 if name == "t5" else None))
+
+
+def run_stages(programs, traced_model, inputs=None):
+    """Hand each value on as a transport does: a copy of the layout that the spec gives."""
+    values = dict(zip(traced_model.graph.inputs, inputs or traced_model.example_inputs, strict=True))
+    with torch.inference_mode():
+        for program in programs:
+            handed = []
+            for spec in program.inputs:
+                handed.append(empty_like_spec(spec))
+                copy_into(handed[-1], values[spec.name])
+            outputs = program.module(*handed)
+            assert isinstance(outputs, tuple)
+            for spec, output in zip(program.outputs, outputs, strict=True):
+                assert spec_of(spec.name, output) == spec
+                values[spec.name] = output
+    return traced_model.unflatten_outputs([values[name] for name in traced_model.graph.outputs])
+
+
+def reference(traced_model):
+    with torch.inference_mode():
+        return traced_model.unflatten_outputs(traced_model.program(*traced_model.example_inputs))
+
+
+def assert_same(ours, expected):
+    (our_leaves, our_spec), (expected_leaves, expected_spec) = pytree.tree_flatten(ours), pytree.tree_flatten(expected)
+    assert our_spec == expected_spec
+    for mine, theirs in zip(our_leaves, expected_leaves, strict=True):
+        assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
+
+
+def even(graph, num_stages):
+    ops = [op.name for op in graph.ops]
+    cuts = [len(ops) * stage // num_stages for stage in range(num_stages + 1)]
+    return [ops[start:end] for start, end in pairwise(cuts)]
+
+
+def shuffled(graph, random, num_stages):
+    """A random topological order, cut at random places: every partition whose stages are in order can come out."""
+    waiting = {op.name: {graph.producer[value] for value in op.inputs if value in graph.producer} for op in graph.ops}
+    order = []
+    while waiting:
+        ready = [name for name, needs in waiting.items() if needs <= set(order)]
+        order.append(random.choice(ready))
+        del waiting[order[-1]]
+    cuts = [0, *sorted(random.sample(range(1, len(order)), num_stages - 1)), len(order)]
+    stages = [order[start:end] for start, end in pairwise(cuts)]
+    for stage in stages:
+        random.shuffle(stage)
+    return stages
+
+
+def saved_and_loaded(programs, folder):
+    for position, program in enumerate(programs):
+        save_stage(program, folder / str(position))
+    return [load_stage(folder / str(position)) for position in range(len(programs))]
+
+
+@pytest.mark.parametrize("name", [*SPECS, "odd"])
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_stages_equal_the_unsplit_model_and_so_do_loaded_ones(name, num_stages, tmp_path):
+    model = traced(name)
+    programs = split(model, even(model.graph, num_stages))
+    assert [program.name for program in programs] == [f"stage{stage}" for stage in range(num_stages)]
+    expected = reference(model)
+    assert_same(run_stages(programs, model), expected)
+    assert_same(run_stages(saved_and_loaded(programs, tmp_path), model), expected)
+
+
+@pytest.mark.parametrize("name", ["unet", "branches", "tied", "odd", "bert", "gpt2"])
+@given(random=st.randoms(use_true_random=False), data=st.data())
+@settings(max_examples=12, deadline=None)
+def test_any_convex_stages_equal_the_unsplit_model(name, random, data):
+    model = traced(name)
+    num_stages = data.draw(st.integers(1, min(8, len(model.graph.ops))))
+    stages = shuffled(model.graph, random, num_stages)
+    programs = split(model, stages)
+    assert [set(program.ops) for program in programs] == [set(stage) for stage in stages]
+    assert_same(run_stages(programs, model), reference(model))
+
+
+@pytest.mark.parametrize("name", ["tied", "odd"])
+def test_every_op_a_stage_of_its_own(name, tmp_path):
+    model = traced(name)
+    programs = split(model, [[op.name] for op in model.graph.ops])
+    assert_same(run_stages(saved_and_loaded(programs, tmp_path), model), reference(model))
+
+
+def test_other_inputs_than_the_example():
+    model = traced("unet")
+    image = torch.randn(2, 3, 16, 16)
+    programs = split(model, even(model.graph, 3))
+    assert torch.equal(run_stages(programs, model, [image]), model.run(image))
+
+
+def test_values_that_cross_are_those_that_are_needed():
+    model = traced("branches")
+    first, last = split(model, even(model.graph, 2))
+    made_late = {value for op in model.graph.ops if op.name in last.ops for value in op.outputs}
+    needed_late = {value for op in model.graph.ops if op.name in last.ops for value in op.inputs} - made_late
+    assert {spec.name for spec in last.inputs} == needed_late
+    assert {spec.name for spec in first.outputs} == needed_late - set(model.graph.inputs)
+    assert tuple(spec.name for spec in last.outputs) == model.graph.outputs
+
+
+def test_ops_without_inputs_and_unused_inputs_are_placed():
+    model = traced("odd")
+    constants = [op.name for op in model.graph.ops if not op.inputs]
+    assert constants
+    rest = [op.name for op in model.graph.ops if op.inputs]
+    programs = split(model, [constants, rest])
+    assert programs[0].inputs == ()
+    assert model.graph.inputs[1] not in {spec.name for program in programs for spec in program.inputs}
+    assert_same(run_stages(programs, model), reference(model))
+
+
+def test_tied_weight_is_in_both_stages_when_they_both_read_it():
+    model = traced("tied")
+    ops = [op.name for op in model.graph.ops]
+    programs = split(model, [ops[:1], ops[1:]])
+    assert all("embedding.weight" in program.weights for program in programs)
+    whole = split(model, [ops])[0]
+    assert whole.weight_bytes == model.graph.weight_bytes
+    assert (
+        sum(program.weight_bytes for program in programs) == model.graph.weight_bytes + whole.weights["embedding.weight"].nbytes
+    )
+
+
+def test_a_stage_folder_holds_its_own_weights_only(tmp_path):
+    torch.manual_seed(0)
+    packed = torch.randn(8, 256, 256)
+
+    class Packed(nn.Module):
+        """Eight weights that are slices of one storage, as some checkpoints have them."""
+
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList(packed.unbind())
+
+        def forward(self, x):
+            for weight in self.weights:
+                x = torch.tanh(x @ weight)
+            return x
+
+    model = trace(load_model(Packed().eval(), inputs=torch.randn(1, 256)))
+    programs = split(model, even(model.graph, 8))
+    loaded = saved_and_loaded(programs, tmp_path)
+    for stage, program in enumerate(loaded):
+        own = 256 * 256 * 4
+        assert (program.weight_bytes, list(program.weights)) == (own, [f"weights.{stage}"])
+        assert own <= sum(file.stat().st_size for file in (tmp_path / str(stage)).iterdir()) < own + 20_000
+    assert_same(run_stages(loaded, model), reference(model))
+
+
+def test_loaded_weights_are_mapped_and_aligned(tmp_path):
+    program = saved_and_loaded(split(traced("mlp"), even(traced("mlp").graph, 1)), tmp_path)[0]
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in program.weights.values())
+    assert str(tmp_path / "0" / "weights.pt") in Path("/proc/self/maps").read_text()
+
+
+def test_an_expanded_value_crosses_as_what_it_repeats():
+    model = traced("odd")
+    expanded = [spec for spec in model.specs.values() if 0 in spec.stride and extent_bytes(spec) < spec.num_bytes]
+    assert expanded
+    assert_same(run_stages(split(model, [[op.name] for op in model.graph.ops]), model), reference(model))
+
+
+def test_start_within_64_bytes_is_kept():
+    """A float32 product by MKL gives other bits when an operand starts 4 bytes later: the copy must start there too."""
+    model = traced("odd")
+    assert any(spec.offset_bytes == 4 for spec in model.specs.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda stages: [stages[0][1:], stages[1]], r"\(1 fault\):\n  \* op '\w+' is on no stage"),
+        (lambda stages: [stages[0], stages[1] + stages[0][:1]], "is on stage 0 and on stage 1"),
+        (lambda stages: [[*stages[0], "fc"], stages[1]], "stage 0 names op 'fc', which the graph does not have"),
+        (lambda stages: [stages[1], stages[0]], "on stage 0 reads '.*' from stage 1; a tensor goes to the same or a later stage"),
+        (lambda stages: [*stages, []], "stage 2 has no ops"),
+        (lambda stages: [[*stages[0], "fc"], stages[1][1:]], r"\(2 faults\)"),
+    ],
+)
+def test_stages_that_do_not_fit_list_their_faults(change, message):
+    model = traced("mlp")
+    with pytest.raises(PlanError, match=message):
+        split(model, change(even(model.graph, 2)))
+
+
+def spoil(path, change):
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "weights.pt").unlink(), "cannot be read: No such file"),
+        (lambda folder: (folder / "stage.json").unlink(), "does not exist"),
+        (lambda folder: (folder / "weights.pt").write_bytes((folder / "weights.pt").read_bytes()[:-50]), "it is truncated"),
+        (lambda folder: (folder / "weights.pt").write_bytes(b"x" * (folder / "weights.pt").stat().st_size), "cannot be read"),
+        (lambda folder: (folder / "stage.json").write_text((folder / "stage.json").read_text()[:-100]), "truncated or not valid"),
+        (lambda folder: spoil(folder / "stage.json", lambda data: data.update(schema=99)), "schema version 99"),
+        (lambda folder: spoil(folder / "stage.json", lambda data: data.pop("nodes")), "is incomplete"),
+        (lambda folder: spoil(folder / "stage.json", lambda data: data["nodes"].pop(2)), "was changed after it was saved"),
+        (
+            lambda folder: (folder / "weights.pt").replace(folder / "w").replace(folder.parent / "1" / "weights.pt"),
+            "No such file",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_refused(damage, message, tmp_path):
+    model = traced("mlp")
+    saved_and_loaded(split(model, even(model.graph, 2)), tmp_path)
+    damage(tmp_path / "0")
+    with pytest.raises(PlanError, match=message):
+        load_stage(tmp_path / "0")
+
+
+def test_weights_of_another_stage_are_refused(tmp_path):
+    model = traced("mlp")
+    ops = [op.name for op in model.graph.ops]
+    saved_and_loaded(split(model, [ops[:4], ops[4:8], ops[8:]]), tmp_path)
+    (tmp_path / "0" / "weights.pt").replace(tmp_path / "1" / "weights.pt")
+    with pytest.raises(PlanError, match=r"belongs to another stage|bytes are expected|truncated"):
+        load_stage(tmp_path / "1")
+
+
+def test_saving_again_replaces_the_folder_and_leaves_nothing_beside_it(tmp_path):
+    model = traced("mlp")
+    first, last = split(model, even(model.graph, 2))
+    save_stage(first, tmp_path / "stage")
+    (tmp_path / "stage" / "prepared.onnx").write_text("old")
+    save_stage(last, tmp_path / "stage")
+    assert load_stage(tmp_path / "stage").ops == last.ops
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+    assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["stage.json", "weights.pt"]
+
+
+def test_a_weights_file_that_would_run_code_is_refused(tmp_path):
+    model = traced("mlp")
+    saved_and_loaded(split(model, even(model.graph, 1)), tmp_path)
+
+    class Harmful:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    torch.save({"stage": "", "weights": Harmful()}, tmp_path / "0" / "weights.pt")
+    size = (tmp_path / "0" / "weights.pt").stat().st_size
+    spoil(tmp_path / "0" / "stage.json", lambda data: data.update(weights_file_bytes=size))
+    with pytest.raises(PlanError, match="cannot be read"):
+        load_stage(tmp_path / "0")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_stage_on_another_device():
+    model = traced("odd")
+    program = split(model, [[op.name for op in model.graph.ops]])[0]
+    moved = place_stage(program, "meta")
+    assert all(tensor.device.type == "meta" for tensor in moved.weights.values())
+    outputs = moved.module(*(torch.empty(spec.shape, device="meta") for spec in moved.inputs))
+    assert all(output.device.type == "meta" for output in outputs)
+    assert [tuple(output.shape) for output in outputs] == [spec.shape for spec in program.outputs]
+    assert_same(run_stages([program], model), reference(model))
