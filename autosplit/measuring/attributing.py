@@ -1,4 +1,4 @@
-"""Charge the time of a runtime's own nodes to the ops of the graph. No torch.
+"""Charge the time of a runtime's own nodes to the ops of the graph.
 
 A runtime fuses ops, renames and reorders them. Its node is matched to ops by the names it kept (of nodes or of values), else
 by its place in the order of execution and its kind. Ops that no node bears the name of were fused into one downstream: they
@@ -7,8 +7,8 @@ share its time with it, as eager took theirs. What cannot be placed at all is sh
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from autosplit.backends.profiling import RuntimeNode
 from autosplit.graph import Graph
 from autosplit.samples import Samples
 
@@ -29,16 +29,6 @@ _ALIKE = {
     "concat": ("cat",),
     "gather": ("embedding", "index", "indexselect", "select"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeNode:
-    """A node that a runtime ran: its name, its kind of operator, seconds of each pass, and the names it was fused from."""
-
-    name: str
-    kind: str
-    samples_s: tuple[float, ...]
-    origins: tuple[str, ...] = ()
 
 
 def attribute(

@@ -1,7 +1,8 @@
 import pytest
 
+from autosplit.backends.profiling import RuntimeNode
 from autosplit.graph import Graph, Op, Value
-from autosplit.measuring.attributing import RuntimeNode, attribute, proportional, value_aliases
+from autosplit.measuring.attributing import attribute, proportional, value_aliases
 
 OPERATORS = ["conv2d", "batch_norm", "relu", "linear", "layer_norm", "gelu", "linear"]
 

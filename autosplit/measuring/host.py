@@ -1,0 +1,346 @@
+"""measure(): a model on the devices of this machine becomes a Profile, from the store where nothing changed.
+
+One pinned worker for each device. For each backend all devices time the same model at once, since busy neighbours are the
+truth for pipelines; then each times the whole model alone. What is finished is stored before the next backend begins.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosplit import discovering
+from autosplit.backends.base import get_backend
+from autosplit.backends.profiling import onnx_names
+from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
+from autosplit.graph import Graph
+from autosplit.machine import HOST, Device, Link, Machine
+from autosplit.measuring.attributing import attribute, proportional, value_aliases
+from autosplit.measuring.canary import CANARY_LIMIT, drift
+from autosplit.measuring.links import measure_links
+from autosplit.measuring.steps import Progress, Step, Steps
+from autosplit.measuring.store import Store
+from autosplit.measuring.timing import Rounds, Timed
+from autosplit.measuring.worker import INPUTS, Load, Prepare, TimeOps, TimeWhole
+from autosplit.processes import WorkerProcess, receive, spawn_worker
+from autosplit.profile import Profile
+from autosplit.samples import Measured, Provenance, Samples, Setting
+from autosplit.splitting import StageProgram, save_stage, split
+from autosplit.tracing import Traced
+
+__all__ = ["Progress", "measure"]
+
+ROUNDS_S = 2.0
+ALONE_S = 0.3
+TIMEOUT_S = 900.0
+MAX_AT_ONCE = 16
+"""Devices that time a model at once; more would need more memory than a pipeline of the model does."""
+
+
+def measure(
+    traced: Traced,
+    machine: Machine,
+    backends: Sequence[str] = ("eager",),
+    *,
+    threads: Mapping[str, Sequence[int]] | None = None,
+    store: Store | Path | None = None,
+    budget_s: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    remeasure: bool = False,
+    links: bool = True,
+) -> Profile:
+    """Seconds of every op of a model on every device and backend, and of the links between the devices.
+
+    Args:
+        traced: the model.
+        machine: the devices; CPU core sets.
+        backends: names, eager first or not at all.
+        threads: device name to the thread counts to measure; by default one thread for each core.
+        store: where measurements are kept and reused; None keeps nothing.
+        budget_s: seconds that timing may take, start-up and exports left out; by default about 2 s for each backend, and at
+            least four passes.
+        progress: called with the share done and the seconds left.
+        remeasure: measure again what is stored.
+        links: measure the links too, unless they are stored.
+    Returns: a profile whose notes say what was measured again, and why. A backend that refuses the model is left out, with a
+        note, unless it is the only one.
+    Raises:
+        DeviceError: a device that this machine does not have, or that has no cores.
+        BackendError, MissingExtraError: the only backend refuses the model, or a runtime is not installed.
+        WorkerError: a worker died or an op failed in it; what was measured before is kept in the store.
+    """
+    _require_measurable(machine, backends)
+    for backend in backends:
+        get_backend(backend)
+    keeper = Store(store) if isinstance(store, Path) else store
+    wanted = _settings(machine, backends, threads)
+    job = _Job(traced, machine, wanted, keeper, _stamps(backends), Steps(progress))
+    profile = Profile.empty(traced.graph) if remeasure else job.known()
+    if len(profile.measured) < len(set(wanted)):
+        with _exclusive(keeper):
+            # Another process may have measured the same while this one waited for its turn.
+            profile = profile if remeasure else replace(job.known(), notes=profile.notes)
+            profile = job.measure_missing(profile, budget_s)
+    profile = profile.with_links(job.links(remeasure)) if links else profile
+    job.steps.finish()
+    return profile
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call of ``measure``: what is wanted, where it is kept, and what measurements are stamped with."""
+
+    traced: Traced
+    machine: Machine
+    wanted: Sequence[Setting]
+    store: Store | None
+    stamps: Mapping[str, Provenance]
+    steps: Steps
+
+    @property
+    def graph(self) -> Graph:
+        return self.traced.graph
+
+    def known(self) -> Profile:
+        """What the store holds of the wanted settings and what the canary finds unchanged, with notes on the rest."""
+        if self.store is None:
+            return Profile.empty(self.graph)
+        stored = self.store.load(self.graph, self.stamps)
+        kept, notes = {}, [note for note in stored.notes if _concerns(note, self.wanted)]
+        for setting in self.wanted:
+            measured = stored.measured.get(setting)
+            if measured is None:
+                continue
+            off = drift(self.machine[setting.device].cores, measured.provenance.canary_s)
+            if abs(off) > CANARY_LIMIT:
+                notes.append(
+                    f"{setting}: stored, but the canary takes {abs(off):.0%} {'more' if off > 0 else 'less'} time than then "
+                    f"(the limit is {CANARY_LIMIT:.0%}), so it is measured again"
+                )
+            else:
+                kept[setting] = measured
+        stages = tuple(stage for stage in stored.stages if stage.setting in kept)
+        return replace(stored, measured=kept, stages=stages, notes=tuple(notes))
+
+    def measure_missing(self, profile: Profile, budget_s: float | None) -> Profile:
+        """Measure each group of settings that lacks one, and store it as soon as it is done."""
+        groups = [group for group in _groups(self.wanted) if any(setting not in profile.measured for setting in group)]
+        if not groups:
+            return profile
+        rounds = Rounds(ROUNDS_S) if budget_s is None else Rounds(max(0.05, 0.7 * budget_s / len(groups)), least=2)
+        self.steps.plan([Step("starting the workers", 4.0)])
+        for group in groups:
+            self.steps.plan([Step(f"preparing {group[0].backend}", 1.0 if group[0].backend == "eager" else 6.0)])
+            self.steps.plan([Step(f"timing {group[0].backend}", rounds.seconds + ALONE_S * len(group) + 1.0)])
+        refused: list[str] = []
+        with _bench(self.traced, self.machine) as bench:
+            self.steps.done()
+            for group in groups:
+                try:
+                    bench.prepare(group[0].backend)
+                except BackendError as failure:
+                    if len({setting.backend for setting in self.wanted}) == 1:
+                        raise
+                    refused.append(f"{group[0].backend} is left out: {failure}")
+                    self.steps.done(2)
+                    continue
+                for part in _batches(group, MAX_AT_ONCE):
+                    profile = self._measure_group(profile, part, bench, rounds)
+                self.steps.done()
+        return replace(profile, notes=(*profile.notes, *refused))
+
+    def _measure_group(self, profile: Profile, group: Sequence[Setting], bench: "_Bench", rounds: Rounds) -> Profile:
+        """One setting on each device, all at once, then each alone."""
+        weights = bench.all(
+            {s.device: Prepare(s.backend, s.threads, _eager(profile, s) is None and s.backend != "eager") for s in group}
+        )
+        self.steps.done()
+        timed = bench.all({setting.device: TimeOps(rounds) for setting in group})
+        alone_rounds = Rounds(min(ALONE_S, rounds.seconds), least=2, most=20)
+        values = value_aliases(self.graph)
+        kept_names = bench.names(group[0].backend)
+        names = {**values, **{name: values[source] for name, source in kept_names.items() if source in values}}
+        for setting in group:
+            alone = bench.all({setting.device: TimeWhole(alone_rounds)})[setting.device] if len(group) > 1 else None
+            shares = _eager(profile, setting) or weights[setting.device]
+            measured = _measured(self.graph, setting, timed[setting.device], names, shares)
+            stamp = replace(
+                self.stamps[setting.backend],
+                date=datetime.now(UTC).isoformat(timespec="seconds"),
+                canary_s=bench.canaries[setting.device],
+            )
+            measured = replace(measured, alone=Samples(alone) if alone else None, provenance=stamp)
+            kept = tuple(stage for stage in profile.stages if stage.setting != setting)
+            profile = replace(profile, stages=kept).with_measured(setting, measured)
+        if self.store is not None:
+            self.store.save(self.graph, profile, group)
+        return profile
+
+    def links(self, remeasure: bool) -> Iterable[Link]:
+        """The machine's links: stored ones where they are known, else measured now."""
+        names = {HOST, *(device.name for device in self.machine.devices)}
+        stamp = next(iter(self.stamps.values()))
+        known = [] if self.store is None or remeasure else self.store.links(stamp)
+        found = {(link.source, link.target): link for link in known if {link.source, link.target} <= names}
+        if len(found) < len(names) * (len(names) - 1):
+            self.steps.plan([Step("measuring the links", 4.0)])
+            with _exclusive(self.store):
+                found = {(link.source, link.target): link for link in measure_links(self.machine.devices)}
+            if self.store is not None:
+                self.store.save_links(replace(stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), found.values())
+            self.steps.done()
+        return found.values()
+
+
+class _Bench:
+    """The running workers of a measurement, with the model saved where they can load it."""
+
+    def __init__(self, program: StageProgram, folder: Path, workers: Mapping[str, WorkerProcess]) -> None:
+        self._program = program
+        self._folder = folder
+        self._workers = workers
+        self._prepared: set[str] = set()
+        self.canaries: Mapping[str, float] = {}
+
+    def prepare(self, backend: str) -> None:
+        """Let the host write what the backend loads. Raises: BackendError: it refuses the model."""
+        if backend not in self._prepared:
+            get_backend(backend).prepare(self._program, self._folder)
+            self._prepared.add(backend)
+
+    def names(self, backend: str) -> dict[str, str]:
+        """What the nodes of the backend's file are called, to the ops that they come from."""
+        return onnx_names(self._folder) if backend in ("onnxruntime", "openvino") else {}
+
+    def all(self, commands: Mapping[str, Any]) -> dict[str, Any]:
+        """Send each device its command, all at once, and wait for every answer.
+
+        Raises: WorkerError: a worker died, or what it raised.
+        """
+        for device, command in commands.items():
+            try:
+                self._workers[device].connection.send(command)
+            except OSError:
+                raise WorkerError(f"the worker that measures on '{device}' {self._workers[device].fate()}") from None
+        answers = {}
+        for device, command in commands.items():
+            what = f"{type(command).__name__} on '{device}'"
+            answer = receive(self._workers[device], TIMEOUT_S, what)
+            if answer.fault:
+                raise WorkerError(
+                    f"measuring on '{device}' failed at {type(command).__name__}. The worker's traceback:\n{answer.fault}"
+                )
+            answers[device] = answer.value
+        return answers
+
+
+@contextmanager
+def _bench(traced: Traced, machine: Machine) -> Iterator[_Bench]:
+    """The model as one stage in a temporary folder, and a worker on every device; both are gone at the end, whatever ends it."""
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="autosplit-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        workers = {device.name: stack.enter_context(_worker(device)) for device in machine.devices}
+        [program] = split(traced, [[op.name for op in traced.graph.ops]])
+        save_stage(program, folder / "stage")
+        torch.save(list(traced.example_inputs), folder / "stage" / INPUTS)
+        bench = _Bench(program, folder / "stage", workers)
+        bench.canaries = bench.all({device.name: Load(folder / "stage", device.cores) for device in machine.devices})
+        yield bench
+
+
+@contextmanager
+def _worker(device: Device) -> Iterator[WorkerProcess]:
+    worker = spawn_worker("autosplit.measuring.worker:main", name=f"measuring {device.name}", cores=device.cores)
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.close()
+
+
+@contextmanager
+def _exclusive(store: Store | None) -> Iterator[None]:
+    if store is None:
+        yield
+        return
+    with store.measuring():
+        yield
+
+
+def _measured(graph: Graph, setting: Setting, timed: Timed, names: Mapping[str, str], weights: Mapping[str, float]) -> Measured:
+    """What the rounds say of one setting."""
+    whole = Samples(timed.whole_s)
+    if setting.backend == "eager":
+        pooled: dict[str, list[float]] = {}
+        by_op = {node.name: node.samples_s for node in timed.nodes}
+        for op in graph.ops:
+            pooled.setdefault(op.signature, []).extend(by_op[op.name])
+        return Measured({s: Samples(tuple(values)) for s, values in pooled.items()}, "signature", "in-graph", whole)
+    if not timed.nodes:
+        return Measured(proportional(graph, timed.whole_s, weights), "op", "proportional", whole)
+    ops, source = attribute(graph, timed.nodes, names, weights)
+    return Measured(ops, "op", source, whole)
+
+
+def _eager(profile: Profile, setting: Setting) -> dict[str, float] | None:
+    """Eager's seconds of every op on the same device and threads, if they were measured."""
+    eager = setting._replace(backend="eager")
+    if eager not in profile.measured:
+        return None
+    return {op: profile.op_s(op, *eager) for op in profile.signatures}
+
+
+def _settings(machine: Machine, backends: Sequence[str], threads: Mapping[str, Sequence[int]] | None) -> list[Setting]:
+    settings = []
+    for backend in backends:
+        for device in machine.devices:
+            for count in (threads or {}).get(device.name, [len(device.cores)]):
+                if not 1 <= count <= len(device.cores):
+                    raise UsageError(f"device '{device.name}' has {len(device.cores)} cores, so it cannot run {count} threads")
+                settings.append(Setting(device.name, backend, count))
+    return list(dict.fromkeys(settings))
+
+
+def _groups(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Settings to be timed at once: one backend, one setting a device; the second thread count of each device after the first."""
+    groups: dict[tuple[str, int], list[Setting]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for setting in settings:
+        turn = seen[setting.backend, setting.device] = seen.get((setting.backend, setting.device), -1) + 1
+        groups.setdefault((setting.backend, turn), []).append(setting)
+    return list(groups.values())
+
+
+def _batches(group: Sequence[Setting], size: int) -> list[Sequence[Setting]]:
+    return [group[start : start + size] for start in range(0, len(group), size)]
+
+
+def _stamps(backends: Sequence[str]) -> dict[str, Provenance]:
+    """For each backend what a measurement made here is stamped with, but for date and canary."""
+    cores = discovering.affinity()
+    here = Provenance(discovering.cpu_name(), len(cores), discovering.caches(cores[0]), note=os.environ.get("AUTOSPLIT_NOTE", ""))
+    return {backend: replace(here, versions=discovering.versions([backend])) for backend in backends}
+
+
+def _concerns(note: str, wanted: Sequence[Setting]) -> bool:
+    """Whether a note of the store is about a wanted setting, or about a whole file."""
+    return ": stored, but" not in note or any(note.startswith(f"{setting}: ") for setting in wanted)
+
+
+def _require_measurable(machine: Machine, backends: Sequence[str]) -> None:
+    if not backends:
+        raise UsageError("no backend is named; name one, such as eager")
+    discovering.check_here(machine)
+    for device in machine.devices:
+        if device.kind != "cpu":
+            raise DeviceError(
+                f"device '{device.name}' cannot be measured: only CPU core sets can. Profile.given takes seconds of its ops"
+            )

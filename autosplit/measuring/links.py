@@ -1,0 +1,203 @@
+"""Measure the links between devices: the runtime's own ring between two pinned workers, and between the host and each.
+
+One message goes forth and one token comes back, over four sizes. The sender's share is the time of its copy into the slot
+and of the hand-over; the receiver's share is what its first read of the data takes longer than a second one, and its
+hand-over; the rest of half a round trip is latency, the time to wake a process that waits.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from multiprocessing.connection import Connection
+from typing import Literal
+
+import numpy as np
+import torch
+
+from autosplit.machine import HOST, Device, Link
+from autosplit.processes import WorkerProcess, receive, spawn_worker
+from autosplit.running.ring import Ring, RingEnd, RingHandle
+from autosplit.tensorspec import TensorSpec
+
+SIZES_BYTES = (4096, 65536, 524288, 4194304)
+MESSAGES = (60, 60, 40, 20)
+WARM_UP = 5
+TIMEOUT_S = 30.0
+MAX_DEVICES = 6
+"""Beyond this many devices only the pairs of the first ones are measured; the others take the median of those."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """One side of a measurement: send or receive on these two rings."""
+
+    role: Literal["send", "receive"]
+    forth: RingHandle
+    back: RingHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one side saw, in seconds by size: its share, and for the sender the whole round trip."""
+
+    share_s: tuple[float, ...]
+    round_s: tuple[float, ...] = ()
+
+
+def measure_links(devices: Sequence[Device]) -> list[Link]:
+    """Links for every ordered pair of CPU devices, and between each of them and the host.
+
+    Args:
+        devices: disjoint; those of other kinds are left out.
+    Returns: links whose cost is ``a + bytes * b`` for each share, fitted to the medians by relative least squares.
+    """
+    devices = [device for device in devices if device.kind == "cpu"]
+    names = [HOST, *(device.name for device in devices[:MAX_DEVICES])]
+    links: list[Link] = []
+    with ExitStack() as stack:
+        rings = {pair: stack.enter_context(_rings()) for pair in combinations(names, 2)}
+        workers = {
+            device.name: stack.enter_context(_worker(device, [rings[pair] for pair in rings if device.name in pair]))
+            for device in devices[:MAX_DEVICES]
+        }
+        for (one, other), (forth, back) in rings.items():
+            links.append(_link(one, other, forth, back, workers))
+            links.append(_link(other, one, back, forth, workers))
+    return links + _like(links, [device.name for device in devices])
+
+
+def fit(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Fixed seconds and seconds a byte, neither below 0, with the least squares of the relative errors.
+
+    >>> [round(value, 9) for value in fit([0, 1000, 2000], [1e-3, 2e-3, 3e-3])]
+    [0.001, 1e-06]
+    """
+    times = np.maximum(np.asarray(seconds), 1e-9)
+    slope, fixed = np.polyfit(np.asarray(sizes_bytes, float), times, 1, w=1 / times)
+    if slope < 0:
+        return float(np.median(times)), 0.0
+    if fixed < 0:
+        return 0.0, float(np.median(times / np.maximum(np.asarray(sizes_bytes, float), 1)))
+    return float(fixed), float(slope)
+
+
+def main(connection: Connection) -> None:
+    """The worker: play the sides that the host names until it closes the connection."""
+    while True:
+        duty = connection.recv()
+        connection.send(_play(duty.role, Ring(duty.forth), Ring(duty.back)))
+
+
+def _play(role: Literal["send", "receive"], forth: Ring, back: Ring) -> Side:
+    with torch.inference_mode():
+        return _send(forth, back) if role == "send" else _receive(forth, back)
+
+
+def _send(forth: Ring, back: Ring) -> Side:
+    """Send each message and wait for the token that answers it."""
+    to, answer = RingEnd(forth, sends=True), RingEnd(back, sends=False)
+    source = torch.ones(SIZES_BYTES[-1] // 4)
+    shares, rounds = [], []
+    sequence = 0
+    for size, messages in zip(SIZES_BYTES, MESSAGES, strict=True):
+        busy, whole = [], []
+        part = source[: size // 4]
+        for _ in range(messages + WARM_UP):
+            part.add_(1)  # what is sent was computed just before, as a stage's output is
+            start = time.perf_counter()
+            slot = to.acquire(sequence, TIMEOUT_S)
+            slot.tensors[0][: size // 4].copy_(part)
+            to.release()
+            sent = time.perf_counter()
+            answer.acquire(sequence, TIMEOUT_S)
+            whole.append(time.perf_counter() - start)
+            answer.release()
+            busy.append(sent - start)
+            sequence += 1
+        shares.append(statistics.median(busy[WARM_UP:]))
+        rounds.append(statistics.median(whole[WARM_UP:]))
+    return Side(tuple(shares), tuple(rounds))
+
+
+def _receive(forth: Ring, back: Ring) -> Side:
+    """Answer each message, then read it twice."""
+    source, answer = RingEnd(forth, sends=False), RingEnd(back, sends=True)
+    shares = []
+    sequence = 0
+    for size, messages in zip(SIZES_BYTES, MESSAGES, strict=True):
+        busy = []
+        for _ in range(messages + WARM_UP):
+            slot = source.acquire(sequence, TIMEOUT_S)
+            answer.acquire(sequence, TIMEOUT_S)
+            answer.release()
+            view = slot.tensors[0][: size // 4]
+            start = time.perf_counter()
+            view.sum()
+            first = time.perf_counter()
+            view.sum()
+            second = time.perf_counter()
+            source.release()
+            busy.append(max(0.0, (first - start) - (second - first)) + time.perf_counter() - second)
+            sequence += 1
+        shares.append(statistics.median(busy[WARM_UP:]))
+    return Side(tuple(shares))
+
+
+def _link(source: str, target: str, forth: Ring, back: Ring, workers: dict[str, WorkerProcess]) -> Link:
+    """Let the two ends play, the host its own part, and fit what they saw."""
+    forth.refill()
+    back.refill()
+    roles: tuple[tuple[str, Literal["send", "receive"]], ...] = ((target, "receive"), (source, "send"))
+    for name, role in roles:
+        if name != HOST:
+            workers[name].connection.send(Duty(role, forth.handle, back.handle))
+    seen = [(name, role, _play(role, forth, back) if name == HOST else None) for name, role in roles]
+    sides = {role: own or receive(workers[name], TIMEOUT_S, "a measurement of links") for name, role, own in seen}
+    send, got = sides["send"], sides["receive"]
+    send_s, send_s_per_byte = fit(SIZES_BYTES, send.share_s)
+    receive_s, receive_s_per_byte = fit(SIZES_BYTES, got.share_s)
+    # The answer costs what a small message costs, so half of the small round trip is one hop.
+    latency_s = max(0.0, send.round_s[0] / 2 - send.share_s[0] - got.share_s[0])
+    return Link(source, target, latency_s, send_s, send_s_per_byte, receive_s, receive_s_per_byte)
+
+
+@contextmanager
+def _rings() -> Iterator[tuple[Ring, Ring]]:
+    """Two rings, one for each direction, of slots for the largest message."""
+    spec = TensorSpec("payload", (SIZES_BYTES[-1] // 4,), (1,), "float32")
+    forth, back = Ring.create([spec], num_slots=2), Ring.create([spec], num_slots=2)
+    try:
+        yield forth, back
+    finally:
+        forth.close()
+        back.close()
+
+
+@contextmanager
+def _worker(device: Device, rings: Sequence[tuple[Ring, Ring]]) -> Iterator[WorkerProcess]:
+    fds = [fd for pair in rings for ring in pair for fd in ring.handle.fds]
+    worker = spawn_worker(
+        "autosplit.measuring.links:main", name=f"links of {device.name}", cores=device.cores, fds=fds, threads=1
+    )
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.close()
+
+
+def _like(links: Sequence[Link], devices: Sequence[str]) -> list[Link]:
+    """Links for the pairs that were not measured, each the median of those that were."""
+    measured = {(link.source, link.target) for link in links}
+    inner = [link for link in links if HOST not in (link.source, link.target)]
+    costs = ("latency_s", "send_s", "send_s_per_byte", "receive_s", "receive_s_per_byte")
+    names = [HOST, *devices]
+    return [
+        Link(source, target, **{cost: statistics.median(getattr(link, cost) for link in inner) for cost in costs})
+        for source in names
+        for target in names
+        if source != target and (source, target) not in measured
+    ]

@@ -1,0 +1,146 @@
+"""Time a stage pass by pass: the whole as it will run, and the same ops one by one, interleaved so that drift hits both."""
+
+import operator
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from autosplit.backends.base import Runnable, get_backend
+from autosplit.backends.profiling import RuntimeNode, probe
+from autosplit.splitting import StageProgram
+
+WARM_UP_PASSES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How many rounds to make, and which of them to keep.
+
+    Until ``seconds`` have passed or ``most`` rounds were made, but at least ``least`` rounds, and never for less than
+    ``overlap_s``: devices that start together must be busy together. The last ``most`` rounds are kept.
+    """
+
+    seconds: float
+    least: int = 4
+    most: int = 60
+    overlap_s: float = 0.3
+
+    def more(self, done: int, elapsed_s: float) -> bool:
+        """Whether another round is due after ``done`` rounds in ``elapsed_s`` seconds."""
+        return (
+            done < self.least or elapsed_s < min(self.overlap_s, self.seconds) or (done < self.most and elapsed_s < self.seconds)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What the rounds gave: samples of the whole, and the nodes of each profiled pass (ops for eager)."""
+
+    whole_s: tuple[float, ...]
+    nodes: tuple[RuntimeNode, ...]
+
+
+class TimingInterpreter(fx.Interpreter):
+    """Runs a flat program in graph order and times every op; picking from a tuple counts for the op that made it."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.samples_s: dict[str, list[float]] = {node.name: [] for node in module.graph.nodes if _is_op(node)}
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node, timed if it is an op; fetching its arguments is left out."""
+        if not _is_op(n):
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        target: Callable[..., Any] = n.target  # type: ignore[assignment]
+        start = time.perf_counter()
+        result = target(*args, **kwargs)
+        self.samples_s[n.name].append(time.perf_counter() - start)
+        return result
+
+    def nodes(self) -> list[RuntimeNode]:
+        """Every op with its samples, one a pass."""
+        return [RuntimeNode(name, "op", tuple(samples)) for name, samples in self.samples_s.items()]
+
+
+class EagerProbe:
+    """The ops of a stage one by one in torch, on a fixed number of threads."""
+
+    def __init__(self, module: fx.GraphModule, threads: int) -> None:
+        self._interpreter = TimingInterpreter(module)
+        self._threads = threads
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> None:
+        """One pass with every op timed."""
+        torch.set_num_threads(self._threads)
+        self._interpreter.run(*inputs)
+
+    def nodes(self) -> list[RuntimeNode]:
+        """Every op with its samples, one a pass."""
+        return self._interpreter.nodes()
+
+
+class Timer:
+    """A stage on one backend, loaded and warm, ready to be timed.
+
+    Args:
+        program: the stage.
+        folder: where it was saved and prepared.
+        backend: the name of the backend.
+        threads: its threads.
+        inputs: one tensor for each input.
+    """
+
+    def __init__(self, program: StageProgram, folder: Path, backend: str, threads: int, inputs: Sequence[torch.Tensor]) -> None:
+        self._inputs = inputs
+        self._run: Runnable = get_backend(backend).load(folder, threads)
+        self._probe = EagerProbe(program.module, threads) if backend == "eager" else probe(backend, folder, threads)
+        for _ in range(WARM_UP_PASSES):
+            self._pass()
+        if self._probe is not None:
+            self._probe.run(inputs)
+
+    def whole(self, rounds: Rounds) -> tuple[float, ...]:
+        """Seconds of each pass of the whole stage."""
+        samples: list[float] = []
+        start = time.perf_counter()
+        while rounds.more(len(samples), time.perf_counter() - start):
+            samples.append(self._pass())
+        return tuple(samples[-rounds.most :])
+
+    def interleaved(self, rounds: Rounds) -> Timed:
+        """Whole passes and profiled passes in turn. The timer is used up then."""
+        samples: list[float] = []
+        start = time.perf_counter()
+        while rounds.more(len(samples), time.perf_counter() - start):
+            samples.append(self._pass())
+            if self._probe is not None:
+                self._probe.run(self._inputs)
+        nodes = self._probe.nodes() if self._probe is not None else []
+        # The first sample of every node is of the warm-up pass, so the last ones are taken.
+        kept = min(len(samples), rounds.most)
+        return Timed(tuple(samples[-kept:]), tuple(replace(node, samples_s=node.samples_s[-kept:]) for node in nodes))
+
+    def _pass(self) -> float:
+        start = time.perf_counter()
+        outputs = self._run(self._inputs)
+        seconds = time.perf_counter() - start
+        del outputs
+        return seconds
+
+
+def eager_weights(program: StageProgram, threads: int, inputs: Sequence[torch.Tensor], passes: int) -> dict[str, float]:
+    """Op name to the least seconds that eager took it in a few passes: how a backend that fuses shares its time out."""
+    timed = EagerProbe(program.module, threads)
+    for _ in range(passes):
+        timed.run(inputs)
+    return {node.name: min(node.samples_s) for node in timed.nodes()}
+
+
+def _is_op(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem

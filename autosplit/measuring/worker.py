@@ -1,0 +1,109 @@
+"""The worker that measures on one device: it loads the stage, then obeys the host one command at a time."""
+
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosplit.measuring.canary import canary_s
+from autosplit.measuring.timing import Rounds, Timed, Timer, eager_weights
+from autosplit.splitting import StageProgram, load_stage
+
+INPUTS = "inputs.pt"
+WEIGHT_PASSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load the stage saved in ``folder`` with the inputs beside it. Answer: the canary's seconds on this core."""
+
+    folder: Path
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Get ready to run the stage on a backend. Answer: eager weights of the ops, empty unless asked for."""
+
+    backend: str
+    threads: int
+    weights: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWhole:
+    """Time passes of the whole stage. Answer: seconds of each."""
+
+    rounds: Rounds
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOps:
+    """Time whole passes and profiled ones in turn. Answer: Timed."""
+
+    rounds: Rounds
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command gave, or the traceback of what it raised."""
+
+    value: Any = None
+    fault: str = ""
+
+
+class Bench:
+    """What the worker holds between commands."""
+
+    def __init__(self) -> None:
+        self._folder = Path()
+        self._program: StageProgram | None = None
+        self._inputs: tuple[torch.Tensor, ...] = ()
+        self._timer: Timer | None = None
+
+    def obey(self, command: Load | Prepare | TimeWhole | TimeOps) -> Any:
+        """Carry one command out."""
+        match command:
+            case Load(folder, cores):
+                self._folder, self._program = folder, load_stage(folder)
+                self._inputs = tuple(torch.load(folder / INPUTS, weights_only=True))
+                return canary_s(cores)
+            case Prepare(backend, threads, weights):
+                return self._prepare(backend, threads, weights)
+            case TimeWhole(rounds):
+                return self._ready.whole(rounds)
+            case TimeOps(rounds):
+                return self._ready.interleaved(rounds)
+
+    @property
+    def _ready(self) -> Timer:
+        if self._timer is None:
+            raise RuntimeError("the host timed a stage before it prepared it")
+        return self._timer
+
+    def _prepare(self, backend: str, threads: int, weights: bool) -> dict[str, float]:
+        if self._program is None:
+            raise RuntimeError("the host prepared a stage before it loaded it")
+        self._timer = None
+        shares = eager_weights(self._program, threads, self._inputs, WEIGHT_PASSES) if weights else {}
+        self._timer = Timer(self._program, self._folder, backend, threads, self._inputs)
+        return shares
+
+
+def main(connection: Connection) -> None:
+    """Obey until the host closes the connection."""
+    bench = Bench()
+    with torch.inference_mode():
+        while True:
+            command = connection.recv()
+            try:
+                answer = Answer(bench.obey(command))
+            except Exception:
+                answer = Answer(fault=traceback.format_exc())
+            connection.send(answer)
+
+
+__all__ = ["INPUTS", "Answer", "Load", "Prepare", "TimeOps", "TimeWhole", "Timed", "main"]
