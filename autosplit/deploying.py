@@ -2,8 +2,12 @@
 
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from autosplit.alternatives import machine_of
 from autosplit.backends.base import Precision, get_backend
@@ -79,3 +83,37 @@ def deploy(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, p
     Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
     """
     return Pipeline(place(traced, plan, machine, workspace, precision), traced.graph.inputs, traced.graph.outputs)
+
+
+@contextmanager
+def open_pipeline(traced: Traced, plan: Plan, machine: Machine, precision: Precision = "f32") -> Iterator[Callable[..., Any]]:
+    """The plan as a function that takes and returns what the model does; its workers live as long as the ``with`` block.
+
+    Args:
+        traced: the model, traced for the plan's microbatch.
+        plan: the plan.
+        machine: the devices.
+        precision: what backends compute in.
+    Yields: the function. Its attribute ``submit`` gives a future instead, so that several requests are in flight at once.
+    Raises: PlanError, BackendError, WorkerError: as ``deploy``.
+    """
+    with Workspace() as workspace, deploy(traced, plan, machine, workspace, precision) as pipeline:
+
+        def submit(*args: Any, **kwargs: Any) -> "Future[Any]":
+            answer: Future[Any] = Future()
+
+            def deliver(done: "Future[Any]") -> None:
+                failure = done.exception()
+                if failure is None:
+                    answer.set_result(traced.unflatten_outputs(done.result()))
+                else:
+                    answer.set_exception(failure)
+
+            pipeline.submit(traced.flatten_inputs(*args, **kwargs)).add_done_callback(deliver)
+            return answer
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return submit(*args, **kwargs).result()
+
+        call.submit = submit  # type: ignore[attr-defined]
+        yield call

@@ -153,6 +153,15 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluate(Output):
+    """A split to judge."""
+
+    workload: Annotated[Path, typer.Argument(help="A planner's workload file.")]
+    split: Annotated[Path, typer.Argument(help="JSON: node id to device name.")]
+    format: Annotated[str, typer.Option(help="dnn-partitioning or pipedream.")] = "dnn-partitioning"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Export(Output):
     """What to write for another runtime."""
 
