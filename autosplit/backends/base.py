@@ -5,9 +5,10 @@ ONNX file, a compiled library), so that replicas do not repeat the work and a wo
 ``load`` runs in every worker and turns the stage's folder into a function. ``compile`` does both for a stage in memory.
 """
 
+import contextlib
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, cast
@@ -27,10 +28,10 @@ The outputs stay valid until they are dropped; the inputs are only read, and onl
 
 Precision = Literal["f32", "bf16"]
 
-TOLERANCE: dict[Precision, float] = {"f32": 1e-3, "bf16": 0.5}
+TOLERANCE: dict[Precision, float] = {"f32": 1e-3, "bf16": 1.0}
 """Largest relative error against f32 eager that a backend may show, unless the caller states another one.
 
-In bf16 (8 bits of mantissa) a deep network with random weights is 0.2 to 0.35 off in its outputs and works as it should,
+In bf16 (8 bits of mantissa) a deep network with random weights is up to 0.45 off in its outputs and works as it should,
 so this limit catches only what is wrong altogether; the error itself is what a user should look at.
 """
 
@@ -44,7 +45,7 @@ class Backend(Protocol):
 
     @property
     def exact(self) -> bool:
-        """True if f32 outputs equal eager's bit for bit."""
+        """True if f32 outputs equal eager's bit for bit; eager's own bits depend on the number of threads."""
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -128,7 +129,7 @@ def check(
         inputs: the stage's inputs, in order.
         tolerance: largest relative error allowed; TOLERANCE[precision] by default, and always 0 for an exact backend.
         precision: what the backend computes in; the reference is f32 always.
-        threads: threads for the backend.
+        threads: threads for the backend, and for the reference: eager itself sums in another order on another number.
         runnable: the compiled stage, if there is one already.
     Raises: BackendError: the error is beyond the tolerance, or the backend cannot run the stage.
     """
@@ -136,7 +137,7 @@ def check(
     if backend.exact and precision == "f32":
         limit = 0.0
     run = runnable or backend.compile(program, threads, precision)
-    with torch.inference_mode():
+    with torch.inference_mode(), _torch_threads(threads):
         expected = [value.clone() for value in program.module(*inputs)]
         try:
             found = run(inputs)
@@ -177,6 +178,16 @@ def compare(names: Sequence[str], found: Sequence[torch.Tensor], expected: Seque
         elif absolute > worst.absolute:
             worst = NumericalError(absolute, worst.relative, worst.output)
     return worst
+
+
+@contextlib.contextmanager
+def _torch_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _difference(value: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
