@@ -112,8 +112,8 @@ def plot_plans(plans: Mapping[str, Plan]) -> Picture:
                 left += seconds
         axes.set_yticks(range(len(loads[name])), list(loads[name]))
         axes.invert_yaxis()
-        rate = f"{plan.prediction.throughput_per_s:.4g} items/s predicted, gap {plan.prediction.gap:.1%}"
-        axes.set_title(f"{name}: {rate} ({plan.method})", fontsize=10, loc="left")
+        gap = f", gap {plan.prediction.gap:.1%}" if plan.prediction.bound_s > 0 else ""
+        axes.set_title(f"{name}: {plan.prediction.throughput_per_s:.4g} items/s predicted{gap}", fontsize=10, loc="left")
         bare(axes)
     panels[-1].set_xlabel(f"time that the device is busy for each request [{unit}]")
     return figure
@@ -167,29 +167,38 @@ def plot_schedule(predicted: Sequence[Action], measured: Sequence[Action] = (), 
     return figure
 
 
-def plot_accuracy(points: Mapping[str, tuple[float, float]], subject: str = "Prediction", tolerance: float = 0.1) -> Picture:
+def plot_accuracy(
+    series: Mapping[str, Sequence[tuple[float, float]]], subject: str = "Prediction", tolerance: float = 0.1
+) -> Picture:
     """Predicted against measured seconds; on the diagonal they agree.
 
     Args:
-        points: name to (predicted seconds, measured seconds), both positive.
+        series: name to pairs of predicted and measured seconds, all positive; a series has a colour.
         subject: what is predicted, for the title.
         tolerance: width of the band that is drawn around the diagonal, as a share.
-    Raises: UsageError: there are no points, or one is not positive.
+    Raises: UsageError: there are no pairs, or one is not positive.
     """
-    wrong = [name for name, pair in points.items() if min(pair) <= 0]
-    if not points or wrong:
-        raise UsageError(f"point '{wrong[0]}' is not positive" if wrong else "there are no points to compare; give at least one")
-    predicted, measured = np.array(list(points.values())).T
+    pairs = [pair for points in series.values() for pair in points]
+    wrong = [name for name, points in series.items() if any(min(pair) <= 0 for pair in points)]
+    if not pairs or wrong:
+        raise UsageError(
+            f"series '{wrong[0]}' has a time that is not positive"
+            if wrong
+            else "there is nothing to compare; give at least one pair"
+        )
+    predicted, measured = np.array(pairs).T
     factor, unit = time_unit(float(max(predicted.max(), measured.max())))
-    figure, axes = sheet(width=6.0, height=5.4)
-    low, high = min(predicted.min(), measured.min()) * factor / 1.3, max(predicted.max(), measured.max()) * factor * 1.3
+    figure, axes = sheet(width=6.4, height=5.6)
+    low, high = (
+        float(min(predicted.min(), measured.min())) * factor / 1.3,
+        float(max(predicted.max(), measured.max())) * factor * 1.3,
+    )
     line = np.array([low, high])
     axes.fill_between(line, line * (1 - tolerance), line * (1 + tolerance), color="#e8e8e8", label=f"within {tolerance:.0%}")
     axes.plot(line, line, color=GREY, linewidth=1)
-    axes.scatter(predicted * factor, measured * factor, color=COLOURS[0], s=26, alpha=0.8, edgecolors="white", zorder=3)
-    if len(points) <= 12:
-        for name, (x, y) in points.items():
-            axes.annotate(name, (x * factor, y * factor), (6, -3), textcoords="offset points", fontsize=8, va="top")
+    for number, (name, points) in enumerate(series.items()):
+        x, y = np.array(points).reshape(-1, 2).T * factor
+        axes.scatter(x, y, color=colour(number), marker="osD^vP"[number % 6], s=34, edgecolors="white", zorder=3, label=name)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     for axis in (axes.xaxis, axes.yaxis):
@@ -198,9 +207,9 @@ def plot_accuracy(points: Mapping[str, tuple[float, float]], subject: str = "Pre
             axis.set_minor_formatter(plain)
     axes.set_xlabel(f"predicted [{unit}]")
     axes.set_ylabel(f"measured [{unit}]")
-    ratio = np.abs(measured / predicted - 1)
-    axes.set_title(f"{subject}: off by {np.median(ratio):.1%} in the median, {ratio.max():.1%} at most", fontsize=11, loc="left")
-    axes.legend(frameon=False, loc="upper left")
+    off = np.abs(measured / predicted - 1)
+    axes.set_title(f"{subject}: off by {np.median(off):.1%} in the median, {off.max():.1%} at most", fontsize=11, loc="left")
+    axes.legend(frameon=False, loc="upper left", fontsize=9)
     bare(axes)
     return figure
 

@@ -74,15 +74,18 @@ def test_a_schedule_can_be_cut_off_and_needs_actions() -> None:
 
 
 def test_accuracy_states_how_far_off_the_prediction_is() -> None:
-    figure = plot_accuracy({"a": (0.01, 0.01), "b": (0.01, 0.011), "c": (0.05, 0.04)}, "Stage times")
+    figure = plot_accuracy({"stages": [(0.01, 0.01), (0.01, 0.011)], "whole": [(0.05, 0.04)], "none": []}, "Stage times")
     [axes] = figure.axes
     assert axes.get_title(loc="left") == "Stage times: off by 10.0% in the median, 20.0% at most"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted [ms]", "measured [ms]")
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["within 10%", "stages", "whole", "none"]
     assert figure._repr_png_().startswith(b"\x89PNG")
-    with pytest.raises(UsageError, match="point 'z' is not positive"):
-        plot_accuracy({"z": (0.0, 1.0)})
-    with pytest.raises(UsageError, match="no points"):
-        plot_accuracy({})
+    with pytest.raises(UsageError, match="series 'z' has a time that is not positive"):
+        plot_accuracy({"z": [(0.0, 1.0)]})
+    with pytest.raises(UsageError, match="nothing to compare"):
+        plot_accuracy({"z": []})
 
 
 def test_baselines_stand_fastest_first_with_the_chosen_one_in_colour(report: RunReport) -> None:
