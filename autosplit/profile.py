@@ -129,7 +129,7 @@ class Profile:
         """Seconds of a stage: its own median if that very stage was measured there, else the sum of its ops."""
         setting = self.setting(device, backend, threads)
         names = frozenset(ops)
-        for stage in self._current_stages.get(setting, []):
+        for stage in self.current_stages(setting):
             if stage.ops == names:
                 return stage.samples.median_s
         return sum(self.op_s(op, *setting) for op in names)
@@ -195,6 +195,10 @@ class Profile:
         stage = StageMeasured(frozenset(ops), setting, samples, tuple(busy), date)
         return replace(self, stages=(*self.stages, stage)).verify()
 
+    def current_stages(self, setting: Setting) -> Sequence[StageMeasured]:
+        """The measured stages that count in a setting: of one op set the newest, and rather one with busy neighbours."""
+        return self._current_stages.get(setting, [])
+
     @cached_property
     def _scales(self) -> dict[Setting, float]:
         scales = {}
@@ -205,7 +209,6 @@ class Profile:
 
     @cached_property
     def _current_stages(self) -> dict[Setting, list[StageMeasured]]:
-        """The stages that count: of one op set in one setting the newest, and one with busy neighbours before one without."""
         newest: dict[tuple[Setting, frozenset[str]], StageMeasured] = {}
         for stage in self.stages:
             known = newest.get((stage.setting, stage.ops))

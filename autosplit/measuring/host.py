@@ -4,7 +4,6 @@ One pinned worker for each device. For each backend all devices time the same mo
 truth for pipelines; then each times the whole model alone. What is finished is stored before the next backend begins.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +39,8 @@ __all__ = ["Progress", "measure"]
 ROUNDS_S = 2.0
 ALONE_S = 0.3
 TIMEOUT_S = 900.0
+WAITED_LIMIT = 0.03
+"""A worker that waited longer than this share of its time for its core was not alone there."""
 MAX_AT_ONCE = 16
 """Devices that time a model at once; more would need more memory than a pipeline of the model does."""
 
@@ -171,11 +172,15 @@ class _Job:
             alone = bench.all({setting.device: TimeWhole(alone_rounds)})[setting.device] if len(group) > 1 else None
             shares = _eager(profile, setting) or weights[setting.device]
             measured = _measured(self.graph, setting, timed[setting.device], names, shares)
+            busy = _disturbed(timed[setting.device].waited)
             stamp = replace(
                 self.stamps[setting.backend],
                 date=datetime.now(UTC).isoformat(timespec="seconds"),
                 canary_s=bench.canaries[setting.device],
+                note=busy,
             )
+            if busy:
+                profile = replace(profile, notes=(*profile.notes, f"{setting}: {busy}; measure again when it is quiet"))
             measured = replace(measured, alone=Samples(alone) if alone else None, provenance=stamp)
             kept = tuple(stage for stage in profile.stages if stage.setting != setting)
             profile = replace(profile, stages=kept).with_measured(setting, measured)
@@ -207,7 +212,7 @@ class _Bench:
         self._folder = folder
         self._workers = workers
         self._prepared: set[str] = set()
-        self.canaries: Mapping[str, float] = {}
+        self.canaries: dict[str, float] = {}
 
     def prepare(self, backend: str) -> None:
         """Let the host write what the backend loads. Raises: BackendError: it refuses the model."""
@@ -252,7 +257,9 @@ def _bench(traced: Traced, machine: Machine) -> Iterator[_Bench]:
         save_stage(program, folder / "stage")
         torch.save(list(traced.example_inputs), folder / "stage" / INPUTS)
         bench = _Bench(program, folder / "stage", workers)
-        bench.canaries = bench.all({device.name: Load(folder / "stage", device.cores) for device in machine.devices})
+        # One after the other: the canary is later repeated with its neighbours idle.
+        for device in machine.devices:
+            bench.canaries |= bench.all({device.name: Load(folder / "stage", device.cores)})
         yield bench
 
 
@@ -288,6 +295,11 @@ def _measured(graph: Graph, setting: Setting, timed: Timed, names: Mapping[str, 
         return Measured(proportional(graph, timed.whole_s, weights), "op", "proportional", whole)
     ops, source = attribute(graph, timed.nodes, names, weights)
     return Measured(ops, "op", source, whole)
+
+
+def _disturbed(waited: float) -> str:
+    """What to note of a device whose worker often had to wait for its core."""
+    return f"other processes had the core for {waited:.0%} of the time" if waited > WAITED_LIMIT else ""
 
 
 def _eager(profile: Profile, setting: Setting) -> dict[str, float] | None:
@@ -326,7 +338,7 @@ def _batches(group: Sequence[Setting], size: int) -> list[Sequence[Setting]]:
 def _stamps(backends: Sequence[str]) -> dict[str, Provenance]:
     """For each backend what a measurement made here is stamped with, but for date and canary."""
     cores = discovering.affinity()
-    here = Provenance(discovering.cpu_name(), len(cores), discovering.caches(cores[0]), note=os.environ.get("AUTOSPLIT_NOTE", ""))
+    here = Provenance(discovering.cpu_name(), len(cores), discovering.caches(cores[0]))
     return {backend: replace(here, versions=discovering.versions([backend])) for backend in backends}
 
 

@@ -107,8 +107,7 @@ class Store:
                 entries = {entry.identity: entry for entry in self._read(path, graph, [])} if path.exists() else {}
                 for setting in chosen:
                     if setting.device == device:
-                        stages = tuple(stage for stage in profile.stages if stage.setting == setting)
-                        entry = Entry(setting, profile.measured[setting], stages)
+                        entry = Entry(setting, profile.measured[setting], tuple(profile.current_stages(setting)))
                         entries[entry.identity] = entry
                 write_atomic(path, _json(_file(graph, device, list(entries.values()))))
 

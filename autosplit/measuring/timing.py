@@ -1,5 +1,6 @@
 """Time a stage pass by pass: the whole as it will run, and the same ops one by one, interleaved so that drift hits both."""
 
+import contextlib
 import operator
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from autosplit.backends.profiling import RuntimeNode, probe
 from autosplit.splitting import StageProgram
 
 WARM_UP_PASSES = 3
+PREEMPTED_S = 200e-6
+"""A longer wait for the core within one pass is another process's time slice; a shorter one is a wake-up of our own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,14 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What the rounds gave: samples of the whole, and the nodes of each profiled pass (ops for eager)."""
+    """What the rounds gave: samples of the whole, and the nodes of each profiled pass (ops for eager).
+
+    ``waited`` is the share of the time that this process was ready to run and another one had its core.
+    """
 
     whole_s: tuple[float, ...]
     nodes: tuple[RuntimeNode, ...]
+    waited: float = 0.0
 
 
 class TimingInterpreter(fx.Interpreter):
@@ -98,6 +105,7 @@ class Timer:
 
     def __init__(self, program: StageProgram, folder: Path, backend: str, threads: int, inputs: Sequence[torch.Tensor]) -> None:
         self._inputs = inputs
+        self._threads = threads
         self._run: Runnable = get_backend(backend).load(folder, threads)
         self._probe = EagerProbe(program.module, threads) if backend == "eager" else probe(backend, folder, threads)
         for _ in range(WARM_UP_PASSES):
@@ -106,7 +114,7 @@ class Timer:
             self._probe.run(inputs)
 
     def whole(self, rounds: Rounds) -> tuple[float, ...]:
-        """Seconds of each pass of the whole stage."""
+        """Seconds of each pass of the whole stage, without the time that other processes had the core."""
         samples: list[float] = []
         start = time.perf_counter()
         while rounds.more(len(samples), time.perf_counter() - start):
@@ -116,22 +124,25 @@ class Timer:
     def interleaved(self, rounds: Rounds) -> Timed:
         """Whole passes and profiled passes in turn. The timer is used up then."""
         samples: list[float] = []
-        start = time.perf_counter()
+        start, waited_s = time.perf_counter(), run_queue_s(self._threads)
         while rounds.more(len(samples), time.perf_counter() - start):
             samples.append(self._pass())
             if self._probe is not None:
                 self._probe.run(self._inputs)
         nodes = self._probe.nodes() if self._probe is not None else []
+        waited = (run_queue_s(self._threads) - waited_s) / (time.perf_counter() - start)
         # The first sample of every node is of the warm-up pass, so the last ones are taken.
         kept = min(len(samples), rounds.most)
-        return Timed(tuple(samples[-kept:]), tuple(replace(node, samples_s=node.samples_s[-kept:]) for node in nodes))
+        return Timed(tuple(samples[-kept:]), tuple(replace(node, samples_s=node.samples_s[-kept:]) for node in nodes), waited)
 
     def _pass(self) -> float:
+        waited_s = run_queue_s(self._threads)
         start = time.perf_counter()
         outputs = self._run(self._inputs)
         seconds = time.perf_counter() - start
+        waited_s = run_queue_s(self._threads) - waited_s
         del outputs
-        return seconds
+        return max(0.0, seconds - waited_s) if waited_s > PREEMPTED_S else seconds
 
 
 def eager_weights(program: StageProgram, threads: int, inputs: Sequence[torch.Tensor], passes: int) -> dict[str, float]:
@@ -140,6 +151,20 @@ def eager_weights(program: StageProgram, threads: int, inputs: Sequence[torch.Te
     for _ in range(passes):
         timed.run(inputs)
     return {node.name: min(node.samples_s) for node in timed.nodes()}
+
+
+def run_queue_s(threads: int) -> float:
+    """Seconds that this process has been ready to run while others had its cores; 0 where the kernel does not say.
+
+    Args:
+        threads: how many of its threads work at a time: the waits of one after the other add up, of several at once the
+            longest counts.
+    """
+    waits = [0.0]
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            waits.append(int(path.read_text(encoding="ascii").split()[1]) * 1e-9)
+    return sum(waits) if threads == 1 else max(waits)
 
 
 def _is_op(node: fx.Node) -> bool:
