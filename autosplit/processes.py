@@ -39,6 +39,10 @@ class Worker(Protocol):
         """For messages."""
 
     @property
+    def pid(self) -> int:
+        """The process that it runs in."""
+
+    @property
     def connection(self) -> Connection:
         """The host's end of the control channel."""
 

@@ -147,10 +147,10 @@ class Executor:
                     f"the request was refused: {self.num_running} requests are running (limit {self.deployment.wiring.window}) "
                     f"and {len(self._door)} are waiting (limit {self.room}). Submit with a longer timeout_s, or less often."
                 )
-            if self._broken is not None:
-                raise self._broken
             if not self._open:
                 raise RefusedError("the request was refused: the pipeline is closed")
+            if self._broken is not None:
+                raise type(self._broken)(str(self._broken))
             request.future.add_done_callback(lambda future: self._cancel(request) if future.cancelled() else None)
             heapq.heappush(self._door, (priority, next(self._arrivals), request))
             late = self._admit()
@@ -255,7 +255,8 @@ class Executor:
             self._done(request)
 
     def _done(self, request: Request) -> None:
-        self._recovery.progressed()
+        if not isinstance(request.error, WorkerError):
+            self._recovery.progressed()
         with self._lock:
             answers = [] if self._in_order else [request]
             while self._base in self._window and self._window[self._base].tokens == 0:
@@ -318,7 +319,7 @@ class Executor:
             self._door.clear()
             self._lock.notify_all()
         for request in requests:
-            request.error = request.error or error
+            request.error = request.error or type(error)(str(error))
         self._answer(requests)
 
 

@@ -35,7 +35,7 @@ class Pipeline:
         max_restarts: restarts of workers in a row, without a request done in between, before giving up.
     Raises:
         PlanError: the stages do not fit together.
-        WorkerError: a stage could not be loaded; nothing is left running.
+        BackendError: a stage could not be loaded. WorkerError: a worker died. Nothing is left running.
     """
 
     def __init__(
@@ -98,6 +98,16 @@ class Pipeline:
         futures = [self._executor.submit(request, 0, None, keep=True) for request in taken]
         concurrent.futures.wait(futures)
         return [future.result() for future in futures]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each worker, in the order of stages and replicas; those of null devices are this one."""
+        return [worker.pid for worker in self._deployment.workers]
+
+    @property
+    def restarts(self) -> int:
+        """Workers that died and were started anew so far."""
+        return self._executor.restarts
 
     def stats(self, *, clear: bool = False) -> RunStats:
         """What was measured since the start, or since the last call with ``clear``: latency, and each worker's times."""

@@ -3,10 +3,10 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autosplit.errors import WorkerError
+from autosplit.errors import BackendError, WorkerError
 from autosplit.machine import Device
 from autosplit.processes import Worker, available_cores, receive, spawn_worker, usable_threads
 from autosplit.running.messages import Duty, Failed, Port, Ready
@@ -43,14 +43,20 @@ class Deployment:
             self.close(timeout_s=0.5)
             raise
 
-    def replace(self, numbers: Iterable[int], timeout_s: float = LOAD_TIMEOUT_S) -> None:
-        """Start these workers anew and wait until their stages are loaded. Raises: WorkerError: one failed."""
-        numbers = list(numbers)
-        for number in numbers:
-            self.workers[number].close(timeout_s=0.0)
-            self.workers[number] = self._launch(number)
-        for number in numbers:
+    def replace(self, number: int, timeout_s: float = LOAD_TIMEOUT_S) -> bool:
+        """Start this worker anew; False if it died again before its stage was loaded.
+
+        Raises: BackendError: the stage cannot be loaded any more. WorkerError: it takes too long.
+        """
+        self.workers[number].close(timeout_s=0.0)
+        self.workers[number] = self._launch(number)
+        try:
             self.ready[number] = self._await(number, timeout_s)
+        except WorkerError:
+            if self.workers[number].alive():
+                raise
+            return False
+        return True
 
     def device(self, number: int) -> Device:
         """The device of a worker."""
@@ -78,14 +84,15 @@ class Deployment:
         handles = [handle for port in (*duty.sources, *duty.sinks) for handle in port.rings if handle is not None]
         fds = [duty.words.fd, *(fd for handle in handles for fd in handle.fds)]
         worker = spawn_worker("autosplit.running.worker:main", name=name, cores=device.cores, fds=fds, threads=duty.threads)
-        worker.connection.send(duty)
+        with contextlib.suppress(BrokenPipeError):
+            worker.connection.send(duty)
         return worker
 
     def _await(self, number: int, timeout_s: float) -> Ready:
         worker, duty = self.workers[number], self.duties[number]
         answer = receive(worker, timeout_s, "loading its stage")
         if isinstance(answer, Failed):
-            raise WorkerError(f"stage '{duty.stage}' could not be loaded on device '{duty.device}':\n{answer.text}")
+            raise BackendError(f"stage '{duty.stage}' could not be loaded on device '{duty.device}':\n{answer.text}")
         assert isinstance(answer, Ready)
         return answer
 

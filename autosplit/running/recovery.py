@@ -8,6 +8,7 @@ request is not written again before its answer is given. Everything else is new 
 A request during which a worker died twice is given up, so that it cannot take the others with it.
 """
 
+import contextlib
 import logging
 import math
 import time
@@ -69,7 +70,7 @@ class Recovery:
         Args:
             base: the oldest request without an answer.
         Returns: the requests to give up, with their errors.
-        Raises: WorkerError: too many restarts in a row, or a stage cannot be loaded any more.
+        Raises: WorkerError: too many restarts in a row. BackendError: a stage cannot be loaded any more.
         """
         deployment = self._deployment
         dead = {number for number, worker in enumerate(deployment.workers) if not worker.alive()}
@@ -79,22 +80,16 @@ class Recovery:
                 dead.add(number)
         given_up = {}
         for number in sorted(dead):
-            worker, duty, status = deployment.workers[number], deployment.duties[number], deployment.words.status(number)
-            story = f"the worker of stage '{duty.stage}' (replica {duty.replica}, device '{duty.device}') {worker.fate()}"
-            sequence = status[words.SEQUENCE]
-            if status[words.STATE] == words.RUNNING and sequence >= base:
-                story += f" while it ran request {sequence}"
+            sequence = self._running(number, base)
+            story = self._count_death(number, sequence)
+            if sequence is not None:
                 self._tries[sequence] += 1
                 if self._tries[sequence] >= MAX_TRIES:
                     given_up[sequence] = WorkerError(f"{story}; the request was tried {MAX_TRIES} times and is given up")
-            self.restarts += 1
-            self._in_a_row += 1
-            log.warning("%s; restart %d", story, self.restarts)
-            if self._in_a_row > self._max_restarts:
-                raise WorkerError(f"{story}; the pipeline gives up after {self._max_restarts} restarts without a request done")
+            while not deployment.replace(number):
+                self._count_death(number, None)
         for sequence in [sequence for sequence in self._tries if sequence < base]:
             del self._tries[sequence]
-        deployment.replace(sorted(dead))
         return given_up
 
     def resume(self, base: int, next_sequence: int) -> None:
@@ -108,7 +103,28 @@ class Recovery:
                     held = len(range(oldest, next_sequence, channel.every))
                 ring.refill(held)
         for worker in deployment.workers:
-            worker.connection.send(Run(base))
+            with contextlib.suppress(OSError):  # one that has died since is found by its descriptor
+                worker.connection.send(Run(base))
+
+    def _running(self, number: int, base: int) -> int | None:
+        """The request that a worker was running when it died, if any."""
+        status = self._deployment.words.status(number)
+        sequence = status[words.SEQUENCE]
+        return sequence if status[words.STATE] == words.RUNNING and sequence >= base else None
+
+    def _count_death(self, number: int, sequence: int | None) -> str:
+        """Count one death, and tell its story. Raises: WorkerError: it was one too many in a row."""
+        worker, duty = self._deployment.workers[number], self._deployment.duties[number]
+        story = f"the worker of stage '{duty.stage}' (replica {duty.replica}, device '{duty.device}') {worker.fate()}"
+        if sequence is not None:
+            story += f" while it ran request {sequence}"
+        if self._in_a_row >= self._max_restarts:
+            noun = "restart" if self._max_restarts == 1 else "restarts"
+            raise WorkerError(f"{story}; the pipeline gives up after {self._max_restarts} {noun} without a request done")
+        self._in_a_row += 1
+        self.restarts += 1
+        log.warning("%s; restart %d", story, self.restarts)
+        return story
 
     def _pause(self, number: int) -> bool:
         """Whether the worker says that it touches no ring any more."""

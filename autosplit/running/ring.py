@@ -58,12 +58,11 @@ class RingHandle:
 class Slot:
     """One place in a ring: header words, tensors as views, and the same bytes as room for an error's text."""
 
-    def __init__(self, specs: Sequence[TensorSpec], header: memoryview, payload: memoryview, offsets: Sequence[int]) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], header: memoryview, payload: torch.Tensor, offsets: Sequence[int]) -> None:
         self.header = header
-        self.text = payload
+        self.text = payload.numpy().data
         self.specs = specs
-        data = torch.frombuffer(payload, dtype=torch.uint8)
-        self.tensors = [view_storage(data[offset:], spec) for spec, offset in zip(specs, offsets, strict=True)]
+        self.tensors = [view_storage(payload[offset:], spec) for spec, offset in zip(specs, offsets, strict=True)]
 
     def write(self, sequence: int, tensors: Sequence[torch.Tensor]) -> None:
         """Copy the tensors in, with the strides of the specs."""
@@ -97,16 +96,33 @@ class Slot:
         self.header[POSTED_NS] = time.monotonic_ns()
 
 
+def create_shared(num_bytes: int) -> int:
+    """A descriptor of shared memory, zeros, without a name, that only this user may open."""
+    fd = os.memfd_create("autosplit")
+    os.fchmod(fd, 0o600)
+    os.ftruncate(fd, num_bytes)
+    return fd
+
+
+def map_shared(fd: int, num_bytes: int) -> torch.Tensor:
+    """The memory behind ``fd`` as bytes, from a page boundary on; it stays as long as any view of it, also without ``fd``.
+
+    Python's own ``mmap`` would keep a second descriptor open for as long.
+    """
+    return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=num_bytes, dtype=torch.uint8)
+
+
 class Ring:
     """Shared memory and two counting descriptors; ``create`` makes them, ``Ring(handle)`` maps what was inherited."""
 
     def __init__(self, handle: RingHandle) -> None:
         self.handle = handle
         offsets, header_bytes, slot_bytes = _layout(handle.specs, handle.num_slots)
-        memory = memoryview(mmap.mmap(handle.memory_fd, header_bytes + handle.num_slots * slot_bytes))
+        memory = map_shared(handle.memory_fd, header_bytes + handle.num_slots * slot_bytes)
+        headers = memory[:header_bytes].numpy().data
         self.slots = []
         for number in range(handle.num_slots):
-            header = memory[8 * HEADER_WORDS * number :][: 8 * HEADER_WORDS].cast("q")
+            header = headers[8 * HEADER_WORDS * number :][: 8 * HEADER_WORDS].cast("q")
             payload = memory[header_bytes + slot_bytes * number :][:slot_bytes]
             self.slots.append(Slot(handle.specs, header, payload, offsets))
 
@@ -115,9 +131,7 @@ class Ring:
         """A ring of empty slots. Raises: OSError: no more descriptors or memory."""
         _, header_bytes, slot_bytes = _layout(specs, num_slots)
         flags = os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC
-        memory_fd = os.memfd_create("autosplit-ring")
-        os.fchmod(memory_fd, 0o600)
-        os.ftruncate(memory_fd, header_bytes + num_slots * slot_bytes)
+        memory_fd = create_shared(header_bytes + num_slots * slot_bytes)
         handle = RingHandle(tuple(specs), num_slots, every, memory_fd, os.eventfd(0, flags), os.eventfd(num_slots, flags))
         return Ring(handle)
 

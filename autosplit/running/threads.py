@@ -24,6 +24,11 @@ class ThreadWorker:
     pidfd: int
     thread: threading.Thread
 
+    @property
+    def pid(self) -> int:
+        """The host itself."""
+        return os.getpid()
+
     def alive(self) -> bool:
         """Whether the thread still runs."""
         return self.thread.is_alive()

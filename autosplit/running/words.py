@@ -4,11 +4,11 @@ One block for a pipeline: first the deadlines of the requests in flight, then ``
 one writer and 8 aligned bytes, so a reader sees the old value or the new one.
 """
 
-import mmap
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+
+from autosplit.running.ring import create_shared, map_shared
 
 STATUS_WORDS = 16
 STATE, SEQUENCE, SINCE_NS, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, RESIDENT_BYTES = range(10)
@@ -39,16 +39,13 @@ class Words:
 
     def __init__(self, handle: WordsHandle) -> None:
         self.handle = handle
-        self._words = memoryview(mmap.mmap(handle.fd, handle.num_bytes)).cast("q")
+        self._words = map_shared(handle.fd, handle.num_bytes).numpy().data.cast("q")
 
     @staticmethod
     def create(window: int, num_workers: int) -> "Words":
         """A block of zeros for ``window`` requests in flight."""
-        fd = os.memfd_create("autosplit-words")
-        os.fchmod(fd, 0o600)
-        handle = WordsHandle(fd, window, num_workers)
-        os.ftruncate(fd, handle.num_bytes)
-        return Words(handle)
+        fd = create_shared(8 * (window + STATUS_WORDS * num_workers))
+        return Words(WordsHandle(fd, window, num_workers))
 
     def status(self, worker: int) -> memoryview:
         """The status words of one worker."""
@@ -67,10 +64,6 @@ class Words:
         """Whether request ``sequence`` is to be skipped."""
         deadline_ns = self._words[sequence % self.handle.window]
         return deadline_ns != 0 and deadline_ns <= time.monotonic_ns()
-
-    def statuses(self) -> Iterator[memoryview]:
-        """The status words of each worker in turn."""
-        return (self.status(worker) for worker in range(self.handle.num_workers))
 
     def close(self) -> None:
         """Close the descriptor."""

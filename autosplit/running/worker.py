@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autosplit.backends.base import Runnable
 from autosplit.processes import resident_bytes
 from autosplit.running import words
 from autosplit.running.messages import Duty, Events, Failed, Pause, Paused, Port, Ready, Report, Run
-from autosplit.running.modules import Runnable
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interrupted, Ring, RingEnd, RingHandle, Slot
 from autosplit.running.words import Words
 

@@ -1,0 +1,38 @@
+"""What a pipeline did as a timeline: measured actions, to be drawn and traced beside the simulated ones."""
+
+from collections.abc import Sequence
+
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.ring import DATA
+from autosplit.running.worker import Event
+from autosplit.timeline import Action
+
+
+def record(pipeline: Pipeline, *, clear: bool = False) -> tuple[Action, ...]:
+    """What each worker of a running pipeline did lately, by start; request 0 is the first that is still known.
+
+    Args:
+        pipeline: it goes on running.
+        clear: begin anew, so that the next call knows later requests only.
+    """
+    workers = [(stats.stage, stats.replica) for stats in pipeline.stats().stages]
+    return actions_of(workers, pipeline.events(clear=clear))
+
+
+def actions_of(workers: Sequence[tuple[str, int]], events: Sequence[Sequence[Event]]) -> tuple[Action, ...]:
+    """The events of workers, (stage, replica) each, as actions; failed and skipped requests are left out.
+
+    A worker waits for free slots before or between its copies; the copies are drawn without these gaps, at the end.
+    """
+    known = [(worker, event) for worker, mine in zip(workers, events, strict=True) for event in mine if event.flag == DATA]
+    if not known:
+        return ()
+    origin_ns = min(event.got_ns for _, event in known)
+    first = min(event.sequence for _, event in known)
+    actions = []
+    for (stage, replica), event in known:
+        request = event.sequence - first
+        got_s, ran_s, sent_s = ((time - origin_ns) / 1e9 for time in (event.got_ns, event.ran_ns, event.sent_ns))
+        actions.append(Action(stage, replica, request, got_s, ran_s, "compute"))
+        actions.append(Action(stage, replica, request, min(sent_s, ran_s + event.blocked_ns / 1e9), sent_s, "send"))
+    return tuple(sorted(actions, key=lambda action: action.start_s))

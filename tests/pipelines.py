@@ -1,0 +1,88 @@
+"""Small pipelines for tests: stages on null devices (threads) or on cores (processes), functions that workers import."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from autosplit.machine import Device, parse_device
+from autosplit.processes import available_cores
+from autosplit.running.modules import LocalFunction, PythonFunction
+from autosplit.running.wiring import StagePlacement
+from autosplit.tensorspec import TensorSpec
+
+NULL = parse_device("null:0")
+CORES = tuple(parse_device(f"cpu:{core}") for core in available_cores()[:2])
+WIDTH = 4
+
+
+def spec(name: str, width: int = WIDTH) -> TensorSpec:
+    """A float vector."""
+    return TensorSpec(name, (width,), (1,), "float32")
+
+
+def request(number: float, width: int = WIDTH) -> list[torch.Tensor]:
+    """One vector, all elements ``number``."""
+    return [torch.full((width,), float(number))]
+
+
+def local(name: str, function: Callable[..., Any], reads: str, makes: str, replicas: int = 1, **settings: Any) -> StagePlacement:
+    """A stage in threads; ``reads`` and ``makes`` are value names with blanks between them."""
+    inputs, outputs = tuple(map(spec, reads.split())), tuple(map(spec, makes.split()))
+    return StagePlacement(name, LocalFunction(function), inputs, outputs, (NULL,) * replicas, **settings)
+
+
+def spawned(
+    name: str, function: str, reads: str, makes: str, devices: Sequence[Device] = CORES[:1], **settings: Any
+) -> StagePlacement:
+    """A stage in processes, which runs a function of this file."""
+    inputs, outputs = tuple(map(spec, reads.split())), tuple(map(spec, makes.split()))
+    module = PythonFunction(f"pipelines:{function}", ("pipelines",))
+    return StagePlacement(name, module, inputs, outputs, tuple(devices), **settings)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def increment(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+def slow_increment(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.002)
+    return x + 1
+
+
+def fail_on_7(x: torch.Tensor) -> torch.Tensor:
+    if x[0] == 7:
+        raise ValueError("seven is not for me")
+    return x + 1
+
+
+def die_on_7(x: torch.Tensor) -> torch.Tensor:
+    if x[0] == 7:
+        os.kill(os.getpid(), 9)
+    return x + 1
+
+
+def hang_on_7(x: torch.Tensor) -> torch.Tensor:
+    if x[0] == 7:
+        time.sleep(600)
+    return x + 1
+
+
+def die(x: torch.Tensor) -> torch.Tensor:
+    os._exit(3)
+
+
+def exhaust(x: torch.Tensor) -> torch.Tensor:
+    if x[0] == 7:
+        return torch.empty(1 << 50)
+    return x + 1

@@ -1,0 +1,321 @@
+"""The schedule itself, on null devices: order, back-pressure, priorities, deadlines, cancelling, failures, replays."""
+
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines import add, double, fail_on_7, increment, local, request
+
+from autosplit.errors import BackendError, DeadlineError, RefusedError, StageError, UsageError, WorkerError
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.threads import SimulatedDeath
+from autosplit.running.wiring import StagePlacement
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Gate:
+    """A function that holds every request until it is opened, and notes the order in which they came."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.seen: list[int] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(int(x[0]))
+        self.entered.release()
+        self.opened.wait(30)
+        return x + 1
+
+
+class Once:
+    """A function during which the worker dies, a number of times, on one request."""
+
+    def __init__(self, number: int, times: int) -> None:
+        self.number, self.left = number, times
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x[0] == self.number and self.left:
+            self.left -= 1
+            raise SimulatedDeath
+        return x + 1
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[list[StagePlacement], list[tuple[int, int]]]:
+    """A random network: stage ``k`` adds two earlier values (0 is the input), with random replicas and depths."""
+    reads: list[tuple[int, int]] = []
+    stages = []
+    for number in range(1, draw(st.integers(1, 5)) + 1):
+        pair = (draw(st.integers(0, number - 1)), draw(st.integers(0, number - 1)))
+        reads.append(pair)
+        settings = {"replicas": draw(st.integers(1, 3)), "queue_depth": draw(st.integers(1, 3))}
+        stages.append(local(f"s{number}", add, f"v{pair[0]} v{pair[1]}", f"v{number}", **settings))
+    return stages, reads
+
+
+@settings(max_examples=25, deadline=None)
+@given(networks(), st.data())
+def test_any_network_gives_every_answer_in_order(
+    network: tuple[list[StagePlacement], list[tuple[int, int]]], data: st.DataObject
+) -> None:
+    stages, reads = network
+    outputs = data.draw(st.lists(st.integers(0, len(stages)), min_size=1, max_size=4))
+    window = data.draw(st.one_of(st.none(), st.integers(1, 9)))
+    with Pipeline(stages, ["v0"], [f"v{one}" for one in outputs], max_in_flight=window) as pipeline:
+        answers = pipeline.run_many([request(number) for number in range(30)])
+    for number, answer in enumerate(answers):
+        values = [float(number)]
+        for one, other in reads:
+            values.append(values[one] + values[other])
+        assert [float(value[0]) for value in answer] == [values[one] for one in outputs]
+
+
+def test_a_request_that_fails_fails_alone() -> None:
+    stages = [local("a", fail_on_7, "x", "u", 2), local("b", double, "u", "y"), local("c", add, "y x", "z", 3)]
+    with Pipeline(stages, ["x"], ["z", "u"]) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(20)]
+        for number, future in enumerate(futures):
+            if number != 7:
+                assert [float(value[0]) for value in future.result(10)] == [3 * number + 2, number + 1]
+        with pytest.raises(StageError) as caught:
+            futures[7].result(10)
+        stats = pipeline.stats()
+    text = str(caught.value)
+    assert "stage 'a' (replica 1 of 2, device 'null:0') failed on request 7: ValueError: seven is not for me" in text
+    assert "Traceback" in text and "fail_on_7" in text
+    assert [stage.num_failed for stage in stats.stages] == [0, 1, 1, 0, 1, 0]
+
+
+def test_an_output_of_another_shape_is_the_stages_fault() -> None:
+    with (
+        Pipeline([local("a", lambda x: x[:2], "x", "y")], ["x"], ["y"]) as pipeline,
+        pytest.raises(StageError, match=r"output 0 is torch.float32 \[2\], and torch.float32 \[4\] was announced"),
+    ):
+        pipeline.run(request(1))
+
+
+def test_a_stage_that_cannot_be_loaded_leaves_nothing_running() -> None:
+    def live() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith(("good", "bad"))}
+
+    bad = StagePlacement("bad", object(), (), (), local("n", double, "x", "y").devices)  # type: ignore[arg-type]
+    with pytest.raises(BackendError, match="stage 'bad' could not be loaded on device 'null:0'"):
+        Pipeline([local("good", double, "x", "y"), bad], ["x"], ["y"])
+    assert live() == set()
+
+
+def test_a_full_pipeline_refuses_with_numbers_or_times_out_or_blocks() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=2, room=1) as pipeline:
+        taken = [pipeline.submit(request(number)) for number in range(3)]
+        with pytest.raises(RefusedError, match=r"2 requests are running \(limit 2\) and 1 are waiting \(limit 1\)"):
+            pipeline.submit(request(9), timeout_s=0)
+        start = time.monotonic()
+        with pytest.raises(RefusedError):
+            pipeline.submit(request(9), timeout_s=0.05)
+        assert time.monotonic() - start >= 0.05
+        threading.Timer(0.05, gate.opened.set).start()
+        taken.append(pipeline.submit(request(3)))
+        assert [float(future.result(10)[0][0]) for future in taken] == [1, 2, 3, 4]
+
+
+def test_the_lowest_priority_number_is_fed_first_then_arrival() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=9) as pipeline:
+        first = pipeline.submit(request(0))
+        futures = [pipeline.submit(request(number), priority=priority) for number, priority in [(1, 5), (2, 0), (3, 5), (4, -1)]]
+        gate.opened.set()
+        assert [float(future.result(10)[0][0]) for future in (first, *futures)] == [1, 2, 3, 4, 5]
+    assert gate.seen == [0, 4, 2, 1, 3]
+
+
+def test_what_waits_at_the_door_is_not_overwritten() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["x", "y"], max_in_flight=1) as pipeline:
+        value = torch.zeros(4)
+        futures = []
+        for number in range(2):
+            value.fill_(number)
+            futures.append(pipeline.submit([value]))
+        value.fill_(99)
+        gate.opened.set()
+        assert [[float(part[0]) for part in future.result(10)] for future in futures] == [[0, 1], [1, 2]]
+
+
+def test_a_late_request_is_skipped_at_the_next_border() -> None:
+    gate = Gate()
+    seen: list[float] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        seen.append(float(x[0]))
+        return x
+
+    with Pipeline([local("a", gate, "x", "u"), local("b", note, "u", "y")], ["x"], ["y"], max_in_flight=2) as pipeline:
+        futures = [
+            pipeline.submit(request(0)),
+            pipeline.submit(request(1), deadline_s=0.05),
+            pipeline.submit(request(2), deadline_s=0.05),
+        ]
+        time.sleep(0.1)
+        gate.opened.set()
+        assert futures[0].result(10)[0][0] == 1
+        with pytest.raises(DeadlineError, match="request 1 was skipped: its deadline passed"):
+            futures[1].result(10)
+        with pytest.raises(DeadlineError, match="while it waited at the door"):
+            futures[2].result(10)
+        assert pipeline.run(request(3))[0][0] == 4
+        assert pipeline.stats().stages[0].num_skipped == 1
+    assert seen == [1.0, 4.0] and gate.seen == [0, 3]
+
+
+def test_a_cancelled_request_is_skipped_at_the_door_and_at_borders() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=2) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(3)]
+        gate.entered.acquire()
+        assert futures[1].cancel() and futures[2].cancel()
+        gate.opened.set()
+        assert futures[0].result(10)[0][0] == 1
+        with pytest.raises(CancelledError):
+            futures[1].result(10)
+        assert pipeline.run(request(5))[0][0] == 6
+    assert gate.seen == [0, 5]
+
+
+def test_answers_as_ready_do_not_wait_for_older_ones() -> None:
+    gate = Gate()
+
+    def hold_0(x: torch.Tensor) -> torch.Tensor:
+        return gate(x) if x[0] == 0 else x + 1
+
+    stages = [local("a", hold_0, "x", "y", 2)]
+    with Pipeline(stages, ["x"], ["y"], in_order=False, max_in_flight=4) as pipeline:
+        held = pipeline.submit(request(0))
+        assert pipeline.submit(request(1)).result(10)[0][0] == 2
+        assert not held.done()
+        gate.opened.set()
+        assert held.result(10)[0][0] == 1
+    gate.opened.clear()
+    with Pipeline(stages, ["x"], ["y"], max_in_flight=4) as pipeline:
+        futures: list[Future[tuple[torch.Tensor, ...]]] = [pipeline.submit(request(number)) for number in range(2)]
+        time.sleep(0.05)
+        assert not futures[1].done()
+        gate.opened.set()
+        assert [float(future.result(10)[0][0]) for future in futures] == [1, 2]
+
+
+@settings(max_examples=10, deadline=None)
+@given(networks(), st.integers(0, 29), st.integers(0, 4), st.booleans())
+def test_a_replay_loses_nothing(
+    network: tuple[list[StagePlacement], list[tuple[int, int]]], number: int, victim: int, in_order: bool
+) -> None:
+    stages, reads = network
+    deadly = Once(number, 1)
+
+    def add_or_die(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return deadly(x) - 1 + y
+
+    first = local("s0", add_or_die, "w w", "v0", 1 + victim % 2, queue_depth=1)
+    with Pipeline([first, *stages], ["w"], [f"v{len(stages)}"], in_order=in_order) as pipeline:
+        answers = pipeline.run_many([request(k) for k in range(30)])
+        assert pipeline.stats().restarts == 1
+    for k, answer in enumerate(answers):
+        values = [2.0 * k]
+        for one, other in reads:
+            values.append(values[one] + values[other])
+        assert float(answer[0][0]) == values[-1]
+
+
+def test_a_request_that_kills_twice_is_given_up_and_the_others_go_on() -> None:
+    stages = [local("a", increment, "x", "u"), local("b", Once(8, 2), "u", "y")]
+    with Pipeline(stages, ["x"], ["y"]) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(20)]
+        for number, future in enumerate(futures):
+            if number != 7:
+                assert future.result(10)[0][0] == number + 2
+        with pytest.raises(
+            WorkerError, match=r"stage 'b' \(replica 0, device 'null:0'\) died while it ran request 7; .* given up"
+        ):
+            futures[7].result(10)
+        assert pipeline.stats().restarts == 2
+
+
+def test_a_stage_that_always_dies_is_given_up() -> None:
+    class Always:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            raise SimulatedDeath
+
+    with Pipeline([local("a", Always(), "x", "y")], ["x"], ["y"], max_restarts=2) as pipeline:
+        with pytest.raises(WorkerError):
+            pipeline.run_many([request(number) for number in range(9)])
+        with pytest.raises(WorkerError, match="gives up after 2 restarts"):
+            pipeline.submit(request(1))
+
+
+def test_close_drains_or_fails_what_it_holds() -> None:
+    gate = Gate()
+    pipeline = Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=2)
+    futures = [pipeline.submit(request(number)) for number in range(4)]
+    threading.Timer(0.05, gate.opened.set).start()
+    pipeline.close()
+    assert [float(future.result(0)[0][0]) for future in futures] == [1, 2, 3, 4]
+    with pytest.raises(RefusedError, match="the pipeline is closed"):
+        pipeline.submit(request(0))
+
+    gate = Gate()
+    pipeline = Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=2)
+    futures = [pipeline.submit(request(number)) for number in range(4)]
+    gate.entered.acquire()
+    threading.Timer(0.05, gate.opened.set).start()
+    pipeline.close(drain=False)
+    for future in futures:
+        with pytest.raises(RefusedError, match="closed before the request was done"):
+            future.result(0)
+
+
+@pytest.mark.parametrize(
+    "inputs,fault",
+    [
+        ([], "0 inputs were given, and the pipeline takes 1: x"),
+        ([torch.zeros(3)], r"'x' is float32\[3\], and float32\[4\] is expected"),
+        ([torch.zeros(4, dtype=torch.int64)], r"'x' is int64\[4\], and float32\[4\] is expected"),
+    ],
+)
+def test_inputs_that_do_not_fit(inputs: list[torch.Tensor], fault: str) -> None:
+    with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline, pytest.raises(UsageError, match=fault):
+        pipeline.submit(inputs)
+
+
+def test_many_threads_may_submit_at_once() -> None:
+    with Pipeline([local("a", double, "x", "u", 2), local("b", increment, "u", "y")], ["x"], ["y"], room=1) as pipeline:
+        wrong: list[float] = []
+
+        def ask(base: int) -> None:
+            for number in range(base, base + 30):
+                if pipeline.run(request(number))[0][0] != 2 * number + 1:
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=ask, args=(100 * one,)) for one in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == [] and pipeline.stats().num_requests == 150
+
+
+def test_stats_add_up_and_can_be_cleared() -> None:
+    with Pipeline([local("a", double, "x", "u", 2), local("b", increment, "u", "y")], ["x"], ["y"]) as pipeline:
+        pipeline.run_many([request(number) for number in range(10)])
+        stats = pipeline.stats(clear=True)
+        assert [stage.busy.count for stage in stats.stages] == [5, 5, 10]
+        assert stats.num_requests == stats.latency.count == 10
+        assert 0 < stats.bottleneck_s < stats.latency.max_s
+        assert [row["stage"] for row in stats.rows()] == ["a", "a", "b"]
+        assert "10 requests" in stats._repr_html_() and len(stats.frame()) == 3 and stats.to_dict()["restarts"] == 0
+        assert pipeline.stats().num_requests == 0

@@ -1,0 +1,70 @@
+"""Workers that are killed, hang or run out of memory, for real: every other answer arrives, right and in order."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from pipelines import CORES, request, spawned
+
+from autosplit.errors import StageError, WorkerError
+from autosplit.running.pipeline import Pipeline
+
+pytestmark = pytest.mark.timeout(100)
+
+
+def test_a_thousand_requests_survive_killed_workers() -> None:
+    stages = [spawned("a", "slow_increment", "x", "u"), spawned("b", "double", "u", "y", CORES[-1:])]
+    with Pipeline(stages, ["x"], ["y"]) as pipeline:
+
+        def kill() -> None:
+            for victim in (0, 1):
+                time.sleep(0.3)
+                os.kill(pipeline.pids[victim], signal.SIGKILL)
+                while pipeline.restarts == victim:
+                    time.sleep(0.01)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        answers = pipeline.run_many([request(number) for number in range(1000)])
+        killer.join()
+        assert pipeline.stats().restarts == 2
+    assert [float(answer[0][0]) for answer in answers] == [2 * number + 2 for number in range(1000)]
+
+
+def test_a_request_that_kills_or_hangs_its_worker_is_given_up_alone() -> None:
+    for function, story in (("die_on_7", "was killed by SIGKILL"), ("hang_on_7", "was killed by SIGKILL")):
+        with Pipeline([spawned("a", function, "x", "y", hang_s=0.3)], ["x"], ["y"]) as pipeline:
+            futures = [pipeline.submit(request(number)) for number in range(10)]
+            text = str(futures[7].exception(60))
+            assert f"stage 'a' (replica 0, device '{CORES[0].name}') {story} while it ran request 7" in text
+            assert [float(future.result(60)[0][0]) for future in futures if future is not futures[7]] == [
+                1,
+                2,
+                3,
+                4,
+                5,
+                6,
+                7,
+                9,
+                10,
+            ]
+            assert pipeline.restarts == 2
+
+
+def test_a_stage_that_dies_every_time_is_given_up_with_an_error_for_all() -> None:
+    with Pipeline([spawned("a", "die", "x", "y")], ["x"], ["y"], max_restarts=1) as pipeline:
+        with pytest.raises(WorkerError, match=r"stage 'a' .* exited with code 3 while it ran request 0"):
+            pipeline.run_many([request(number) for number in range(5)])
+        with pytest.raises(WorkerError, match="gives up after 1 restart "):
+            pipeline.submit(request(0))
+
+
+def test_running_out_of_memory_fails_the_request_alone() -> None:
+    with Pipeline([spawned("a", "exhaust", "x", "y")], ["x"], ["y"]) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(9)]
+        assert futures[8].result(30)[0][0] == 9
+        with pytest.raises(StageError, match=r"failed on request 7: RuntimeError.*memory"):
+            futures[7].result(30)
+        assert pipeline.restarts == 0
