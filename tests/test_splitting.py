@@ -134,7 +134,7 @@ def test_stages_equal_the_unsplit_model_and_so_do_loaded_ones(name, num_stages, 
 
 @pytest.mark.parametrize("name", ["unet", "branches", "tied", "odd", "bert", "gpt2"])
 @given(random=st.randoms(use_true_random=False), data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_convex_stages_equal_the_unsplit_model(name, random, data):
     model = traced(name)
     num_stages = data.draw(st.integers(1, min(8, len(model.graph.ops))))
