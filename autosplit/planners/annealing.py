@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autosplit.planners.compiled import compiled
+from autosplit.planners.compiled import allocating
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
 from autosplit.problem import Floats
@@ -67,7 +67,7 @@ def random_home(graph: Hypergraph, seed: int) -> Ints:
     return home
 
 
-@compiled
+@allocating
 def _relocate(
     item: int, goal: int, home: Ints, inside: Ints, loads: Floats, held: Floats, compute_s: Floats, net_start: Ints,
     net_s: Floats, net_outside: np.ndarray, item_start: Ints, item_nets: Ints, item_bytes: Floats,
@@ -97,7 +97,7 @@ def _relocate(
     home[item] = goal
 
 
-@compiled
+@allocating
 def _patch(
     root: int, limit: int, home: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, mark: Ints,
     stamp: int, patch: Ints,
@@ -122,7 +122,7 @@ def _patch(
     return count
 
 
-@compiled
+@allocating
 def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float) -> float:
     """Seconds above the target, summed over devices, and shares above the memory caps in the same coin."""
     total = 0.0
@@ -133,7 +133,7 @@ def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float) 
     return total
 
 
-@compiled
+@allocating
 def _walk(  # noqa: C901 - one compiled loop
     compute_s: Floats, net_start: Ints, net_pins: Ints, net_s: Floats, net_outside: np.ndarray, item_start: Ints,
     item_nets: Ints, item_bytes: Floats, memory_bytes: Floats, start: Ints, seed: int, num_moves: int, heat: float,

@@ -11,3 +11,8 @@ Function = TypeVar("Function", bound=Callable[..., object])
 def compiled(function: Function) -> Function:
     """The function compiled on its first call, or loaded from the cache; it releases the interpreter lock."""
     return cast(Function, numba.njit(cache=True, nogil=True)(function))
+
+
+def allocating(function: Function) -> Function:
+    """Likewise, for a function that makes arrays."""
+    return cast(Function, numba.njit(cache=True, nogil=True)(function))

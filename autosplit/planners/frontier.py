@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.planners.compiled import compiled
+from autosplit.planners.compiled import allocating
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
 from autosplit.problem import Floats
@@ -85,7 +85,7 @@ def sweep_of(
     return None if len(layer) < len(order) + 2 else Sweep(order, layer, into, source, side, cost_1, cost_0)
 
 
-@compiled
+@allocating
 def _greedy_order(  # noqa: C901 - one compiled loop
     net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, members: Any, seed: int, random: bool
 ) -> tuple[Ints, float]:
@@ -153,7 +153,7 @@ def _greedy_order(  # noqa: C901 - one compiled loop
     return order, area
 
 
-@compiled
+@allocating
 def _states(  # noqa: C901 - one compiled loop
     order: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, net_outside: Any, members: Any,
     price_1: Floats, price_0: Floats, max_states: int,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autosplit.planners.compiled import compiled
+from autosplit.planners.compiled import allocating
 from autosplit.planners.frontier import narrow_order, sweep_of
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
@@ -51,7 +51,7 @@ def resplit(
     return None if (held > room).any() else (fresh, float(load_1), float(load_0))
 
 
-@compiled
+@allocating
 def _divide(  # noqa: C901 - one compiled loop
     layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, cost_0: Any, work_1: Any, work_0: Any, limit_s: float,
     lean: float, num_buckets: int,
