@@ -131,7 +131,10 @@ def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, se
     missing = [name for name, p in parameters.items() if p.default is p.empty and p.kind in (0, 1, 3) and name not in values]
     if missing:
         raise ModelError(f"{subject} needs values for {', '.join(missing)}: add '?{missing[0]}=...'")
-    made = function(**values)
+    try:
+        made = function(**values)
+    except Exception as failure:
+        raise ModelError(f"{subject} failed: {type(failure).__name__}: {failure}") from failure
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         raise ModelError(f"{subject} returned {type(made).__name__}, and (module, example inputs) is expected")
     return made

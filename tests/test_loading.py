@@ -85,6 +85,7 @@ def test_attention_implementation_is_sdpa_unless_asked_otherwise():
         ("autosplit.examples.mlp:mpl", "close names: 'mlp'"),
         ("autosplit.examples.mlp:mlp?widht=3", "close names: 'width'"),
         ("autosplit.examples.unet:Block", "needs values for channels_in, channels_out"),
+        ("autosplit.examples.unet:unet?size=9", "unet' failed: RuntimeError: Sizes of tensors must match"),
         ("builtins:print", "and \\(module, example inputs\\) is expected"),
         ("resnet50", "is no spec"),
         ("no_such_file.pt2", "does not exist"),
