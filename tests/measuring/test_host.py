@@ -1,0 +1,322 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from autosplit.backends.profiling import RuntimeNode
+from autosplit.discovering import affinity
+from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
+from autosplit.loading import load_model
+from autosplit.machine import Machine, parse_device
+from autosplit.measuring import Store, host, measure
+from autosplit.measuring.steps import Progress
+from autosplit.measuring.timing import Timed
+from autosplit.measuring.worker import Bench, Prepare, TimeOps, TimeWhole
+from autosplit.profile import Profile
+from autosplit.samples import Setting
+from autosplit.tracing import Traced, trace
+
+MODEL = "autosplit.examples.mlp:mlp?depth=4&width=16"
+CORES = affinity()[:2]
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trace(load_model(MODEL))
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return Machine.of([parse_device(f"cpu:{core}") for core in CORES])
+
+
+class FakeBench:
+    """Answers at once with made-up times: op number n takes n + 1 ms in eager, and other backends run one fused node."""
+
+    def __init__(self, traced: Traced, machine: Machine) -> None:
+        self.traced = traced
+        self.canaries = {device.name: 1e-3 for device in machine.devices}
+        self.backend = ""
+        self.commands: list[tuple[str, object]] = []
+        self.refused: set[str] = set()
+        self.waited = 0.0
+
+    def prepare(self, backend: str) -> None:
+        if backend in self.refused:
+            raise BackendError(f"op 'linear': no {backend} for it")
+        self.backend = backend
+
+    def names(self, backend: str) -> dict[str, str]:
+        return {}
+
+    def all(self, commands: dict) -> dict:
+        self.commands += commands.items()
+        return {device: self.answer(command) for device, command in commands.items()}
+
+    def answer(self, command: object) -> object:
+        ops = [op.name for op in self.traced.graph.ops]
+        match command:
+            case Prepare(_, _, weights):
+                return dict.fromkeys(ops, 1.0) if weights else {}
+            case TimeWhole():
+                return (0.5, 0.5)
+        if self.backend == "eager":
+            nodes = tuple(RuntimeNode(op, "op", ((n + 1) * 1e-3,) * 3) for n, op in enumerate(ops))
+            return Timed((1.0, 1.0, 1.0), nodes, self.waited)
+        return Timed((0.25, 0.25), (RuntimeNode("subgraph", "Fused", (0.2, 0.2)),), self.waited)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> FakeBench:
+    """In place of worker processes; the canary takes 1 ms, as it did when the fake measured."""
+    fake = FakeBench(traced, machine)
+    monkeypatch.setattr(host, "_bench", lambda traced, machine: contextlib.nullcontext(fake))
+    monkeypatch.setattr(host, "drift", lambda cores, then_s: 0.0)
+    return fake
+
+
+def fake_measure(traced: Traced, machine: Machine, backends: tuple[str, ...] = ("eager",), **options) -> Profile:
+    return measure(traced, machine, backends, links=False, **options)
+
+
+def test_occurrences_of_a_signature_pool_their_samples_and_sum_to_the_whole(traced, machine, bench) -> None:
+    profile = fake_measure(traced, machine)
+    setting = Setting(machine.devices[0].name, "eager", 1)
+    linear = next(op for op in traced.graph.ops if op.name == "linear_1")
+    same = [op for op in traced.graph.ops if op.signature == linear.signature]
+    assert len(profile.op_samples(linear, setting).samples_s) == 3 * len(same)
+    assert sum(profile.table(traced.graph, "eager", [setting.device]).values()) == pytest.approx(1.0)
+    assert profile.measured[setting].source == "in-graph" and profile.whole_s(*setting, busy=False) == (
+        1.0 if len(CORES) == 1 else 0.5
+    )
+    assert not profile.missing(traced.graph, profile.measured)
+
+
+def test_a_backend_that_says_too_little_shares_its_time_as_eager_took_it(traced, machine, bench) -> None:
+    profile = fake_measure(traced, machine, ("eager", "onnxruntime"))
+    device = machine.devices[0].name
+    first, last = traced.graph.ops[0].name, traced.graph.ops[-1].name
+    ratio = profile.op_s(last, device, "eager") / profile.op_s(first, device, "eager")
+    assert profile.op_s(last, device, "onnxruntime") / profile.op_s(first, device, "onnxruntime") == pytest.approx(ratio)
+    assert profile.measured[Setting(device, "onnxruntime", 1)].source == "proportional"
+    assert [command.weights for _, command in bench.commands if isinstance(command, Prepare)] == [False] * 2 * len(CORES)
+
+
+def test_without_eager_the_worker_finds_the_weights(traced, machine, bench) -> None:
+    profile = fake_measure(traced, machine, ("onnxruntime",))
+    assert all(command.weights for _, command in bench.commands if isinstance(command, Prepare))
+    assert len(set(profile.table(traced.graph, "onnxruntime").values())) == 1
+
+
+def test_devices_are_timed_at_once_and_then_alone(traced, machine, bench) -> None:
+    fake_measure(traced, machine)
+    kinds = [type(command) for _, command in bench.commands]
+    alone = [TimeWhole] * (len(CORES) if len(CORES) > 1 else 0)
+    assert kinds == [*[Prepare] * len(CORES), *[TimeOps] * len(CORES), *alone]
+
+
+def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, machine, bench, tmp_path) -> None:
+    first = fake_measure(traced, machine, store=tmp_path)
+    bench.commands.clear()
+    again = fake_measure(traced, machine, store=tmp_path)
+    assert not bench.commands and again == first and not again.notes
+    fake_measure(traced, machine, store=Store(tmp_path), remeasure=True)
+    assert bench.commands
+
+
+def test_a_drifted_canary_measures_again_and_says_which_and_why(traced, machine, bench, tmp_path, monkeypatch) -> None:
+    fake_measure(traced, machine, store=tmp_path)
+    monkeypatch.setattr(host, "drift", lambda cores, then_s: -0.3 if cores == (CORES[0],) else 0.05)
+    bench.commands.clear()
+    profile = fake_measure(traced, machine, store=tmp_path)
+    assert bench.commands
+    [note] = profile.notes
+    assert note.startswith(f"eager on cpu:{CORES[0]} with 1 thread: stored, but the canary takes 30% less time than then")
+
+
+def test_other_versions_measure_again_and_say_so(traced, machine, bench, tmp_path, monkeypatch) -> None:
+    fake_measure(traced, machine, store=tmp_path)
+    monkeypatch.setattr(host.discovering, "versions", lambda backends: {"torch": "99"})
+    notes = fake_measure(traced, machine, store=tmp_path).notes
+    assert len(notes) == len(CORES) and all("here it is torch 99" in note for note in notes)
+
+
+def test_a_truncated_file_is_measured_again_with_a_warning(traced, machine, bench, tmp_path) -> None:
+    first = fake_measure(traced, machine, store=tmp_path)
+    path = Store(tmp_path).folder(traced.graph) / f"cpu-{CORES[0]}.json"
+    path.write_text(path.read_text()[:200])
+    again = fake_measure(traced, machine, store=tmp_path)
+    assert set(again.measured) == set(first.measured)
+    assert any("truncated" in note and "is measured again" in note for note in again.notes)
+
+
+def test_a_backend_that_refuses_is_left_out_unless_it_is_the_only_one(traced, machine, bench) -> None:
+    bench.refused = {"onnxruntime"}
+    profile = fake_measure(traced, machine, ("eager", "onnxruntime"))
+    assert {setting.backend for setting in profile.measured} == {"eager"}
+    assert profile.notes == ("onnxruntime is left out: op 'linear': no onnxruntime for it",)
+    with pytest.raises(BackendError, match="no onnxruntime for it"):
+        fake_measure(traced, machine, ("onnxruntime",))
+
+
+def test_disturbed_measurements_carry_a_note(traced, machine, bench) -> None:
+    bench.waited = 0.4
+    profile = fake_measure(traced, machine)
+    assert all("other processes had the core for 40%" in note for note in profile.notes) and len(profile.notes) == len(CORES)
+    assert all("40%" in measured.provenance.note for measured in profile.measured.values())
+
+
+def test_progress_ends_at_one_and_never_falls(traced, machine, bench) -> None:
+    seen: list[Progress] = []
+    fake_measure(traced, machine, ("eager", "onnxruntime"), progress=seen.append)
+    done = [progress.done for progress in seen]
+    assert done[-1] == 1 and seen[-1].left_s == 0 and sorted(done) == done
+    assert {"timing eager", "preparing onnxruntime"} <= {progress.what for progress in seen}
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_thread_counts_are_measured_one_after_the_other(traced, bench) -> None:
+    wide = Machine.of([parse_device(f"cpu:{CORES[0]}-{CORES[-1]}")])
+    bench.canaries = {wide.devices[0].name: 1e-3}
+    name = wide.devices[0].name
+    profile = fake_measure(traced, wide, threads={name: [1, 2]})
+    assert [setting.threads for setting in profile.measured] == [1, 2]
+    with pytest.raises(UsageError, match="has 2 cores, so it cannot run 3 threads"):
+        fake_measure(traced, wide, threads={name: [3]})
+
+
+def test_devices_that_cannot_be_measured_are_refused(traced, machine) -> None:
+    with pytest.raises(DeviceError, match=r"'null:0' cannot be measured.*Profile\.given"):
+        measure(traced, Machine.of([parse_device("null:0")]))
+    with pytest.raises(DeviceError, match="names core 9999"):
+        measure(traced, Machine.of([parse_device("cpu:9999")]))
+    with pytest.raises(UsageError, match="no backend is named"):
+        measure(traced, machine, ())
+    with pytest.raises(UsageError, match="'tpu'"):
+        measure(traced, machine, ("tpu",))
+
+
+def test_bench_obeys_only_in_order() -> None:
+    with pytest.raises(RuntimeError, match="before it loaded"):
+        Bench().obey(Prepare("eager", 1, False))
+    with pytest.raises(RuntimeError, match="before it prepared"):
+        Bench().obey(TimeWhole(host.Rounds(0.1)))
+
+
+@pytest.mark.timeout(120)
+def test_real_workers_measure_and_leave_nothing_behind(traced, machine, tmp_path) -> None:
+    profile = measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path, budget_s=1.0, links=False)
+    assert set(profile.measured) == {Setting(d.name, b, 1) for b in ("eager", "onnxruntime") for d in machine.devices}
+    for setting, measured in profile.measured.items():
+        assert sum(profile.table(traced.graph, setting.backend, [setting.device]).values()) == pytest.approx(
+            measured.whole.median_s
+        )
+        assert measured.provenance.canary_s > 0 and measured.provenance.versions["torch"] == torch.__version__
+    assert {m.source for s, m in profile.measured.items() if s.backend == "onnxruntime"} == {"profiler"}
+    assert Store(tmp_path).load(traced.graph).measured == profile.measured
+    assert not list(children())
+
+
+@pytest.mark.timeout(120)
+def test_what_fails_in_a_worker_comes_with_its_traceback(traced, machine, tmp_path) -> None:
+    broken = replace(traced, example_inputs=(torch.zeros(3, 5),))
+    with pytest.raises(WorkerError, match=r"(?s)failed at Prepare.*Traceback.*shapes cannot be multiplied"):
+        measure(broken, Machine.of(machine.devices[:1]), store=tmp_path, links=False)
+    assert not list(children()) and not list(tmp_path.glob("*/cpu*.json"))
+
+
+SCRIPT = f"""
+import sys
+from pathlib import Path
+from autosplit.discovering import affinity
+from autosplit.loading import load_model
+from autosplit.machine import Machine, parse_device
+from autosplit.measuring import measure
+from autosplit.tracing import trace
+
+machine = Machine.of([parse_device(f"cpu:{{affinity()[0]}}")])
+traced = trace(load_model({MODEL!r}))
+print("traced", flush=True)
+sys.stdin.readline()
+tell = lambda progress: print(progress.what, flush=True)
+measure(traced, machine, ("eager", "onnxruntime"), store=Path(sys.argv[1]), budget_s=1.0, progress=tell, links=False)
+"""
+
+
+def start(store: Path, temporary: Path) -> subprocess.Popen:
+    temporary.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, store],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_keeps_what_was_measured_and_stops_the_workers(traced, tmp_path) -> None:
+    with start(tmp_path / "store", tmp_path / "tmp") as process:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        while process.stdout.readline() not in ("preparing onnxruntime\n", ""):
+            pass
+        workers = list(children(process.pid))
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode in (-signal.SIGINT, 1) and "KeyboardInterrupt" in errors
+    assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    stored = Store(tmp_path / "store").load(traced.graph)
+    assert {setting.backend for setting in stored.measured} == {"eager"} and not stored.notes
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_at_once_measure_each_thing_once(tmp_path) -> None:
+    with start(tmp_path / "store", tmp_path / "one") as one, start(tmp_path / "store", tmp_path / "two") as two:
+        for process in (one, two):
+            assert process.stdout.readline() == "traced\n"
+        for process in (one, two):
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        told = [process.communicate(timeout=100)[0].splitlines() for process in (one, two)]
+    assert (one.returncode, two.returncode) == (0, 0)
+    assert sorted("timing eager" in lines for lines in told) == [False, True]
+    assert not list((tmp_path / "store").glob("*/*.broken*"))
+
+
+def children(pid: int | None = None) -> list[int]:
+    """The living worker processes of a process."""
+    deadline = time.monotonic() + 5
+    while True:
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                _name, rest = stat.read_text().rsplit(")", 1)
+                state, parent = rest.split()[:2]
+                command = (stat.parent / "cmdline").read_text()
+                if int(parent) == (pid or os.getpid()) and state != "Z" and "autosplit.processes" in command:
+                    found.append(int(stat.parent.name))
+        if pid is not None or not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def test_a_dead_worker_is_named() -> None:
+    class Dead:
+        connection = SimpleNamespace(send=lambda command: (_ for _ in ()).throw(BrokenPipeError()))
+
+        def fate(self) -> str:
+            return "was killed by SIGKILL"
+
+    with pytest.raises(WorkerError, match="measures on 'cpu:0' was killed by SIGKILL"):
+        host._Bench(None, Path(), {"cpu:0": Dead()}).all({"cpu:0": TimeWhole(host.Rounds(1.0))})

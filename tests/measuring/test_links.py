@@ -1,0 +1,47 @@
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosplit.machine import HOST, Link, parse_device
+from autosplit.measuring.links import SIZES_BYTES, _like, fit, measure_links
+
+
+@given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-8))
+def test_fit_finds_the_line(fixed: float, slope: float) -> None:
+    found = fit(SIZES_BYTES, [fixed + slope * size for size in SIZES_BYTES])
+    assert found[0] == pytest.approx(fixed, rel=1e-3) and found[1] == pytest.approx(slope, rel=1e-3)
+
+
+@given(st.lists(st.floats(0, 1), min_size=4, max_size=4))
+def test_fit_is_never_negative(seconds: list[float]) -> None:
+    fixed, slope = fit(SIZES_BYTES, seconds)
+    assert fixed >= 0 and slope >= 0
+
+
+def test_pairs_that_were_not_measured_take_the_median_of_those_that_were() -> None:
+    links = [
+        Link("a", "b", 1.0, 1.0, 1.0, 1.0, 1.0),
+        Link("b", "a", 3.0, 3.0, 3.0, 3.0, 3.0),
+        Link(HOST, "a", 9.0, 9.0, 9.0, 9.0, 9.0),
+    ]
+    others = {(link.source, link.target): link.latency_s for link in _like(links, ["a", "b", "c"])}
+    assert others == dict.fromkeys(
+        [("host", "b"), ("host", "c"), ("a", "host"), ("a", "c"), ("b", "host"), ("b", "c")]
+        + [("c", x) for x in ("host", "a", "b")],
+        2.0,
+    )
+
+
+@pytest.mark.timeout(90)
+def test_links_between_real_workers() -> None:
+    devices = [parse_device(f"cpu:{core}") for core in sorted(os.sched_getaffinity(0))[:2]]
+    names = [HOST, *(device.name for device in devices)]
+    links = measure_links(devices)
+    assert sorted((link.source, link.target) for link in links) == sorted((a, b) for a in names for b in names if a != b)
+    assert all(link.send_s > 0 and link.send_s_per_byte > 0 and link.latency_s >= 0 and link.receive_s > 0 for link in links)
+
+
+def test_devices_without_cores_have_no_links() -> None:
+    assert measure_links([parse_device("null:0")]) == []

@@ -1,0 +1,146 @@
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from autosplit.graph import Graph, Op, Value
+from autosplit.machine import shared_memory_link
+from autosplit.measuring.store import Store, file_safe, mismatch, stored_models
+from autosplit.profile import Profile
+from autosplit.samples import Measured, Provenance, Samples, Setting
+
+HERE = Provenance("this cpu", 2, {"L2": 1 << 20}, {"torch": "2.13.0"}, date="2026-01-01T00:00:00+00:00", canary_s=1e-3)
+ON_0 = Setting("cpu:0", "eager", 1)
+ON_1 = Setting("cpu:0-1", "eager", 2)
+
+
+def chain() -> Graph:
+    values = {f"v{i}": Value(f"v{i}", (1,), "float32", 4) for i in range(3)}
+    ops = tuple(Op(f"op{i}", "relu", "", (f"v{i}",), (f"v{i + 1}",), (), f"sig{i}") for i in range(2))
+    return Graph("a chain", ("v0",), ("v2",), ops, values, {}).verify()
+
+
+def measured(seconds: float = 1.0, provenance: Provenance = HERE) -> Measured:
+    samples = Samples((seconds, seconds * 1.1, seconds * 0.9))
+    return Measured({"sig0": samples, "sig1": samples}, whole=samples, provenance=provenance)
+
+
+def profile() -> Profile:
+    both = Profile.empty(chain()).with_measured(ON_0, measured()).with_measured(ON_1, measured(2.0))
+    return both.with_stage(["op0"], ON_0, Samples((0.5,)), busy=["cpu:1"])
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    store = Store(tmp_path / "profiles")
+    store.save(chain(), profile())
+    return store
+
+
+def test_what_was_saved_is_loaded_with_its_stages(store: Store) -> None:
+    loaded = store.load(chain(), {"eager": HERE})
+    assert loaded == profile() and not loaded.notes
+    assert {path.name for path in store.folder(chain()).glob("*.json")} == {"graph.json", "cpu-0.json", "cpu-0-1.json"}
+    assert store.folder(chain()).name == f"a-chain-{chain().hash[:8]}"
+
+
+def test_a_newer_measurement_takes_the_place_of_the_older_one_of_the_same_machine(store: Store) -> None:
+    newer = replace(HERE, date="2026-02-01T00:00:00+00:00")
+    store.save(chain(), Profile.empty(chain()).with_measured(ON_0, measured(5.0, newer)))
+    loaded = store.load(chain())
+    assert loaded.whole_s("cpu:0", "eager") == 5 and loaded.whole_s("cpu:0-1", "eager") == 2 and not loaded.stages
+    assert len(json.loads((store.folder(chain()) / "cpu-0.json").read_text())["entries"]) == 1
+
+
+def test_machines_and_versions_stand_side_by_side(store: Store) -> None:
+    other = replace(HERE, num_cores=64, date="2026-03-01T00:00:00+00:00")
+    store.save(chain(), Profile.empty(chain()).with_measured(ON_0, measured(0.1, other)))
+    assert store.load(chain(), {"eager": HERE}).whole_s("cpu:0", "eager") == 1
+    assert store.load(chain(), {"eager": other}).whole_s("cpu:0", "eager") == 0.1
+    assert store.load(chain()).whole_s("cpu:0", "eager") == 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"cpu": "another"}, "a processor of 'this cpu', and here it is 'another'"),
+        ({"num_cores": 3}, "a number of cores of '2', and here it is '3'"),
+        ({"caches": {"L2": 1}}, "caches of L2 1048576"),
+        ({"versions": {"torch": "2.14"}}, "versions of torch 2.13.0, and here it is torch 2.14"),
+    ],
+)
+def test_what_does_not_hold_here_is_left_out_with_the_reason(store: Store, change: dict, reason: str) -> None:
+    loaded = store.load(chain(), {"eager": replace(HERE, **change)})
+    assert not loaded.measured and not loaded.stages
+    assert any(note.startswith("eager on cpu:0 with 1 thread: stored, but measured with " + reason) for note in loaded.notes)
+    assert "not installed" in mismatch(HERE, None)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "another model", "not a number", "lacks a field"])
+def test_a_damaged_file_is_named_set_aside_and_replaced(store: Store, damage: str) -> None:
+    path = store.folder(chain()) / "cpu-0.json"
+    text = path.read_text()
+    path.write_text(
+        {
+            "truncated": text[: len(text) // 2],
+            "empty": "",
+            "another model": text.replace(chain().hash, "0" * 16),
+            "not a number": text.replace("1.1", "NaN"),
+            "lacks a field": text.replace('"whole"', '"hole"'),
+        }[damage]
+    )
+    loaded = store.load(chain(), {"eager": HERE})
+    assert list(loaded.measured) == [ON_1]
+    assert (
+        len(loaded.notes) == 1
+        and "cpu-0.json" in loaded.notes[0]
+        and "'cpu-0.json.broken' and is measured again" in loaded.notes[0]
+    )
+    assert (path.parent / "cpu-0.json.broken").exists() and not path.exists()
+    store.save(chain(), profile(), [ON_0])
+    assert store.load(chain(), {"eager": HERE}) == profile()
+
+
+def test_each_broken_file_keeps_a_name_of_its_own(store: Store) -> None:
+    path = store.folder(chain()) / "cpu-0.json"
+    for _ in range(3):
+        path.write_text("{")
+        store.load(chain())
+    assert sorted(entry.name for entry in path.parent.glob("*.broken*")) == [f"cpu-0.json.broken{n}" for n in ("", "1", "2")]
+
+
+def test_writers_at_once_lose_nothing(tmp_path) -> None:
+    store = Store(tmp_path)
+    settings = [Setting("cpu:0", f"backend{i}", 1) for i in range(12)]
+    threads = [
+        threading.Thread(target=lambda s=s: store.save(chain(), Profile.empty(chain()).with_measured(s, measured())))
+        for s in settings
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(store.load(chain()).measured) == set(settings)
+
+
+def test_links_are_kept_for_each_machine(tmp_path) -> None:
+    store = Store(tmp_path)
+    link = shared_memory_link("cpu:0", "cpu:1")
+    store.save_links(HERE, [link])
+    faster = replace(link, latency_s=1e-6)
+    store.save_links(HERE, [faster, shared_memory_link("cpu:1", "cpu:0")])
+    assert store.links(HERE) == (faster, shared_memory_link("cpu:1", "cpu:0"))
+    assert store.links(replace(HERE, cpu="another")) == ()
+    next((tmp_path / "links").glob("*.json")).write_text("{")
+    assert store.links(HERE) == ()
+    assert list((tmp_path / "links").glob("*.broken"))
+
+
+def test_stored_models_need_only_the_folder(store: Store) -> None:
+    [(name, (graph, found))] = stored_models(store.root).items()
+    assert name.startswith("a-chain-") and graph == chain() and found == profile()
+
+
+def test_names_of_files() -> None:
+    assert file_safe("cpu:0-1") != file_safe("cpu:0+1") and file_safe("../..") == "unnamed"

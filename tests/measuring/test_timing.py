@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from autosplit.loading import load_model
+from autosplit.measuring.timing import EagerProbe, Rounds, Timer, eager_weights, run_queue_s
+from autosplit.splitting import StageProgram, save_stage, split
+from autosplit.tracing import Traced, trace
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=16"))
+
+
+@pytest.fixture(scope="module")
+def program(traced: Traced) -> StageProgram:
+    return split(traced, [[op.name for op in traced.graph.ops]])[0]
+
+
+def test_every_op_is_timed_once_a_pass(traced: Traced, program: StageProgram) -> None:
+    probe = EagerProbe(program.module, threads=1)
+    with torch.inference_mode():
+        probe.run(traced.example_inputs)
+        probe.run(traced.example_inputs)
+    nodes = {node.name: node.samples_s for node in probe.nodes()}
+    assert set(nodes) == {op.name for op in traced.graph.ops}
+    assert all(len(samples) == 2 and min(samples) > 0 for samples in nodes.values())
+
+
+def test_timed_passes_compute_what_the_model_computes(traced: Traced, program: StageProgram) -> None:
+    probe = EagerProbe(program.module, threads=torch.get_num_threads())
+    with torch.inference_mode():
+        outputs = probe._interpreter.run(*traced.example_inputs)
+        assert all(torch.equal(one, other) for one, other in zip(outputs, traced.program(*traced.example_inputs), strict=True))
+
+
+@pytest.mark.parametrize("backend", ["eager", "onnxruntime"])
+def test_rounds_interleave_whole_and_profiled_passes(backend: str, tmp_path, traced: Traced, program: StageProgram) -> None:
+    from autosplit.backends.base import get_backend
+
+    save_stage(program, tmp_path / "stage")
+    get_backend(backend).prepare(program, tmp_path / "stage")
+    timer = Timer(program, tmp_path / "stage", backend, 1, traced.example_inputs)
+    assert len(timer.whole(Rounds(0.0, least=3, most=3))) == 3
+    timed = timer.interleaved(Rounds(0.01, least=2, most=5, overlap_s=0.01))
+    assert 2 <= len(timed.whole_s) <= 5
+    assert timed.nodes and all(len(node.samples_s) == len(timed.whole_s) for node in timed.nodes)
+
+
+@pytest.mark.parametrize(
+    ("done", "elapsed_s", "more"),
+    [(0, 9.0, True), (3, 9.0, True), (4, 9.0, False), (4, 1.9, True), (60, 1.9, False), (60, 0.2, True), (60, 0.3, False)],
+)
+def test_rounds_end_by_time_or_number_but_overlap(done: int, elapsed_s: float, more: bool) -> None:
+    assert Rounds(2.0).more(done, elapsed_s) is more
+
+
+def test_weights_are_positive(traced: Traced, program: StageProgram) -> None:
+    with torch.inference_mode():
+        weights = eager_weights(program, 1, traced.example_inputs, passes=2)
+    assert set(weights) == {op.name for op in traced.graph.ops} and min(weights.values()) > 0
+
+
+def test_waits_never_shrink() -> None:
+    first = run_queue_s(1)
+    assert 0 <= run_queue_s(2) <= run_queue_s(1) and run_queue_s(1) >= first
