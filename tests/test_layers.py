@@ -26,7 +26,7 @@ LAYERS = """
     searching
     exporting
     api
-    figures report
+    figures report progress
     options cli
 """
 """Modules and packages in processing order. A module imports what stands before it; a package is one layer."""
@@ -42,7 +42,7 @@ ALLOWED = {
     "networkx": {"figures"},
     "multiprocessing": {"processes", "measuring", "running"},
     "typer": {"options", "cli"},
-    "rich": {"report", "cli"},
+    "rich": {"report", "progress", "cli"},
     "transformers": {"architectures"},
     "onnxruntime": {"backends", "exporting"},
     "openvino": {"backends", "exporting"},
