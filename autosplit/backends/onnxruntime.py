@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from autosplit.backends.aligning import align
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.layout import Port
 from autosplit.backends.onnxfile import (
@@ -94,6 +95,7 @@ def optimise(source: Path, target: Path) -> None:
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     _open_session(source, options)
+    align(target)
 
 
 def _open_session(path: Path, options: Any) -> Any:
