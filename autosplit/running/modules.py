@@ -132,12 +132,7 @@ def import_function(path: str, allowed: Sequence[str]) -> Callable[..., Any]:
         ...
     autosplit.errors.UsageError: function 'os:remove' is not in an allowed module (math); allow its module if you trust it
     """
-    module, _, name = path.partition(":")
-    if not (module and name):
-        raise UsageError(f"function '{path}' is not understood; write package.module:function")
-    if not any(module == one or module.startswith(f"{one}.") for one in allowed):
-        known = ", ".join(allowed) or "none is allowed"
-        raise UsageError(f"function '{path}' is not in an allowed module ({known}); allow its module if you trust it")
+    module, name = check_allowed(path, allowed)
     try:
         function = getattr(importlib.import_module(module), name)
     except ImportError as failure:
@@ -147,6 +142,17 @@ def import_function(path: str, allowed: Sequence[str]) -> Callable[..., Any]:
     if not callable(function):
         raise UsageError(f"'{path}' is {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]
+
+
+def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
+    """Module and name of ``package.module:function``. Raises: UsageError: not of that form, or not in an allowed module."""
+    module, _, name = path.partition(":")
+    if not (module and name):
+        raise UsageError(f"function '{path}' is not understood; write package.module:function")
+    if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+        known = ", ".join(allowed) or "none is allowed"
+        raise UsageError(f"function '{path}' is not in an allowed module ({known}); allow its module if you trust it")
+    return module, name
 
 
 class _Walk(torch.fx.Interpreter):

@@ -4,7 +4,7 @@ import concurrent.futures
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
@@ -33,6 +33,7 @@ class Pipeline:
         room: requests that may wait at the door beside those, before ``submit`` blocks or refuses; as many by default.
         in_order: answer in the order of admission; False answers each request as soon as it is done.
         max_restarts: restarts of workers in a row, without a request done in between, before giving up.
+        groups: names of parameter groups, each with the names of its stages, for ``swap``.
     Raises:
         PlanError: the stages do not fit together.
         BackendError: a stage could not be loaded. WorkerError: a worker died. Nothing is left running.
@@ -48,10 +49,12 @@ class Pipeline:
         room: int | None = None,
         in_order: bool = True,
         max_restarts: int = 3,
+        groups: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         if room is not None and room < 0:
             raise UsageError(f"room must be at least 0 requests, but is {room}")
         self.wiring = wire(stages, inputs, outputs, max_in_flight)
+        self.groups = {name: tuple(members) for name, members in (groups or {}).items()}
         self._deployment = provision(self.wiring)
         self._executor = Executor(
             self._deployment, room=self.wiring.window if room is None else room, in_order=in_order, max_restarts=max_restarts

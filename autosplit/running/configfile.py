@@ -1,0 +1,162 @@
+"""A PipelineConfig as a folder: ``pipeline.yaml`` and the stages beside it, so that the folder can be moved.
+
+Reading one runs no code: a stage is data, and a function is only named until a worker imports it from an allowed module.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from autosplit.backends.base import Precision
+from autosplit.errors import PlanError, raise_faults
+from autosplit.files import read_mapping, write_atomic
+from autosplit.machine import parse_device
+from autosplit.running.config import ModuleEntry, PipelineConfig, Port
+from autosplit.running.modules import PythonFunction, StageFolder
+from autosplit.splitting import save_stage
+from autosplit.tensorspec import TensorSpec
+
+SCHEMA = 1
+FILE = "pipeline.yaml"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Spec(_Strict):
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    offset_bytes: int = 0
+
+    @field_validator("dtype")
+    @classmethod
+    def _is_a_dtype(cls, name: str) -> str:
+        if not isinstance(getattr(torch, name, None), torch.dtype):
+            raise ValueError(f"'{name}' is not a dtype of torch")
+        return name
+
+
+class _Module(_Strict):
+    stage: str | None = None
+    function: str | None = None
+    inputs: list[_Spec] = []
+    outputs: list[_Spec] = []
+    devices: list[str] = Field(min_length=1)
+    backend: str = "eager"
+    precision: Precision = "f32"
+    threads: int | None = Field(default=None, ge=1)
+    queue_depth: int = Field(default=4, ge=1)
+    hang_s: float | None = None
+
+
+class _File(_Strict):
+    schema_: int = Field(alias="schema")
+    modules: dict[str, _Module]
+    inputs: dict[str, list[str]] = {}
+    connections: list[tuple[str, str]] = []
+    outputs: dict[str, str]
+    groups: dict[str, list[str]] = {}
+
+
+def save_config(config: PipelineConfig, folder: Path) -> None:
+    """Write the config and its stages to ``folder``. Raises: PlanError: the config is not complete. OSError: no room."""
+    config.verify()
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {
+        "schema": SCHEMA,
+        "modules": {name: _module(entry, folder) for name, entry in config.modules.items()},
+        "inputs": {
+            name: [label for label, port in config.connections.items() if port.kind == "input" and port.name == name]
+            for name in config.inputs
+        },
+        "connections": [[port.label, label] for label, port in config.connections.items() if port.kind != "input"],
+        "outputs": {name: port.label for name, port in config.outputs.items()},
+        "groups": config.groups,
+    }
+    write_atomic(folder / FILE, yaml.safe_dump(data, sort_keys=False, width=120))
+
+
+def load_config(folder: Path, allowed: Sequence[str] = ()) -> PipelineConfig:
+    """The config in ``folder``.
+
+    Args:
+        folder: as ``save_config`` wrote it, here or on another machine.
+        allowed: modules (or packages) whose functions may be run; the file cannot allow any itself.
+    Raises: PlanError: the file is not understood, or its connections do not hold.
+    """
+    path = folder / FILE
+    data = read_mapping(path, "pipeline", SCHEMA, PlanError)
+    try:
+        content = _File.model_validate(data)
+    except ValidationError as failure:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in failure.errors()]
+        raise_faults(PlanError, f"pipeline file '{path}' is not understood", faults)
+        raise
+    config = PipelineConfig()
+    for name, entry in content.modules.items():
+        _add(config, folder, name, entry, allowed)
+    for name, targets in content.inputs.items():
+        for target in targets:
+            config.input(name).connect(_port(config, target, "input"))
+    for source, target in content.connections:
+        _port(config, source, "output").connect(_port(config, target, "input"))
+    for name, source in content.outputs.items():
+        _port(config, source, "output").connect(config.output(name))
+    for name, members in content.groups.items():
+        for member in members:
+            config.group(name).connect(config[member].parameters)
+    return config.verify()
+
+
+def _module(entry: ModuleEntry, folder: Path) -> dict[str, Any]:
+    placement = {
+        "devices": [device.name for device in entry.devices],
+        "backend": entry.backend,
+        "precision": entry.precision,
+        "threads": entry.threads,
+        "queue_depth": entry.queue_depth,
+        "hang_s": entry.hang_s,
+    }
+    if isinstance(entry.source, PythonFunction):
+        specs = {
+            "inputs": [_plain(spec) for spec in entry.inputs],
+            "outputs": [_plain(spec) for spec in entry.outputs],
+        }
+        return {"function": entry.source.path, **specs, **placement}
+    stage = folder / entry.name
+    if not isinstance(entry.source, StageFolder):
+        save_stage(entry.source, stage)
+    elif entry.source.folder.resolve() != stage.resolve():
+        shutil.copytree(entry.source.folder, stage, dirs_exist_ok=True)
+    return {"stage": entry.name, **placement}
+
+
+def _plain(spec: TensorSpec) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(spec).items()}
+
+
+def _add(config: PipelineConfig, folder: Path, name: str, entry: _Module, allowed: Sequence[str]) -> None:
+    devices = [parse_device(device) for device in entry.devices]
+    settings = entry.model_dump(include={"backend", "precision", "threads", "queue_depth", "hang_s"})
+    if (entry.stage is None) == (entry.function is None):
+        raise PlanError(f"module '{name}' must name a stage or a function, one of the two")
+    if entry.stage is not None:
+        config.add_stage(name, folder / entry.stage, devices, **settings)
+    else:
+        inputs, outputs = ([TensorSpec(**one.model_dump()) for one in side] for side in (entry.inputs, entry.outputs))
+        config.add_function(name, str(entry.function), allowed, inputs, outputs, devices, **settings)
+
+
+def _port(config: PipelineConfig, label: str, side: str) -> Port:
+    module, _, name = label.partition(".")
+    entry = config[module]
+    return entry.input(name) if side == "input" else entry.output(name)

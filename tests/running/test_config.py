@@ -1,0 +1,172 @@
+"""A config connects by name, refuses each misuse in its own words, prints without a trace, and survives its file."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from pipelines import CORES, NULL, spec
+
+from autosplit.errors import AutosplitError, PlanError, UsageError
+from autosplit.loading import load_model
+from autosplit.running.config import ModuleEntry, PipelineConfig, config_of
+from autosplit.running.configfile import FILE, load_config, save_config
+from autosplit.splitting import split
+from autosplit.tensorspec import TensorSpec
+from autosplit.tracing import trace
+
+pytestmark = pytest.mark.timeout(100)
+
+
+def add(config: PipelineConfig, name: str, function: str, reads: str, makes: str = "out", width: int = 4) -> ModuleEntry:
+    """A function of tests/pipelines.py on a null device."""
+    inputs, outputs = ([spec(one, width) for one in side.split()] for side in (reads, makes))
+    return config.add_function(name, f"pipelines:{function}", ["pipelines"], inputs, outputs, [NULL])
+
+
+@pytest.fixture
+def config() -> PipelineConfig:
+    """x -> a -> b(a, a, twice) -> y, and a skip of a to the output; c waits unconnected, d has another shape."""
+    config = PipelineConfig()
+    add(config, "b", "add", "one other")
+    add(config, "a", "increment", "value")
+    config.input("x").connect(config["a"].input("value"))
+    config["a"].output(0).connect(config["b"].input("one"))
+    config["a"].output("out").connect(config["b"].input("other"))
+    config["b"].output(0).connect(config.output("y"))
+    config["a"].output(0).connect(config.output("early"))
+    return config
+
+
+SHOWN = """\
+inputs
+  x -> a.value
+modules
+  a (pipelines:increment) on null:0
+  b (pipelines:add) on null:0
+connections
+  a.out -> b.one
+  a.out -> b.other
+outputs
+  y <- b.out
+  early <- a.out"""
+
+
+def test_a_config_runs(config: PipelineConfig, tmp_path: Path) -> None:
+    assert config.order() == ["a", "b"]
+    with config.build(tmp_path) as pipeline:
+        assert [float(value[0]) for value in pipeline.run([torch.full((4,), 3.0)])] == [8, 4]
+
+
+def test_printing_shows_it_and_changes_nothing(config: PipelineConfig) -> None:
+    assert str(config) == SHOWN == str(config)
+
+
+def test_a_cycle_is_refused_with_its_path() -> None:
+    config = PipelineConfig()
+    for name in "abc":
+        add(config, name, "increment", "value")
+    config["a"].output(0).connect(config["b"].input("value"))
+    config["b"].output(0).connect(config["c"].input("value"))
+    with pytest.raises(PlanError, match=r"module output 'c.out' to module input 'a.value': that makes a cycle: a -> b -> c -> a"):
+        config["c"].output(0).connect(config["a"].input("value"))
+    config.input("x").connect(config["a"].input("value"))
+
+
+@pytest.mark.parametrize(
+    "misuse,fault",
+    [
+        (lambda c: c["none"], "there is no module 'none'; the modules are: b, a"),
+        (lambda c: c["a"].input("none"), "module 'a' has no input 'none'; its inputs are: value"),
+        (lambda c: c["a"].output("none"), "module 'a' has no output 'none'; its outputs are: out"),
+        (lambda c: c["a"].output(1), "module 'a' has no output 1; it has 1"),
+        (lambda c: c.input("a.b"), "input name 'a.b' is not understood"),
+        (lambda c: add(c, "a", "double", "value"), "there is a module 'a' already"),
+        (lambda c: c["a"].output(0).connect(c["a"].input("value")), "a module cannot feed itself"),
+        (lambda c: c["a"].input("value").connect(c["b"].input("one")), "connect what feeds the first to the second as well"),
+        (lambda c: c["a"].output(0).connect(c["b"].output(0)), "connect an output to an input"),
+        (lambda c: c.output("y").connect(c["a"].input("value")), "an output of the pipeline is no source"),
+        (lambda c: c.input("x").connect(c.output("z")), "pass it around the pipeline instead"),
+        (lambda c: c.input("x").connect(c.input("z")), "it goes to module input only"),
+        (lambda c: c.group("g").connect(c["a"].input("value")), "it goes to module parameters only"),
+        (lambda c: c.input("x").connect(c["a"].parameters), "it goes to module input only"),
+        (lambda c: c.input("z").connect(c["a"].input("value")), "it is fed by input 'x' already"),
+        (lambda c: c["a"].output(0).connect(c.output("y")), "it is fed by module output 'b.out' already"),
+        (lambda c: c["b"].output(0).connect(PipelineConfig().output("z")), "they belong to two configs"),
+        (lambda c: c.input("x").connect(add(c, "d", "double", "v", width=5).input("v")), "float32[4] and the other float32[5]"),
+        (
+            lambda c: c["b"].output(0).connect(add(c, "d", "double", "v", width=5).input("v")),
+            "float32[4] and the other float32[5]",
+        ),
+        (lambda c: (c.group("g").connect(c["a"].parameters), c.group("h").connect(c["a"].parameters)), "in group 'g' already"),
+        (lambda c: c.add_function("f", "os:remove", ["pipelines"], [], [], [NULL]), "is not in an allowed module (pipelines)"),
+        (lambda c: add(c, "open", "double", "v") and c.verify(), "module input 'open.v' is left open"),
+        (lambda c: PipelineConfig().verify(), "it has no outputs"),
+    ],
+)
+def test_each_misuse_has_its_own_error_and_changes_nothing(
+    config: PipelineConfig, misuse: Callable[[PipelineConfig], object], fault: str
+) -> None:
+    before = dict(config.connections), dict(config.outputs), list(config.inputs)
+    with pytest.raises((PlanError, UsageError)) as caught:
+        misuse(config)
+    assert fault in str(caught.value)
+    assert (config.connections, config.outputs, config.inputs) == before
+
+
+def test_a_file_round_trips_and_the_folder_moves(tmp_path: Path) -> None:
+    config = PipelineConfig()
+    config.add_model("net", load_model("autosplit.examples.mlp:mlp?depth=2&width=8"), [CORES[0]], threads=1)
+    wide = TensorSpec("v", (1, 8), (8, 1), "float32")
+    config.add_function("after", "pipelines:double", ["pipelines"], [wide], [wide], [NULL], queue_depth=2)
+    config.input("x").connect(config["net"].input(config["net"].inputs[0].name))
+    config["net"].output(0).connect(config["after"].input("v"))
+    config["after"].output(0).connect(config.output("y"))
+    config.group("weights").connect(config["net"].parameters)
+    with pytest.raises(PlanError):
+        config["after"].output(0).connect(config.output("y"))
+    save_config(config, tmp_path / "here")
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    again = load_config(tmp_path / "there", ["pipelines"])
+    assert str(again) == str(config) and again.groups == {"weights": ["net"]}
+    save_config(again, tmp_path / "there")
+    model = load_model("autosplit.examples.mlp:mlp?depth=2&width=8")
+    with again.build(tmp_path / "work") as pipeline, torch.inference_mode():
+        assert torch.allclose(pipeline.run(model.args)[0], 2 * model.module(*model.args))
+    with pytest.raises(UsageError, match="allow its module if you trust it"):
+        load_config(tmp_path / "there")
+
+
+@pytest.mark.parametrize(
+    "change,fault",
+    [
+        (lambda data: data.update(schema=9), "has schema version 9, and this autosplit reads version 1"),
+        (lambda data: data.update(extra=1), "extra: Extra inputs are not permitted"),
+        (lambda data: data["modules"]["a"].update(stage="s"), "module 'a' must name a stage or a function, one of the two"),
+        (lambda data: data["modules"]["a"]["inputs"][0].update(dtype="load"), "'load' is not a dtype of torch"),
+        (lambda data: data["connections"].append(["a.out", "b.none"]), "module 'b' has no input 'none'"),
+        (lambda data: data["connections"].pop(), "module input 'b.other' is left open"),
+        (lambda data: data["modules"]["a"].update(devices=["tpu:0"]), "device 'tpu:0' is not understood"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(
+    config: PipelineConfig, tmp_path: Path, change: Callable[[dict[str, object]], object], fault: str
+) -> None:
+    save_config(config, tmp_path)
+    data = yaml.safe_load((tmp_path / FILE).read_text())
+    change(data)
+    (tmp_path / FILE).write_text(yaml.safe_dump(data))
+    with pytest.raises(AutosplitError) as caught:
+        load_config(tmp_path, ["pipelines"])
+    assert fault in str(caught.value)
+
+
+def test_a_plan_becomes_a_config() -> None:
+    traced = trace(load_model("autosplit.examples.unet:unet?size=16&channels=4"))
+    ops = [op.name for op in traced.graph.ops]
+    programs = split(traced, [ops[: len(ops) // 2], ops[len(ops) // 2 :]])
+    config = config_of([(program, [NULL], {"threads": 1}) for program in programs], traced.graph.inputs, traced.graph.outputs)
+    assert config.verify().order() == ["stage0", "stage1"]
+    assert config["stage0"].threads == 1
