@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from autosplit import loading, measuring, searching, tracing
 from autosplit.alternatives import eager_today, machine_of, simple_plans
-from autosplit.backends.base import Precision
+from autosplit.backends.base import Precision, get_backend
 from autosplit.comparing import Progress, run_report
 from autosplit.constraints import Constraints
 from autosplit.discovering import machine_for
@@ -236,6 +236,8 @@ def auto(
     ``progress`` is called with the name of each step and gives the step's progress function.
     """
     wanted = constraints or Constraints()
+    for backend in backends:
+        get_backend(backend)
     machine = devices if isinstance(devices, Machine) else machine_for(devices)
     step = progress or (lambda name: lambda share, text: None)
     traced = trace(model, batch, seq_len, inputs=inputs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 import torch
+from torch import fx
 
 from autosplit.backends.base import TOLERANCE, NumericalError, Precision, compare, get_backend
 from autosplit.deploying import Workspace, deploy
@@ -109,7 +110,7 @@ class Arena:
 
     def _check(self, plan: Plan, pipeline: Pipeline, traced: Traced) -> Loaded:
         work = distinct_inputs(traced.example_inputs)
-        expected = _expected(traced, work, max(stage.threads for stage in plan.stages))
+        expected = _expected(traced, work, plan)
         answers = pipeline.run_many([work[k % len(work)] for k in range(2 * len(work))])
         names = traced.graph.outputs
         errors = [compare(names, answer, expected[k % len(work)]) for k, answer in enumerate(answers)]
@@ -126,15 +127,29 @@ class Arena:
         return Loaded(plan, pipeline, work, worst, equal, LatencyStats.of(alone_s))
 
 
-def _expected(traced: Traced, work: Sequence[Microbatch], threads: int) -> list[Microbatch]:
-    """What the unsplit model gives in eager with as many threads as a stage has: their number can change the bits."""
+def _expected(traced: Traced, work: Sequence[Microbatch], plan: Plan) -> list[Microbatch]:
+    """What the unsplit model gives in eager, each op with the threads of its stage: their number can change the bits."""
+    unsplit = _Threaded(traced, {op: stage.threads for stage in plan.stages for op in stage.ops})
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            return [tuple(traced.program(*inputs)) for inputs in work]
+            return [tuple(unsplit.run(*inputs)) for inputs in work]
     finally:
         torch.set_num_threads(before)
+
+
+class _Threaded(fx.Interpreter):
+    """Runs the unsplit program op by op, with a number of threads for each."""
+
+    def __init__(self, traced: Traced, threads: Mapping[str, int]) -> None:
+        super().__init__(traced.program)
+        self._threads = threads
+
+    def run_node(self, n: fx.Node) -> object:
+        wanted = self._threads.get(n.name)
+        if wanted is not None and wanted != torch.get_num_threads():
+            torch.set_num_threads(wanted)
+        return super().run_node(n)
 
 
 def run_report(
