@@ -73,9 +73,8 @@ def plot_stage_balance(plan: Plan, stats: RunStats | None = None) -> Picture:
 def _stack(axes: Axes, x: float, width: float, parts: Sequence[float], shade: str) -> None:
     """One bar of computing, sending and waiting; the number above it is the busy part."""
     for number, ((own_shade, hatch), part) in enumerate(zip(PARTS, parts, strict=True)):
-        style = Patch(facecolor=own_shade or shade, hatch=hatch, alpha=0.6, edgecolor="white")
-        bar = axes.bar(x, part, width, bottom=sum(parts[:number]))
-        bar[0].update_from(style)
+        below = sum(parts[:number])
+        axes.bar(x, part, width, bottom=below, facecolor=own_shade or shade, hatch=hatch, alpha=0.6, edgecolor="white")
     above(axes, x, sum(parts), parts[0] + parts[1])
 
 
@@ -234,7 +233,7 @@ def plot_baselines(report: RunReport) -> Picture:
         beside(axes, max(*outcome.rounds_per_s, rate, predicted), row, text)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.margins(x=0.25)
+    axes.margins(x=0.4)
     axes.set_xlabel("throughput, measured [items/s]")
     axes.set_title(f"{report.model}: ways to run it; '{report.chosen}' is the one to use", fontsize=11, loc="left")
     bare(axes)

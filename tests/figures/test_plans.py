@@ -35,6 +35,9 @@ def test_balance_shows_measured_beside_predicted(plan: Plan, stats: RunStats) ->
     figure = plot_stage_balance(plan, stats)
     heights = [bar.get_height() for bar in bars(figure.axes[0])]
     assert heights == pytest.approx([4.0, 4.4, 0.2, 1.0, 6.0, 6.6, 0.2, 1.0])
+    figure.draw_without_rendering()
+    drawn = [bar.get_window_extent().height for bar in bars(figure.axes[0])]
+    assert drawn == pytest.approx([drawn[0] * height / 4.0 for height in heights])
     assert [text.get_text() for text in figure.axes[0].texts] == ["4", "4.6", "6", "6.8"]
     assert figure._repr_png_().startswith(b"\x89PNG")
 
