@@ -35,7 +35,7 @@ class Costs(NamedTuple):
 class Filling(NamedTuple):
     """A block while it grows: its cost by class, and the pins of each net that are in it or stand before it.
 
-    ``surely`` is the part of ``moved`` that no further item can take away.
+    ``surely`` is the part of ``moved`` that no further item can take away, ``load`` what ``price`` says of it.
     """
 
     work: Floats
@@ -46,6 +46,7 @@ class Filling(NamedTuple):
     made: NDArray[np.bool_]
     before: Ints
     held: Ints
+    load: Floats
 
 
 def costs_of(items: Items) -> Costs:
@@ -64,15 +65,15 @@ def empty_filling(costs: Costs) -> Filling:
     return Filling(
         np.zeros(classes), np.zeros(classes), np.zeros(classes), np.zeros(1), np.zeros(nets, dtype=np.int64),
         np.zeros(nets, dtype=np.bool_), np.zeros(nets, dtype=np.int64), np.zeros(len(costs.weight_bytes), dtype=np.int64),
+        np.zeros(classes),
     )  # fmt: skip
 
 
 @compiled
 def reset(filling: Filling) -> None:
     """No cost yet; the nets' counts are the caller's to clear."""
-    filling.work[:] = 0.0
-    filling.moved[:] = 0.0
-    filling.surely[:] = 0.0
+    for k in range(len(filling.work)):
+        filling.work[k] = filling.moved[k] = filling.surely[k] = 0.0
     filling.memory[0] = 0.0
 
 
@@ -126,9 +127,10 @@ def shift(costs: Costs, filling: Filling, item: int, change: int) -> None:
 
 
 @compiled
-def price(costs: Costs, filling: Filling, load: Floats) -> float:
+def price(costs: Costs, filling: Filling) -> float:
     """Fill in the load on a device of each class; returns the least load that any block that holds this one can have."""
     floor = np.inf
+    load = filling.load
     for k in range(len(load)):
         work, moved, surely = filling.work[k], filling.moved[k], filling.surely[k]
         if filling.memory[0] > costs.caps[k] * (1 + 1e-12):
@@ -143,10 +145,10 @@ def price(costs: Costs, filling: Filling, load: Floats) -> float:
 
 
 @compiled
-def widest_load(load: Floats, takes: Ints, width: int) -> float:
-    """Seconds per sample of the block on a set of devices: its slowest class, over the number of replicas."""
+def widest_load(load: Floats, takes: Ints, move: int, width: Ints) -> float:
+    """Seconds per sample of the block on the devices of a move: its slowest class, over the number of replicas."""
     top = 0.0
     for k in range(len(load)):
-        if takes[k] > 0:
+        if takes[move, k] > 0:
             top = max(top, load[k])
-    return top / width
+    return float(top / width[move])

@@ -1,11 +1,14 @@
-"""What keeps a problem from having any plan: the faults that can be seen without a search, in words."""
+"""What keeps a problem from having any plan, in words: what can be seen without a search, and small sets that conflict."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
 
 import numpy as np
 
 from autosplit.errors import InfeasibleError
 from autosplit.planners.items import Items
+from autosplit.planners.request import Request
 from autosplit.problem import Problem
 from autosplit.tables import bytes_text
 
@@ -65,3 +68,84 @@ def _too_large(problem: Problem, ops: Sequence[int], need: float, roomy: int, nu
         f"{_names(problem, ops)} {verb} {bytes_text(need)} of weights on one device{part}, and {among} is {cap} "
         f"('{problem.devices[roomy]}'). Raise that device's memory, or add a device that holds it."
     )
+
+
+Feasible = Callable[[Problem, Request], bool]
+
+
+def conflict(problem: Problem, request: Request, feasible: Feasible) -> list[str]:
+    """A set of constraints that cannot hold together, of which none can be left out; a sentence each.
+
+    Constraints are dropped one after the other, and stay dropped while no plan fits (the deletion filter of Chinneck and
+    Dravnieks, 1991); first whole kinds, then the members of the kinds that remain.
+    """
+    kept = _constraints(problem, request)
+    kinds = list(dict.fromkeys(kind for kind, _, _ in kept))
+    for kind in kinds:
+        fewer = [entry for entry in kept if entry[0] != kind]
+        if len(fewer) < len(kept) and not feasible(*_with(problem, request, fewer)):
+            kept = fewer
+    for entry in list(kept):
+        fewer = [other for other in kept if other is not entry]
+        if not feasible(*_with(problem, request, fewer)):
+            kept = fewer
+    return [words for _, words, _ in kept]
+
+
+Constraint = tuple[str, str, int | str]
+
+
+def _constraints(problem: Problem, request: Request) -> list[Constraint]:
+    """(kind, in words, key) of all that may be dropped."""
+    found: list[Constraint] = []
+    for name, words in (
+        ("num_stages", f"exactly {request.num_stages} stages are asked for"),
+        ("max_stages", f"at most {request.max_stages} stages are asked for"),
+        ("min_stage_s", f"a stage takes at least {request.min_stage_s:.3g} s"),
+        ("max_latency_s", f"a sample takes at most {request.max_latency_s:.3g} s"),
+    ):
+        if getattr(request, name) != getattr(Request(), name):
+            found.append((name, words, name))
+    if request.contiguous and problem.order:
+        kept = "one block" if not request.reuse else f"{request.num_stages} blocks in all"
+        found.append(
+            ("chain", f"stages form a chain, with {kept} on a device" if kept == "one block" else f"a chain of {kept}", 0)
+        )
+    for group, ops in enumerate(problem.groups):
+        found.append(("group", f"{_names(problem, ops)} stay together".replace(", which stay together,", ""), group))
+    for device in np.flatnonzero(np.isfinite(problem.memory_bytes)):
+        cap = bytes_text(problem.memory_bytes[device])
+        found.append(("memory", f"'{problem.devices[device]}' holds at most {cap}", int(device)))
+    for number, pool in enumerate(problem.pools):
+        names = ", ".join(f"'{problem.devices[device]}'" for device in pool.devices)
+        found.append(("pool", f"{names} hold at most {bytes_text(pool.num_bytes)} together", number))
+    for op in np.flatnonzero(np.isinf(problem.compute_s).any(axis=1)):
+        devices = np.flatnonzero(np.isinf(problem.compute_s[op]))
+        reasons = [
+            problem.reasons.get((int(op), int(d)), f"op '{problem.ops[op]}' cannot run on '{problem.devices[d]}'")
+            for d in devices
+        ]
+        found.append(("place", "; ".join(dict.fromkeys(reasons)), int(op)))
+    return found
+
+
+def _with(problem: Problem, request: Request, kept: Sequence[Constraint]) -> tuple[Problem, Request]:
+    """The problem and request with only these constraints; an op that is let onto a device takes no time there."""
+    keys = {(kind, key) for kind, _, key in kept}
+    compute = problem.compute_s.copy()
+    for op in range(problem.num_ops):
+        if ("place", op) not in keys:
+            compute[op][np.isinf(compute[op])] = 0.0
+    memory = [cap if ("memory", device) in keys else inf for device, cap in enumerate(problem.memory_bytes)]
+    changed = replace(
+        problem,
+        compute_s=compute,
+        memory_bytes=np.array(memory),
+        groups=tuple(ops for number, ops in enumerate(problem.groups) if ("group", number) in keys),
+        pools=tuple(pool for number, pool in enumerate(problem.pools) if ("pool", number) in keys),
+    )
+    default = Request()
+    names = ("num_stages", "max_stages", "min_stage_s", "max_latency_s")
+    options = {name: getattr(request if (name, name) in keys else default, name) for name in names}
+    contiguous = request.contiguous and ("chain", 0) in keys
+    return changed, replace(request, contiguous=contiguous, **options)

@@ -8,6 +8,7 @@ the least of it, so what is proved on them is a bound; ``exact`` says whether it
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,10 +95,17 @@ class Items:
         return tuple(sorted(op for item in items for op in self.ops[item]))
 
 
-def contract(problem: Problem, request: Request) -> Items:
-    """The items of a problem; for a plan that need not be contiguous, ops of a group only."""
+def contract(problem: Problem, request: Request, limit_s: float = inf, merge: bool = True) -> Items:
+    """The items of a problem; for a plan that need not be contiguous, ops of a group only.
+
+    Args:
+        problem: what is asked.
+        request: the limits on a plan.
+        limit_s: only plans below this many seconds count, so an item may not go where it alone takes as long.
+        merge: join items that some best plan keeps together anyway.
+    """
     home = _components(problem, request.contiguous)
-    return _items(problem, request, home)
+    return _items(problem, request, home, limit_s, merge)
 
 
 def _components(problem: Problem, contiguous: bool) -> Ints:
@@ -172,13 +180,14 @@ def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Flo
     return least[0], least[1], equal
 
 
-def _items(problem: Problem, request: Request, home: Ints) -> Items:
+def _items(problem: Problem, request: Request, home: Ints, limit_s: float, merge: bool) -> Items:
     classes = problem.device_classes
     firsts = [members[0] for members in classes]
     numbers, home = np.unique(home, return_inverse=True)
     count = len(numbers)
     compute = np.zeros((count, len(classes)))
     np.add.at(compute, home, problem.compute_s[:, firsts])
+    compute[compute >= limit_s * request.max_replicas] = np.inf
     num_bytes = np.zeros(count)
     np.add.at(num_bytes, home, problem.op_bytes)
     send, receive, equal = _pair_costs(problem, classes)
@@ -190,7 +199,7 @@ def _items(problem: Problem, request: Request, home: Ints) -> Items:
             num_bytes[min(users)] += size
     weights = [(size, users) for size, users in weights if len(users) > 1]
     tight = num_bytes.sum() + sum(size for size, _ in weights) > problem.memory_bytes.min() or bool(problem.pools)
-    if not request.counted and request.contiguous and not problem.overlap:
+    if merge and not request.counted and request.contiguous and not problem.overlap:
         target = merge_dominated(compute, fixed, num_bytes, nets, edges, {u for _, users in weights for u in users}, tight)
     else:
         target = np.arange(count)

@@ -107,9 +107,13 @@ def chain_in_order(items: Items, request: Request, usage: Usage, weights: Floats
     rest[:-1] = np.cumsum(item_work(items, weights)[order][::-1])[::-1]
     costs = costs_of(items)
     room = capacity(usage, weights)
-    value, parent = _forward(
-        costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, request.min_stage_s
-    )
+    value = np.full((items.num_items + 1, len(usage.after)), inf)
+    parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
+    value[0, 0] = 0.0
+    _forward(
+        costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, request.min_stage_s,
+        value, parent,
+    )  # fmt: skip
     last = np.where(usage.final, value[-1], inf)
     state = int(last.argmin())
     if not last[state] < limit_s:
@@ -126,32 +130,38 @@ def chain_in_order(items: Items, request: Request, usage: Usage, weights: Floats
 @compiled
 def _forward(
     costs: Costs, filling: Filling, order: Ints, after: Ints, takes: Ints, width: Ints, room: Floats, rest: Floats,
-    limit: float, least: float,
-) -> tuple[Floats, Ints]:  # fmt: skip
-    """Values of (prefix length, usage), and for each the (prefix, usage, move) that it came from."""
-    count, num_states = len(order), len(after)
-    value = np.full((count + 1, num_states), np.inf)
-    parent = np.full((count + 1, num_states, 3), -1, dtype=np.int64)
-    value[0, 0] = 0.0
-    load = np.zeros(costs.compute.shape[1])
+    limit: float, least: float, value: Floats, parent: Ints,
+) -> None:  # fmt: skip
+    """Fill in the values of (prefix length, usage), and for each the (prefix, usage, move) that it came from."""
+    count = len(order)
+    widest = 0
+    for move in range(len(width)):
+        widest = max(widest, width[move])
     strict = limit * (1 - ROUNDING)
     for start in range(count):
-        if value[start].min() < strict:
+        if _least(value, start) < strict:
             reset(filling)
             end = start
             while end < count:
                 add(costs, filling, order[end])
                 end += 1
-                if not price(costs, filling, load) < strict * width.max():
+                if not price(costs, filling) < strict * widest:
                     break
                 for move in range(len(takes)):
-                    top = widest_load(load, takes[move], width[move])
+                    top = widest_load(filling.load, takes, move, width)
                     if top < strict and top >= least * (1 - ROUNDING):
                         _relax(value, parent, after, room, start, end, move, top, rest[end] / (1 + ROUNDING), limit)
             for position in range(start, end):
                 remove(costs, filling, order[position])
         shift(costs, filling, order[start], 1)
-    return value, parent
+
+
+@compiled
+def _least(value: Floats, row: int) -> float:
+    least = np.inf
+    for column in range(value.shape[1]):
+        least = min(least, value[row, column])
+    return least
 
 
 @compiled

@@ -1,8 +1,9 @@
 """Merging items that some best plan keeps together anyway, so that fewer are left to decide.
 
-An item u with one neighbour v in the order on that side, joined to it by nets of their own, may move to v's block at no
-loss if, on every class of device, those nets cost at least as much as u's compute and all its other nets together:
-the block it leaves saves at least what it pays more, and so does the block it enters. Contiguous plans only.
+An item u with one neighbour v in the order on that side may move to v's block if no device pays more for it then. Nets of
+the two alone save what they cost on both sides. Other nets that touch both cost no more than before: v's block paid
+already, and so did the producer's; only where u is the producer do a sender and a receiver change roles. Nets that touch u
+and not v may cost in full, and so may u's compute where it goes. Contiguous plans only.
 """
 
 from collections.abc import Iterable
@@ -30,7 +31,7 @@ def merge_dominated(
         tight: memory caps may bind, so items with memory stay where they are.
     """
     work = _Merging(compute.copy(), nets, edges)
-    movable = np.isfinite(compute).all(axis=1) & (fixed == 0).all(axis=1)
+    movable = (fixed == 0).all(axis=1)
     if tight:
         movable &= num_bytes == 0
         movable[list(tied)] = False
@@ -41,7 +42,6 @@ def merge_dominated(
             continue
         goal = work.home_for(item)
         if goal >= 0:
-            movable[goal] = movable[goal] and movable[item]
             queue += [item for item in work.merge(item, goal) if movable[item]]
     return np.array([work.find(item) for item in range(len(compute))], dtype=np.int64)
 
@@ -75,24 +75,31 @@ class _Merging:
 
     def home_for(self, item: int) -> int:
         """The neighbour that the item loses nothing by joining, or -1."""
-        for near, later in ((self.after[item], True), (self.before[item], False)):
+        for near in (self.after[item], self.before[item]):
             if len(near) == 1:
                 goal = next(iter(near))
-                if self._dominated(item, goal, later):
+                if self._dominated(item, goal):
                     return goal
         return -1
 
-    def _dominated(self, item: int, goal: int, later: bool) -> bool:
-        """Whether the nets between the two cost more, on each class, than all else that the item brings along."""
-        maker = item if later else goal
-        other = self.compute[item].copy()
-        between = np.zeros_like(other)
+    def _dominated(self, item: int, goal: int) -> bool:
+        """Whether no class of device pays more: neither where the item leaves, nor where the goal stands."""
+        here, there = np.isfinite(self.compute[item]), np.isfinite(self.compute[goal])
+        if (there & ~here).any():
+            return False
+        cost = np.zeros_like(self.compute[item])
+        saved = np.zeros_like(cost)
         for net in self.touching[item]:
-            if self.producer[net] == maker and self.pins[net] == {item, goal}:
-                between += np.minimum(self.send[net], self.receive[net])
-            else:
-                other += np.maximum(self.send[net], self.receive[net])
-        return bool((other <= between).all())
+            send, receive = self.send[net], self.receive[net]
+            if goal not in self.pins[net]:
+                cost += np.maximum(send, receive)
+            elif len(self.pins[net]) == 2 and self.producer[net] in (item, goal):
+                saved += np.minimum(send, receive)
+            elif self.producer[net] == item:
+                cost += np.abs(send - receive)
+        leaves = (cost <= saved + self.compute[item])[here].all()
+        enters = (cost + self.compute[item] <= saved)[there].all()
+        return bool(leaves and enters)
 
     def merge(self, item: int, goal: int) -> set[int]:
         """Join the item to the goal; returns the items to look at again."""

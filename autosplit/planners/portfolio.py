@@ -1,19 +1,19 @@
 """solve(): the planners one after the other, each with what the last one found, until the gap is closed or time is up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from time import monotonic
 
 from autosplit.cost import evaluate, verify
 from autosplit.errors import InfeasibleError
-from autosplit.planners import bounds, infeasible, linear, reusing
+from autosplit.planners import bounds, downsets, ilp, infeasible, linear, reusing
 from autosplit.planners.items import Items, contract
 from autosplit.planners.request import Objective, Request, objective_s, request_faults
 from autosplit.planners.usage import sequence_usage, usage_of
-from autosplit.problem import Block, Problem, Solution
+from autosplit.problem import Block, Floats, Problem, Solution
 
-CLOSED = 1e-9
+CLOSED = 1e-6
 """A gap below this share of the objective is rounding: the plan is optimal."""
 
 
@@ -60,9 +60,9 @@ class Search:
         return self.objective_s - self.bound_s <= CLOSED * self.objective_s
 
     @property
-    def late(self) -> bool:
-        """Whether time is up."""
-        return monotonic() >= self.deadline
+    def left_s(self) -> float:
+        """Seconds until time is up."""
+        return self.deadline - monotonic()
 
 
 def solve(
@@ -102,12 +102,14 @@ def solve(
         reuse=num_stages is not None and num_stages > problem.num_devices,
     ).verify(problem)  # fmt: skip
     search = Search(problem, request, started + time_limit_s, log or (lambda line: None))
-    items = contract(problem, replace(request, contiguous=True))
-    infeasible.refuse_hopeless(problem, contract(problem, request) if not contiguous else items)
+    items = contract(problem, request)
+    infeasible.refuse_hopeless(problem, items)
     _one_device(search)
-    _contiguous(search, items)
+    _chain(search)
+    if request.objective == "throughput":
+        _integer_program(search, seed)
     if not search.blocks:
-        raise InfeasibleError("no plan fits: no split was found that meets all constraints together. Relax one of them.")
+        _refuse(search, seed)
     return _solution(search, monotonic() - started)
 
 
@@ -118,9 +120,10 @@ def _one_device(search: Search) -> None:
         search.offer((Block(everything, (device,)),), "one device")
 
 
-def _contiguous(search: Search, items: Items) -> None:
-    """The chain planners."""
-    request = search.request
+def _chain(search: Search) -> None:
+    """The chain planners; for a plan that need not be a chain, their answer is where to start from."""
+    request = replace(search.request, contiguous=True)
+    items = contract(search.problem, request)
     weights = bounds.multipliers(items)
     bound_s = bounds.compute_bound_s(items, request, weights)
     if request.objective == "throughput" and isfinite(bound_s):
@@ -134,6 +137,85 @@ def _contiguous(search: Search, items: Items) -> None:
     chain = linear.best_chain(items, request, usage, weights, bound_s, search.objective_s, search.deadline)
     if chain is not None:
         search.offer(chain_blocks(items, chain), "linear orders")
+    if search.request.contiguous:
+        _prove_chain(search, weights)
+
+
+def _prove_chain(search: Search, weights: Floats) -> None:
+    """Better chains than the best one, over all orders; that there are none is the proof.
+
+    Where the items are not exact, a chain below the limit is a bound, and its true cost is evaluated like any plan's.
+    """
+    request = search.request
+    if search.closed or request.objective != "throughput":
+        return
+    items = contract(search.problem, request, limit_s=search.objective_s)
+    usage = usage_of(items, request)
+    if usage is None:
+        return
+    limit_s = search.objective_s
+    outcome = downsets.best_chain(items, request, usage, weights, limit_s, search.deadline)
+    search.note(f"down-sets: {outcome.num_sets} reached", "down-sets")
+    if outcome.chain is not None:
+        search.offer(chain_blocks(items, outcome.chain), "down-sets")
+        limit_s = outcome.chain.value_s
+    if outcome.complete and usage.complete and isfinite(limit_s):
+        search.prove(limit_s, "down-sets")
+
+
+def _integer_program(search: Search, seed: int) -> None:
+    """CP-SAT for what is left of the time, on every rule at once."""
+    if search.closed:
+        return
+    answer = _ask_ilp(search.problem, search.request, search.objective_s, search.bound_s, search.blocks, search.left_s, seed)
+    if answer is None:
+        return
+    if answer.blocks is not None:
+        search.offer(answer.blocks, "CP-SAT")
+    if isfinite(answer.bound_s) and search.blocks:
+        search.prove(answer.bound_s, "CP-SAT")
+
+
+def _ask_ilp(
+    problem: Problem, request: Request, limit_s: float, bound_s: float, hint: Sequence[Block], time_limit_s: float, seed: int
+) -> ilp.Answer | None:
+    exact = contract(problem, request).exact
+    items = contract(problem, request, limit_s=limit_s, merge=exact)
+    most = min(items.num_items, problem.num_devices if not request.reuse else inf)
+    num_slots = request.num_stages or int(min(most, request.max_stages or most))
+    if not request.contiguous and request.num_stages is None and request.max_stages is None:
+        num_slots = problem.num_devices
+    if num_slots > items.num_items and request.num_stages:
+        return ilp.Answer(None, inf, True)
+    return ilp.solve_ilp(
+        problem,
+        items,
+        request,
+        num_slots=num_slots,
+        limit_s=limit_s,
+        bound_s=bound_s,
+        hint=hint,
+        time_limit_s=time_limit_s,
+        seed=seed,
+    )
+
+
+def _refuse(search: Search, seed: int) -> None:
+    """Raise InfeasibleError with a small set of constraints that cannot hold together, or with what was tried."""
+
+    def feasible(problem: Problem, request: Request) -> bool:
+        answer = _ask_ilp(problem, request, inf, 0.0, (), 5.0, seed)
+        return answer is None or not answer.infeasible
+
+    request = replace(search.request, max_latency_s=inf)
+    if feasible(search.problem, request):
+        raise InfeasibleError(
+            f"no plan was found in time that meets all constraints together ({', '.join(search.methods) or 'nothing fits'}). "
+            "Raise the time limit, or relax a constraint."
+        )
+    reasons = infeasible.conflict(search.problem, request, feasible)
+    listed = "; ".join(reasons) or "no constraint was given"
+    raise InfeasibleError(f"no plan fits: these cannot hold together: {listed}. Drop or relax one of them.")
 
 
 def _by_speed(items: Items) -> list[int]:

@@ -76,7 +76,9 @@ def _beam(
     problem: Problem, items: Items, request: Request, weights: Floats, order: Ints, cuts: Ints, num_stages: int, deadline: float
 ) -> tuple[tuple[Block, ...], float, list[int]] | None:
     costs = costs_of(items)
-    loads, sizes = _intervals(costs, empty_filling(costs), order, cuts)
+    loads = np.full((len(cuts), len(cuts), len(items.classes)), inf)
+    sizes = np.full((len(cuts), len(cuts)), inf)
+    _intervals(costs, empty_filling(costs), order, cuts, loads, sizes)
     class_of = {device: number for number, members in enumerate(items.classes) for device in members}
     columns = [class_of[device] for device in range(problem.num_devices)]
     by_class = {device: weights[class_of[device]] for device in class_of}
@@ -158,21 +160,18 @@ def _ints(array: Ints) -> Iterable[int]:
 
 
 @compiled
-def _intervals(costs: Costs, filling: Filling, order: Ints, cuts: Ints) -> tuple[Floats, Floats]:
-    """Loads (cut, later cut, class) and bytes (cut, later cut) of the intervals between cuts, capacity not checked."""
-    load = np.zeros(costs.compute.shape[1])
-    loads = np.full((len(cuts), len(cuts), len(load)), np.inf)
-    sizes = np.full((len(cuts), len(cuts)), np.inf)
+def _intervals(costs: Costs, filling: Filling, order: Ints, cuts: Ints, loads: Floats, sizes: Floats) -> None:
+    """Fill in the loads (cut, later cut, class) and bytes (cut, later cut) of the intervals, capacity not checked."""
     for begin in range(len(cuts) - 1):
         reset(filling)
         for later in range(begin + 1, len(cuts)):
             for position in range(cuts[later - 1], cuts[later]):
                 add(costs, filling, order[position])
-            price(costs, filling, load)
-            loads[begin, later] = load
+            price(costs, filling)
+            for k in range(len(filling.load)):
+                loads[begin, later, k] = filling.load[k]
             sizes[begin, later] = filling.memory[0]
         for position in range(cuts[begin], cuts[-1]):
             remove(costs, filling, order[position])
         for position in range(cuts[begin], cuts[begin + 1]):
             shift(costs, filling, order[position], 1)
-    return loads, sizes

@@ -1,0 +1,474 @@
+"""CP-SAT: what the dynamic programs cannot hold, with a bound: links by pair, pools, shared devices, non-contiguous plans.
+
+Blocks are slots in a row. In a chain, an item's slot is a staircase of Booleans "in this slot or an earlier one"; otherwise
+it is one Boolean a slot. Each slot chooses its devices. A value costs a slot through one Boolean for each slot that makes or
+reads it, or, where the price depends on the neighbour, for each pair of slots. Every coefficient is rounded down, so
+what the solver proves is a bound; every plan is evaluated again in float64 by the caller.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import floor, isfinite
+from typing import Any
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from autosplit.planners.items import Items
+from autosplit.planners.request import Request
+from autosplit.problem import HOST, Block, Problem
+
+SCALE = 1e9
+"""Steps that the limit is divided into."""
+MEMORY_STEPS = 1e6
+MAX_TERMS = 3_000_000
+"""Beyond so many terms a model is not worth building."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the solver says: blocks or None, a bound in seconds, and whether it proved that there is no plan below the limit."""
+
+    blocks: tuple[Block, ...] | None
+    bound_s: float
+    infeasible: bool
+
+
+def solve_ilp(
+    problem: Problem,
+    items: Items,
+    request: Request,
+    *,
+    num_slots: int,
+    limit_s: float,
+    bound_s: float,
+    hint: Sequence[Block],
+    time_limit_s: float,
+    seed: int = 0,
+) -> Answer | None:
+    """The best plan with at most ``num_slots`` blocks that is no worse than ``limit_s``; None when the model is too large.
+
+    Args:
+        problem: for the true costs by device.
+        items: unmerged, or merged where the problem allows that.
+        request: the limits on a plan.
+        num_slots: blocks; exactly so many when the request counts stages.
+        limit_s: seconds that some known plan reaches (infinite if none is known).
+        bound_s: a known bound.
+        hint: blocks of a known plan.
+        time_limit_s: for the solver.
+        seed: of the solver.
+    """
+    if _num_terms(problem, items, request, num_slots) > MAX_TERMS or time_limit_s <= 0:
+        return None
+    model = _Model(problem, items, request, num_slots, limit_s)
+    model.build(bound_s)
+    if hint:
+        model.hint(hint)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.num_search_workers = 2
+    solver.parameters.random_seed = seed
+    status = solver.Solve(model.model)
+    if status == cp_model.INFEASIBLE:
+        return Answer(None, limit_s, True)
+    proved = max(bound_s, (solver.BestObjectiveBound() - model.slack) / model.scale)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Answer(None, proved, False)
+    return Answer(model.blocks(solver), proved, False)
+
+
+def _num_terms(problem: Problem, items: Items, request: Request, num_slots: int) -> int:
+    types = problem.num_devices if request.reuse else len(items.classes)
+    pairs = 0 if _own_price(problem, items, request) else num_slots * num_slots * types * types
+    return num_slots * types * items.num_items + len(items.pins.data) * num_slots + len(problem.nets) * pairs
+
+
+def _own_price(problem: Problem, items: Items, request: Request) -> bool:
+    """Whether what a slot pays depends on nothing but its own items and devices."""
+    return items.exact and not request.reuse
+
+
+class _Model:
+    """The variables of one CP-SAT model, and the constraints by kind."""
+
+    def __init__(self, problem: Problem, items: Items, request: Request, num_slots: int, limit_s: float) -> None:
+        self.problem, self.items, self.request, self.num_slots = problem, items, request, num_slots
+        self.model = cp_model.CpModel()
+        self.types = [(device,) for device in range(problem.num_devices)] if request.reuse else list(items.classes)
+        self.type_class = [next(k for k, m in enumerate(items.classes) if group[0] in m) for group in self.types]
+        finite = np.where(np.isfinite(items.compute_s), items.compute_s, 0.0)
+        self.top_s = limit_s if isfinite(limit_s) else float(finite.max(axis=1).sum()) + self._most_transfer_s() + 1e-12
+        self.scale = SCALE / self.top_s if self.top_s > 0 else 1.0
+        self.slack = 1 if request.max_replicas > 1 else 0
+        self.own = _own_price(problem, items, request)
+        self.load = self.model.NewIntVar(0, int(SCALE) + 1, "load")
+        plain = request.max_replicas == 1 and not request.reuse and request.num_stages is None and request.max_stages is None
+        self.fixed = [] if request.contiguous or not plain else [k for k, group in enumerate(self.types) for _ in group]
+        self.inside: list[list[Any]] = []
+        self.stairs: list[list[Any]] = []
+
+    def _most_transfer_s(self) -> float:
+        t = self.problem.transfers
+        each = (t.send_s + t.receive_s).max() + self.problem.net_bytes * (t.send_s_per_byte + t.receive_s_per_byte).max()
+        pins = np.array([len(net.consumers) for net in self.problem.nets])
+        return float((each * pins).sum()) if len(pins) else 0.0
+
+    def build(self, bound_s: float) -> None:
+        """All variables and constraints."""
+        self._place_items()
+        self._place_slots()
+        self._memory()
+        self._pools()
+        self._loads()
+        self.model.Add(self.load >= min(floor(bound_s * self.scale * (1 - 1e-9)), int(SCALE)))
+        self.model.Minimize(self.load)
+
+    def _place_items(self) -> None:
+        slots = range(self.num_slots)
+        for _ in range(self.items.num_items):
+            if self.request.contiguous:
+                stair = [self.model.NewBoolVar("") for _ in range(self.num_slots - 1)]
+                for low, high in pairwise(stair):
+                    self.model.AddImplication(low, high)
+                self.stairs.append(stair)
+                edges = [0, *stair, 1]
+                self.inside.append([edges[s + 1] - edges[s] for s in slots])
+            else:
+                row = [self.model.NewBoolVar("") for _ in slots]
+                self.model.AddExactlyOne(row)
+                self.inside.append(row)
+        if self.request.contiguous:
+            for item in range(self.items.num_items):
+                for goal in self.items.after[item]:
+                    for s in range(self.num_slots - 1):
+                        self.model.AddImplication(self.stairs[goal][s], self.stairs[item][s])
+
+    def _place_slots(self) -> None:
+        """Devices of each slot: ``takes`` counts by type, ``chosen`` whether any, ``wide[s][r]`` whether r in all."""
+        counts = [len(group) for group in self.types]
+        widest = min(self.request.max_replicas, sum(counts))
+        self.chosen = [[self.model.NewBoolVar("") for _ in counts] for _ in range(self.num_slots)]
+        self.used = [self.model.NewBoolVar("") for _ in range(self.num_slots)]
+        self.wide: list[list[Any]] = []
+        takes_of = []
+        for s in range(self.num_slots):
+            row = self.chosen[s]
+            takes: list[Any] = list(row)
+            if widest == 1:
+                self.model.Add(sum(row) == self.used[s])
+                self.wide.append([self.used[s]])
+            else:
+                takes = [self.model.NewIntVar(0, min(count, widest), "") for count in counts]
+                for number, flag in zip(takes, row, strict=True):
+                    self.model.Add(number >= 1).OnlyEnforceIf(flag)
+                    self.model.Add(number == 0).OnlyEnforceIf(flag.Not())
+                wide = [self.model.NewBoolVar("") for _ in range(widest)]
+                self.model.Add(sum(wide) == self.used[s])
+                self.model.Add(sum(takes) == sum((r + 1) * flag for r, flag in enumerate(wide)))
+                self.wide.append(wide)
+            takes_of.append(takes)
+            total = sum(self.inside[item][s] for item in range(self.items.num_items))
+            self.model.Add(total >= 1).OnlyEnforceIf(self.used[s])
+            self.model.Add(total == 0).OnlyEnforceIf(self.used[s].Not())
+            if self.fixed:
+                self.model.Add(self.chosen[s][self.fixed[s]] == self.used[s])
+            elif s and (self.request.contiguous or len(self.types) > 1):
+                self.model.AddImplication(self.used[s], self.used[s - 1])
+            if self.request.num_stages is not None:
+                self.model.Add(self.used[s] == 1)
+        if not self.request.reuse:
+            for k, count in enumerate(counts):
+                self.model.Add(sum(takes[k] for takes in takes_of) <= count)
+        self.takes = takes_of
+        self._forbid()
+        self._break_symmetry()
+
+    def _forbid(self) -> None:
+        compute = self.items.compute_s[:, self.type_class]
+        for item, k in zip(*np.nonzero(np.isinf(compute)), strict=True):
+            for s in range(self.num_slots):
+                self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
+
+    def _break_symmetry(self) -> None:
+        """Without order, the i-th heaviest item is in one of the first i + 1 of equal slots."""
+        if self.request.contiguous or (len(self.types) > 1 and not self.fixed):
+            return
+        for k in range(len(self.types)):
+            equal = [s for s in range(self.num_slots) if not self.fixed or self.fixed[s] == k]
+            for rank, item in enumerate(self.by_weight[: len(equal)]):
+                for s in equal[rank + 1 :]:
+                    self.model.Add(self.inside[item][s] == 0)
+
+    @property
+    def by_weight(self) -> list[int]:
+        """Items, the heaviest first."""
+        return [int(item) for item in np.argsort(-self.items.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
+
+    def _sizes(self, s: int) -> tuple[list[Any], list[int], float]:
+        """Bytes of a slot as (Booleans, whole steps), and the bytes of a step; sizes are rounded up."""
+        step = self._step(float(self.problem.memory_bytes.min()))
+        flags, sizes = [], []
+        for item, size in enumerate(self.items.num_bytes):
+            if size:
+                flags.append(self.inside[item][s])
+                sizes.append(int(np.ceil(size / step - 1e-6)))
+        for weight, size in enumerate(self.items.weight_bytes):
+            held = self.model.NewBoolVar("")
+            for item in self.items.weights[weight]:
+                self.model.Add(held >= self.inside[item][s])
+            flags.append(held)
+            sizes.append(int(np.ceil(size / step - 1e-6)))
+        return flags, sizes, step
+
+    def _memory(self) -> None:
+        if not np.isfinite(self.problem.memory_bytes).any():
+            return
+        if self.request.reuse:
+            self._memory_of_shared_devices()
+            return
+        for s in range(self.num_slots):
+            flags, sizes, step = self._sizes(s)
+            total = sum(flag * size for flag, size in zip(flags, sizes, strict=True))
+            for k, group in enumerate(self.types):
+                cap = self.problem.memory_bytes[group[0]]
+                if isfinite(cap):
+                    self.model.Add(total <= floor(cap / step + 1e-6)).OnlyEnforceIf(self.chosen[s][k])
+
+    def _memory_of_shared_devices(self) -> None:
+        """What a device holds of each item and weight, over all slots that it runs."""
+        for k, (device,) in enumerate(self.types):
+            cap = float(self.problem.memory_bytes[device])
+            if isfinite(cap):
+                self._cap(self._held([k]), cap)
+
+    def _pools(self) -> None:
+        for pool in self.problem.pools:
+            types = [k for k, group in enumerate(self.types) if group[0] in pool.devices]
+            self._cap(self._held(types), pool.num_bytes)
+
+    def _held(self, types: Sequence[int]) -> list[tuple[Any, float]]:
+        """(Boolean, bytes): what any device of these types holds, each part once."""
+        parts = []
+        chosen = []
+        for s in range(self.num_slots):
+            flag = self.model.NewBoolVar("")
+            for k in types:
+                self.model.AddImplication(self.chosen[s][k], flag)
+            chosen.append(flag)
+        groups = [((item,), size) for item, size in enumerate(self.items.num_bytes)]
+        groups += [(tuple(self.items.weights[w]), size) for w, size in enumerate(self.items.weight_bytes)]
+        for members, size in groups:
+            if size:
+                held = self.model.NewBoolVar("")
+                for item in members:
+                    for s in range(self.num_slots):
+                        self.model.Add(held >= self.inside[item][s] + chosen[s] - 1)
+                parts.append((held, float(size)))
+        return parts
+
+    def _step(self, cap: float) -> float:
+        """The unit of memory: a byte where all sizes are whole, so that nothing is lost by rounding up."""
+        sizes = np.append(self.items.num_bytes, self.items.weight_bytes)
+        return 1.0 if (sizes == np.floor(sizes)).all() else max(cap, 1.0) / MEMORY_STEPS
+
+    def _cap(self, parts: Sequence[tuple[Any, float]], cap: float) -> None:
+        step = self._step(cap)
+        total = sum(held * int(np.ceil(size / step - 1e-6)) for held, size in parts)
+        self.model.Add(total <= floor(cap / step + 1e-6))
+
+    def _steps(self, seconds: float) -> int:
+        return floor(seconds * self.scale * (1 + 1e-15))
+
+    def _loads(self) -> None:
+        """The load of each slot on each type, and of each device where slots share it."""
+        moved = self._own_transfers() if self.own else self._pair_transfers()
+        shares: list[list[Any]] = [[] for _ in self.types]
+        moves: list[list[Any]] = [[] for _ in self.types]
+        for s in range(self.num_slots):
+            for k, column in enumerate(self.type_class):
+                work = sum(
+                    self.inside[item][s] * self._steps(cost)
+                    for item, cost in enumerate(self.items.compute_s[:, column])
+                    if isfinite(cost) and cost
+                )
+                if self.request.reuse:
+                    shares[k].append(self._share(work, s, k))
+                    moves[k].append(self._share(moved[s][k], s, k))
+                    continue
+                for r, flag in enumerate(self.wide[s]):
+                    parts = [work, moved[s][k]] if self.problem.overlap else [work + moved[s][k]]
+                    for part in parts:
+                        self.model.Add((r + 1) * self.load >= part).OnlyEnforceIf(self.chosen[s][k], flag)
+            if self.request.min_stage_s > 0:
+                self._least_stage(s)
+        for k in range(len(self.types) if self.request.reuse else 0):
+            parts = [sum(shares[k]), sum(moves[k])] if self.problem.overlap else [sum(shares[k]) + sum(moves[k])]
+            for part in parts:
+                self.model.Add(self.load >= part)
+
+    def _share(self, amount: Any, s: int, k: int) -> Any:
+        """What a device bears of a slot: the amount over the replicas if it is chosen, else nothing."""
+        share = self.model.NewIntVar(0, int(SCALE) + 1, "")
+        for r, flag in enumerate(self.wide[s]):
+            self.model.Add((r + 1) * share >= amount - r).OnlyEnforceIf(self.chosen[s][k], flag)
+        return share
+
+    def _least_stage(self, s: int) -> None:
+        """A stage of at least ``min_stage_s``: necessary on compute and on every transfer that it could have."""
+        reach: float = float(sum(net.num_bytes for net in self.problem.nets))
+        t = self.problem.transfers
+        extra_s = reach * float((t.send_s_per_byte + t.receive_s_per_byte).max())
+        extra_s += len(self.problem.nets) * self.num_slots * float((t.send_s + t.receive_s).max())
+        slowest = np.where(np.isfinite(self.items.compute_s), self.items.compute_s, 0.0).max(axis=1)
+        work = sum(self.inside[item][s] * int(np.ceil(cost * self.scale)) for item, cost in enumerate(slowest) if cost)
+        least = floor((self.request.min_stage_s - extra_s) * self.scale)
+        if least > 0:
+            self.model.Add(work >= least).OnlyEnforceIf(self.used[s])
+
+    def _own_transfers(self) -> list[list[Any]]:
+        """What each slot moves on each type: every net costs a sender and each receiver once."""
+        moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
+        for item, costs in enumerate(self.items.fixed_s):
+            for k, column in enumerate(self.type_class):
+                if costs[column]:
+                    for s in range(self.num_slots):
+                        moved[s][k] += self.inside[item][s] * self._steps(costs[column])
+        for net in range(len(self.items.pins)):
+            producer = int(self.items.producer[net])
+            readers = [item for item in self.items.pins[net] if item != producer]
+            for s in range(self.num_slots):
+                made = self.inside[producer][s] if producer != HOST else 0
+                sends, receives = self.model.NewBoolVar(""), self.model.NewBoolVar("")
+                for reader in readers:
+                    if producer != HOST:
+                        self.model.Add(sends >= made - self.inside[reader][s])
+                    self.model.Add(receives >= self.inside[reader][s] - made)
+                for k, column in enumerate(self.type_class):
+                    moved[s][k] += sends * self._steps(self.items.send_s[net, column])
+                    moved[s][k] += receives * self._steps(self.items.receive_s[net, column])
+        return moved
+
+    def _pair_transfers(self) -> list[list[Any]]:
+        """What each slot moves on each type when the price depends on the neighbour's device."""
+        home = {op: item for item, ops in enumerate(self.items.ops) for op in ops}
+        moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
+        for net in self.problem.nets:
+            readers = {home[op] for op in net.consumers if op != HOST}
+            producer = home[net.producer] if net.producer != HOST else HOST
+            for t in range(self.num_slots):
+                if producer == HOST:
+                    self._from_host(net.num_bytes, readers, t, moved)
+            if producer != HOST:
+                for s in range(self.num_slots):
+                    self._send_from(net.num_bytes, producer, readers - {producer}, HOST in net.consumers, s, moved)
+        return moved
+
+    def _from_host(self, num_bytes: float, readers: set[int], t: int, moved: list[list[Any]]) -> None:
+        arrives = self.model.NewBoolVar("")
+        for reader in readers:
+            self.model.Add(arrives >= self.inside[reader][t])
+        transfers = self.problem.transfers
+        for k, group in enumerate(self.types):
+            cost = transfers.receive_s[HOST, group[0]] + num_bytes * transfers.receive_s_per_byte[HOST, group[0]]
+            moved[t][k] += arrives * self._steps(cost)
+
+    def _send_from(
+        self, num_bytes: float, producer: int, readers: set[int], to_host: bool, s: int, moved: list[list[Any]]
+    ) -> None:
+        """The price of one net if slot s makes it: to every slot that reads it, and to the host."""
+        transfers = self.problem.transfers
+        made = self.inside[producer][s]
+        once = [self.model.NewIntVar(0, int(SCALE) + 1, "") for _ in self.types] if self.problem.send_once else None
+        for k, group in enumerate(self.types):
+            host_s = transfers.send_s[group[0], HOST] + num_bytes * transfers.send_s_per_byte[group[0], HOST]
+            if to_host and once is None:
+                moved[s][k] += made * self._steps(host_s)
+            elif to_host and once is not None:
+                self.model.Add(once[k] >= made * self._steps(host_s))
+        for t in range(self.num_slots):
+            if t == s or not readers:
+                continue
+            crosses = self.model.NewBoolVar("")
+            for reader in readers:
+                self.model.Add(crosses >= made + self.inside[reader][t] - 1)
+            for k, group in enumerate(self.types):
+                for j, other in enumerate(self.types):
+                    self._pair_price(num_bytes, crosses, (s, k, group), (t, j, other), once, moved)
+        if once is not None:
+            for k in range(len(self.types)):
+                moved[s][k] += once[k]
+
+    def _pair_price(
+        self,
+        num_bytes: float,
+        crosses: Any,
+        sender: tuple[int, int, tuple[int, ...]],
+        receiver: tuple[int, int, tuple[int, ...]],
+        once: list[Any] | None,
+        moved: list[list[Any]],
+    ) -> None:
+        """One crossing when slot s is on type k and slot t on type j; with replicas, the least over the pairs (a bound)."""
+        (s, k, group), (t, j, other) = sender, receiver
+        pairs = [(d, e) for d in group for e in other if d != e or self.request.reuse]
+        if not pairs:
+            return
+        tr = self.problem.transfers
+        send = min(tr.send_s[d, e] + num_bytes * tr.send_s_per_byte[d, e] for d, e in pairs)
+        receive = min(tr.receive_s[d, e] + num_bytes * tr.receive_s_per_byte[d, e] for d, e in pairs)
+        if self.request.max_replicas > 1:
+            send = min(float((tr.send_s[d] + num_bytes * tr.send_s_per_byte[d])[:-1].min()) for d in group)
+            receive = min(float((tr.receive_s[:, e] + num_bytes * tr.receive_s_per_byte[:, e])[:-1].min()) for e in other)
+        when = [crosses, self.chosen[s][k], self.chosen[t][j]]
+        if self._steps(send):
+            if once is not None:
+                self.model.Add(once[k] >= self._steps(send)).OnlyEnforceIf(*when)
+            else:
+                moved[s][k] += self._product(when) * self._steps(send)
+        if self._steps(receive):
+            moved[t][j] += self._product(when) * self._steps(receive)
+
+    def _product(self, flags: Sequence[Any]) -> Any:
+        both = self.model.NewBoolVar("")
+        self.model.AddBoolOr([both, *(flag.Not() for flag in flags)])
+        return both
+
+    def hint(self, blocks: Sequence[Block]) -> None:
+        """Start from a known plan."""
+        rows: list[Block | None] = list(blocks)
+        if not self.request.contiguous and (self.fixed or len(self.types) == 1):
+            home = {op: number for number, block in enumerate(blocks) for op in block.ops}
+            heavy = [blocks[number] for number in dict.fromkeys(home[self.items.ops[item][0]] for item in self.by_weight)]
+            rows = [None] * self.num_slots
+            for block in heavy:
+                k = next(k for k, group in enumerate(self.types) if block.devices[0] in group)
+                rows[next(s for s in range(self.num_slots) if rows[s] is None and (not self.fixed or self.fixed[s] == k))] = block
+        place = {op: s for s, row in enumerate(rows) if row for op in row.ops}
+        for item, ops in enumerate(self.items.ops):
+            if self.request.contiguous:
+                for s in range(self.num_slots - 1):
+                    self.model.AddHint(self.stairs[item][s], int(place[ops[0]] <= s))
+            else:
+                for s in range(self.num_slots):
+                    self.model.AddHint(self.inside[item][s], int(place[ops[0]] == s))
+        for s in range(self.num_slots):
+            row = rows[s] if s < len(rows) else None
+            for k, group in enumerate(self.types):
+                self.model.AddHint(self.chosen[s][k], int(row is not None and any(device in group for device in row.devices)))
+            self.model.AddHint(self.used[s], int(row is not None))
+
+    def blocks(self, solver: cp_model.CpSolver) -> tuple[Block, ...]:
+        """The solver's plan, with devices by name."""
+        free = [list(group) for group in self.types]
+        found = []
+        for s in range(self.num_slots):
+            members = [item for item in range(self.items.num_items) if solver.Value(self.inside[item][s])]
+            if not members:
+                continue
+            devices = []
+            for k in range(len(self.types)):
+                for _ in range(solver.Value(self.takes[s][k])):
+                    devices.append(free[k][0] if self.request.reuse else free[k].pop(0))
+            found.append(Block(self.items.expand(members), tuple(sorted(devices))))
+        return tuple(found)
