@@ -39,7 +39,6 @@ ALLOWED = {
     "optuna": {"planners", "searching"},
     "pandas": {"tables", "figures", "report"},
     "matplotlib": {"figures", "report"},
-    "networkx": {"figures"},
     "multiprocessing": {"processes", "measuring", "running"},
     "typer": {"options", "cli"},
     "rich": {"report", "progress", "cli"},
