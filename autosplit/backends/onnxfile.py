@@ -25,6 +25,20 @@ from autosplit.tensorspec import TensorSpec
 
 FOLDER = "onnx"
 
+ELEMENT_TYPES = {
+    torch.float32: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.bfloat16: 16,
+}
+"""TensorProto.DataType by torch dtype; numpy's types would do but for bfloat16."""
+
 
 @dataclass(frozen=True, slots=True)
 class OnnxStage:

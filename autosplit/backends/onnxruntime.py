@@ -8,9 +8,11 @@ The host lets ONNX Runtime optimise the graph and pack the weights once for this
 packed weights instead of making private copies, so replicas share one copy in memory and load in a tenth of the time.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from autosplit.backends.aligning import align
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.layout import Port
 from autosplit.backends.onnxfile import (
+    ELEMENT_TYPES,
     OnnxStage,
     missing_packages,
     open_onnx,
@@ -31,20 +34,6 @@ from autosplit.errors import BackendError
 from autosplit.splitting import StageProgram
 
 OPTIMISED = "onnxruntime"
-
-ELEMENT_TYPES = {
-    torch.float32: 1,
-    torch.uint8: 2,
-    torch.int8: 3,
-    torch.int16: 5,
-    torch.int32: 6,
-    torch.int64: 7,
-    torch.bool: 9,
-    torch.float16: 10,
-    torch.float64: 11,
-    torch.bfloat16: 16,
-}
-"""TensorProto.DataType by torch dtype; numpy's types would do but for bfloat16."""
 
 
 class OnnxRuntimeBackend:
@@ -84,18 +73,24 @@ class OnnxRuntimeBackend:
 
 
 def optimise(source: Path, target: Path) -> None:
-    """Write the graph as ONNX Runtime optimises it for this processor, its weights packed in ``target`` + '.data'."""
-    options = session_options(1)
-    options.optimized_model_filepath = str(target)
-    entries = {
-        "session.optimized_model_external_initializers_file_name": f"{target.name}.data",
-        "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
-        "session.save_external_prepacked_constant_initializers": "1",
-    }
-    for key, value in entries.items():
-        options.add_session_config_entry(key, value)
-    _open_session(source, options)
-    align(target)
+    """Write the graph as ONNX Runtime optimises it for this processor, its weights packed in ``target`` + '.data'.
+
+    A version that notes packed weights in another form gets the same file without them: each worker then packs its own.
+    """
+    for packed in ("1", "0"):
+        options = session_options(1)
+        options.optimized_model_filepath = str(target)
+        entries = {
+            "session.optimized_model_external_initializers_file_name": f"{target.name}.data",
+            "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
+            "session.save_external_prepacked_constant_initializers": packed,
+        }
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        _open_session(source, options)
+        with contextlib.suppress(ValueError):
+            return align(target)
+    raise BackendError(f"the file that ONNX Runtime {version('onnxruntime')} optimised from '{source}' cannot be read")
 
 
 def _open_session(path: Path, options: Any) -> Any:
@@ -129,16 +124,17 @@ def session_runnable(stage: OnnxStage, threads: int) -> Runnable:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = _open_session(stage.path, options)
     binding = session.io_binding()
+    nowhere = torch.empty(1)  # a tensor without elements has no address, and ONNX Runtime wants one
     sources = [(port, _element_type(port)) for port in stage.inputs]
     targets = [(port, _element_type(port)) for port in stage.outputs]
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         dense = [port.dense(value) for (port, _), value in zip(sources, inputs, strict=True)]
         for (port, kind), value in zip(sources, dense, strict=True):
-            binding.bind_input(port.name, "cpu", 0, kind, port.dense_shape, value.data_ptr())
+            binding.bind_input(port.name, "cpu", 0, kind, port.dense_shape, value.data_ptr() or nowhere.data_ptr())
         outputs = [torch.empty(port.dense_shape, dtype=port.dtype) for port, _ in targets]
         for (port, kind), value in zip(targets, outputs, strict=True):
-            binding.bind_output(port.name, "cpu", 0, kind, port.dense_shape, value.data_ptr())
+            binding.bind_output(port.name, "cpu", 0, kind, port.dense_shape, value.data_ptr() or nowhere.data_ptr())
         session.run_with_iobinding(binding)
         return [port.restore(value) for (port, _), value in zip(targets, outputs, strict=True)]
 

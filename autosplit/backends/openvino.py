@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
-from autosplit.backends.onnxfile import OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
+from autosplit.backends.onnxfile import ELEMENT_TYPES, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
 from autosplit.splitting import StageProgram
@@ -67,6 +67,9 @@ def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> R
     """The stage as a function. Raises: BackendError: OpenVINO does not take the file."""
     import openvino
 
+    for port in (*stage.inputs, *stage.outputs):
+        if port.dtype not in ELEMENT_TYPES or port.dtype == torch.bfloat16:
+            raise BackendError(f"OpenVINO cannot share '{port.name}' with torch: numpy has no {port.dtype}")
     try:
         with quiet():
             core = openvino.Core()

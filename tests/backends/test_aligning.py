@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from autosplit.backends import onnxruntime
 from autosplit.backends.aligning import align
 from autosplit.backends.base import check, get_backend
 from autosplit.backends.onnxruntime import OPTIMISED
@@ -76,3 +77,15 @@ def test_a_model_without_outside_data_stays_as_it_is(tmp_path):
     before = path.read_bytes()
     align(path)
     assert path.read_bytes() == before
+
+
+def test_packed_weights_in_a_form_that_is_not_known_are_done_without(mlp, whole, tmp_path, monkeypatch):
+    def refuse_packed(path):
+        if any("prepacked_0" in fields for fields in entries(path)):
+            raise ValueError("another form")
+
+    monkeypatch.setattr(onnxruntime, "align", refuse_packed)
+    program, backend = whole(mlp), get_backend("onnxruntime")
+    backend.prepare(program, tmp_path)
+    assert not any("prepacked_0" in fields for fields in entries(tmp_path / OPTIMISED / "model.onnx"))
+    assert check(backend, program, mlp.example_inputs, runnable=backend.load(tmp_path, 1)).relative < 1e-5

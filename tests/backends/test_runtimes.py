@@ -127,14 +127,35 @@ def test_a_damaged_file_is_refused_by_its_runtime(mlp, whole, tmp_path):
         get_backend("openvino").load(tmp_path, 1)
 
 
-def test_a_dtype_without_tensors_in_the_runtime_is_refused(whole):
-    class Complex(torch.nn.Module):
+class Kinds(torch.nn.Module):
+    """The first ``num_outputs`` of: no elements, booleans, doubles, bfloat16."""
+
+    def __init__(self, num_outputs: int) -> None:
+        super().__init__()
+        self.num_outputs = num_outputs
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x[:0] * 2, x.bool(), x.double() * 2, x.to(torch.bfloat16))[: self.num_outputs]
+
+
+@pytest.mark.parametrize(("name", "num_outputs"), [("onnxruntime", 4), ("openvino", 3)])
+def test_tensors_without_elements_and_of_all_dtypes_pass(whole, name, num_outputs):
+    traced = trace(load_model(Kinds(num_outputs).eval(), inputs=(torch.randn(3, 2),), name="kinds"))
+    program = whole(traced)
+    found = get_backend(name).compile(program, 1)(traced.example_inputs)
+    for value, reference in zip(found, program.module(*traced.example_inputs), strict=True):
+        torch.testing.assert_close(value, reference)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("onnxruntime", torch.complex64), ("openvino", torch.bfloat16)])
+def test_a_dtype_without_tensors_in_the_runtime_is_refused(whole, name, dtype):
+    class Cast(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-    traced = trace(load_model(Complex().eval(), inputs=(torch.ones(2, dtype=torch.complex64),), name="complex"))
+    traced = trace(load_model(Cast().eval(), inputs=(torch.ones(2, dtype=dtype),), name="cast"))
     with pytest.raises(BackendError):
-        get_backend("onnxruntime").compile(whole(traced), 1)
+        get_backend(name).compile(whole(traced), 1)
 
 
 def test_exporting_and_loading_say_nothing_and_load_needs_no_exporter(mlp, whole, tmp_path, capfd):
