@@ -24,6 +24,10 @@ class Module(Protocol):
     def warms_up(self) -> bool:
         """Whether it may be called on zeros before the first request."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights that a worker will hold."""
+
     def import_packages(self) -> None:
         """Import what ``load`` will need, so that the memory of the packages and of the stage can be told apart."""
 
@@ -47,6 +51,11 @@ class StageFolder:
     def kind(self) -> str:
         """The backend's name."""
         return self.backend
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights file; a backend that packs them differently may need more."""
+        return (self.folder / "weights.pt").stat().st_size
 
     def import_packages(self) -> None:
         """Import the backend with its runtime, and let torch set up its libraries."""
@@ -79,6 +88,7 @@ class PythonFunction:
     allowed: tuple[str, ...]
     kind: str = field(default="python", init=False)
     warms_up: bool = field(default=False, init=False)
+    num_bytes: int = field(default=0, init=False)
 
     def import_packages(self) -> None:
         """Nothing: importing the function's module is loading it."""
@@ -99,6 +109,7 @@ class LocalFunction:
     function: Callable[..., Any]
     kind: str = field(default="local", init=False)
     warms_up: bool = field(default=False, init=False)
+    num_bytes: int = 0
 
     def import_packages(self) -> None:
         """Nothing."""

@@ -14,6 +14,7 @@ from autosplit.errors import UsageError, WorkerError, raise_faults
 from autosplit.processes import receive
 from autosplit.results import LatencyStats, RunStats, StageStats
 from autosplit.running import words
+from autosplit.running.devices import WorkerHealth, worker_health
 from autosplit.running.executor import Executor, Request, Tensors, monotonic_deadline
 from autosplit.running.messages import Events, Report
 from autosplit.running.provisioner import provision
@@ -111,6 +112,19 @@ class Pipeline:
     def restarts(self) -> int:
         """Workers that died and were started anew so far."""
         return self._executor.restarts
+
+    @property
+    def num_requests(self) -> int:
+        """Requests without an answer: at the door and in the stages."""
+        return self._executor.num_waiting + self._executor.num_running
+
+    def health(self, network: str = "") -> list[WorkerHealth]:
+        """How each worker fares now, read without asking it."""
+        found = []
+        for number, (duty, worker) in enumerate(zip(self._deployment.duties, self._deployment.workers, strict=True)):
+            status = self._deployment.words.status(number)
+            found.append(worker_health(network, duty.stage, duty.replica, duty.device, worker, status))
+        return found
 
     def stats(self, *, clear: bool = False) -> RunStats:
         """What was measured since the start, or since the last call with ``clear``: latency, and each worker's times."""

@@ -1,0 +1,115 @@
+"""DeviceManager: what is loaded on a device, what memory is left, and how it fares."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from autosplit.errors import DeviceError
+from autosplit.machine import Device
+from autosplit.processes import Worker
+from autosplit.running import words
+from autosplit.tables import bytes_text
+
+State = Literal["starting", "ready", "busy", "draining", "failed"]
+
+
+@dataclass(eq=False)
+class DeviceManager:
+    """One device of the host. The stages of all networks on it share its memory cap; each has a worker of its own."""
+
+    device: Device
+    loaded: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(network, stage) to the bytes reserved for it; a device holds the weights of a stage once, also for two replicas."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes reserved for the stages on the device."""
+        return sum(self.loaded.values())
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Bytes left under the cap, or None if there is no cap."""
+        return None if self.device.memory_bytes is None else self.device.memory_bytes - self.used_bytes
+
+    def load(self, network: str, stage: str, num_bytes: int) -> None:
+        """Reserve memory for a stage. Raises: DeviceError: not enough is left; the message has the numbers."""
+        with self._lock:
+            if self.free_bytes is not None and num_bytes > self.free_bytes:
+                holds = (
+                    ", ".join(f"{other}/{name} {bytes_text(size)}" for (other, name), size in self.loaded.items()) or "nothing"
+                )
+                raise DeviceError(
+                    f"stage '{stage}' of network '{network}' needs {bytes_text(num_bytes)} on device '{self.device.name}', and "
+                    f"{bytes_text(self.free_bytes)} of {bytes_text(self.device.memory_bytes or 0)} are free (it holds {holds}). "
+                    "Remove a network, or raise the device's memory."
+                )
+            self.loaded[network, stage] = num_bytes
+
+    def unload(self, network: str) -> None:
+        """Give back what the stages of a network had reserved."""
+        with self._lock:
+            self.loaded = {key: size for key, size in self.loaded.items() if key[0] != network}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """How one worker fares, read from shared memory without asking it.
+
+    ``state`` is ``dead`` or what it does now, for ``since_s`` seconds (a worker that waits says so anew with each request).
+    """
+
+    network: str
+    stage: str
+    replica: int
+    device: str
+    pid: int
+    state: str
+    since_s: float
+    num_requests: int
+    num_failed: int
+    resident_bytes: int
+
+
+def worker_health(network: str, stage: str, replica: int, device: str, worker: Worker, status: memoryview) -> WorkerHealth:
+    """The health of a worker from its status words."""
+    alive = worker.alive()
+    since_s = (time.monotonic_ns() - status[words.SINCE_NS]) / 1e9 if status[words.SINCE_NS] else 0.0
+    return WorkerHealth(
+        network,
+        stage,
+        replica,
+        device,
+        worker.pid,
+        words.STATES[status[words.STATE]] if alive else "dead",
+        since_s,
+        status[words.DONE],
+        status[words.FAILED],
+        status[words.RESIDENT_BYTES],
+    )
+
+
+def device_state(workers: Sequence[WorkerHealth], draining: bool) -> State:
+    """The state of a device from those of its workers."""
+    states = {worker.state for worker in workers}
+    if "dead" in states:
+        return "failed"
+    if states & {"starting", "paused"}:
+        return "starting"
+    if draining:
+        return "draining"
+    return "busy" if states & {"running", "sending"} else "ready"
+
+
+def device_health(manager: DeviceManager, workers: Sequence[WorkerHealth], draining: bool) -> dict[str, Any]:
+    """A device as plain data."""
+    return {
+        "state": device_state(workers, draining),
+        "memory_bytes": manager.device.memory_bytes,
+        "used_bytes": manager.used_bytes,
+        "free_bytes": manager.free_bytes,
+        "resident_bytes": sum(worker.resident_bytes for worker in workers),
+        "stages": [f"{network}/{stage}" for network, stage in manager.loaded],
+    }

@@ -1,0 +1,167 @@
+"""HostManager: several networks on the devices of one machine, added, run and removed while the others go on."""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from autosplit.errors import RefusedError, UsageError
+from autosplit.machine import Machine
+from autosplit.running.devices import DeviceManager, WorkerHealth, device_health
+from autosplit.running.executor import Tensors
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.wiring import StagePlacement
+
+State = Literal["starting", "ready", "draining"]
+
+
+@dataclass
+class Network:
+    """A network of a host: its pipeline once it is loaded, and the devices that it is on."""
+
+    state: State
+    devices: tuple[str, ...]
+    pipeline: Pipeline | None = None
+
+
+class HostManager:
+    """The face of the runtime; every method may be called from any thread.
+
+    Args:
+        machine: the devices; their memory caps hold for all networks together.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.devices = {device.name: DeviceManager(device) for device in machine.devices}
+        self._networks: dict[str, Network] = {}
+        self._lock = threading.Lock()
+
+    def add_network(
+        self, name: str, stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], **settings: Any
+    ) -> Pipeline:
+        """Load a network, all of it or nothing; the others run on meanwhile.
+
+        Args:
+            name: a name of its own.
+            stages: as for Pipeline, on devices of this host.
+            inputs: names of the inputs.
+            outputs: names of the outputs.
+            settings: what else Pipeline takes.
+        Raises:
+            UsageError: the name is taken, or a device is not one of the host's.
+            DeviceError: memory is short; the message has the numbers.
+            PlanError, BackendError, WorkerError: as Pipeline.
+        """
+        placed = {(device.name, stage.name): stage.module.num_bytes for stage in stages for device in stage.devices}
+        unknown = sorted({device for device, _ in placed} - set(self.devices))
+        if unknown:
+            raise UsageError(f"network '{name}' wants device '{unknown[0]}'; the devices here are: {', '.join(self.devices)}")
+        network = Network("starting", tuple(dict.fromkeys(device for device, _ in placed)))
+        with self._lock:
+            if name in self._networks:
+                raise UsageError(f"there is a network '{name}' already; remove it first, or choose another name")
+            self._networks[name] = network
+        try:
+            for (device, stage), num_bytes in placed.items():
+                self.devices[device].load(name, stage, num_bytes)
+            network.pipeline = Pipeline(stages, inputs, outputs, **settings)
+        except BaseException:
+            self._forget(name)
+            raise
+        network.state = "ready"
+        return network.pipeline
+
+    def remove_network(self, name: str, *, when_busy: Literal["drain", "refuse"] = "drain") -> None:
+        """Unload a network: after its last answer (``drain``), or only if it has no requests (``refuse``).
+
+        Raises: UsageError: there is no such network. RefusedError: it has requests, or is being added or removed.
+        """
+        with self._lock:
+            network = self._known(name)
+            if network.state != "ready" or network.pipeline is None:
+                raise RefusedError(f"network '{name}' is {network.state}: it cannot be removed now")
+            held = network.pipeline.num_requests
+            if held and when_busy == "refuse":
+                raise RefusedError(
+                    f"network '{name}' has {held} requests without an answer; wait, or remove it with when_busy='drain'"
+                )
+            network.state = "draining"
+        try:
+            network.pipeline.close()
+        finally:
+            self._forget(name)
+
+    def __getitem__(self, name: str) -> Pipeline:
+        """The pipeline of a network. Raises: UsageError: no such network. RefusedError: it is not ready."""
+        with self._lock:
+            network = self._known(name)
+            if network.pipeline is None or network.state != "ready":
+                raise RefusedError(f"network '{name}' is {network.state}: it takes no requests")
+            return network.pipeline
+
+    def submit(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> "Future[Tensors]":
+        """One request to a network; ``settings`` as in ``Pipeline.submit``."""
+        return self[name].submit(inputs, **settings)
+
+    def run(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
+        """One request, start to end."""
+        return self.submit(name, inputs, **settings).result()
+
+    async def run_async(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
+        """One request, awaited; waiting for room at the door does not hold up the event loop either."""
+        future = await asyncio.to_thread(self.submit, name, inputs, **settings)
+        return await asyncio.wrap_future(future)
+
+    def networks(self) -> dict[str, State]:
+        """The networks and their states."""
+        with self._lock:
+            return {name: network.state for name, network in self._networks.items()}
+
+    def health(self) -> Mapping[str, Any]:
+        """Devices, workers and networks as plain data, read without asking a worker."""
+        with self._lock:
+            networks = dict(self._networks)
+        workers: list[WorkerHealth] = []
+        for name, network in networks.items():
+            workers += network.pipeline.health(name) if network.pipeline is not None and network.state == "ready" else []
+        leaving = {device for network in networks.values() if network.state == "draining" for device in network.devices}
+        devices = {}
+        for name, manager in self.devices.items():
+            devices[name] = device_health(manager, [one for one in workers if one.device == name], name in leaving)
+        return {
+            "devices": devices,
+            "networks": {name: network.state for name, network in networks.items()},
+            "workers": [asdict(worker) for worker in workers],
+        }
+
+    def close(self, *, drain: bool = True) -> None:
+        """Remove every network."""
+        for name in list(self.networks()):
+            with self._lock:
+                network = self._networks.get(name)
+            if network is not None and network.pipeline is not None:
+                network.state = "draining"
+                network.pipeline.close(drain=drain)
+            self._forget(name)
+
+    def __enter__(self) -> "HostManager":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(drain=kind is None)
+
+    def _known(self, name: str) -> Network:
+        if name not in self._networks:
+            raise UsageError(f"there is no network '{name}'; the networks are: {', '.join(self._networks) or 'none'}")
+        return self._networks[name]
+
+    def _forget(self, name: str) -> None:
+        for manager in self.devices.values():
+            manager.unload(name)
+        with self._lock:
+            self._networks.pop(name, None)

@@ -1,0 +1,181 @@
+"""Several networks on one host: added, run, drained and refused from many threads; memory caps; sessions."""
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from pipelines import CORES, double, increment, local, request, spawned
+
+from autosplit.errors import BackendError, DeviceError, RefusedError, StageError, UsageError
+from autosplit.machine import Machine, parse_device
+from autosplit.running.host import HostManager
+from autosplit.running.modules import LocalFunction
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.session import Session
+from autosplit.running.wiring import StagePlacement
+
+pytestmark = pytest.mark.timeout(60)
+
+MACHINE = Machine.of([parse_device("null:0"), parse_device("null:1")])
+
+
+def weighed(name: str, num_bytes: int, device: str = "null:0", replicas: int = 1) -> StagePlacement:
+    """A doubling stage that says it holds ``num_bytes``."""
+    plain = local(name, double, "x", "y")
+    return StagePlacement(name, LocalFunction(double, num_bytes), plain.inputs, plain.outputs, (parse_device(device),) * replicas)
+
+
+def test_networks_come_run_and_go() -> None:
+    with HostManager(MACHINE) as host:
+        host.add_network("one", [local("a", double, "x", "y")], ["x"], ["y"])
+        host.add_network("two", [local("a", increment, "x", "y", 2)], ["x"], ["y"])
+        assert host.networks() == {"one": "ready", "two": "ready"}
+        assert host.run("one", request(3))[0][0] == 6 and host.submit("two", request(3)).result(10)[0][0] == 4
+        with pytest.raises(UsageError, match="there is a network 'one' already"):
+            host.add_network("one", [local("a", double, "x", "y")], ["x"], ["y"])
+        host.remove_network("one")
+        with pytest.raises(UsageError, match="there is no network 'one'; the networks are: two"):
+            host.run("one", request(3))
+        health = host.health()
+        assert health["networks"] == {"two": "ready"} and health["devices"]["null:1"]["state"] == "ready"
+        assert [(worker["stage"], worker["num_requests"]) for worker in health["workers"]] == [("a", 1), ("a", 0)]
+    assert host.networks() == {}
+
+
+def test_removing_a_busy_network_drains_or_refuses() -> None:
+    gate = threading.Event()
+
+    def hold(x: torch.Tensor) -> torch.Tensor:
+        gate.wait(30)
+        return x + 1
+
+    host = HostManager(MACHINE)
+    host.add_network("net", [local("a", hold, "x", "y")], ["x"], ["y"])
+    future = host.submit("net", request(1))
+    while host.health()["devices"]["null:0"]["state"] != "busy":
+        time.sleep(0.001)
+    with pytest.raises(RefusedError, match="network 'net' has 1 requests without an answer"):
+        host.remove_network("net", when_busy="refuse")
+    remover = threading.Thread(target=host.remove_network, args=("net",))
+    remover.start()
+    while host.networks() != {"net": "draining"}:
+        time.sleep(0.001)
+    assert host.health()["devices"]["null:0"]["state"] == "draining"
+    with pytest.raises(RefusedError, match="network 'net' is draining: it takes no requests"):
+        host.submit("net", request(1))
+    gate.set()
+    remover.join()
+    assert future.result(0)[0][0] == 2 and host.networks() == {}
+
+
+def test_memory_that_is_short_is_refused_with_numbers_and_nothing_stays() -> None:
+    host = HostManager(MACHINE.with_memory({"null:0": 1000}))
+    host.add_network("one", [weighed("a", 700, replicas=2)], ["x"], ["y"])
+    assert host.devices["null:0"].free_bytes == 300
+    other = StagePlacement("b", LocalFunction(double, 400), *_specs("y", "z"), (parse_device("null:0"),))
+    with pytest.raises(
+        DeviceError,
+        match=r"stage 'b' of network 'two' needs 400 B on device 'null:0', and 300 B of 1000 B are free \(it holds one/a 700 B\)",
+    ):
+        host.add_network("two", [weighed("a", 100, "null:1"), other], ["x"], ["z"])
+    assert host.devices["null:1"].used_bytes == 0 and host.networks() == {"one": "ready"}
+    bad = StagePlacement("bad", object(), (), (), (parse_device("null:1"),))  # type: ignore[arg-type]
+    with pytest.raises((BackendError, AttributeError)):
+        host.add_network("two", [weighed("a", 100, "null:1"), bad], ["x"], ["y"])
+    assert host.devices["null:1"].used_bytes == 0
+    with pytest.raises(UsageError, match="wants device 'null:7'; the devices here are: null:0, null:1"):
+        host.add_network("two", [weighed("a", 1, "null:7")], ["x"], ["y"])
+    host.close()
+
+
+def _specs(reads: str, makes: str) -> tuple[Any, Any]:
+    stage = local("s", double, reads, makes)
+    return stage.inputs, stage.outputs
+
+
+def test_adding_removing_and_running_from_many_threads() -> None:
+    host = HostManager(MACHINE)
+    faults: list[str] = []
+
+    def live(name: str) -> None:
+        for cycle in range(5):
+            host.add_network(name, [local("a", double, "x", "u", 2), local("b", increment, "u", "y")], ["x"], ["y"])
+            futures = [host.submit(name, request(number)) for number in range(10)]
+            host.remove_network(name)
+            wrong = [number for number, future in enumerate(futures) if future.result(0)[0][0] != 2 * number + 1]
+            if wrong:
+                faults.append(f"{name} {cycle}: {wrong}")
+
+    threads = [threading.Thread(target=live, args=(f"net{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == [] and host.networks() == {}
+
+
+def test_networks_can_be_awaited() -> None:
+    async def ask(host: HostManager) -> list[float]:
+        answers = await asyncio.gather(*(host.run_async("net", request(number)) for number in range(20)))
+        return [float(answer[0][0]) for answer in answers]
+
+    with HostManager(MACHINE) as host:
+        host.add_network("net", [local("a", double, "x", "y")], ["x"], ["y"], room=1)
+        assert asyncio.run(ask(host)) == [2 * number for number in range(20)]
+
+
+def test_two_networks_share_the_cores_of_one_host() -> None:
+    with HostManager(Machine.of(CORES)) as host:
+        host.add_network("one", [spawned("a", "double", "x", "y")], ["x"], ["y"])
+        host.add_network("two", [spawned("a", "increment", "x", "y")], ["x"], ["y"])
+        assert [float(host.run(name, request(5))[0][0]) for name in ("one", "two")] == [10, 6]
+        state = host.health()["devices"][CORES[0].name]
+        assert state["stages"] == ["one/a", "two/a"] and state["resident_bytes"] > 2 << 20
+
+
+def test_a_session_steps_through_a_pipeline() -> None:
+    def fail_on_2(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if x[0] == 2:
+            raise ValueError("two")
+        return x + y
+
+    with Pipeline([local("a", fail_on_2, "x y", "z")], ["x", "y"], ["z"]) as pipeline:
+        session = Session(pipeline)
+        with pytest.raises(UsageError, match="no output to wait for"):
+            session.get_output()
+        with pytest.raises(UsageError, match="no input 'q'; the inputs are: x, y"):
+            session.set_input("q", torch.zeros(4))
+        value = torch.zeros(4)
+        session.set_input("x", value)
+        with pytest.raises(UsageError, match="inputs were not set: y"):
+            session.run()
+        session.set_input("y", torch.full((4,), 10.0))
+        for number in range(4):
+            value.fill_(number)
+            session.run()
+        assert session.num_outputs_due == 4
+        assert session.get_output(10)[0][0] == 10 and session.get_output(10)[0][0] == 11
+        with pytest.raises(StageError, match="two"):
+            session.get_output(10)
+        assert session.get_output(10)[0][0] == 13 and not session.has_next_output()
+
+
+def test_outputs_that_are_not_there_can_be_fetched_later() -> None:
+    gate = threading.Event()
+
+    def hold(x: torch.Tensor) -> torch.Tensor:
+        gate.wait(30)
+        return x
+
+    with Pipeline([local("a", hold, "x", "y")], ["x"], ["y"]) as pipeline:
+        session = Session(pipeline)
+        session.set_input("x", torch.ones(4))
+        session.run()
+        with pytest.raises(TimeoutError):
+            session.get_output(0.02)
+        assert not session.has_next_output()
+        gate.set()
+        assert session.get_output(10)[0][0] == 1
