@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from autosplit.errors import UsageError
 from autosplit.figures.picture import (
@@ -187,7 +187,7 @@ def plot_accuracy(
         )
     predicted, measured = np.array(pairs).T
     factor, unit = time_unit(float(max(predicted.max(), measured.max())))
-    figure, axes = sheet(width=6.4, height=5.6)
+    figure, axes = sheet(width=6.0, height=5.8 + 0.2 * len(series))
     low, high = (
         float(min(predicted.min(), measured.min())) * factor / 1.3,
         float(max(predicted.max(), measured.max())) * factor * 1.3,
@@ -199,16 +199,15 @@ def plot_accuracy(
         x, y = np.array(points).reshape(-1, 2).T * factor
         axes.scatter(x, y, color=colour(number), marker="osD^vP"[number % 6], s=34, edgecolors="white", zorder=3, label=name)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(plain)
-        if high / low < 10:
-            axis.set_minor_formatter(plain)
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low > 5 else tuple(range(1, 10))))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"predicted [{unit}]")
     axes.set_ylabel(f"measured [{unit}]")
     off = np.abs(measured / predicted - 1)
     axes.set_title(f"{subject}: off by {np.median(off):.1%} in the median, {off.max():.1%} at most", fontsize=11, loc="left")
-    axes.legend(frameon=False, loc="upper left", fontsize=9)
+    figure.legend(loc="outside lower left", frameon=False, fontsize=9)
     bare(axes)
     return figure
 

@@ -81,9 +81,7 @@ def test_accuracy_states_how_far_off_the_prediction_is() -> None:
     [axes] = figure.axes
     assert axes.get_title(loc="left") == "Stage times: off by 10.0% in the median, 20.0% at most"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted [ms]", "measured [ms]")
-    legend = axes.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["within 10%", "stages", "whole", "none"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["within 10%", "stages", "whole", "none"]
     assert figure._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(UsageError, match="series 'z' has a time that is not positive"):
         plot_accuracy({"z": [(0.0, 1.0)]})
