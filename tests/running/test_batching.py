@@ -1,0 +1,146 @@
+"""Requests of any number of rows: sliced, padded, gathered, and joined to what the rows alone would give."""
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines import NULL
+
+from autosplit.errors import RefusedError, StageError, UsageError
+from autosplit.running.batching import Batcher
+from autosplit.running.modules import LocalFunction
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.wiring import StagePlacement
+from autosplit.tensorspec import TensorSpec
+
+pytestmark = pytest.mark.timeout(60)
+
+ROWS = 4
+
+
+class Scale:
+    """Multiplies rows by a factor, notes the batches it saw, and fails on a row of 13."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[float]] = []
+
+    def __call__(self, x: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.batches.append(x[:, 0].tolist())
+        if (x == 13).any():
+            raise ValueError("thirteen")
+        return x * factor, x.sum(1)
+
+
+def pipeline_of(scale: Scale) -> Pipeline:
+    specs = (TensorSpec("x", (ROWS, 2), (2, 1), "float32"), TensorSpec("factor", (2,), (1,), "float32"))
+    outputs = (TensorSpec("scaled", (ROWS, 2), (2, 1), "float32"), TensorSpec("sums", (ROWS,), (1,), "float32"))
+    return Pipeline([StagePlacement("scale", LocalFunction(scale), specs, outputs, (NULL,))], ["x", "factor"], ["scaled", "sums"])
+
+
+def only_x(scale: Scale) -> Pipeline:
+    two = torch.tensor([2.0, 2.0])
+    spec = TensorSpec("x", (ROWS, 2), (2, 1), "float32")
+    stage = StagePlacement(
+        "scale", LocalFunction(lambda x: scale(x, two)[0]), (spec,), (TensorSpec("y", (ROWS, 2), (2, 1), "float32"),), (NULL,)
+    )
+    return Pipeline([stage], ["x"], ["y"])
+
+
+def rows(*numbers: float) -> torch.Tensor:
+    return torch.tensor([[number, number] for number in numbers], dtype=torch.float32)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(1, 11), min_size=1, max_size=6))
+def test_any_number_of_rows(counts: list[int]) -> None:
+    factor = torch.tensor([2.0, 3.0])
+    with pipeline_of(Scale()) as pipeline, Batcher(pipeline, shared=["factor"]) as batcher:
+        requests = [torch.randn(count, 2) for count in counts]
+        futures = [batcher.submit([one, factor]) for one in requests]
+        for one, future in zip(requests, futures, strict=True):
+            scaled, sums = future.result(10)
+            assert torch.equal(scaled, one * factor) and torch.equal(sums, one.sum(1))
+
+
+def test_the_last_slice_is_padded_with_its_last_row() -> None:
+    scale = Scale()
+    with pipeline_of(scale) as pipeline, Batcher(pipeline, shared=["factor"]) as batcher:
+        batcher.run([rows(0, 1, 2, 3, 4, 5), torch.ones(2)])
+    assert scale.batches == [[0, 1, 2, 3], [4, 5, 5, 5]]
+
+
+def test_small_requests_are_gathered_within_the_window() -> None:
+    scale = Scale()
+    with only_x(scale) as pipeline, Batcher(pipeline, window_s=5.0) as batcher:
+        value = rows(0, 1)
+        futures = [batcher.submit([value])]
+        value.fill_(99)
+        futures += [batcher.submit([rows(2)]), batcher.submit([rows(3)])]
+        assert [future.result(2)[0][:, 0].tolist() for future in futures] == [[0, 2], [4], [6]]
+    assert scale.batches == [[0, 1, 2, 3]]
+
+
+def test_a_request_that_would_overfill_sends_those_that_wait() -> None:
+    scale = Scale()
+    with only_x(scale) as pipeline, Batcher(pipeline, window_s=0.05) as batcher:
+        futures = [batcher.submit([rows(0, 1, 2)]), batcher.submit([rows(3, 4)])]
+        assert [future.result(10)[0][:, 0].tolist() for future in futures] == [[0, 2, 4], [6, 8]]
+    assert scale.batches == [[0, 1, 2, 2], [3, 4, 4, 4]]
+
+
+def test_the_window_ends_the_wait() -> None:
+    with only_x(Scale()) as pipeline, Batcher(pipeline, window_s=0.03) as batcher:
+        start = time.monotonic()
+        assert batcher.run([rows(1)])[0].tolist() == [[2, 2]]
+        assert time.monotonic() - start >= 0.03
+
+
+def test_closing_sends_what_waits_and_refuses_more() -> None:
+    with only_x(Scale()) as pipeline:
+        batcher = Batcher(pipeline, window_s=60)
+        future = batcher.submit([rows(1)])
+        batcher.close()
+        assert future.result(10)[0].tolist() == [[2, 2]]
+        with pytest.raises(RefusedError, match="the batcher is closed"):
+            batcher.submit([rows(1)])
+
+
+def test_a_slice_that_fails_fails_its_request_and_those_gathered_with_it() -> None:
+    with only_x(Scale()) as pipeline, Batcher(pipeline, window_s=5.0) as batcher:
+        futures = [batcher.submit([rows(0, 1)]), batcher.submit([rows(12, 13)]), batcher.submit([rows(*range(20, 24))])]
+        for future in futures[:2]:
+            with pytest.raises(StageError, match="thirteen"):
+                future.result(10)
+        assert futures[2].result(10)[0][:, 0].tolist() == [40, 42, 44, 46]
+
+
+def test_many_threads_gather() -> None:
+    with only_x(Scale()) as pipeline, Batcher(pipeline, window_s=0.002) as batcher:
+        right: list[int] = []
+
+        def ask(base: int) -> None:
+            for number in range(base, base + 20):
+                if batcher.run([rows(number)])[0].tolist() == [[2 * number, 2 * number]]:
+                    right.append(number)
+
+        threads = [threading.Thread(target=ask, args=(100 * one + 20,)) for one in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(right) == 80
+
+
+def test_what_cannot_be_batched() -> None:
+    with pipeline_of(Scale()) as pipeline:
+        with pytest.raises(UsageError, match=r"one number of rows .* 'x' 4, 'factor' 2"):
+            Batcher(pipeline)
+        with pytest.raises(UsageError, match="no input 'q'; the inputs are: x, factor"):
+            Batcher(pipeline, shared=["q"])
+        with pytest.raises(UsageError, match=r"at least 1, but have \[0\]"):
+            Batcher(pipeline, shared=["factor"]).submit([rows(1)[:0], torch.ones(2)])
+        with pytest.raises(UsageError, match=r"'x' is float64\[1,2\], and float32\[1,2\] is expected"):
+            Batcher(pipeline, shared=["factor"]).submit([rows(1).double(), torch.ones(2)])
