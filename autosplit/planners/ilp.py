@@ -13,6 +13,7 @@ from math import floor, isfinite
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from autosplit.planners.items import Items
@@ -393,41 +394,47 @@ class _Model:
             crosses = self.model.NewBoolVar("")
             for reader in readers:
                 self.model.Add(crosses >= made + self.inside[reader][t] - 1)
-            for k, group in enumerate(self.types):
-                for j, other in enumerate(self.types):
-                    self._pair_price(num_bytes, crosses, (s, k, group), (t, j, other), once, moved)
+            self._pair_prices(num_bytes, crosses, s, t, once, moved)
         if once is not None:
             for k in range(len(self.types)):
                 moved[s][k] += once[k]
 
-    def _pair_price(
-        self,
-        num_bytes: float,
-        crosses: Any,
-        sender: tuple[int, int, tuple[int, ...]],
-        receiver: tuple[int, int, tuple[int, ...]],
-        once: list[Any] | None,
-        moved: list[list[Any]],
+    def _pair_prices(
+        self, num_bytes: float, crosses: Any, s: int, t: int, once: list[Any] | None, moved: list[list[Any]]
     ) -> None:
-        """One crossing when slot s is on type k and slot t on type j; with replicas, the least over the pairs (a bound)."""
-        (s, k, group), (t, j, other) = sender, receiver
-        pairs = [(d, e) for d in group for e in other if d != e or self.request.reuse]
-        if not pairs:
-            return
+        """One crossing from slot s to slot t, for each type that either may have; a type whose price is one needs no pair."""
+        send, receive = self._prices(num_bytes)
+        for k in range(len(self.types)):
+            for price, flag, other in self._cases(send[k], self.chosen[t]):
+                when = [crosses, self.chosen[s][k], *other]
+                if once is not None and price:
+                    self.model.Add(once[k] >= price).OnlyEnforceIf(*when)
+                elif price:
+                    moved[s][k] += (crosses if flag else self._product(when)) * price
+            for price, flag, other in self._cases(receive[:, k], self.chosen[s]):
+                if price:
+                    moved[t][k] += (crosses if flag else self._product([crosses, self.chosen[t][k], *other])) * price
+
+    def _cases(self, prices: NDArray[np.int64], chosen: Sequence[Any]) -> list[tuple[int, bool, list[Any]]]:
+        """(price, whether it holds whatever the neighbour's type, the neighbour's type otherwise); -1 marks no such pair."""
+        known = prices[prices >= 0]
+        if not len(known):
+            return []
+        if self.request.max_replicas > 1 or (known == known[0]).all():
+            return [(int(known.min()), True, [])]
+        return [(int(price), False, [flag]) for price, flag in zip(prices, chosen, strict=True) if price >= 0]
+
+    def _prices(self, num_bytes: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Steps of sending and of receiving a value between types, shape (types, types); -1 where there is no such pair."""
         tr = self.problem.transfers
-        send = min(tr.send_s[d, e] + num_bytes * tr.send_s_per_byte[d, e] for d, e in pairs)
-        receive = min(tr.receive_s[d, e] + num_bytes * tr.receive_s_per_byte[d, e] for d, e in pairs)
-        if self.request.max_replicas > 1:
-            send = min(float((tr.send_s[d] + num_bytes * tr.send_s_per_byte[d])[:-1].min()) for d in group)
-            receive = min(float((tr.receive_s[:, e] + num_bytes * tr.receive_s_per_byte[:, e])[:-1].min()) for e in other)
-        when = [crosses, self.chosen[s][k], self.chosen[t][j]]
-        if self._steps(send):
-            if once is not None:
-                self.model.Add(once[k] >= self._steps(send)).OnlyEnforceIf(*when)
-            else:
-                moved[s][k] += self._product(when) * self._steps(send)
-        if self._steps(receive):
-            moved[t][j] += self._product(when) * self._steps(receive)
+        seconds = (tr.send_s + num_bytes * tr.send_s_per_byte, tr.receive_s + num_bytes * tr.receive_s_per_byte)
+        tables = np.full((2, len(self.types), len(self.types)), -1, dtype=np.int64)
+        for k, group in enumerate(self.types):
+            for j, other in enumerate(self.types):
+                pair = next(((d, e) for d in group for e in other if d != e or self.request.reuse), None)
+                if pair is not None:
+                    tables[:, k, j] = [self._steps(float(table[pair])) for table in seconds]
+        return tables[0], tables[1]
 
     def _product(self, flags: Sequence[Any]) -> Any:
         both = self.model.NewBoolVar("")

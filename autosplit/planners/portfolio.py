@@ -57,7 +57,7 @@ class Search:
     @property
     def closed(self) -> bool:
         """Whether plan and bound meet."""
-        return self.objective_s - self.bound_s <= CLOSED * self.objective_s
+        return bool(self.blocks) and self.objective_s - self.bound_s <= CLOSED * self.objective_s
 
     @property
     def left_s(self) -> float:
