@@ -58,7 +58,8 @@ class DeviceManager:
 class WorkerHealth:
     """How one worker fares, read from shared memory without asking it.
 
-    ``state`` is ``dead`` or what it does now, for ``since_s`` seconds (a worker that waits says so anew with each request).
+    ``state`` is ``dead`` or what it does now, for ``since_s`` seconds. Counts and seconds are sums since the pipeline was
+    started, so the difference of two looks is what happened between them.
     """
 
     network: str
@@ -70,6 +71,10 @@ class WorkerHealth:
     since_s: float
     num_requests: int
     num_failed: int
+    num_skipped: int
+    busy_s: float
+    wait_s: float
+    transfer_s: float
     resident_bytes: int
 
 
@@ -87,6 +92,10 @@ def worker_health(network: str, stage: str, replica: int, device: str, worker: W
         since_s,
         status[words.DONE],
         status[words.FAILED],
+        status[words.SKIPPED],
+        status[words.BUSY_NS] / 1e9,
+        status[words.WAIT_NS] / 1e9,
+        status[words.TRANSFER_NS] / 1e9,
         status[words.RESIDENT_BYTES],
     )
 

@@ -14,6 +14,7 @@ from autosplit.errors import RefusedError, UsageError
 from autosplit.machine import Machine
 from autosplit.running.devices import DeviceManager, WorkerHealth, device_health
 from autosplit.running.executor import Tensors
+from autosplit.running.metrics import prometheus_text
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
 
@@ -85,7 +86,7 @@ class HostManager:
             network = self._known(name)
             if network.state != "ready" or network.pipeline is None:
                 raise RefusedError(f"network '{name}' is {network.state}: it cannot be removed now")
-            held = network.pipeline.num_requests
+            held = network.pipeline.num_waiting + network.pipeline.num_running
             if held and when_busy == "refuse":
                 raise RefusedError(
                     f"network '{name}' has {held} requests without an answer; wait, or remove it with when_busy='drain'"
@@ -138,6 +139,14 @@ class HostManager:
             "networks": {name: network.state for name, network in networks.items()},
             "workers": [asdict(worker) for worker in workers],
         }
+
+    def prometheus(self) -> str:
+        """All counters and gauges in the text format that Prometheus reads."""
+        with self._lock:
+            ready = {
+                name: one.pipeline for name, one in self._networks.items() if one.pipeline is not None and one.state == "ready"
+            }
+        return prometheus_text(ready, self.devices)
 
     def close(self, *, drain: bool = True) -> None:
         """Remove every network."""

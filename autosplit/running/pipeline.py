@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ from autosplit.running.provisioner import provision
 from autosplit.running.wiring import StagePlacement, wire
 from autosplit.running.worker import Event
 from autosplit.tensorspec import differences
+from autosplit.timeline import Action, ActionKind
+
+KINDS: tuple[ActionKind, ...] = ("receive", "compute", "send")
 
 
 class Pipeline:
@@ -114,9 +118,18 @@ class Pipeline:
         return self._executor.restarts
 
     @property
-    def num_requests(self) -> int:
-        """Requests without an answer: at the door and in the stages."""
-        return self._executor.num_waiting + self._executor.num_running
+    def num_waiting(self) -> int:
+        """Requests at the door."""
+        return self._executor.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Requests between the first stage and their answer."""
+        return self._executor.num_running
+
+    def latency(self) -> LatencyStats:
+        """From the first stage to the answer, of the last requests; asks no worker."""
+        return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in list(self._executor.times)])
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """How each worker fares now, read without asking it."""
@@ -155,6 +168,22 @@ class Pipeline:
                     if isinstance(answer, Events):
                         found[-1] = [Event(*row) for row in answer.rows]
         return found
+
+    def actions(self) -> list[Action]:
+        """The last requests as a timeline: each worker receiving (waiting for its inputs once they are due), computing, sending.
+
+        Time starts when the first of them was fed. ``timeline.chrome_trace(predicted, pipeline.actions())`` shows both.
+        """
+        found = []
+        events = self.events()
+        start = min((event.posted_ns for rows in events for event in rows), default=0)
+        for duty, rows in zip(self._deployment.duties, events, strict=True):
+            for event in rows:
+                began = max(event.asked_ns, min(event.posted_ns, event.got_ns))
+                marks = [(one - start) / 1e9 for one in (began, event.got_ns, event.ran_ns, event.sent_ns)]
+                for kind, (begin, end) in zip(KINDS, itertools.pairwise(marks), strict=True):
+                    found.append(Action(duty.stage, duty.replica, event.sequence, begin, end, kind))
+        return sorted(found, key=lambda action: action.start_s)
 
     def close(self, *, drain: bool = True) -> None:
         """Answer what was taken in (``drain``) or fail it, then end every worker; nothing of the pipeline is left."""
