@@ -7,6 +7,7 @@ share its time with it, as eager took theirs. What cannot be placed at all is sh
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from autosplit.backends.profiling import RuntimeNode
 from autosplit.graph import Graph
@@ -59,6 +60,18 @@ def attribute(
         for op, share in _shares(group or [op.name for op in graph.ops], weights):
             seconds[op] = [old + share * new for old, new in zip(seconds[op], node.samples_s, strict=False)]
     return {op: Samples(tuple(values)) for op, values in seconds.items()}, "profiler"
+
+
+def without_stretched(nodes: Sequence[RuntimeNode], slice_s: float) -> list[RuntimeNode]:
+    """The nodes without the samples that another process's time slice stretched, as many for each node.
+
+    Args:
+        nodes: what ran on a core that was not free.
+        slice_s: a sample that is longer than the node's shortest by more than this was stretched.
+    """
+    kept = [[value for value in node.samples_s if value <= min(node.samples_s) + slice_s] for node in nodes]
+    count = min((len(values) for values in kept), default=0)
+    return [replace(node, samples_s=tuple(values[:count])) for node, values in zip(nodes, kept, strict=True)]
 
 
 def proportional(graph: Graph, whole_s: Iterable[float], weights: Mapping[str, float]) -> dict[str, Samples]:

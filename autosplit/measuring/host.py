@@ -21,12 +21,12 @@ from autosplit.backends.profiling import onnx_names
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.graph import Graph
 from autosplit.machine import HOST, Device, Link, Machine
-from autosplit.measuring.attributing import attribute, proportional, value_aliases
+from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
 from autosplit.measuring.canary import CANARY_LIMIT, drift
 from autosplit.measuring.links import measure_links
 from autosplit.measuring.steps import Progress, Step, Steps
 from autosplit.measuring.store import Store
-from autosplit.measuring.timing import Rounds, Timed
+from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
 from autosplit.measuring.worker import INPUTS, Load, Prepare, TimeOps, TimeWhole
 from autosplit.processes import WorkerProcess, receive, spawn_worker
 from autosplit.profile import Profile
@@ -181,7 +181,7 @@ class _Job:
             )
             if busy:
                 profile = replace(profile, notes=(*profile.notes, f"{setting}: {busy}; measure again when it is quiet"))
-            measured = replace(measured, alone=Samples(alone) if alone else None, provenance=stamp)
+            measured = replace(measured, alone=_samples(alone) if alone else None, provenance=stamp)
             kept = tuple(stage for stage in profile.stages if stage.setting != setting)
             profile = replace(profile, stages=kept).with_measured(setting, measured)
         if self.store is not None:
@@ -284,17 +284,24 @@ def _exclusive(store: Store | None) -> Iterator[None]:
 
 def _measured(graph: Graph, setting: Setting, timed: Timed, names: Mapping[str, str], weights: Mapping[str, float]) -> Measured:
     """What the rounds say of one setting."""
-    whole = Samples(timed.whole_s)
+    whole = _samples(timed.whole_s)
     if setting.backend == "eager":
         pooled: dict[str, list[float]] = {}
         by_op = {node.name: node.samples_s for node in timed.nodes}
         for op in graph.ops:
             pooled.setdefault(op.signature, []).extend(by_op[op.name])
-        return Measured({s: Samples(tuple(values)) for s, values in pooled.items()}, "signature", "in-graph", whole)
-    if not timed.nodes:
-        return Measured(proportional(graph, timed.whole_s, weights), "op", "proportional", whole)
-    ops, source = attribute(graph, timed.nodes, names, weights)
-    return Measured(ops, "op", source, whole)
+        return Measured({key: _samples(values) for key, values in pooled.items()}, "signature", "in-graph", whole)
+    if timed.nodes:
+        nodes = without_stretched(timed.nodes, PREEMPTED_S) if timed.waited > WAITED_LIMIT else timed.nodes
+        ops, source = attribute(graph, nodes, names, weights)
+    else:
+        ops, source = proportional(graph, timed.whole_s, weights), "proportional"
+    return Measured({op: _samples(samples.samples_s) for op, samples in ops.items()}, "op", source, whole)
+
+
+def _samples(seconds: Iterable[float]) -> Samples:
+    """Samples to five significant digits: a clock gives no more, and the files are read by people."""
+    return Samples(tuple(float(f"{value:.5g}") for value in seconds))
 
 
 def _disturbed(waited: float) -> str:

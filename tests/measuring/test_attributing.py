@@ -2,7 +2,7 @@ import pytest
 
 from autosplit.backends.profiling import RuntimeNode
 from autosplit.graph import Graph, Op, Value
-from autosplit.measuring.attributing import attribute, proportional, value_aliases
+from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
 
 OPERATORS = ["conv2d", "batch_norm", "relu", "linear", "layer_norm", "gelu", "linear"]
 
@@ -74,3 +74,9 @@ def test_nodes_that_say_too_little_are_shared_out_as_eager_took_its_ops() -> Non
 
 def test_ops_without_weights_share_equally() -> None:
     assert proportional(model(), [7.0], {})["relu"].samples_s == (1.0,)
+
+
+def test_samples_stretched_by_a_time_slice_are_left_out_and_all_nodes_keep_as_many() -> None:
+    nodes = [RuntimeNode("a", "Gemm", (0.001, 0.005, 0.0011)), RuntimeNode("b", "Relu", (1e-6, 2e-6, 3e-6))]
+    assert [node.samples_s for node in without_stretched(nodes, 2e-4)] == [(0.001, 0.0011), (1e-6, 2e-6)]
+    assert without_stretched([], 2e-4) == []
