@@ -40,7 +40,7 @@ MAX_SETS = 3_000_000
 MAX_ENTRIES = 8_000_000
 MAX_WORDS = 24
 """Down-sets are kept as the words between the first that is not full and the last that is not empty; at most so many."""
-MAX_CLOSURE = 3000
+MAX_CLOSURE = 40_000
 SLICE_STEPS = 400_000
 MAX_STEPS_OF_A_SET = 40_000_000
 DONE, PAUSED, FULL, HOPELESS = range(4)
@@ -161,18 +161,35 @@ def _rules(items: Items, request: Request, usage: Usage, weights: Floats) -> Rul
 
 
 def _work_behind(items: Items, work: Floats) -> Floats:
-    """The work of each item and all that follows it (on large graphs, along the heaviest path only), shape (num_items,)."""
+    """The work of each item and all that follows it (on very large graphs, of the item alone), shape (num_items,)."""
     count = items.num_items
-    if count > MAX_CLOSURE:
-        behind = work.copy()
-        for item in range(count - 1, -1, -1):
-            behind[item] += max((behind[goal] for goal in items.after[item]), default=0.0)
-        return behind
-    reach = np.eye(count, dtype=bool)
-    for item in range(count - 1, -1, -1):
-        for goal in items.after[item]:
-            reach[item] |= reach[goal]
-    return np.asarray(reach @ work)
+    behind = work.copy()
+    if count <= MAX_CLOSURE:
+        num_words = (count + 63) // 64
+        padded = np.zeros(64 * num_words)
+        padded[:count] = work
+        reach = np.zeros((count, num_words), dtype=np.uint64)
+        _close(items.after.start, items.after.data, padded, padded.reshape(-1, 64).sum(axis=1), reach, behind)
+    return behind
+
+
+@compiled
+def _close(after_start: Ints, after: Ints, work: Floats, word_work: Floats, reach: Words, behind: Floats) -> None:
+    """Fill in what each item reaches, itself included, as bits, and the work of that; last items first."""
+    full = ~np.uint64(0)
+    for item in range(len(behind) - 1, -1, -1):
+        reach[item, item // 64] |= np.uint64(1) << np.uint64(item % 64)
+        total = 0.0
+        for word in range(item // 64, len(word_work)):
+            for slot in range(after_start[item], after_start[item + 1]):
+                reach[item, word] |= reach[after[slot], word]
+            if reach[item, word] == full:
+                total += word_work[word]
+            else:
+                for bit in range(64):
+                    if (reach[item, word] >> np.uint64(bit)) & np.uint64(1):
+                        total += work[64 * word + bit]
+        behind[item] = total
 
 
 def _walk(items: Items, num_words: int) -> Walk:

@@ -7,6 +7,7 @@ and not v may cost in full, and so may u's compute where it goes. Contiguous pla
 """
 
 from collections.abc import Iterable
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ def merge_dominated(
         tied: items that share weights with others.
         tight: memory caps may bind, so items with memory stay where they are.
     """
-    work = _Merging(compute.copy(), nets, edges)
+    work = _Merging(compute, nets, edges)
     movable = (fixed == 0).all(axis=1)
     if tight:
         movable &= num_bytes == 0
@@ -51,7 +52,7 @@ class _Merging:
 
     def __init__(self, compute: Floats, nets: Nets, edges: Iterable[tuple[int, int]]) -> None:
         count = len(compute)
-        self.compute = compute
+        self.compute: list[list[float]] = compute.tolist()
         self.target = list(range(count))
         self.after: list[set[int]] = [set() for _ in range(count)]
         self.before: list[set[int]] = [set() for _ in range(count)]
@@ -60,8 +61,8 @@ class _Merging:
             self.before[goal].add(source)
         self.producer = [producer for producer, _ in nets]
         self.pins = [set(touched) for _, touched in nets]
-        self.send = [costs[0] for costs in nets.values()]
-        self.receive = [costs[1] for costs in nets.values()]
+        self.send: list[list[float]] = [costs[0].tolist() for costs in nets.values()]
+        self.receive: list[list[float]] = [costs[1].tolist() for costs in nets.values()]
         self.touching: list[set[int]] = [set() for _ in range(count)]
         for number, pins in enumerate(self.pins):
             for item in pins:
@@ -84,27 +85,24 @@ class _Merging:
 
     def _dominated(self, item: int, goal: int) -> bool:
         """Whether no class of device pays more: neither where the item leaves, nor where the goal stands."""
-        here, there = np.isfinite(self.compute[item]), np.isfinite(self.compute[goal])
-        if (there & ~here).any():
-            return False
-        cost = np.zeros_like(self.compute[item])
-        saved = np.zeros_like(cost)
+        classes = range(len(self.compute[item]))
+        work, goal_work = self.compute[item], self.compute[goal]
+        cost, saved = [0.0 for _ in classes], [0.0 for _ in classes]
         for net in self.touching[item]:
             send, receive = self.send[net], self.receive[net]
             if goal not in self.pins[net]:
-                cost += np.maximum(send, receive)
+                cost = [cost[k] + max(send[k], receive[k]) for k in classes]
             elif len(self.pins[net]) == 2 and self.producer[net] in (item, goal):
-                saved += np.minimum(send, receive)
+                saved = [saved[k] + min(send[k], receive[k]) for k in classes]
             elif self.producer[net] == item:
-                cost += np.abs(send - receive)
-        leaves = (cost <= saved + self.compute[item])[here].all()
-        enters = (cost + self.compute[item] <= saved)[there].all()
-        return bool(leaves and enters)
+                cost = [cost[k] + abs(send[k] - receive[k]) for k in classes]
+        leaves = all(cost[k] <= saved[k] + work[k] for k in classes)
+        return leaves and all(cost[k] + work[k] <= saved[k] for k in classes if goal_work[k] < inf)
 
     def merge(self, item: int, goal: int) -> set[int]:
         """Join the item to the goal; returns the items to look at again."""
         self.target[item] = goal
-        self.compute[goal] += self.compute[item]
+        self.compute[goal] = [a + b for a, b in zip(self.compute[goal], self.compute[item], strict=True)]
         for net in self.touching[item]:
             self.pins[net].discard(item)
             self.pins[net].add(goal)

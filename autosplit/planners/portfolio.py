@@ -16,6 +16,8 @@ from autosplit.problem import Block, Floats, Problem, Solution
 CLOSED = 1e-6
 """A gap below this share of the objective is rounding: the plan is optimal."""
 
+MAX_ILP_OPS = 5000
+
 
 @dataclass
 class Search:
@@ -105,7 +107,7 @@ def solve(
     items = contract(problem, request)
     infeasible.refuse_hopeless(problem, items)
     _one_device(search)
-    _chain(search)
+    _chain(search, items if contiguous else contract(problem, replace(request, contiguous=True)))
     if request.objective == "throughput":
         _integer_program(search, seed)
     if not search.blocks:
@@ -116,14 +118,13 @@ def solve(
 def _one_device(search: Search) -> None:
     """Everything on one device: always worth a look, and the only plan there is when devices are one."""
     everything = tuple(range(search.problem.num_ops))
-    for device in range(search.problem.num_devices):
-        search.offer((Block(everything, (device,)),), "one device")
+    for members in search.problem.device_classes:
+        search.offer((Block(everything, (members[0],)),), "one device")
 
 
-def _chain(search: Search) -> None:
+def _chain(search: Search, items: Items) -> None:
     """The chain planners; for a plan that need not be a chain, their answer is where to start from."""
     request = replace(search.request, contiguous=True)
-    items = contract(search.problem, request)
     weights = bounds.multipliers(items)
     bound_s = bounds.compute_bound_s(items, request, weights)
     if request.objective == "throughput" and isfinite(bound_s):
@@ -138,10 +139,10 @@ def _chain(search: Search) -> None:
     if chain is not None:
         search.offer(chain_blocks(items, chain), "linear orders")
     if search.request.contiguous:
-        _prove_chain(search, weights)
+        _prove_chain(search, items, weights)
 
 
-def _prove_chain(search: Search, weights: Floats) -> None:
+def _prove_chain(search: Search, items: Items, weights: Floats) -> None:
     """Better chains than the best one, over all orders; that there are none is the proof.
 
     Where the items are not exact, a chain below the limit is a bound, and its true cost is evaluated like any plan's.
@@ -149,11 +150,12 @@ def _prove_chain(search: Search, weights: Floats) -> None:
     request = search.request
     if search.closed or request.objective != "throughput":
         return
-    items = contract(search.problem, request, limit_s=search.objective_s)
+    limit_s = search.objective_s
+    if (items.compute_s >= limit_s * request.max_replicas).any():
+        items = contract(search.problem, request, limit_s=limit_s)
     usage = usage_of(items, request)
     if usage is None:
         return
-    limit_s = search.objective_s
     outcome = downsets.best_chain(items, request, usage, weights, limit_s, search.deadline)
     search.note(f"down-sets: {outcome.num_sets} reached", "down-sets")
     if outcome.chain is not None:
@@ -166,6 +168,8 @@ def _prove_chain(search: Search, weights: Floats) -> None:
 def _integer_program(search: Search, seed: int) -> None:
     """CP-SAT for what is left of the time, on every rule at once."""
     if search.closed:
+        return
+    if search.problem.num_ops > MAX_ILP_OPS:
         return
     answer = _ask_ilp(search.problem, search.request, search.objective_s, search.bound_s, search.blocks, search.left_s, seed)
     if answer is None:
