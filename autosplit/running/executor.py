@@ -160,10 +160,10 @@ class Executor:
         self._answer(late)
         return request.future
 
-    def at_next_request(self, action: Callable[[int], None]) -> None:
-        """Call ``action`` with the number of the next request, while none is fed."""
+    def at_next_request(self, action: Callable[[int, int], None]) -> None:
+        """Call ``action`` with the numbers of the oldest request without an answer and of the next one; none is fed meanwhile."""
         with self._lock:
-            action(self._next)
+            action(self._base, self._next)
 
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
@@ -228,7 +228,8 @@ class Executor:
                     self._drain(self._drains[fd])
                 self._recovery.kill_hanging()
                 if any(worker.pidfd in fds for worker in self.deployment.workers):
-                    self._recover()
+                    with self.deployment.control_lock:
+                        self._recover()
         except AutosplitError as failure:
             self._fail(failure)
         except BaseException as failure:

@@ -19,12 +19,23 @@ class Port:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """A module, and the first request that runs on it."""
+
+    first: int
+    module: Module
+
+
+@dataclass(frozen=True, slots=True)
 class Duty:
-    """The first message to a worker: what to load, which requests to take, where from and where to."""
+    """The first message to a worker: what to load, which requests to take, where from and where to.
+
+    There is more than one of ``versions`` while requests from before a swap may have to be replayed.
+    """
 
     stage: str
     device: str
-    module: Module
+    versions: tuple[Version, ...]
     num_inputs: int
     threads: int
     replica: int
@@ -34,6 +45,11 @@ class Duty:
     words: WordsHandle
     number: int
     spin_s: float
+
+    @property
+    def module(self) -> Module:
+        """The version for new requests."""
+        return self.versions[-1].module
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +83,30 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Paused:
     """The worker touches no ring now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load this module beside the present one; answered with Loaded or Failed."""
+
+    module: Module
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The module of the last Load is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """From request ``first`` on use the module that was loaded last; answered with Using."""
+
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class Using:
+    """The worker will switch."""
 
 
 @dataclass(frozen=True, slots=True)

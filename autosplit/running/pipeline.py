@@ -3,10 +3,10 @@
 import concurrent.futures
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 
 import torch
@@ -19,6 +19,7 @@ from autosplit.running.devices import WorkerHealth, worker_health
 from autosplit.running.executor import Executor, Request, Tensors, monotonic_deadline
 from autosplit.running.messages import Events, Report
 from autosplit.running.provisioner import provision
+from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, wire
 from autosplit.running.worker import Event
 from autosplit.tensorspec import differences
@@ -65,7 +66,6 @@ class Pipeline:
             self._deployment, room=self.wiring.window if room is None else room, in_order=in_order, max_restarts=max_restarts
         )
         self._specs = [self.wiring.input_specs.get(name) for name in inputs]
-        self._control_lock = threading.Lock()
         self._started = time.monotonic()
         self._closed = False
 
@@ -159,7 +159,7 @@ class Pipeline:
     def events(self, *, clear: bool = False) -> list[list[Event]]:
         """The times of the last requests in each worker; empty for a worker that could not be asked."""
         found: list[list[Event]] = []
-        with self._control_lock:
+        with self._deployment.control_lock:
             for worker in self._deployment.workers:
                 found.append([])
                 with contextlib.suppress(WorkerError, OSError):
@@ -168,6 +168,19 @@ class Pipeline:
                     if isinstance(answer, Events):
                         found[-1] = [Event(*row) for row in answer.rows]
         return found
+
+    def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:
+        """Give the stages of a parameter group other weights while requests run; each request sees all the old or all the new.
+
+        Args:
+            group: a parameter group.
+            weights: weight name, as in the stages' programs, to the new tensor; the other weights stay.
+            folder: an empty folder for the stages with their new weights.
+        Returns: the number of the first request that runs on the new weights.
+        Raises: UsageError: no such group or weight, or a tensor that does not fit. BackendError, WorkerError: a worker could
+            not load them; the old weights stay in use.
+        """
+        return swap_weights(self._deployment, self._executor, self.groups, group, weights, folder)
 
     def actions(self) -> list[Action]:
         """The last requests as a timeline: each worker receiving (waiting for its inputs once they are due), computing, sending.

@@ -1,6 +1,7 @@
 """Provisioner: puts the stages of a pipeline on their devices, all or none, and replaces workers that died."""
 
 import contextlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from autosplit.errors import BackendError, WorkerError
 from autosplit.machine import Device
 from autosplit.processes import Worker, available_cores, receive, spawn_worker, usable_threads
-from autosplit.running.messages import Duty, Failed, Port, Ready
+from autosplit.running.messages import Duty, Failed, Port, Ready, Version
 from autosplit.running.ring import Ring
 from autosplit.running.threads import start_thread
 from autosplit.running.wiring import HOST, Channel, StagePlacement, Wiring
@@ -27,9 +28,11 @@ class Deployment:
     wiring: Wiring
     rings: tuple[tuple[Ring, ...], ...]
     words: Words
-    duties: tuple[Duty, ...]
+    duties: list[Duty]
     workers: list[Worker] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
+    control_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever talks to the workers; taken before the executor's lock where both are."""
 
     def start(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
         """Start every worker and wait until all stages are loaded; end them all if one fails."""
@@ -110,11 +113,9 @@ def provision(wiring: Wiring) -> Deployment:
                 made.append(Ring.create(channel.specs, channel.num_slots, channel.every))
                 rings[-1] = tuple(made)
         shared = Counter(core for stage in wiring.stages for device in stage.devices for core in device.cores)
-        duties = tuple(
-            _duty(wiring, rings, words, number, stage, replica, shared) for number, (stage, replica) in enumerate(workers)
-        )
+        duties = [_duty(wiring, rings, words, number, stage, replica, shared) for number, (stage, replica) in enumerate(workers)]
     except BaseException:
-        Deployment(wiring, tuple(rings), words, ()).close()
+        Deployment(wiring, tuple(rings), words, []).close()
         raise
     deployment = Deployment(wiring, tuple(rings), words, duties)
     deployment.start()
@@ -148,7 +149,7 @@ def _duty(
     return Duty(
         stage=stage.name,
         device=device.name,
-        module=stage.module,
+        versions=(Version(0, stage.module),),
         num_inputs=len(stage.inputs),
         threads=stage.threads or usable_threads(device.cores),
         replica=replica,

@@ -13,7 +13,23 @@ import torch
 from autosplit.backends.base import Runnable
 from autosplit.processes import resident_bytes
 from autosplit.running import words
-from autosplit.running.messages import Duty, Events, Failed, Pause, Paused, Port, Ready, Report, Run
+from autosplit.running.messages import (
+    Duty,
+    Events,
+    Failed,
+    Load,
+    Loaded,
+    Pause,
+    Paused,
+    Port,
+    Ready,
+    Report,
+    Run,
+    Use,
+    Using,
+    Version,
+)
+from autosplit.running.modules import Module
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interrupted, Ring, RingEnd, RingHandle, Slot
 from autosplit.running.words import Words
 
@@ -49,9 +65,10 @@ def live(control: Connection, duty: Duty) -> None:
     try:
         duty.module.import_packages()
         before = resident_bytes()
-        run = duty.module.load(duty.threads)
-        stage = Stage(duty, run, control)
-        stage.warm_up()
+        stage = Stage(duty, control)
+        for version in duty.versions:
+            stage.load(version.module)
+            stage.use(version.first)
     except Exception:
         control.send(Failed(traceback.format_exc()))
         return
@@ -64,9 +81,9 @@ def live(control: Connection, duty: Duty) -> None:
 class Stage:
     """The loop of one worker over its rings."""
 
-    def __init__(self, duty: Duty, run: Runnable, control: Connection) -> None:
+    def __init__(self, duty: Duty, control: Connection) -> None:
         self.duty = duty
-        self.run = run
+        self.versions: list[tuple[Version, Runnable]] = []
         self.control = control
         self.words = Words(duty.words)
         self.status = self.words.status(duty.number)
@@ -88,10 +105,19 @@ class Stage:
             except Interrupted:
                 sequence = self._obey(sequence)
 
-    def warm_up(self) -> None:
+    def load(self, module: Module) -> None:
+        """Load a module beside those in use, and warm it up."""
+        self._loaded = module, module.load(self.duty.threads)
+        if module.warms_up:
+            self._warm_up(self._loaded[1])
+
+    def use(self, first: int) -> None:
+        """From request ``first`` on use the module that was loaded last."""
+        module, run = self._loaded
+        self.versions.append((Version(first, module), run))
+
+    def _warm_up(self, run: Runnable) -> None:
         """A few passes over zeros; what they raise is for the first request to show."""
-        if not self.duty.module.warms_up:
-            return
         inputs: list[Any] = [None] * self.duty.num_inputs
         for ends, index in self._sources:
             end = next(end for end in ends if end is not None)
@@ -100,7 +126,7 @@ class Stage:
         for _ in range(_WARM_UP_PASSES):
             try:
                 with torch.inference_mode():
-                    self.run(inputs)
+                    run(inputs)
             except Exception:
                 return
 
@@ -115,6 +141,15 @@ class Stage:
                     self._enter(words.PAUSED, 0)
                     self.control.send(Paused())
                     sequence = None
+                case Load(module):
+                    try:
+                        self.load(module)
+                        self.control.send(Loaded())
+                    except Exception:
+                        self.control.send(Failed(traceback.format_exc()))
+                case Use(first):
+                    self.use(first)
+                    self.control.send(Using())
                 case Report(clear):
                     self.control.send(Events(tuple(self.events)))
                     if clear:
@@ -159,13 +194,14 @@ class Stage:
         for slot, (_, index) in zip(slots, self._sources, strict=True):
             for position, view in zip(index, slot.tensors, strict=True):
                 inputs[position] = view
+        version, run = self._version(sequence)
         try:
             with torch.inference_mode():
-                outputs = self.run(inputs)
+                outputs = run(inputs)
                 self._check(outputs)
             return DATA, outputs
         except Exception:
-            return ERROR, self._explain(sequence, inputs, traceback.format_exc())
+            return ERROR, self._explain(sequence, version.module, inputs, traceback.format_exc())
 
     def _check(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""
@@ -178,11 +214,18 @@ class Stage:
                         f"output {position} is {made.dtype} {list(made.shape)}, and {view.dtype} {list(view.shape)} was announced"
                     )
 
-    def _explain(self, sequence: int, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
+    def _version(self, sequence: int) -> tuple[Version, Runnable]:
+        """What a request runs on; a version goes once no request of its time can come again."""
+        versions = self.versions
+        while len(versions) > 1 and sequence >= versions[1][0].first + self.duty.words.window:
+            versions.pop(0)
+        return next(one for one in reversed(versions) if one[0].first <= sequence)
+
+    def _explain(self, sequence: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
         duty = self.duty
         try:
             with torch.inference_mode():
-                op = duty.module.failing_op(inputs)
+                op = module.failing_op(inputs)
         except Exception:
             op = None
         where = f" while executing '{op}'" if op else ""

@@ -1,0 +1,97 @@
+"""Swap the weights of running stages: load them beside the old ones, then switch every stage at the same request."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from autosplit.backends.base import get_backend
+from autosplit.errors import BackendError, UsageError, WorkerError, raise_faults
+from autosplit.processes import receive
+from autosplit.running.executor import Executor
+from autosplit.running.messages import Failed, Load, Use, Version
+from autosplit.running.modules import Module, StageFolder
+from autosplit.running.provisioner import LOAD_TIMEOUT_S, Deployment
+from autosplit.splitting import StageProgram, load_stage, save_stage
+from autosplit.tensorspec import differences, laid_out, spec_of
+
+
+def swap_weights(
+    deployment: Deployment,
+    executor: Executor,
+    groups: Mapping[str, Sequence[str]],
+    group: str,
+    weights: Mapping[str, torch.Tensor],
+    folder: Path,
+) -> int:
+    """What ``Pipeline.swap`` says."""
+    if group not in groups:
+        raise UsageError(f"there is no parameter group '{group}'; the groups are: {', '.join(groups) or 'none'}")
+    stages = {stage.name: stage for stage in deployment.wiring.stages if stage.name in groups[group]}
+    present = {duty.stage: duty.module for duty in deployment.duties if duty.stage in stages}
+    programs = {name: load_stage(module.folder) for name, module in present.items() if isinstance(module, StageFolder)}
+    raise_faults(UsageError, f"the weights do not fit group '{group}'", _faults(programs, weights))
+    modules: dict[str, Module] = {}
+    for name, program in programs.items():
+        module = present[name]
+        if isinstance(module, StageFolder) and program.weights.keys() & weights.keys():
+            changed = with_weights(program, weights)
+            save_stage(changed, folder / name)
+            get_backend(module.backend).prepare(changed, folder / name, module.precision)
+            modules[name] = replace(module, folder=folder / name)
+    return swap_modules(deployment, executor, modules)
+
+
+def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> StageProgram:
+    """The same stage with those of ``weights`` that it reads, laid out as the ones they replace."""
+    merged = {
+        name: laid_out(weights[name], replace(spec_of(name, old), offset_bytes=0)) if name in weights else old
+        for name, old in program.weights.items()
+    }
+    return replace(program, module=fx.GraphModule(merged, program.module.graph, class_name=type(program.module).__name__))
+
+
+def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[str, Module]) -> int:
+    """Let stages run other modules from the next request on; return its number. Raises: BackendError, WorkerError."""
+    numbers = [number for number, duty in enumerate(deployment.duties) if duty.stage in modules]
+    switched = []
+
+    def switch(base: int, first: int) -> None:
+        """Every worker knows the new version before the first request of its time is fed."""
+        for number in numbers:
+            duty, worker = deployment.duties[number], deployment.workers[number]
+            versions = (*duty.versions, Version(first, modules[duty.stage]))
+            kept = [
+                one for one, after in zip(versions, (*versions[1:], None), strict=True) if after is None or after.first > base
+            ]
+            deployment.duties[number] = replace(duty, versions=tuple(kept))
+            try:
+                worker.connection.send(Use(first))
+                receive(worker, LOAD_TIMEOUT_S, "a swap")
+            except (WorkerError, OSError):
+                continue  # it died: its successor starts with both versions
+        switched.append(first)
+
+    with deployment.control_lock:
+        for number in numbers:
+            try:
+                deployment.workers[number].connection.send(Load(modules[deployment.duties[number].stage]))
+            except OSError:
+                raise WorkerError(f"worker '{deployment.workers[number].name}' died before the swap; try again") from None
+        answers = [receive(deployment.workers[number], LOAD_TIMEOUT_S, "loading new weights") for number in numbers]
+        for answer in answers:
+            if isinstance(answer, Failed):
+                raise BackendError(f"the new weights could not be loaded, and the old ones stay in use:\n{answer.text}")
+        executor.at_next_request(switch)
+    return switched[0]
+
+
+def _faults(programs: Mapping[str, StageProgram], weights: Mapping[str, torch.Tensor]) -> list[str]:
+    known = {name: tensor for program in programs.values() for name, tensor in program.weights.items()}
+    faults = [f"no stage of the group reads '{name}'" for name in weights if name not in known]
+    for name, tensor in weights.items():
+        if name in known:
+            faults += differences([spec_of(name, known[name])], [tensor])
+    return faults

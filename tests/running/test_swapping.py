@@ -1,0 +1,93 @@
+"""Weights change under way: each request runs on the old ones or on the new ones in all stages, also in a replay."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from pipelines import CORES
+
+from autosplit.errors import UsageError
+from autosplit.loading import load_model
+from autosplit.running.modules import StageFolder
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.wiring import StagePlacement
+from autosplit.splitting import save_stage, split
+from autosplit.tracing import Traced, trace
+
+pytestmark = pytest.mark.timeout(100)
+
+
+@pytest.fixture
+def traced() -> Traced:
+    return trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=8"))
+
+
+@pytest.fixture
+def pipeline(traced: Traced, tmp_path: Path) -> Iterator[Pipeline]:
+    """Four linear layers in two stages, both in group 'all'."""
+    ops = [op.name for op in traced.graph.ops]
+    stages = []
+    for program, core in zip(split(traced, [ops[: len(ops) // 2], ops[len(ops) // 2 :]]), (CORES[0], CORES[-1]), strict=True):
+        save_stage(program, tmp_path / program.name)
+        stages.append(
+            StagePlacement(program.name, StageFolder(tmp_path / program.name), program.inputs, program.outputs, (core,))
+        )
+    with Pipeline(stages, traced.graph.inputs, traced.graph.outputs, groups={"all": ["stage0", "stage1"]}) as running:
+        yield running
+
+
+def doubled(traced: Traced) -> dict[str, torch.Tensor]:
+    """All weights times two; biases too, so that no mixture of old and new gives the same answer."""
+    return {
+        name: 2 * tensor
+        for program in split(traced, [[op.name for op in traced.graph.ops]])
+        for name, tensor in program.weights.items()
+    }
+
+
+def test_a_swap_under_way_is_seen_by_all_stages_at_one_request_and_survives_a_death(
+    pipeline: Pipeline, traced: Traced, tmp_path: Path
+) -> None:
+    [old] = pipeline.run(traced.example_inputs)
+    futures = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            futures.append(pipeline.submit(traced.example_inputs))
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    first = pipeline.swap("all", doubled(traced), tmp_path / "new")
+    os.kill(pipeline.pids[1], signal.SIGKILL)
+    while pipeline.restarts == 0:
+        pass
+    stop.set()
+    asker.join()
+    answers = [future.result(30)[0] for future in futures]
+    [new] = pipeline.run(traced.example_inputs)
+    assert not torch.equal(old, new) and first > 0
+    for number, answer in enumerate(answers, start=1):
+        assert torch.equal(answer, old if number < first else new), f"request {number}, swap at {first}"
+    program = split(traced, [[op.name for op in traced.graph.ops]])[0]
+    with torch.inference_mode():
+        value = traced.example_inputs[0]
+        for layer, (weight, bias) in enumerate(zip(*[iter(doubled(traced)[name] for name in program.weights)] * 2, strict=True)):
+            value = torch.nn.functional.linear(value.relu() if layer else value, weight, bias)
+    assert torch.allclose(value, new)
+
+
+def test_weights_that_do_not_fit_change_nothing(pipeline: Pipeline, traced: Traced, tmp_path: Path) -> None:
+    [old] = pipeline.run(traced.example_inputs)
+    name = next(iter(doubled(traced)))
+    with pytest.raises(UsageError, match="no parameter group 'none'; the groups are: all"):
+        pipeline.swap("none", {}, tmp_path / "new")
+    with pytest.raises(
+        UsageError, match=r"(?s)do not fit group 'all' \(2 faults\).*no stage of the group reads 'q'.*is expected"
+    ):
+        pipeline.swap("all", {"q": torch.zeros(1), name: torch.zeros(3)}, tmp_path / "new")
+    assert torch.equal(pipeline.run(traced.example_inputs)[0], old)
