@@ -180,7 +180,8 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
     ways = simple_plans(graph, machine, plan.source, backend, fastest)
     if backend != "eager":
         ways |= eager_today(graph, machine, plan.source)
-    ways = {name: replace(way, microbatch=plan.microbatch, objective=plan.objective) for name, way in ways.items()}
+    same = {key: getattr(plan, key) for key in ("microbatch", "objective", "profile_hash", "versions")}
+    ways = {name: replace(way, **same, status="measured") for name, way in ways.items()}
     for name, way in ways.items():
         devices = {device for stage in way.stages for device in stage.devices}
         if profile is not None and all(_measured(profile, device, way.stages[0].backend) for device in devices):

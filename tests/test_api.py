@@ -1,0 +1,80 @@
+"""The main job from Python: five calls on real workers, and a search that learns from what it measures."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import autosplit
+from autosplit.api import AutoResult, measured_backends
+from autosplit.comparing import distinct_inputs
+from autosplit.constraints import Constraints
+from autosplit.errors import ProfileError, UsageError
+from autosplit.machine import Machine, parse_device
+
+TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+TIED = "autosplit.examples.tied:tied"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> AutoResult:
+    """A net with a tied weight and a dict output, four items a request, two backends, on two devices."""
+    folder = tmp_path_factory.mktemp("profiles")
+    return autosplit.auto(TIED, TWO, batch=4, profiles=folder, budget_s=12, num_requests=40, num_rounds=2, time_limit_s=2)
+
+
+@pytest.mark.timeout(240)
+def test_auto_finds_a_plan_whose_outputs_match(found: AutoResult) -> None:
+    assert found.report.best.outputs_equal
+    assert found.report.best.throughput_per_s >= max(
+        outcome.throughput_per_s for name, outcome in found.report.outcomes.items() if name == found.report.chosen
+    )
+    assert found.plan.source.spec == TIED and found.plan.versions["torch"] == torch.__version__
+
+
+def test_the_search_measured_its_candidates_and_kept_their_stages(found: AutoResult) -> None:
+    ran = [trial for trial in found.search.trials if trial.measured_per_s]
+    assert ran and ran[0].times_first == pytest.approx(1.0)
+    assert len({trial.plan.hash for trial in ran}) == len(ran)
+    assert found.search.profile.stages
+    assert len(found.search.frame()) == len(found.search.trials)
+    assert "<table>" in found.search._repr_html_()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("spec", ["autosplit.examples.unet:unet?channels=4&size=32", TIED])
+def test_three_stages_on_two_devices_equal_the_unsplit_model(spec: str) -> None:
+    traced = autosplit.trace(spec)
+    seconds = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
+    profile = autosplit.Profile.given(traced.graph, seconds)
+    plan = autosplit.search(traced, profile, TWO, Constraints(num_stages=3), budget_s=0).plan
+    assert len(plan.stages) == 3
+    with autosplit.open_pipeline(traced, plan, TWO) as model:
+        for inputs in distinct_inputs(traced.example_inputs, 3):
+            torch.set_num_threads(1)
+            args = torch.utils._pytree.tree_unflatten(list(inputs), traced.in_spec)
+            expected, answer = traced.run(*args[0], **args[1]), model(*args[0], **args[1])
+            assert type(answer) is type(expected)
+            for ours, own in zip(*map(torch.utils._pytree.tree_leaves, (answer, expected)), strict=True):
+                assert torch.equal(ours, own)
+
+
+def test_a_profile_without_a_common_backend_is_refused() -> None:
+    traced = autosplit.trace(TIED)
+    profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
+    with pytest.raises(ProfileError, match="no backend on all of cpu:0, cpu:1"):
+        measured_backends(profile, TWO)
+
+
+def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
+    traced = autosplit.trace(TIED)
+    profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
+    one = Machine.of([parse_device("cpu:0")])
+    plan = autosplit.search(traced, profile, one, budget_s=0).plan
+    autosplit.write_plan(plan, traced.graph, tmp_path / "plan.yaml")
+    text = (tmp_path / "plan.yaml").read_text()
+    (tmp_path / "foreign.yaml").write_text(text.replace(TIED, "somebody.net:make"))
+    with pytest.raises(UsageError, match="does not run unasked"):
+        autosplit.load_plan(tmp_path / "foreign.yaml")
+    again, _, machine = autosplit.load_plan(tmp_path / "plan.yaml")
+    assert again.hash == plan.hash and machine == one

@@ -1,0 +1,178 @@
+"""The commands as a person runs them: results on stdout, one clear message on stderr, nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from autosplit import cli
+from autosplit.machine import parse_bytes
+
+MLP = "autosplit.examples.mlp:mlp?depth=6&width=256"
+WORKLOAD = Path(__file__).parent / "data" / "workloads" / "layer-bert24_inference.json"
+
+
+def inside(*words: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """The command in this process: a new one takes seconds to load torch."""
+    monkeypatch.chdir(cwd)
+    monkeypatch.setattr(cli, "err", Console(stderr=True, width=200))
+    return CliRunner().invoke(cli.app, list(words))
+
+
+def autosplit(*words: str, cwd: Path, timeout_s: float = 150) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "autosplit.cli", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder in which ``auto`` made a two-stage plan of a small model that one device may not hold."""
+    folder = tmp_path_factory.mktemp("made")
+    options = {"devices": "cpu:0,cpu:1", "backend": "eager", "stages": 2, "budget": "3s", "memory": "1MB"}
+    (folder / "options.yaml").write_text(yaml.safe_dump(options))
+    done = autosplit("auto", MLP, "--config", "options.yaml", "--requests", "40", "--rounds", "2", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout)
+
+
+@pytest.mark.timeout(200)
+def test_auto_gives_what_machines_read(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = made
+    assert result["outputs_equal"] and result["max_abs_error"] == 0
+    assert result["throughput_per_s"] > 0 and result["predicted_throughput_per_s"] > 0
+    assert set(result["latency_s"]) == {"p50", "p90", "p99"}
+    assert result["chosen"] == "plan"
+    assert (folder / result["plan"]).exists()
+    for stage in result["stages"]:
+        assert {"device", "backend", "ops", "busy_s", "wait_s", "transfer_s", "resident_bytes"} <= set(stage)
+
+
+def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, result = made
+    plan = yaml.safe_load((folder / "plan.yaml").read_text())
+    sizes = [stage["weight_bytes"] for stage in plan["stages"]]
+    assert sum(sizes) > parse_bytes("1MB") >= max(sizes)
+    assert list(result["baselines"]) == ["even split"]
+
+
+@pytest.mark.timeout(200)
+def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = made
+    ran = autosplit("run", "plan.yaml", "--requests", "20", "--rounds", "1", "--no-baselines", "--json", cwd=folder)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["outputs_equal"]
+    exported = autosplit("export", "plan.yaml", "exported", "--json", cwd=folder)
+    assert exported.returncode == 0, exported.stderr
+    assert {"manifest.json", "loader.py"} <= set(json.loads(exported.stdout)["files"])
+
+
+@pytest.mark.timeout(120)
+def test_faults_of_a_plan_file_are_named(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = made
+    text = (folder / "plan.yaml").read_text()
+    (tmp_path / "cut.yaml").write_text(text[: len(text) // 2])
+    (tmp_path / "other.yaml").write_text(text.replace("depth=6", "depth=5"))
+    (tmp_path / "foreign.yaml").write_text(text.replace("autosplit.examples.mlp:mlp", "os.path:join"))
+    for name, message in [("cut", "truncated"), ("other", "another model"), ("foreign", "--model 'os.path:join")]:
+        done = inside("run", f"{name}.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
+        assert done.exit_code == 1 and message in done.stderr and not done.stdout, done.stderr
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (["auto", "transformers:BertModle"], "BertModel"),
+        (["auto", "autosplit.examples.mlp:nothing"], "no function 'nothing'"),
+        (["auto", MLP, "--devices", "cpu:4000"], "core 4000"),
+        (["auto", MLP, "--devices", "cpu:0,cpu:0-1"], "overlap on core 0"),
+        (["auto", MLP, "--backend", "tensorflow"], "the backends are eager"),
+        (["auto", "transformers:GPT2Model?n_layer=1&use_cache=true"], "use_cache=false"),
+        (["search", MLP, "--objective", "speed"], "valid: throughput"),
+        (["run", "absent.yaml"], "does not exist"),
+    ],
+)
+def test_bad_input_is_one_message_and_leaves_nothing(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = inside(*words, cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert not done.stdout and not (tmp_path / "plan.yaml").exists()
+
+
+@pytest.mark.timeout(120)
+def test_demands_that_cannot_be_met_are_named(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = made
+    known = ["search", MLP, "--backend", "eager", "--budget", "0s", "--profiles", str(folder / "profiles")]
+    pinned = inside(*known, "--pin", "nothing=cpu:0", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert pinned.exit_code == 1 and "'nothing' matches no op" in pinned.stderr
+    capped = inside(*known, "--memory", "1kB", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert capped.exit_code == 1
+    for text in ("op 'linear", "needs 257.0 KiB of weights", "largest cap is 1000 B ('cpu:0')", "Raise that device's memory"):
+        assert text in capped.stderr
+    assert not (tmp_path / "plan.yaml").exists()
+
+
+def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrong.yaml").write_text("stags: 2\n")
+    done = inside("auto", MLP, "--config", "wrong.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1 and "close: stages" in str(done.exception)
+
+
+def test_devices_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = inside("devices", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert {"machine", "devices", "backends"} == set(json.loads(done.stdout))
+
+
+def test_a_workload_is_planned_and_its_answer_evaluates_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = inside("search", str(WORKLOAD), "--format", "dnn-partitioning", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["objective"] == pytest.approx(17.7899, abs=1e-4) and answer["status"] == "optimal"
+    (tmp_path / "split.json").write_text(json.dumps(answer))
+    judged = inside("evaluate", str(WORKLOAD), "split.json", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert json.loads(judged.stdout)["loads"] == pytest.approx(answer["loads"])
+
+
+def leftovers() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("autosplit-*")) | set(Path("/dev/shm").glob("*"))
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("step", ["trace", "profile", "search", "run"])
+def test_ctrl_c_stops_at_every_step_and_leaves_nothing(step: str, tmp_path: Path) -> None:
+    before = leftovers()
+    words = ["auto", MLP, "--backend", "eager", "--budget", "8s", "--requests", "400000", "--devices", "cpu:0,cpu:1"]
+    command = [sys.executable, "-u", "-m", "autosplit.cli", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith(step):
+                break
+        time.sleep(2.5)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        process.wait(60)
+    assert process.returncode == 130, rest
+    assert "Traceback" not in rest
+    assert not (tmp_path / "plan.yaml").exists()
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+    assert leftovers() <= before

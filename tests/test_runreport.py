@@ -1,0 +1,56 @@
+"""Which way is chosen, and the sentence that says why: never one that measured slower than a simple way."""
+
+from dataclasses import replace
+
+import pytest
+
+from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.results import LatencyStats, RunStats
+from autosplit.runreport import PLAN, Outcome, RunReport, judge
+
+STATS = RunStats(4, 1.0, LatencyStats.of([0.1]), LatencyStats.of([0.0]), (), 0)
+MADE = Plan(Source("m:f"), "g", "p", (Stage("stage0", ("a",), ("cpu:0",)),), Prediction(0.1, 0.1, 0.1, 0.0, 10.0))
+
+
+def outcome(*rounds_per_s: float, latency_s: float = 0.1, equal: bool = True) -> Outcome:
+    return Outcome(MADE, rounds_per_s, LatencyStats.of([latency_s]), LatencyStats.of([latency_s]), equal, 0.0, STATS)
+
+
+def test_a_faster_simple_way_becomes_the_plan() -> None:
+    chosen, sentence = judge({PLAN: outcome(10, 10), "replicas": outcome(12, 12)}, "throughput", forced=False)
+    assert (chosen, "1.20 times as fast as the plan, so it becomes the plan" in sentence) == ("replicas", True)
+
+
+def test_a_forced_plan_is_kept_and_the_sentence_says_so() -> None:
+    chosen, sentence = judge({PLAN: outcome(10), "replicas": outcome(12)}, "throughput", forced=True)
+    assert chosen == PLAN and "kept because its shape was asked for" in sentence
+
+
+def test_rounds_are_compared_one_by_one_so_that_drift_cancels() -> None:
+    chosen, _ = judge({PLAN: outcome(10, 5, 2.1), "replicas": outcome(9, 4.5, 9)}, "throughput", forced=False)
+    assert chosen == PLAN
+
+
+def test_a_way_with_wrong_numbers_is_never_chosen() -> None:
+    assert judge({PLAN: outcome(10), "replicas": outcome(99, equal=False)}, "throughput", forced=False)[0] == PLAN
+
+
+def test_latency_is_judged_by_the_request_alone() -> None:
+    ways = {PLAN: outcome(10, latency_s=0.2), "all cores": outcome(1, latency_s=0.1)}
+    assert judge(ways, "latency", forced=False)[0] == "all cores"
+
+
+def test_without_a_simple_way_there_is_nothing_to_compare() -> None:
+    chosen, sentence = judge({PLAN: outcome(10)}, "throughput", forced=False)
+    assert chosen == PLAN and "nothing to compare" in sentence
+
+
+@pytest.mark.parametrize("chosen", [PLAN, "replicas"])
+def test_the_report_gives_the_figures_of_the_chosen_way(chosen: str) -> None:
+    fast = replace(outcome(12), max_abs_error=0.5)
+    report = RunReport("net", 1, {PLAN: outcome(10), "replicas": fast}, chosen, "why")
+    data = report.to_dict()
+    assert data["throughput_per_s"] == (10 if chosen == PLAN else 12)
+    assert data["max_abs_error"] == (0 if chosen == PLAN else 0.5)
+    assert data["baselines"] == {"replicas": 12}
+    assert "<table>" in report._repr_html_() and list(report.frame().index) == ["replicas", PLAN]
