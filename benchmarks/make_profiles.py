@@ -1,6 +1,6 @@
 """Measure the profiles that are committed under profiles/, on two single-core devices of this machine.
 
-    python -m benchmarks.make_profiles [--models NAME ...] [--backends eager,onnxruntime] [--remeasure]
+    python -m benchmarks.make_profiles [--models NAME ...] [--backends eager,onnxruntime] [--keep]
 
 Run it on a quiet machine: how long other processes had the cores is noted in each file, and printed here.
 """
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--backends", default="eager,onnxruntime")
-    parser.add_argument("--remeasure", action="store_true", help="measure again what is there")
+    parser.add_argument("--keep", action="store_true", help="measure only what is not there yet")
     parser.add_argument("--into", type=Path, default=ROOT)
     arguments = parser.parse_args()
     machine = machine_for(",".join(f"cpu:{core}" for core in usable_cores()[:2]))
@@ -38,7 +38,7 @@ def main() -> None:
     for name in arguments.models:
         traced = trace(load_model(MODELS[name]))
         start = time.perf_counter()
-        profile = measure(traced, machine, backends, store=Store(arguments.into), remeasure=arguments.remeasure)
+        profile = measure(traced, machine, backends, store=Store(arguments.into), remeasure=not arguments.keep)
         print(f"\n{name}: {len(traced.graph.ops)} ops in {time.perf_counter() - start:.1f} s")
         for row in profile.summary():
             print(

@@ -1,6 +1,9 @@
 import json
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -144,3 +147,20 @@ def test_stored_models_need_only_the_folder(store: Store) -> None:
 
 def test_names_of_files() -> None:
     assert file_safe("cpu:0-1") != file_safe("cpu:0+1") and file_safe("../..") == "unnamed"
+
+
+def test_the_committed_profiles_serve_without_torch() -> None:
+    script = """
+import sys
+from pathlib import Path
+from autosplit.measuring.store import stored_models
+models = stored_models(Path(sys.argv[1]))
+for graph, profile in models.values():
+    for backend in ("eager", "onnxruntime"):
+        assert len(profile.table(graph, backend)) == 2 * len(graph.ops)
+    assert all(measured.provenance.cpu and measured.provenance.date for measured in profile.measured.values())
+    assert not profile.notes
+assert len(models) >= 6 and "torch" not in sys.modules
+"""
+    folder = Path(__file__).parents[2] / "profiles"
+    subprocess.run([sys.executable, "-c", script, folder], check=True, timeout=60)
