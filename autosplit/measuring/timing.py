@@ -142,13 +142,15 @@ class Timer:
         return Timed(tuple(samples[-kept:]), tuple(replace(node, samples_s=node.samples_s[-kept:]) for node in nodes), waited)
 
     def _pass(self) -> float:
+        """One pass, less the time slices of other processes, but never less than the CPU time of this thread."""
         waited_s = run_queue_s(self._threads)
-        start = time.perf_counter()
+        cpu_s, start = time.thread_time(), time.perf_counter()
         outputs = self._run(self._inputs)
-        seconds = time.perf_counter() - start
+        seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_s
         waited_s = run_queue_s(self._threads) - waited_s
         del outputs
-        return max(0.0, seconds - waited_s) if waited_s > PREEMPTED_S else seconds
+        # A wait that is longer than the pass lay outside it, at least in part.
+        return max(seconds - waited_s, cpu_s) if PREEMPTED_S < waited_s < seconds else seconds
 
 
 def eager_weights(program: StageProgram, threads: int, inputs: Sequence[torch.Tensor], passes: int) -> dict[str, float]:
