@@ -33,7 +33,7 @@ class Workspace:
 
         Raises: BackendError: the backend refuses the stage, by op and with the reason.
         """
-        key = content_hash([[spec.name for spec in (*program.inputs, *program.outputs)], list(ops)])
+        key = content_hash([[repr(spec) for spec in (*program.inputs, *program.outputs)], list(ops)])
         folder = self.folder / key
         if not folder.exists():
             save_stage(program, folder)

@@ -9,8 +9,10 @@ import autosplit
 from autosplit.api import AutoResult, measured_backends
 from autosplit.comparing import distinct_inputs
 from autosplit.constraints import Constraints
+from autosplit.deploying import Workspace
 from autosplit.errors import ProfileError, UsageError
 from autosplit.machine import Machine, parse_device
+from autosplit.splitting import split
 
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
 TIED = "autosplit.examples.tied:tied"
@@ -78,3 +80,15 @@ def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
         autosplit.load_plan(tmp_path / "foreign.yaml")
     again, _, machine = autosplit.load_plan(tmp_path / "plan.yaml")
     assert again.hash == plan.hash and machine == one
+
+
+def test_stages_of_other_microbatches_do_not_share_files() -> None:
+    """In the first version a microbatch of 2 ran the stage that was saved for 4: the names of ops and values are the same."""
+    with Workspace() as workspace:
+        folders = []
+        for batch in (2, 4):
+            traced = autosplit.trace(TIED, batch)
+            ops = tuple(op.name for op in traced.graph.ops)
+            [program] = split(traced, [ops])
+            folders.append(workspace.add(program, ops, "eager", "f32").folder)
+        assert folders[0] != folders[1]
