@@ -1,0 +1,195 @@
+"""The same two stages through other systems: a plain loop, gloo pipelining of torch, a compiled graph of Ray."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosplit.processes import available_cores, receive, spawn_worker
+from autosplit.splitting import StageProgram, load_stage, save_stage, split
+from autosplit.tracing import Traced
+
+NUM_MICROBATCHES = 8
+Round = Callable[[int], float]
+"""Runs so many requests, and returns the seconds that they took."""
+
+
+def balanced_cut(traced: Traced) -> list[StageProgram]:
+    """Two stages with one value between them, cut where both take the same time on one thread."""
+    ops = [op.name for op in traced.graph.ops]
+    index, crossing = traced.graph.index, []
+    last_read = {value: max((index[op] for op in readers), default=-1) for value, readers in traced.graph.consumers.items()}
+    for value in traced.graph.outputs:
+        last_read[value] = len(ops)
+    made = {value: index[op] for value, op in traced.graph.producer.items()}
+    for cut in range(1, len(ops)):
+        if sum(place < cut <= last_read[value] for value, place in made.items()) == 1:
+            crossing.append(cut)
+    low, high = 0, len(crossing) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        cut = crossing[middle]
+        stages = split(traced, [ops[:cut], ops[cut:]])
+        first, second = (seconds(stage) for stage in stages)
+        low, high = (middle, high) if first < second else (low, middle)
+    cut = crossing[low]
+    return split(traced, [ops[:cut], ops[cut:]])
+
+
+def seconds(stage: StageProgram, count: int = 10) -> float:
+    """The shortest of a few calls, on one thread."""
+    inputs = [torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in stage.inputs]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    found = []
+    with torch.inference_mode():
+        for _ in range(count):
+            start = time.perf_counter()
+            stage.module(*inputs)
+            found.append(time.perf_counter() - start)
+    torch.set_num_threads(threads)
+    return min(found)
+
+
+def save(programs: list[StageProgram], folder: Path) -> list[Path]:
+    """Stage folders."""
+    for program in programs:
+        save_stage(program, folder / program.name)
+    return [folder / program.name for program in programs]
+
+
+def loop_worker(control: Connection) -> None:
+    """One process: both stages, one after the other."""
+    folders, threads, array = control.recv()
+    value = torch.from_numpy(array)
+    torch.set_num_threads(threads)
+    modules = [load_stage(folder).module for folder in folders]
+    with torch.inference_mode():
+        while True:
+            control.send("ready")
+            for _ in range(control.recv()):
+                values = (value,)
+                for module in modules:
+                    values = module(*values)
+
+
+def plain_loop(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores: list[int]) -> Round:
+    """Both stages in one process, pinned to ``cores``."""
+    worker = spawn_worker("benchmarks.peers:loop_worker", name="loop", cores=cores)
+    stack.callback(worker.close)
+    worker.connection.send((folders, len(cores), value.numpy()))
+    receive(worker, 120, "loading")
+
+    def run(count: int) -> float:
+        start = time.perf_counter()
+        worker.connection.send(count)
+        receive(worker, 600, "a round")
+        return time.perf_counter() - start
+
+    return run
+
+
+def gloo_worker(control: Connection) -> None:
+    """One rank of torch.distributed.pipelining: GPipe over gloo."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank, folder, store, array = control.recv()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=FileStore(store, 2), rank=rank, world_size=2)
+    stage = PipelineStage(load_stage(folder).module, rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, NUM_MICROBATCHES)
+    batch = torch.cat([torch.from_numpy(array)] * NUM_MICROBATCHES)
+    with torch.no_grad():
+        while True:
+            control.send("ready")
+            for _ in range(control.recv()):
+                if rank == 0:
+                    schedule.eval(batch)
+                else:
+                    schedule.eval()
+
+
+def gloo(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores: list[int]) -> Round:
+    """Two ranks, each pinned to a core; a round is whole batches of 8 microbatches."""
+    store = stack.enter_context(tempfile.TemporaryDirectory())
+    workers = []
+    for rank, folder in enumerate(folders):
+        workers.append(spawn_worker("benchmarks.peers:gloo_worker", name=f"gloo rank {rank}", cores=[cores[rank]]))
+        stack.callback(workers[-1].close, timeout_s=1.0)
+        workers[-1].connection.send((rank, folder, f"{store}/store", value.numpy()))
+    for worker in workers:
+        receive(worker, 120, "loading")
+
+    def run(count: int) -> float:
+        num_batches = -(-count // NUM_MICROBATCHES)
+        start = time.perf_counter()
+        for worker in workers:
+            worker.connection.send(num_batches)
+        for worker in workers:
+            receive(worker, 600, "a round")
+        return (time.perf_counter() - start) * count / (num_batches * NUM_MICROBATCHES)
+
+    return run
+
+
+def ray_graph(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores: list[int]) -> Round:
+    """Two Ray actors, each pinned to a core, in a compiled graph. Raises: ImportError: Ray is not installed."""
+    import ray
+    from ray.dag import InputNode
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False, runtime_env={"working_dir": None})
+    stack.callback(ray.shutdown)
+
+    class Stage:
+        def __init__(self, folder: Path, core: int) -> None:
+            import ctypes
+
+            libc = ctypes.CDLL(None)
+            for parameter, setting in ((-3, 1 << 30), (-1, 2**31 - 1), (-2, 64 << 20)):
+                libc.mallopt(parameter, setting)
+            os.sched_setaffinity(0, [core])
+            torch.set_num_threads(1)
+            self.module = load_stage(folder).module
+
+        def run(self, values: Any) -> Any:
+            with torch.inference_mode():
+                return self.module(*values)
+
+    actors = [ray.remote(num_cpus=1)(Stage).remote(folder, core) for folder, core in zip(folders, cores, strict=True)]
+    with InputNode() as node:
+        graph = actors[1].run.bind(actors[0].run.bind(node)).experimental_compile(_max_inflight_executions=8)
+    stack.callback(lambda: graph.teardown(kill_actors=True))
+
+    def run(count: int) -> float:
+        start, pending = time.perf_counter(), []
+        for _ in range(count):
+            pending.append(graph.execute((value,)))
+            if len(pending) == 8:
+                ray.get(pending.pop(0))
+        for reference in pending:
+            ray.get(reference)
+        return time.perf_counter() - start
+
+    run(2)
+    return run
+
+
+def two_cores() -> list[int]:
+    """The first and the last core that this process may use."""
+    cores = available_cores()
+    return [cores[0], cores[-1]]
+
+
+def stages_between(programs: list[StageProgram]) -> int:
+    """Bytes that cross the cut."""
+    return sum(sum(spec.num_bytes for spec in one.outputs) for one, _ in pairwise(programs))

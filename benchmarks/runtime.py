@@ -1,0 +1,192 @@
+"""How fast and how steady the runtime is: ``python -m benchmarks.runtime [ring|empty|peers|soak ...]``; all by default.
+
+Everything that is compared runs in interleaved rounds in one process, and each figure is a median with its smallest and
+largest round: on a shared machine a single figure says little.
+"""
+
+import argparse
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import torch
+
+from autosplit.loading import load_model
+from autosplit.machine import parse_device
+from autosplit.running.modules import PythonFunction, StageFolder
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.wiring import StagePlacement
+from autosplit.tensorspec import TensorSpec
+from autosplit.tracing import trace
+from benchmarks import peers, ringbench
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    """An empty stage."""
+    return x
+
+
+def show(title: str, rows: Iterable[Mapping[str, object]]) -> None:
+    """A table."""
+    cells = [{key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in row.items()} for row in rows]
+    print(f"\n{title}")
+    widths = {key: max(len(key), *(len(row[key]) for row in cells)) for key in cells[0]}
+    print("  ".join(key.rjust(width) for key, width in widths.items()))
+    for row in cells:
+        print("  ".join(row[key].rjust(width) for key, width in widths.items()), flush=True)
+
+
+def empty_pipeline(num_bytes: int, num_stages: int) -> Pipeline:
+    """Stages that do nothing, on the two cores in turn."""
+    cores = peers.two_cores()
+    module = PythonFunction("benchmarks.runtime:same", ("benchmarks",))
+    specs = [TensorSpec(f"v{number}", (num_bytes // 4,), (1,), "float32") for number in range(num_stages + 1)]
+    stages = [
+        StagePlacement(
+            f"empty{number}", module, (specs[number],), (specs[number + 1],), (parse_device(f"cpu:{cores[number % 2]}"),)
+        )
+        for number in range(num_stages)
+    ]
+    return Pipeline(stages, ["v0"], [f"v{num_stages}"])
+
+
+def empty(rounds: int = 5) -> None:
+    """Requests per second and latency of stages that do nothing: the cost of the runtime itself."""
+    rows = []
+    for num_stages in (1, 2, 3):
+        for num_bytes in (4096, 614_400):
+            with empty_pipeline(num_bytes, num_stages) as pipeline:
+                request = [torch.ones(num_bytes // 4)]
+                pipeline.run_many([request] * 200)
+                rates = []
+                for _ in range(rounds):
+                    start = time.perf_counter()
+                    pipeline.run_many([request] * 1000)
+                    rates.append(1000 / (time.perf_counter() - start))
+                pipeline.stats(clear=True)
+                for _ in range(300):
+                    pipeline.run(request)
+                alone = pipeline.stats().latency
+            rows.append(
+                {
+                    "stages": num_stages,
+                    "bytes": num_bytes,
+                    "requests_per_s": statistics.median(rates),
+                    "min": min(rates),
+                    "max": max(rates),
+                    "latency_us": alone.p50_s * 1e6,
+                    "p99_us": alone.p99_s * 1e6,
+                }
+            )
+    show("Empty stages: throughput in a stream, latency of one request at a time", rows)
+
+
+def compare(spec: str, rounds: int = 7, num_requests: int = 96) -> None:
+    """The same two stages through this runtime and through others."""
+    traced = trace(load_model(spec))
+    programs = peers.balanced_cut(traced)
+    value = traced.example_inputs[0]
+    cores = peers.two_cores()
+    with ExitStack() as stack:
+        folders = peers.save(programs, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        stages = [
+            StagePlacement(program.name, StageFolder(folder), program.inputs, program.outputs, (parse_device(f"cpu:{core}"),))
+            for program, folder, core in zip(programs, folders, cores, strict=True)
+        ]
+        pipeline = stack.enter_context(Pipeline(stages, traced.graph.inputs, traced.graph.outputs))
+
+        def ours(count: int) -> float:
+            start = time.perf_counter()
+            pipeline.run_many([[value]] * count)
+            return time.perf_counter() - start
+
+        ways = {
+            "autosplit": ours,
+            "plain loop, 1 core": peers.plain_loop(stack, folders, value, cores[:1]),
+            "plain loop, 2 threads": peers.plain_loop(stack, folders, value, cores),
+            "gloo pipelining": peers.gloo(stack, folders, value, cores),
+        }
+        try:
+            ways["Ray compiled graph"] = peers.ray_graph(stack, folders, value, cores)
+        except ImportError:
+            print("Ray is left out: it is not installed (pip install 'autosplit[ray]')", file=sys.stderr)
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        pipeline.run_many([[value]] * 16)
+        pipeline.stats(clear=True)
+        for number in range(rounds):
+            for name in list(ways)[:: 1 if number % 2 == 0 else -1]:
+                rates[name].append(num_requests / ways[name](num_requests))
+        stats = pipeline.stats()
+    best = 1 / stats.bottleneck_s
+    rows = [
+        {
+            "way": name,
+            "items_per_s": statistics.median(found),
+            "min": min(found),
+            "max": max(found),
+            "of autosplit": statistics.median(one / ours for one, ours in zip(found, rates["autosplit"], strict=True)),
+        }
+        for name, found in rates.items()
+    ]
+    show(f"{spec} in two stages, {peers.stages_between(programs)} bytes between them", rows)
+    share = statistics.median(rates["autosplit"]) / best
+    print(f"1 / slowest measured stage: {best:.4g} items/s, of which autosplit reaches {share:.3f}")
+
+
+def soak(seconds: float = 60.0) -> None:
+    """Full load for a while: memory and descriptors of the host and of its workers at the start and at the end."""
+    host = psutil.Process()
+    with empty_pipeline(65_536, 2) as pipeline:
+        request = [torch.ones(16_384)]
+        for _ in range(20):  # until the bounded histories are full
+            pipeline.run_many([request] * 1000)
+        processes = [host, *(psutil.Process(pid) for pid in pipeline.pids)]
+        before = [(one.memory_info().rss, one.num_fds()) for one in processes]
+        count, until = 0, time.monotonic() + seconds
+        while time.monotonic() < until:
+            pipeline.run_many([request] * 1000)
+            count += 1000
+        after = [(one.memory_info().rss, one.num_fds()) for one in processes]
+        restarts = pipeline.restarts
+    rows = [
+        {
+            "process": name,
+            "resident_before_mb": start[0] / 1e6,
+            "resident_after_mb": end[0] / 1e6,
+            "descriptors_before": start[1],
+            "descriptors_after": end[1],
+        }
+        for name, start, end in zip(("host", "stage 0", "stage 1"), before, after, strict=True)
+    ]
+    show(f"Soak: {count} requests in {seconds:.0f} s, {restarts} restarts", rows)
+
+
+def main() -> None:
+    """Run what is named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=["ring", "empty", "peers", "soak"], help="ring, empty, peers, soak")
+    parser.add_argument("--model", default="transformers:MobileNetV2Model", help="the model of the comparison with peers")
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the soak")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    parts = {
+        "ring": lambda: show("Ring between two pinned processes", ringbench.measure(options.rounds)),
+        "empty": lambda: empty(options.rounds),
+        "peers": lambda: compare(options.model, options.rounds),
+        "soak": lambda: soak(options.seconds),
+    }
+    for part in options.parts:
+        if part not in parts:
+            parser.error(f"'{part}' is none of {', '.join(parts)}")
+        parts[part]()
+
+
+if __name__ == "__main__":
+    main()
