@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from torch.export import ExportedProgram
@@ -23,8 +24,10 @@ from autosplit.planfile import read_plan
 from autosplit.planning import Log, predict
 from autosplit.profile import Profile
 from autosplit.runreport import RunReport
+from autosplit.schedule import plan_stages, simulate
 from autosplit.searching import Job, SearchResult, Subject
 from autosplit.splitting import split
+from autosplit.timeline import chrome_trace
 from autosplit.tracing import Traced
 
 TRUSTED = ("transformers:", "autosplit.examples.")
@@ -195,9 +198,9 @@ def _measured(profile: Profile, device: str, backend: str) -> bool:
 
 @dataclass(frozen=True)
 class AutoResult:
-    """What ``auto`` made: the model, its profile, the search, and the report of the run."""
+    """What ``auto`` made: the devices, the profile, the search with its traced model, and the report of the run."""
 
-    traced: Traced
+    machine: Machine
     profile: Profile
     search: SearchResult
     report: RunReport
@@ -276,12 +279,20 @@ def auto(
     )
     if profiles is not None:
         keep_stages(found.traced, found.profile, profiles)
-    return AutoResult(found.traced, found.profile, found, report)
+    return AutoResult(machine, found.profile, found, report)
 
 
 def keep_stages(traced: Traced, profile: Profile, profiles: Path) -> None:
     """Store the stages that a search measured, so that the next search begins with them."""
     measuring.Store(profiles).save(traced.graph, profile, dict.fromkeys(stage.setting for stage in profile.stages))
+
+
+def run_trace(traced: Traced, report: RunReport, machine: Machine, num_requests: int = 64) -> dict[str, Any]:
+    """The schedule that was predicted for the chosen way beside what its workers did, as a Chrome trace (for Perfetto)."""
+    plan = report.best.plan
+    stages = plan_stages(plan, traced.graph, lambda stage, device: stage.load_s)
+    predicted = simulate(stages, num_requests, link=machine.link, slots=plan.queue_depth)
+    return chrome_trace(predicted.actions, report.best.actions)
 
 
 def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machine]:

@@ -37,6 +37,15 @@ def _show(given: options.Output, data: Any, *views: Any) -> None:
             out.print(view)
 
 
+def _write_trace(path: Path | None, traced: Any, report: Any, machine: Any) -> None:
+    from autosplit.api import run_trace
+    from autosplit.files import write_atomic
+
+    if path is not None:
+        write_atomic(path, json.dumps(run_trace(traced, report, machine)))
+        err.print(f"wrote {path}; open it in https://ui.perfetto.dev", highlight=False)
+
+
 def _log(given: options.Output) -> Any:
     return (lambda line: err.print(f"  solver: {line}", highlight=False)) if given.verbose else None
 
@@ -209,6 +218,7 @@ def run(given: options.Run) -> None:
             num_rounds=given.rounds,
             progress=start("run"),
         )
+    _write_trace(given.trace, traced, report, machine)
     data = {**report.to_dict(), "plan": str(given.plan)}
     _show(given, _json_safe(data), run_table(report), baselines_table(report))
     _require_equal(report.best.outputs_equal, report.best.max_abs_error)
@@ -247,6 +257,7 @@ def auto(given: options.Auto) -> None:
     report = result.report
     write_plan(replace(result.plan, chosen=report.chosen), result.search.traced.graph, given.output)
     err.print(f"wrote {given.output}", highlight=False)
+    _write_trace(given.trace, result.search.traced, report, result.machine)
     data = {**report.to_dict(), "plan": str(given.output)}
     _show(given, _json_safe(data), plan_table(result.plan), run_table(report), baselines_table(report))
     _require_equal(report.best.outputs_equal, report.best.max_abs_error)

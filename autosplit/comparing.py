@@ -16,6 +16,7 @@ from autosplit.machine import Machine
 from autosplit.plan import Plan
 from autosplit.results import LatencyStats, RunStats
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.recording import record
 from autosplit.runreport import PLAN, Outcome, RunReport, judge
 from autosplit.tracing import Traced
 
@@ -54,7 +55,8 @@ class Loaded:
         """What was measured until now."""
         stats: RunStats = self.pipeline.stats()
         rounds = tuple(self.rounds_per_s)
-        return Outcome(self.plan, rounds, self.latency, stats.latency, self.equal, self.error.absolute, stats)
+        actions = record(self.pipeline)
+        return Outcome(self.plan, rounds, self.latency, stats.latency, self.equal, self.error.absolute, stats, actions)
 
 
 class Arena:

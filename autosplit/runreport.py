@@ -8,6 +8,7 @@ from typing import Any
 from autosplit import tables
 from autosplit.plan import Plan
 from autosplit.results import LatencyStats, RunStats
+from autosplit.timeline import Action
 
 PLAN = "plan"
 
@@ -23,6 +24,7 @@ class Outcome:
         outputs_equal: bit for bit where every stage is exact, else within the tolerance of its backends.
         max_abs_error: largest difference from the unsplit model in eager.
         stats: each worker's times in the rounds.
+        actions: what the workers did in the last round.
     """
 
     plan: Plan
@@ -32,6 +34,7 @@ class Outcome:
     outputs_equal: bool
     max_abs_error: float
     stats: RunStats
+    actions: tuple[Action, ...] = ()
 
     @property
     def throughput_per_s(self) -> float:

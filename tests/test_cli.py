@@ -69,9 +69,13 @@ def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits(made: tuple[Pa
 @pytest.mark.timeout(200)
 def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = made
-    ran = autosplit("run", "plan.yaml", "--requests", "20", "--rounds", "1", "--no-baselines", "--json", cwd=folder)
+    ran = autosplit(
+        "run", "plan.yaml", "--requests", "20", "--rounds", "1", "--no-baselines", "--trace", "t.json", "--json", cwd=folder
+    )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["outputs_equal"]
+    lanes = {event["pid"] for event in json.loads((folder / "t.json").read_text())["traceEvents"]}
+    assert len(lanes) == 2
     exported = autosplit("export", "plan.yaml", "exported", "--json", cwd=folder)
     assert exported.returncode == 0, exported.stderr
     assert {"manifest.json", "loader.py"} <= set(json.loads(exported.stdout)["files"])

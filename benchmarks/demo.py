@@ -1,0 +1,35 @@
+"""The main job on two real models and the devices found: predicted beside measured, and every simple way."""
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from autosplit import api
+from autosplit.planfile import write_plan
+from autosplit.progress import bars
+from autosplit.report import baselines_table, plan_table, run_table
+
+MODELS = {"resnet50": ("transformers:ResNetForImageClassification", None), "bert": ("transformers:BertModel", 128)}
+FOLDER = Path("autosplit-run")
+
+
+def main() -> int:
+    err, out = Console(stderr=True), Console(width=None if sys.stdout.isatty() else 140)
+    equal = True
+    for name, (spec, seq_len) in MODELS.items():
+        start_s = time.monotonic()
+        with bars(err) as start:
+            result = api.auto(spec, seq_len=seq_len, profiles=FOLDER / "profiles", budget_s=20, num_requests=100, progress=start)
+        write_plan(result.plan, result.search.traced.graph, FOLDER / f"{name}.yaml")
+        out.rule(f"{spec}, {time.monotonic() - start_s:.0f} s")
+        for view in (plan_table(result.plan), run_table(result.report), baselines_table(result.report)):
+            out.print(view)
+        equal = equal and result.report.best.outputs_equal
+    out.print(f"the plans are in {FOLDER}/; run one again with: {Path(sys.executable).parent}/autosplit run {FOLDER}/bert.yaml")
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
