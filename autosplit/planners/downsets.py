@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.planners.bounds import item_work
-from autosplit.planners.compiled import compiled
+from autosplit.planners.compiled import compiled, inner
 from autosplit.planners.filling import (
     ROUNDING,
     Costs,
@@ -305,7 +305,7 @@ def _run(
     return DONE
 
 
-@compiled
+@inner
 def _alive(sets: Sets, number: int, limit: float) -> bool:
     entry = sets.head[number]
     while entry >= 0:
@@ -315,7 +315,7 @@ def _alive(sets: Sets, number: int, limit: float) -> bool:
     return False
 
 
-@compiled
+@inner
 def _go_to(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, number: int) -> None:
     """Make a set the one at hand, by the items in which it differs from the last; removals first, latest first."""
     num_words = len(walk.bits)
@@ -342,7 +342,7 @@ def _go_to(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk,
                 shift(costs, filling, item, 1 if adding else -1)
 
 
-@compiled
+@inner
 def _flip(rules: Rules, walk: Walk, item: int, adding: bool) -> None:
     """Put an item into the set at hand or take it out, and keep the list of ready items."""
     walk.bits[item // 64] ^= np.uint64(1) << np.uint64(item % 64)
@@ -364,7 +364,7 @@ def _flip(rules: Rules, walk: Walk, item: int, adding: bool) -> None:
         _set_ready(walk, item, True)
 
 
-@compiled
+@inner
 def _set_ready(walk: Walk, item: int, ready: bool) -> None:
     if ready:
         walk.place[item] = walk.state[0]
@@ -378,7 +378,7 @@ def _set_ready(walk: Walk, item: int, ready: bool) -> None:
         walk.place[item] = -1
 
 
-@compiled
+@inner
 def _count(costs: Costs, filling: Filling, rules: Rules, walk: Walk, item: int, change: int) -> None:
     """Keep the work done and the cut of the set at hand; called before the pins of the item are counted."""
     walk.done_work[0] += change * rules.work[item]
@@ -397,7 +397,7 @@ def _count(costs: Costs, filling: Filling, rules: Rules, walk: Walk, item: int, 
                 walk.open_cut[k] += least if is_open else -least
 
 
-@compiled
+@inner
 def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, number: int, limit: Floats, most: int) -> int:
     """Reach every larger down-set by one block from this one; returns steps taken, -1 for no room, -2 for too many."""
     reset(filling)
@@ -440,7 +440,7 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
     return status if status < 0 else steps
 
 
-@compiled
+@inner
 def _most_left(rules: Rules, sets: Sets, number: int) -> float:
     """The largest room that a block from this set can leave: what a walk leaves out for good must fit there."""
     most = 0.0
@@ -454,7 +454,7 @@ def _most_left(rules: Rules, sets: Sets, number: int) -> float:
     return most
 
 
-@compiled
+@inner
 def _descend(rules: Rules, walk: Walk, depth: int, item: int) -> None:
     """The candidates one level down: those after the item, and those that it made ready."""
     low = end = walk.high[depth]
@@ -468,7 +468,7 @@ def _descend(rules: Rules, walk: Walk, depth: int, item: int) -> None:
     walk.low[depth + 1], walk.cursor[depth + 1], walk.high[depth + 1] = low, low, end
 
 
-@compiled
+@inner
 def _save(filling: Filling, walk: Walk, depth: int) -> None:
     """Remember the sums before an item is added, so that taking it back leaves no rounding behind."""
     classes = len(filling.work)
@@ -483,7 +483,7 @@ def _save(filling: Filling, walk: Walk, depth: int) -> None:
     saved[depth, 5 * classes + 1] = walk.done_work[0]
 
 
-@compiled
+@inner
 def _undo(costs: Costs, filling: Filling, rules: Rules, walk: Walk, depth: int) -> None:
     """Take back the item at the cursor of this depth, and go on to the next."""
     item = walk.candidates[walk.cursor[depth]]
@@ -502,7 +502,7 @@ def _undo(costs: Costs, filling: Filling, rules: Rules, walk: Walk, depth: int) 
     walk.cursor[depth] += 1
 
 
-@compiled
+@inner
 def _fits(rules: Rules, walk: Walk, usage: int, limit: float) -> bool:
     """Whether what is left of the items may fit the devices that are left, each below the limit."""
     top = limit * (1 + ROUNDING)
@@ -520,7 +520,7 @@ def _fits(rules: Rules, walk: Walk, usage: int, limit: float) -> bool:
     return bool(left <= rules.free[usage, only] * top + ROUNDING * rules.total[0])
 
 
-@compiled
+@inner
 def _reach(rules: Rules, sets: Sets, walk: Walk, number: int, load: Floats, limit: Floats) -> int:
     """Extend every entry of the set ``number`` by a block that ends at the set at hand; -1 when there is no room."""
     goal_set = -2
@@ -543,7 +543,7 @@ def _reach(rules: Rules, sets: Sets, walk: Walk, number: int, load: Floats, limi
     return 0
 
 
-@compiled
+@inner
 def _find(sets: Sets, walk: Walk) -> int:
     """The number of the set at hand, made new if need be; -1 (and counted) when it is too wide to keep."""
     full = ~np.uint64(0)
@@ -579,7 +579,7 @@ def _find(sets: Sets, walk: Walk) -> int:
     return int(number)
 
 
-@compiled
+@inner
 def _improve(
     rules: Rules, sets: Sets, walk: Walk, number: int, usage: int, value: float, origin: int, move: int, limit: Floats
 ) -> None:

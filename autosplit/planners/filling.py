@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.planners.compiled import compiled
+from autosplit.planners.compiled import inner
 from autosplit.planners.items import Ints, Items
 from autosplit.problem import Floats
 
@@ -69,7 +69,7 @@ def empty_filling(costs: Costs) -> Filling:
     )  # fmt: skip
 
 
-@compiled
+@inner
 def reset(filling: Filling) -> None:
     """No cost yet; the nets' counts are the caller's to clear."""
     for k in range(len(filling.work)):
@@ -77,7 +77,7 @@ def reset(filling: Filling) -> None:
     filling.memory[0] = 0.0
 
 
-@compiled
+@inner
 def add(costs: Costs, filling: Filling, item: int) -> None:
     """Put an item into the block."""
     filling.memory[0] += costs.num_bytes[item]
@@ -107,7 +107,7 @@ def add(costs: Costs, filling: Filling, item: int) -> None:
         filling.made[net] = filling.made[net] or mine
 
 
-@compiled
+@inner
 def remove(costs: Costs, filling: Filling, item: int) -> None:
     """Take an item out of the counts; the costs by class are the caller's to restore, so that rounding does not creep in."""
     for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
@@ -119,14 +119,14 @@ def remove(costs: Costs, filling: Filling, item: int) -> None:
             filling.made[net] = False
 
 
-@compiled
+@inner
 def shift(costs: Costs, filling: Filling, item: int, change: int) -> None:
     """Count an item as standing before the block (change = 1), or no longer (-1)."""
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
         filling.before[costs.nets[slot]] += change
 
 
-@compiled
+@inner
 def price(costs: Costs, filling: Filling) -> float:
     """Fill in the load on a device of each class; returns the least load that any block that holds this one can have."""
     floor = np.inf
@@ -144,7 +144,7 @@ def price(costs: Costs, filling: Filling) -> float:
     return floor
 
 
-@compiled
+@inner
 def widest_load(load: Floats, takes: Ints, move: int, width: Ints) -> float:
     """Seconds per sample of the block on the devices of a move: its slowest class, over the number of replicas."""
     top = 0.0

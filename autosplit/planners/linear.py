@@ -12,7 +12,7 @@ from time import monotonic
 import numpy as np
 
 from autosplit.planners.bounds import item_work
-from autosplit.planners.compiled import compiled
+from autosplit.planners.compiled import compiled, inner
 from autosplit.planners.filling import (
     ROUNDING,
     Costs,
@@ -156,7 +156,7 @@ def _forward(
         shift(costs, filling, order[start], 1)
 
 
-@compiled
+@inner
 def _least(value: Floats, row: int) -> float:
     least = np.inf
     for column in range(value.shape[1]):
@@ -164,7 +164,7 @@ def _least(value: Floats, row: int) -> float:
     return least
 
 
-@compiled
+@inner
 def _relax(
     value: Floats, parent: Ints, after: Ints, room: Floats, start: int, end: int, move: int, top: float, rest: float, limit: float
 ) -> None:
