@@ -52,7 +52,8 @@ def simple_plans(graph: Graph, machine: Machine, source: Source, backend: str, b
 def eager_today(graph: Graph, machine: Machine, source: Source) -> dict[str, Plan]:
     """What a user has before autosplit: torch eager in one process with every core; empty where that does not fit."""
     plans = simple_plans(graph, machine, source, "eager", machine.devices[0].name)
-    return {f"{name} (eager)": replace(plan, chosen=f"{name} (eager)") for name, plan in plans.items() if name == ALL_CORES}
+    name = ALL_CORES if ALL_CORES in plans or len(machine.devices) > 1 else ONE_DEVICE
+    return {f"{name} (eager)": replace(plans[name], chosen=f"{name} (eager)")} if name in plans else {}
 
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:

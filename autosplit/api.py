@@ -66,7 +66,8 @@ def measure(
 
     store = measuring.Store(profiles) if profiles is not None else None
     tell = (lambda p: progress(p.done, p.what)) if progress else None
-    return measure_ops(traced, machine, backends, store=store, remeasure=remeasure, progress=tell)
+    threads = {device.name: sorted({1, len(device.cores)}, reverse=True) for device in machine.devices}
+    return measure_ops(traced, machine, backends, threads=threads, store=store, remeasure=remeasure, progress=tell)
 
 
 def search(

@@ -30,6 +30,7 @@ def plan_model(
     *,
     queue_depth: int = 4,
     microbatch: int | None = None,
+    max_threads: int | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
     log: Log | None = None,
@@ -45,6 +46,7 @@ def plan_model(
         backends: the backends that a device may run.
         queue_depth: slots of each ring.
         microbatch: items that pass the stages together; by default the whole request.
+        max_threads: most threads of a stage; by default one for each core of its device.
         time_limit_s: seconds for each solver call.
         seed: seed of the solvers.
         log: called with a line of the solver's log.
@@ -56,7 +58,8 @@ def plan_model(
     plans: list[Plan] = []
     refusal: InfeasibleError | None = None
     for choice in backend_choices(machine, backends):
-        problem = _problem(graph, machine, profile, constraints, choice)
+        threads = {name: threads_on(machine, name, max_threads) for name in choice}
+        problem = _problem(graph, machine, profile, constraints, choice, threads)
         try:
             solution = solve(
                 problem,
@@ -73,7 +76,7 @@ def plan_model(
             refusal = failure
             continue
         if all(len({choice[problem.devices[device]] for device in block.devices}) == 1 for block in solution.blocks):
-            plans.append(_plan(graph, machine, profile, source, constraints, problem, solution, choice, queue_depth, microbatch))
+            plans.append(_plan(graph, profile, source, constraints, problem, solution, choice, threads, queue_depth, microbatch))
     if not plans:
         raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
     return sorted(plans, key=objective_s(constraints))
@@ -101,9 +104,10 @@ def backend_choices(machine: Machine, backends: Sequence[str]) -> list[Mapping[s
     return [*same, *mixed]
 
 
-def threads_on(machine: Machine, device: str) -> int:
-    """The threads of a stage on a device: one for each core."""
-    return max(1, len(machine[device].cores))
+def threads_on(machine: Machine, device: str, most: int | None = None) -> int:
+    """The threads of a stage on a device: one for each core, but not more than ``most``."""
+    cores = max(1, len(machine[device].cores))
+    return cores if most is None else min(cores, most)
 
 
 def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_s: float = 0.0) -> Plan:
@@ -118,7 +122,8 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     choice = {device: stage.backend for stage in plan.stages for device in stage.devices}
-    problem = _problem(graph, machine, profile, Constraints(), choice)
+    threads = {device: stage.threads for stage in plan.stages for device in stage.devices}
+    problem = _problem(graph, machine, profile, Constraints(), choice, threads)
     places = {name: number for number, name in enumerate(problem.devices)}
     blocks = [Block(tuple(graph.index[op] for op in s.ops), tuple(places[name] for name in s.devices)) for s in plan.stages]
     return _predicted(plan, problem, blocks, bound_s, optimal=False)
@@ -143,10 +148,17 @@ def _predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], bound_s: f
     return replace(plan, stages=stages, prediction=prediction, loads_s=loads_s)
 
 
-def _problem(graph: Graph, machine: Machine, profile: Profile, constraints: Constraints, choice: Mapping[str, str]) -> Problem:
+def _problem(
+    graph: Graph,
+    machine: Machine,
+    profile: Profile,
+    constraints: Constraints,
+    choice: Mapping[str, str],
+    threads: Mapping[str, int],
+) -> Problem:
     op_s: dict[tuple[str, str], float] = {}
     for device, backend in choice.items():
-        op_s |= profile.table(graph, backend, [device], {device: threads_on(machine, device)})
+        op_s |= profile.table(graph, backend, [device], threads)
     return problem_from(
         graph,
         op_s,
@@ -159,13 +171,13 @@ def _problem(graph: Graph, machine: Machine, profile: Profile, constraints: Cons
 
 def _plan(
     graph: Graph,
-    machine: Machine,
     profile: Profile,
     source: Source,
     constraints: Constraints,
     problem: Problem,
     solution: Solution,
     choice: Mapping[str, str],
+    threads: Mapping[str, int],
     queue_depth: int,
     microbatch: int | None,
 ) -> Plan:
@@ -173,8 +185,7 @@ def _plan(
     for number, block in enumerate(solution.blocks):
         devices = tuple(problem.devices[device] for device in block.devices)
         ops = tuple(problem.ops[op] for op in sorted(block.ops))
-        threads = min(threads_on(machine, device) for device in devices)
-        stages.append(Stage(f"stage{number}", ops, devices, choice[devices[0]], threads))
+        stages.append(Stage(f"stage{number}", ops, devices, choice[devices[0]], min(threads[device] for device in devices)))
     plan = Plan(
         source=source,
         graph_hash=graph.hash,

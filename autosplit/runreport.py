@@ -171,6 +171,8 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool) -> tupl
     best = max(simple, key=lambda name: simple[name].faster_than(plan, objective))
     ratio = simple[best].faster_than(plan, objective)
     what = "as low a latency" if objective == "latency" else "as fast"
+    if simple[best] is plan:
+        return PLAN, f"The plan is the simple way '{best}', and no other one measures better."
     if ratio <= 1:
         return PLAN, f"The plan measures {1 / ratio:.2f} times {what} as the best simple way, '{best}'."
     verdict = f"'{best}' measures {ratio:.2f} times {what} as the plan"

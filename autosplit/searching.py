@@ -1,7 +1,7 @@
 """search(): plan, measure the plan's stages as they run, correct the profile, plan again; then try what only running can tell.
 
 The first loop ends when the planner comes back to a plan that was measured, or when its part of the budget is spent.
-Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, the backend and the microbatch. It
+Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, threads, backend and microbatch. It
 begins with the planner's answer; a trial whose prediction is far behind the best measured plan is pruned without running.
 """
 
@@ -75,6 +75,7 @@ class Job:
             [asked["backend"]] if "backend" in asked else self.backends,
             queue_depth=asked.get("queue_depth", self.queue_depth),
             microbatch=asked.get("microbatch"),
+            max_threads=asked.get("threads"),
             time_limit_s=self.time_limit_s,
             seed=self.seed,
             log=self.log,
@@ -216,6 +217,8 @@ class _Hunt:
             asked["max_replicas"] = 1
         if len(job.backends) > 1:
             asked["backend"] = trial.suggest_categorical("backend", job.backends)
+        if (most := max(len(device.cores) for device in job.machine.devices)) > 1:
+            asked["threads"] = trial.suggest_categorical("threads", [1, most])
         if job.subject_for is not None and job.source.batch > 1:
             divisors = [size for size in range(1, job.source.batch + 1) if job.source.batch % size == 0]
             asked["microbatch"] = trial.suggest_categorical("microbatch", divisors)
@@ -230,6 +233,7 @@ class _Hunt:
             "replicate": any(len(stage.devices) > 1 for stage in plan.stages),
             "backend": plan.stages[0].backend,
             "microbatch": plan.microbatch,
+            "threads": max(stage.threads for stage in plan.stages),
         }
 
     def _try(self, asked: dict[str, Any]) -> float | None:

@@ -35,3 +35,4 @@ def test_a_memory_cap_leaves_out_what_does_not_fit() -> None:
 def test_one_device_has_neither_replicas_nor_a_split() -> None:
     assert list(simple_plans(GRAPH, Machine.of([parse_device("cpu:0")]), SOURCE, "eager", "cpu:0")) == [ONE_DEVICE]
     assert list(eager_today(GRAPH, TWO, SOURCE)) == ["all cores (eager)"]
+    assert list(eager_today(GRAPH, Machine.of([parse_device("cpu:0-1")]), SOURCE)) == ["one device (eager)"]

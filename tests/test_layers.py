@@ -27,7 +27,7 @@ LAYERS = """
     exporting
     api
     figures report progress
-    options cli
+    options progress cli
 """
 """Modules and packages in processing order. A module imports what stands before it; a package is one layer."""
 

@@ -40,6 +40,14 @@ def test_latency_is_judged_by_the_request_alone() -> None:
     assert judge(ways, "latency", forced=False)[0] == "all cores"
 
 
+def test_a_plan_that_is_a_simple_way_is_called_one() -> None:
+    same = outcome(10)
+    assert judge({PLAN: same, "replicas": same, "all cores": outcome(5)}, "throughput", forced=False) == (
+        PLAN,
+        "The plan is the simple way 'replicas', and no other one measures better.",
+    )
+
+
 def test_without_a_simple_way_there_is_nothing_to_compare() -> None:
     chosen, sentence = judge({PLAN: outcome(10)}, "throughput", forced=False)
     assert chosen == PLAN and "nothing to compare" in sentence
