@@ -88,6 +88,13 @@ class Hypergraph:
         cut = (inside > 0) & ((inside < np.diff(self.net_start)) | self.net_outside)
         return float(self.compute_s[members, device].sum() + self.net_s[cut, device].sum())
 
+    def fits(self, home: Sequence[int] | Ints) -> bool:
+        """Whether every item may run where it is, and no device holds more than its cap."""
+        place = np.asarray(home)
+        held = np.bincount(place, weights=self.item_bytes, minlength=self.num_devices)
+        allowed = np.isfinite(self.compute_s[np.arange(self.num_items), place]).all()
+        return bool(allowed and (held <= self.memory_bytes).all())
+
     def blocks(self, home: Sequence[int] | Ints) -> tuple[Block, ...]:
         """One block for each device that is used."""
         place = np.asarray(home)[self.item_of]

@@ -1,0 +1,306 @@
+"""Columns: a lower bound on the largest device load from prices on items, improved by column generation.
+
+Give every item a price. If no device can hold, within a load T, items worth enough for all devices together to reach the price
+of everything, then T is too low. For any prices the least T that is not refuted is a bound; `pricing` gives it exactly. Prices
+equal to compute make it the cut profile, a price on one item alone the anchored minimum cut. Better prices are the duals
+of a linear program that covers all items with device sets of load at most T (Gilmore and Gomory 1961), steadied by staying near
+the best prices so far (Wentges 1997).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.linear_solver import pywraplp
+
+from autosplit.planners.frontier import narrow_order, sweep_of
+from autosplit.planners.hypergraph import Hypergraph
+from autosplit.planners.items import Ints, Table
+from autosplit.planners.pricing import Pricer
+from autosplit.problem import Floats
+
+SLACK = 1e-9
+"""Share taken off a bound for the rounding of sums."""
+
+FINEST_CELLS = 1_000_000_000
+"""States times values that one cut profile may take."""
+
+Members = NDArray[np.bool_]
+
+
+def pricers_of(graph: Hypergraph, *, tries: int = 24, seed: int = 0, max_states: int = 300_000) -> list[Pricer] | None:
+    """A pricer for each class of devices; None where the graph is too wide to sweep."""
+    everything = np.ones(graph.num_items, dtype=np.bool_)
+    found = []
+    for members in graph.classes:
+        device = members[0]
+        paying = _only(graph, graph.net_s[:, device] > 0)
+        order = narrow_order(paying, everything, tries=tries, seed=seed)
+        sweep = sweep_of(paying, order, everything, device, device, max_states=max_states)
+        if sweep is None:
+            return None
+        found.append(Pricer(sweep, np.ascontiguousarray(graph.compute_s[:, device]), len(members)))
+    return found
+
+
+def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
+    """The graph with some of its nets."""
+    nets = Table.of([graph.pins(int(net)).tolist() for net in np.flatnonzero(chosen)])
+    holders = nets.transposed(graph.num_items)
+    return replace(
+        graph,
+        net_start=nets.start,
+        net_pins=nets.data,
+        net_s=graph.net_s[chosen],
+        net_outside=graph.net_outside[chosen],
+        item_start=holders.start,
+        item_nets=holders.data,
+    )
+
+
+def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:
+    """The least load at which the devices can hold items worth `total` together; `limit_s` where that is above it."""
+    loads = np.unique(np.concatenate(profiles))
+    low, high = 0, len(loads)
+    while low < high:
+        middle = (low + high) // 2
+        held = sum(
+            pricer.count * (int(np.searchsorted(profile, loads[middle], side="right")) - 1)
+            for pricer, profile in zip(pricers, profiles, strict=True)
+        )
+        if held >= total:
+            high = middle
+        else:
+            low = middle + 1
+    return float(loads[low]) if low < len(loads) else limit_s
+
+
+def anchored_bound_s(graph: Hypergraph, pricers: Sequence[Pricer], limit_s: float, num_items: int = 64) -> float:
+    """The dearest item to hold: for each of the heaviest, the least load of any device that has it."""
+    bound_s = 0.0
+    for item in np.argsort(-graph.compute_s.min(axis=1))[:num_items]:
+        values = np.zeros(graph.num_items, dtype=np.int64)
+        values[item] = 1
+        profiles = [pricer.profile(values, limit_s) for pricer in pricers]
+        bound_s = max(bound_s, refuted_s(pricers, profiles, 1, limit_s))
+    return bound_s
+
+
+@dataclass
+class _Cover:
+    """The linear program: the largest share of every item that the devices can hold, by the sets known so far."""
+
+    solver: Any
+    share: Any
+    rows: list[Any]
+    limits: list[Any]
+    columns: list[list[Members]]
+    seen: set[tuple[int, bytes]]
+
+    @staticmethod
+    def of(num_items: int, pricers: Sequence[Pricer]) -> "_Cover":
+        solver = pywraplp.Solver.CreateSolver("GLOP")
+        share = solver.NumVar(0, solver.infinity(), "share")
+        rows = [solver.Constraint(0, solver.infinity()) for _ in range(num_items)]
+        for row in rows:
+            row.SetCoefficient(share, -1)
+        limits = [solver.Constraint(-solver.infinity(), pricer.count) for pricer in pricers]
+        solver.Objective().SetCoefficient(share, 1)
+        solver.Objective().SetMaximization()
+        return _Cover(solver, share, rows, limits, [[] for _ in pricers], set())
+
+    def add(self, kind: int, members: Members) -> bool:
+        """Add a set that a device of a class can hold; False where it is known."""
+        key = kind, members.tobytes()
+        if key in self.seen or not members.any():
+            return False
+        self.seen.add(key)
+        self.columns[kind].append(members)
+        column = self.solver.NumVar(0, self.solver.infinity(), "")
+        self.limits[kind].SetCoefficient(column, 1)
+        for item in np.flatnonzero(members):
+            self.rows[item].SetCoefficient(column, 1)
+        return True
+
+    def solve(self) -> tuple[float, Floats]:
+        """The share, and the price of each item; prices add up to 1."""
+        self.solver.Solve()
+        prices = np.maximum([-row.dual_value() for row in self.rows], 0.0)
+        return float(self.share.solution_value()), prices / max(prices.sum(), 1e-300)
+
+
+@dataclass
+class ColumnBound:
+    """A bound that rises while time is spent on it.
+
+    Attributes:
+        graph: what is bounded.
+        pricers: one for each class of devices.
+        limit_s: the load of a known plan; bounds end there.
+        bound_s: proved so far.
+        prices: of the best bound, adding up to 1.
+        grain: whole numbers that prices are rounded to add up to about this.
+    """
+
+    graph: Hypergraph
+    pricers: Sequence[Pricer]
+    limit_s: float
+    bound_s: float = 0.0
+    prices: Floats | None = None
+    grain: int = 4000
+
+    def whole(self, prices: Floats) -> Ints:
+        """Prices as whole numbers that add up to about the grain."""
+        return np.asarray(np.round(prices * (self.grain / prices.sum())), dtype=np.int64)
+
+    def try_prices(self, prices: Floats) -> None:
+        """Raise the bound to the least load that these prices do not refute."""
+        values = self.whole(prices)
+        profiles = [pricer.profile(values, self.limit_s) for pricer in self.pricers]
+        found_s = refuted_s(self.pricers, profiles, int(values.sum()), self.limit_s)
+        if found_s > self.bound_s:
+            self.bound_s, self.prices = found_s, values / values.sum()
+
+    def price(self, prices: Floats, target_s: float, known: Sequence[Sequence[Members]]) -> tuple[float, list[Members]]:
+        """The share of all value that the devices can hold within a target, and the best set of each class.
+
+        Raises the bound to the target where the share is below 1.
+        """
+        values, held, sets = self.whole(prices), 0, []
+        for pricer, columns in zip(self.pricers, known, strict=True):
+            floor = int((np.array(columns) @ values).max()) if columns else 0
+            members = pricer.best_set(values, target_s, floor)
+            held += pricer.count * int(values[members].sum())
+            sets.append(members)
+        if held < values.sum() and target_s > self.bound_s:
+            self.bound_s, self.prices = target_s, values / values.sum()
+        return held / int(values.sum()), sets
+
+
+def generate_columns(
+    bound: ColumnBound, known: Sequence[Sequence[Members]], target_s: float, halt: Callable[[], bool]
+) -> tuple[str, Floats, list[list[Members]]]:
+    """Raise a bound by column generation until it reaches a target, the target proves out of reach, or a halt.
+
+    Args:
+        bound: raised in place.
+        known: for each class, sets that one of its devices may hold; those above the target are left aside.
+        target_s: load to refute.
+        halt: asked after each pricing.
+    Returns: ``refuted``, ``covered`` (fractional sets within the target exist: no prices can refute it) or ``halted``; the best
+        prices; and all sets known now.
+    """
+    graph, pricers = bound.graph, bound.pricers
+    cover = _Cover.of(graph.num_items, pricers)
+    for kind, members in enumerate(graph.classes):
+        for part in (*known[kind], *_stretches(graph, pricers[kind], members[0], target_s)):
+            if graph.load_s(part, members[0]) <= target_s:
+                cover.add(kind, part)
+    _, fresh = cover.solve()
+    centre = bound.prices if bound.prices is not None else fresh
+    weight, best_share = 0.9, np.inf
+    while True:
+        mix, added, better = weight, False, False
+        while not added and not better and mix >= 0.0:
+            prices = mix * centre + (1.0 - mix) * fresh
+            held, sets = bound.price(prices, target_s, cover.columns)
+            better = held < best_share
+            if better:
+                best_share, centre = held, prices
+            for kind, part in enumerate(sets):
+                added = cover.add(kind, part) or added
+            if bound.bound_s >= target_s:
+                return "refuted", centre, cover.columns
+            if halt():
+                return "halted", centre, cover.columns
+            mix = -1.0 if mix == 0.0 else 0.5 * mix if mix > 0.1 else 0.0
+        if not added and not better:
+            return "covered", centre, cover.columns
+        weight = min(0.95, max(mix, 0.0) * 2.0 + (0.1 if better else 0.02))
+        share, fresh = cover.solve()
+        if share >= 1.0 - 1e-7:
+            return "covered", centre, cover.columns
+
+
+def _first_prices(bound: ColumnBound, num_states: int, report: Callable[[float, str], None]) -> None:
+    """Try single items, then compute, rounded ever more finely."""
+    graph = bound.graph
+    bound.bound_s = anchored_bound_s(graph, bound.pricers, bound.limit_s)
+    report(bound.bound_s * (1.0 - SLACK), "anchored cut")
+    for grain in (4000, 20000, 60000):
+        if grain == 4000 or num_states * grain < FINEST_CELLS:
+            bound.grain = grain
+            bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
+            report(bound.bound_s * (1.0 - SLACK), "cut profile")
+
+
+def rising_bound(
+    graph: Hypergraph, best: Callable[[], tuple[float, Ints | None]], report: Callable[[float, str], None], deadline: float
+) -> None:
+    """Prove what can be proved until a deadline: anchors, the cut profile, then columns for ever closer targets.
+
+    Args:
+        graph: what is bounded.
+        best: the load of the best plan known by now, and its assignment if there is one.
+        report: called with each better bound and what gave it.
+        deadline: by `time.monotonic`.
+    """
+    pricers = pricers_of(graph)
+    value_s, home = best()
+    if pricers is None or not np.isfinite(value_s):
+        return
+    num_states = sum(pricer.sweep.num_states for pricer in pricers)
+    bound = ColumnBound(graph, pricers, value_s)
+    _first_prices(bound, num_states, report)
+    grains = [int(np.clip(cells / num_states, 1500, 60000)) for cells in (4e7, 12e7, 36e7)]
+    columns: list[list[Members]] = [[] for _ in graph.classes]
+    reach, level = 1.0, 0
+    while monotonic() < deadline:
+        value_s, home = best()
+        if bound.bound_s >= value_s * (1.0 - SLACK):
+            return
+        if home is not None:
+            for kind, devices in enumerate(graph.classes):
+                columns[kind] += [home == device for device in devices]
+        target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - SLACK)
+        bound.grain, bound.limit_s = grains[level], value_s
+
+        def halt(value_s: float = value_s) -> bool:
+            return monotonic() > deadline or best()[0] < value_s * (1.0 - 1e-4)
+
+        before_s = bound.bound_s
+        outcome, prices, columns = generate_columns(bound, columns, target_s, halt)
+        bound.try_prices(prices)
+        report(bound.bound_s * (1.0 - SLACK), "columns")
+        if outcome == "covered":
+            reach *= 0.6
+            if bound.bound_s - before_s < 1e-4 * value_s and level + 1 < len(grains):
+                level += 1
+        elif outcome == "refuted":
+            reach = min(1.0, 1.3 * reach)
+        if reach < 0.02:
+            return
+
+
+def _stretches(graph: Hypergraph, pricer: Pricer, device: int, limit_s: float) -> list[Members]:
+    """For each item, the longest run of the sweep's order that begins there and fits the limit."""
+    found, order = [], pricer.sweep.order
+    for first in range(len(order)):
+        members, fits = np.zeros(graph.num_items, dtype=np.bool_), None
+        work_s = np.cumsum(graph.compute_s[order[first:], device])
+        last = first + int(np.searchsorted(work_s, limit_s, side="right"))
+        low, high = first, last
+        while low < high:
+            middle = (low + high + 1) // 2
+            members[:] = False
+            members[order[first:middle]] = True
+            if graph.load_s(members, device) <= limit_s:
+                fits, low = members.copy(), middle
+            else:
+                high = middle - 1
+        if fits is not None:
+            found.append(fits)
+    return found

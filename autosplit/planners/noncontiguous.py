@@ -1,0 +1,168 @@
+"""solve_noncontiguous(): any op on any device; the search and the proof run side by side and tell each other.
+
+Where the problem is a hypergraph, descents by resplits find the plan and column generation proves it. Every other problem gets
+the bound of the hypergraph below it, and its plan from the true evaluator.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from math import inf
+from time import monotonic
+
+import numpy as np
+
+from autosplit.cost import evaluate, verify
+from autosplit.errors import InfeasibleError
+from autosplit.planners.columns import SLACK, rising_bound
+from autosplit.planners.descending import descents
+from autosplit.planners.hypergraph import Hypergraph, hypergraph_of
+from autosplit.planners.items import Ints
+from autosplit.planners.polishing import polish, true_value_s
+from autosplit.problem import Block, Problem, Solution
+
+HEAD_START = 0.1
+"""Share of the time that the search has for itself before the proof begins, at most a few seconds."""
+
+
+class _Search:
+    """The best plan and bound known, shared by two threads."""
+
+    def __init__(self, problem: Problem, graph: Hypergraph, deadline: float, say: Callable[[str], None]) -> None:
+        self.problem, self.graph, self.deadline, self.say = problem, graph, deadline, say
+        self.started = monotonic()
+        self.value_s, self.bound_s = inf, 0.0
+        self.home: Ints | None = None
+        self.methods: list[str] = []
+        self.log: list[str] = []
+        self.lock = threading.Lock()
+
+    def offer(self, home: Ints, method: str) -> None:
+        """Keep an assignment if its true cost is lower."""
+        value_s = true_value_s(self.problem, self.graph, home)
+        with self.lock:
+            if value_s < self.value_s:
+                self.value_s, self.home = value_s, home.copy()
+                self._note(f"{method}: plan of {value_s:.6g} s", method)
+
+    def prove(self, bound_s: float, method: str) -> None:
+        """Keep a bound if it is higher."""
+        with self.lock:
+            if bound_s > self.bound_s:
+                self.bound_s = bound_s
+                self._note(f"{method}: bound of {bound_s:.6g} s", method)
+
+    def _note(self, line: str, method: str) -> None:
+        line = f"{monotonic() - self.started:6.2f} s  {line}"
+        self.log.append(line)
+        self.say(line)
+        if method not in self.methods:
+            self.methods.append(method)
+
+    def best(self) -> tuple[float, Ints | None]:
+        """The load of the best plan, and its assignment where that is also the hypergraph's."""
+        with self.lock:
+            return self.value_s, self.home if self.graph.exact else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether plan and bound meet but for rounding."""
+        return self.bound_s >= self.value_s * (1.0 - 3.0 * SLACK)
+
+    def over(self) -> bool:
+        """Whether there is nothing left to do, or no time."""
+        return self.closed or monotonic() >= self.deadline
+
+
+def solve_noncontiguous(
+    problem: Problem,
+    *,
+    time_limit_s: float = 60.0,
+    seed: int = 0,
+    log: Callable[[str], None] | None = None,
+    starts: Sequence[Sequence[Block]] = (),
+) -> Solution:
+    """The best assignment of ops to devices found within the time limit, with a bound on all of them.
+
+    A device may hold any set of ops, so that the blocks need not be convex; `convex.convex_blocks` makes them so.
+    Replicas are not considered, and the bound does not hold for plans that have them.
+
+    Args:
+        problem: ops, devices, costs and rules.
+        time_limit_s: seconds after which the best plan so far is returned.
+        seed: of everything random.
+        log: called with a line for each step.
+        starts: plans known already, one device a block; contiguous ones are good starts.
+    Returns: at most one block for each device, by device; status ``optimal`` when bound and objective meet.
+    Raises: InfeasibleError: no plan that keeps all rules was found.
+    """
+    started = monotonic()
+    graph = hypergraph_of(problem)
+    search = _Search(problem, graph, started + time_limit_s, log or (lambda line: None))
+    homes = [home for blocks in starts if (home := graph.home(problem, blocks)) is not None]
+    homes += [np.full(graph.num_items, device, dtype=np.int64) for device in range(problem.num_devices)]
+    homes.append(np.where(np.isfinite(graph.compute_s), graph.compute_s, np.inf).argmin(axis=1))
+    for home in homes:
+        search.offer(home, "start")
+    refused = [op for op in range(problem.num_ops) if not np.isfinite(graph.compute_s[graph.item_of[op]]).any()]
+    if refused:
+        raise InfeasibleError(f"no plan fits: op '{problem.ops[refused[0]]}' cannot run on any device. Allow it on one.")
+    proof = threading.Thread(target=_prove, args=(search, min(3.0, HEAD_START * time_limit_s)), daemon=True)
+    proof.start()
+    starting = homes[: len(starts)]
+    if graph.exact:
+        for _, home in descents(graph, starting, seed=seed, halt=search.over):
+            search.offer(home, "resplitting")
+    else:
+        _search_beyond(search, starting or homes[-1:], seed, time_limit_s)
+    proof.join()
+    if search.home is None:
+        raise InfeasibleError(
+            "no plan fits: no assignment was found that keeps all memory caps and rules together. Relax one of them."
+        )
+    return _solution(search, monotonic() - started)
+
+
+def _prove(search: _Search, delay_s: float) -> None:
+    """Raise the bound until all is over; wait first for a plan worth proving."""
+    begin = monotonic() + delay_s
+    while monotonic() < begin and not search.over():
+        threading.Event().wait(0.01)
+    rising_bound(search.graph, search.best, search.prove, search.deadline)
+
+
+def _search_beyond(search: _Search, starts: list[Ints], seed: int, time_limit_s: float) -> None:
+    """Look on the hypergraph below the problem for good starts, then walk from them by the true evaluator."""
+    begin = monotonic()
+    for _, home in descents(
+        search.graph, starts, seed=seed, halt=lambda: search.over() or monotonic() > begin + 0.2 * time_limit_s, num_moves=50_000
+    ):
+        search.offer(home, "resplitting")
+        starts = [*starts[-2:], home]
+    if search.home is not None:
+        starts = [*starts, search.home]
+    number = 0
+    while not search.over():
+        number += 1
+        value_s, found = polish(search.problem, search.graph, starts, seed=seed + number, halt=search.over, max_tries=4000)
+        if found is None:
+            continue
+        if value_s < search.value_s:
+            search.offer(found, "polishing")
+        starts = [found, *([search.home] if search.home is not None else [])]
+
+
+def _solution(search: _Search, solve_s: float) -> Solution:
+    problem, graph = search.problem, search.graph
+    blocks = graph.blocks(search.home if search.home is not None else [])
+    loads = evaluate(problem, blocks)
+    solution = Solution(
+        blocks=blocks,
+        objective_s=loads.bottleneck_s,
+        bound_s=loads.bottleneck_s if search.closed else min(search.bound_s, loads.bottleneck_s),
+        status="optimal" if search.closed else "feasible",
+        method=", ".join(search.methods),
+        solve_s=solve_s,
+        loads_s=tuple(float(load) for load in loads.device_s),
+        log=tuple(search.log),
+    )
+    return verify(problem, solution, contiguous=False)
