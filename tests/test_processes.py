@@ -1,5 +1,6 @@
 """Workers are pinned, carry their threads and descriptors, and are gone whenever the host is."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -182,6 +183,6 @@ def test_threads_stay_within_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_resident_bytes_grow_with_what_is_touched() -> None:
     before = resident_bytes()
-    block = bytearray(os.urandom(1)) * (32 << 20)
-    assert resident_bytes() - before > 24 << 20
-    del block
+    with mmap.mmap(-1, 32 << 20) as block:
+        block.write(b"1" * (32 << 20))
+        assert resident_bytes() - before > 24 << 20

@@ -81,7 +81,7 @@ class ModuleEntry:
     precision: Precision = "f32"
     threads: int | None = None
     queue_depth: int = 4
-    hang_s: float | None = None
+    hang_s: float | None = 300.0
 
     def input(self, name: str) -> Port:
         """The input called ``name``. Raises: PlanError: there is none."""

@@ -55,7 +55,7 @@ class _Module(_Strict):
     precision: Precision = "f32"
     threads: int | None = Field(default=None, ge=1)
     queue_depth: int = Field(default=4, ge=1)
-    hang_s: float | None = None
+    hang_s: float | None = Field(default=300.0, gt=0)
 
 
 class _File(_Strict):

@@ -1,16 +1,20 @@
-"""What a worker can run: a stage folder, or a Python function named by its import path. Both pickle as plain values."""
+"""What a worker can run: a stage folder, or a Python function named by its import path. Both pickle as plain values.
+
+Stages and backends are imported where they are used: they take a third of the start of a worker that runs a function.
+"""
 
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from autosplit.backends.base import Precision, Runnable, get_backend
-from autosplit.errors import UsageError
-from autosplit.splitting import load_stage
+from autosplit.errors import BackendError, UsageError
+
+if TYPE_CHECKING:
+    from autosplit.backends.base import Precision, Runnable
 
 
 class Module(Protocol):
@@ -31,8 +35,8 @@ class Module(Protocol):
     def import_packages(self) -> None:
         """Import what ``load`` will need, so that the memory of the packages and of the stage can be told apart."""
 
-    def load(self, threads: int) -> Runnable:
-        """The function; called once, in the worker."""
+    def load(self, threads: int, device: str) -> "Runnable":
+        """The function; called once, in the worker of ``device``, whose tensors all lie in host memory."""
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """The name of the op that raises on these inputs, or None if there are no ops or none raises."""
@@ -44,7 +48,7 @@ class StageFolder:
 
     folder: Path
     backend: str = "eager"
-    precision: Precision = "f32"
+    precision: "Precision" = "f32"
     warms_up: bool = True
 
     @property
@@ -59,16 +63,26 @@ class StageFolder:
 
     def import_packages(self) -> None:
         """Import the backend with its runtime, and let torch set up its libraries."""
+        from autosplit.backends.base import get_backend
+
         get_backend(self.backend)
         with torch.inference_mode():
             torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
 
-    def load(self, threads: int) -> Runnable:
-        """The stage through its backend."""
+    def load(self, threads: int, device: str) -> "Runnable":
+        """The stage through its backend. Raises: BackendError: the backend does not run on this kind of device."""
+        from autosplit.backends.base import get_backend
+
+        if device.startswith("cuda"):
+            if self.backend != "eager":
+                raise BackendError(f"backend '{self.backend}' runs on cpu devices, not on '{device}'; use eager there")
+            return on_device(self.folder, device)
         return get_backend(self.backend).load(self.folder, threads, self.precision)
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Walk the stage op by op, in eager, up to the one that raises."""
+        from autosplit.splitting import load_stage
+
         walk = _Walk(load_stage(self.folder).module)
         try:
             walk.run(*inputs)
@@ -93,7 +107,7 @@ class PythonFunction:
     def import_packages(self) -> None:
         """Nothing: importing the function's module is loading it."""
 
-    def load(self, threads: int) -> Runnable:
+    def load(self, threads: int, device: str) -> "Runnable":
         """Import the function. Raises: UsageError: not allowed, or there is no such function."""
         return positional(import_function(self.path, self.allowed))
 
@@ -114,7 +128,7 @@ class LocalFunction:
     def import_packages(self) -> None:
         """Nothing."""
 
-    def load(self, threads: int) -> Runnable:
+    def load(self, threads: int, device: str) -> "Runnable":
         """The function itself."""
         return positional(self.function)
 
@@ -123,12 +137,25 @@ class LocalFunction:
         return None
 
 
-def positional(function: Callable[..., Any]) -> Runnable:
+def positional(function: Callable[..., Any]) -> "Runnable":
     """A function of several tensors as a function of a sequence, its result as a tuple."""
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         result = function(*inputs)
         return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+    return run
+
+
+def on_device(folder: Path, device: str) -> "Runnable":
+    """A stage that runs in eager on a torch device, between copies of its inputs there and of its outputs back."""
+    from autosplit.splitting import load_stage, place_stage
+
+    module = place_stage(load_stage(folder), device).module
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        outputs = module(*(value.to(device, non_blocking=True) for value in inputs))
+        return [value.cpu() for value in outputs]
 
     return run
 

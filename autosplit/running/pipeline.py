@@ -62,9 +62,12 @@ class Pipeline:
         self.wiring = wire(stages, inputs, outputs, max_in_flight)
         self.groups = {name: tuple(members) for name, members in (groups or {}).items()}
         self._deployment = provision(self.wiring)
-        self._executor = Executor(
-            self._deployment, room=self.wiring.window if room is None else room, in_order=in_order, max_restarts=max_restarts
-        )
+        try:
+            room = self.wiring.window if room is None else room
+            self._executor = Executor(self._deployment, room=room, in_order=in_order, max_restarts=max_restarts)
+        except BaseException:
+            self._deployment.close(timeout_s=0.5)
+            raise
         self._specs = [self.wiring.input_specs.get(name) for name in inputs]
         self._started = time.monotonic()
         self._closed = False

@@ -43,6 +43,7 @@ class Recovery:
             next(stage.hang_s for stage in deployment.wiring.stages if stage.name == duty.stage) for duty in deployment.duties
         ]
         self._look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
+        self._next_look_s = 0.0
 
     def patience_ms(self, running: Collection[object]) -> int | None:
         """How long the executor may block before it looks for hanging workers; None for ever."""
@@ -54,8 +55,10 @@ class Recovery:
 
     def kill_hanging(self) -> None:
         """Kill each worker that has been running one request for longer than its stage allows."""
-        if math.isinf(self._look_s):
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
             return
+        self._next_look_s = now_s + self._look_s
         for number, limit_s in enumerate(self._limits_s):
             status = self._deployment.words.status(number)
             age_s = (time.monotonic_ns() - status[words.SINCE_NS]) / 1e9

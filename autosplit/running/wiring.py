@@ -31,7 +31,7 @@ class StagePlacement:
         devices: one for each replica; the same device may stand twice, and may hold other stages.
         threads: threads of each replica; the number of the device's cores by default.
         queue_depth: slots of each ring that leads to this stage.
-        hang_s: a request that runs longer than this has hung, and the worker is killed; None waits for ever.
+        hang_s: a request that runs longer than this has hung, and the worker is killed and started anew; None waits for ever.
     """
 
     name: str
@@ -41,7 +41,7 @@ class StagePlacement:
     devices: tuple[Device, ...]
     threads: int | None = None
     queue_depth: int = 4
-    hang_s: float | None = None
+    hang_s: float | None = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +155,8 @@ def _faults(
 ) -> Iterator[str]:
     if not stages:
         yield "there are none"
+    names = [stage.name for stage in stages]
+    yield from (f"{names.count(name)} stages are called '{name}'" for name in dict.fromkeys(names) if names.count(name) > 1)
     for number, stage in enumerate(stages):
         if not stage.devices:
             yield f"stage '{stage.name}' is on no device"

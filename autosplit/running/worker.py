@@ -6,11 +6,10 @@ import traceback
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from autosplit.backends.base import Runnable
 from autosplit.processes import resident_bytes
 from autosplit.running import words
 from autosplit.running.messages import (
@@ -32,6 +31,9 @@ from autosplit.running.messages import (
 from autosplit.running.modules import Module
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interrupted, Ring, RingEnd, RingHandle, Slot
 from autosplit.running.words import Words
+
+if TYPE_CHECKING:
+    from autosplit.backends.base import Runnable
 
 KEPT_EVENTS = 16_384
 _WARM_UP_PASSES = 3
@@ -107,7 +109,7 @@ class Stage:
 
     def load(self, module: Module) -> None:
         """Load a module beside those in use, and warm it up."""
-        self._loaded = module, module.load(self.duty.threads)
+        self._loaded = module, module.load(self.duty.threads, self.duty.device)
         if module.warms_up:
             self._warm_up(self._loaded[1])
 
@@ -116,7 +118,7 @@ class Stage:
         module, run = self._loaded
         self.versions.append((Version(first, module), run))
 
-    def _warm_up(self, run: Runnable) -> None:
+    def _warm_up(self, run: "Runnable") -> None:
         """A few passes over zeros; what they raise is for the first request to show."""
         inputs: list[Any] = [None] * self.duty.num_inputs
         for ends, index in self._sources:
@@ -214,7 +216,7 @@ class Stage:
                         f"output {position} is {made.dtype} {list(made.shape)}, and {view.dtype} {list(view.shape)} was announced"
                     )
 
-    def _version(self, sequence: int) -> tuple[Version, Runnable]:
+    def _version(self, sequence: int) -> "tuple[Version, Runnable]":
         """What a request runs on; a version goes once no request of its time can come again."""
         versions = self.versions
         while len(versions) > 1 and sequence >= versions[1][0].first + self.duty.words.window:

@@ -71,6 +71,7 @@ def test_slots_follow_from_queue_depth_skips_and_window() -> None:
         ([stage("a", "u", "u")], "x", "u", "reads 'u' from stage 'a', which does not come before it"),
         ([stage("a", "x", "u"), stage("b", "x", "u")], "x", "u", "value 'u' is made twice, once by stage 'a'"),
         ([stage("a", "x", "x")], "x", "x", "value 'x' is made twice"),
+        ([stage("a", "x", "u"), stage("a", "x", "v")], "x", "v", "2 stages are called 'a'"),
         ([stage("a", "x", "u")], "x", "y", "output 'y' is no input and made by no stage"),
     ],
 )

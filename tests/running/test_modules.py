@@ -1,0 +1,53 @@
+"""What a worker runs: a function only from an allowed module, a stage on any torch device, the op that failed by name."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from autosplit.errors import BackendError, UsageError
+from autosplit.loading import load_model
+from autosplit.running.modules import StageFolder, import_function, on_device, positional
+from autosplit.splitting import save_stage, split
+from autosplit.tracing import trace
+
+
+@pytest.mark.parametrize(
+    "path,fault",
+    [
+        ("math", "function 'math' is not understood; write package.module:function"),
+        ("mathematics:hypot", "is not in an allowed module (math, torch)"),
+        ("math:none", "module 'math' has no function 'none'"),
+        ("torch.none:f", "function 'torch.none:f' cannot be imported: No module named 'torch.none'"),
+        ("math:pi", "'math:pi' is float, not a function"),
+    ],
+)
+def test_a_function_that_cannot_be_had(path: str, fault: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        import_function(path, ["math", "torch"])
+    assert fault in str(caught.value)
+
+
+def test_a_package_allows_its_modules() -> None:
+    assert import_function("torch.nn.functional:relu", ["torch"]) is torch.nn.functional.relu
+
+
+def test_one_tensor_or_several_come_back_as_a_sequence() -> None:
+    x = torch.ones(2)
+    assert list(positional(lambda value: value)([x])) == [x]
+    assert positional(torch.max)([torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 0.0]])])[0].tolist() == [[2, 3]]
+
+
+def test_a_stage_on_a_device_copies_in_and_out(tmp_path: Path) -> None:
+    traced = trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=8"))
+    program = split(traced, [[op.name for op in traced.graph.ops]])[0]
+    save_stage(program, tmp_path / "stage")
+    with torch.inference_mode():
+        assert torch.equal(
+            on_device(tmp_path / "stage", "cpu")(traced.example_inputs)[0], traced.program(*traced.example_inputs)[0]
+        )
+    with pytest.raises(BackendError, match="backend 'onnxruntime' runs on cpu devices, not on 'cuda:0'; use eager there"):
+        StageFolder(tmp_path / "stage", "onnxruntime").load(1, "cuda:0")
+    assert StageFolder(tmp_path / "stage").failing_op([torch.zeros(3)]) == program.ops[0]
+    assert StageFolder(tmp_path / "stage").failing_op(traced.example_inputs) is None
+    assert StageFolder(tmp_path / "stage").num_bytes > program.weight_bytes
