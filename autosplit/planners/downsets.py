@@ -109,6 +109,7 @@ class Rules(NamedTuple):
     compute: Floats
     behind: Floats
     widest: int
+    overlap: bool
     least: float
 
 
@@ -156,7 +157,7 @@ def _rules(items: Items, request: Request, usage: Usage, weights: Floats) -> Rul
         items.after.start, items.after.data, usage.after, usage.takes, usage.width, capacity(usage, weights), usage.free,
         usage.final, work, np.array([work.sum(), *np.where(np.isfinite(compute), compute, 0).sum(axis=0)]), compute,
         _work_behind(items, work),
-        int(usage.width.max()), request.min_stage_s,
+        int(usage.width.max()), items.overlap, request.min_stage_s,
     )  # fmt: skip
 
 
@@ -516,7 +517,8 @@ def _fits(rules: Rules, walk: Walk, usage: int, limit: float) -> bool:
             only = k
     if only < 0:
         return bool(walk.state[1] == len(walk.waiting))
-    left = rules.total[1 + only] - walk.done_work[1 + only] + walk.open_cut[only]
+    left, cut = rules.total[1 + only] - walk.done_work[1 + only], walk.open_cut[only]
+    left = max(left, cut) if rules.overlap else left + cut
     return bool(left <= rules.free[usage, only] * top + ROUNDING * rules.total[0])
 
 

@@ -32,6 +32,7 @@ from autosplit.planners.usage import Usage, capacity
 from autosplit.problem import Floats
 
 LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
+MANY_ITEMS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,9 @@ def best_chain(
         deadline: monotonic seconds after which no further order is tried.
     """
     best: Chain | None = None
-    orders = depth_first_orders(items)
-    for growth in LIMITS:
+    many = items.num_items > MANY_ITEMS
+    orders = depth_first_orders(items, 3 if many else 6)
+    for growth in LIMITS[many:]:
         limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)
         for order in orders:
             found = chain_in_order(items, request, usage, weights, order, limit)
