@@ -1,0 +1,78 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from problems import chain
+
+from autosplit.errors import InfeasibleError
+from autosplit.planners.portfolio import solve
+from autosplit.problem import Pool
+
+
+def closed(problem, *pairs):
+    """The problem with (op, device, reason) closed."""
+    compute = problem.compute_s.copy()
+    for op, device, _ in pairs:
+        compute[op, device] = np.inf
+    return replace(problem, compute_s=compute, reasons={(op, device): reason for op, device, reason in pairs})
+
+
+def test_an_op_larger_than_every_cap():
+    problem = chain([1, 1], op_bytes=np.array([9 * 2.0**20, 1.0]), memory_bytes=np.full(2, 8 * 2.0**20))
+    with pytest.raises(InfeasibleError, match=r"op 'op0' needs 9.0 MiB of weights on one device, and the largest cap is 8.0 MiB"):
+        solve(problem)
+
+
+def test_ops_that_stay_together_and_are_larger_than_every_cap():
+    problem = chain([1, 1], op_bytes=np.full(2, 5.0), memory_bytes=np.full(2, 8.0), groups=((0, 1),))
+    with pytest.raises(InfeasibleError, match=r"ops 'op0', 'op1', which stay together, need 10 B"):
+        solve(problem)
+
+
+def test_all_ops_larger_than_all_devices():
+    problem = chain([1, 1, 1], op_bytes=np.full(3, 6.0), memory_bytes=np.full(2, 8.0))
+    with pytest.raises(InfeasibleError, match=r"the ops need 18 B of weights, and all devices together hold 16 B"):
+        solve(problem)
+
+
+def test_ops_that_do_not_pack():
+    problem = chain([1, 1, 1], op_bytes=np.full(3, 5.0), memory_bytes=np.full(2, 8.0))
+    with pytest.raises(InfeasibleError, match="cannot hold together") as caught:
+        solve(problem)
+    assert "'dev0' holds at most 8 B" in str(caught.value)
+    assert "'dev1' holds at most 8 B" in str(caught.value)
+    assert "chain" not in str(caught.value)
+
+
+def test_an_op_without_a_device():
+    problem = closed(chain([1, 1]), (0, 0, "op 'op0' is pinned to 'dev1'"), (0, 1, "op 'op0' is forbidden on 'dev1'"))
+    with pytest.raises(InfeasibleError, match=r"op 'op0' has no device: op 'op0' is pinned to 'dev1'; op 'op0' is forbidden"):
+        solve(problem)
+
+
+def test_only_the_pins_that_conflict_are_named():
+    pins = [(0, 1, "op0 is pinned to dev0"), (2, 0, "op2 is pinned to dev1"), (4, 1, "op4 is pinned to dev0")]
+    problem = closed(chain([1.0] * 6, memory_bytes=np.full(2, 50.0)), *pins)
+    with pytest.raises(InfeasibleError, match="cannot hold together") as caught:
+        solve(problem)
+    text = str(caught.value)
+    assert all(reason in text for _, _, reason in pins)
+    assert "one block on a device" in text
+    assert "50 B" not in text
+
+
+def test_the_same_pins_hold_when_a_device_may_run_two_stages():
+    pins = [(0, 1, "op0 is pinned to dev0"), (2, 0, "op2 is pinned to dev1"), (4, 1, "op4 is pinned to dev0")]
+    solution = solve(closed(chain([1.0] * 6), *pins), num_stages=3)
+    assert [block.devices for block in solution.blocks] == [(0,), (1,), (0,)]
+
+
+def test_a_pool_too_small():
+    problem = chain([1, 1], 2, pools=(Pool((0, 1), 1.0),))
+    with pytest.raises(InfeasibleError, match=r"'dev0', 'dev1' hold at most 1 B together"):
+        solve(problem)
+
+
+def test_stages_that_cannot_be_long_enough():
+    with pytest.raises(InfeasibleError, match="a stage takes at least 5 s"):
+        solve(chain([1, 1], num_bytes=0.0), num_stages=2, min_stage_s=5.0)

@@ -1,0 +1,121 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planners.contract import check, solved
+from problems import chain
+
+from autosplit.errors import UsageError
+from autosplit.planners.portfolio import solve
+from autosplit.workloads import read_workload
+
+FOLDER = Path(__file__).parents[1] / "data" / "workloads"
+
+OPTIONS = {
+    "plain": {},
+    "two stages": {"num_stages": 2},
+    "three stages on any devices": {"num_stages": 3},
+    "replicas": {"max_replicas": 2},
+    "few": {"max_stages": 2},
+    "long stages": {"min_stage_s": 3.0},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_contract(name, seed):
+    problem, solution, request = solved(seed, OPTIONS[name], num_ops=1 + seed % 5)
+    if solution is not None:
+        check(problem, solution, request)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_contract_when_any_set_of_ops_may_share_a_device(seed):
+    problem, solution, request = solved(seed, {"contiguous": False}, num_ops=1 + seed % 5)
+    if solution is not None:
+        check(problem, solution, request)
+
+
+CONTIGUOUS = {
+    "layer-bert24_inference": 17.7899,
+    "layer-gnmt_inference": 32.9107,
+    "layer-inceptionv3_inference": 51.5519,
+    "layer-resnet50_inference": 33.7747,
+    "op-bert_l-3_inference": 27.9186,
+    "op-bert_l-3_training": 65.3031,
+    "op-bert_l-6_inference": 29.5795,
+    "op-resnet50_inference": 124.3488,
+}
+
+
+@pytest.mark.parametrize("name", CONTIGUOUS)
+def test_the_published_files_are_proved_optimal(name):
+    solution = solve(read_workload(FOLDER / f"{name}.json"), time_limit_s=60)
+    assert solution.objective_s == pytest.approx(CONTIGUOUS[name], abs=6e-5)
+    assert (solution.status, solution.gap) == ("optimal", 0.0)
+
+
+def test_one_op_and_more_devices_than_ops():
+    assert solve(chain([3.0], num_devices=5)).objective_s == 3.0
+    assert solve(chain([3.0, 4.0], num_devices=9, num_bytes=0.0)).objective_s == 4.0
+
+
+def test_ops_that_take_no_time():
+    solution = solve(chain([0.0] * 20, num_devices=3))
+    assert (solution.objective_s, solution.status) == (0.0, "optimal")
+
+
+def test_a_long_chain_over_many_devices_is_balanced():
+    solution = solve(chain([1.0] * 3000, num_devices=30, num_bytes=0.0))
+    assert (solution.objective_s, solution.status) == (100.0, "optimal")
+
+
+def test_unequal_devices_without_a_table_of_counts():
+    speeds = 1 + np.arange(20) / 10
+    problem = chain([1.0] * 200, num_devices=20, num_bytes=0.01)
+    problem = replace(problem, compute_s=problem.compute_s * speeds)
+    solution = solve(problem, time_limit_s=2)
+    assert solution.bound_s <= solution.objective_s <= 1.3 * solution.bound_s
+
+
+def test_three_stages_on_two_devices():
+    solution = solve(chain([4, 4, 4, 4], num_devices=2, num_bytes=0.0), num_stages=3)
+    assert len(solution.blocks) == 3
+    assert (solution.objective_s, solution.status) == (8.0, "optimal")
+
+
+def test_no_time_at_all_still_gives_a_plan():
+    solution = solve(chain([1.0] * 400, num_devices=4), time_limit_s=0.0)
+    assert solution.objective_s <= 400.0
+    assert solution.gap >= 0.0
+
+
+def test_the_same_seed_gives_the_same_plan():
+    problem = read_workload(FOLDER / "layer-gnmt_inference.json")
+    assert solve(problem, seed=1).blocks == solve(problem, seed=1).blocks
+
+
+def test_the_log_reaches_the_caller():
+    lines: list[str] = []
+    solve(chain([1, 2, 3]), log=lines.append)
+    assert any("bound" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_stages": 0}, "num_stages must be at least 1"),
+        ({"num_stages": 4}, "above the number of ops"),
+        ({"num_stages": 3, "max_stages": 2}, "above max_stages"),
+        ({"objective": "speed"}, "objective 'speed' is unknown"),
+        ({"min_stage_s": -1.0}, "min_stage_s"),
+    ],
+)
+def test_bad_requests(options, message):
+    with pytest.raises(UsageError, match=message):
+        solve(chain([1, 2, 3]), **options)
