@@ -1,5 +1,6 @@
 """solve(): the planners one after the other, each with what the last one found, until the gap is closed or time is up."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
@@ -11,6 +12,7 @@ from autosplit.cost import evaluate, verify
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, downsets, ilp, infeasible, linear, reusing
 from autosplit.planners.items import Items, contract
+from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.request import Objective, Request, objective_s, request_faults
 from autosplit.planners.usage import sequence_usage, usage_of
 from autosplit.problem import Block, Floats, Problem, Solution
@@ -20,6 +22,7 @@ CLOSED = 1e-6
 
 MAX_ILP_OPS = 5000
 MANY_ITEMS = 5000
+SMALL = 200
 NEARLY = 0.991
 """On many items, that no plan is better by this factor is proved first: it takes a fraction of the time."""
 
@@ -117,6 +120,8 @@ def solve(
     _one_device(search)
     _chain(search, items if contiguous else contract(problem, replace(request, contiguous=True)))
     if request.objective == "throughput":
+        if request == Request(contiguous=False):
+            _any_sets(search, seed)
         _integer_program(search, seed)
     if not search.blocks:
         _refuse(search, seed)
@@ -178,13 +183,28 @@ def _prove_chain(search: Search, items: Items, weights: Floats) -> None:
             return
 
 
-def _integer_program(search: Search, seed: int) -> None:
-    """CP-SAT for what is left of the time, on every rule at once."""
+def _any_sets(search: Search, seed: int) -> None:
+    """Plans that need no chain: CP-SAT alone where the problem is small, resplits and column generation where it is not."""
+    if search.problem.num_ops * search.problem.num_devices <= SMALL:
+        _integer_program(search, seed, share=0.5)
+    if search.closed or search.left_s <= 0:
+        return
+    starts = [search.blocks] if search.blocks else []
+    with contextlib.suppress(InfeasibleError):
+        found = solve_noncontiguous(search.problem, time_limit_s=search.left_s, seed=seed, log=search.say, starts=starts)
+        search.offer(found.blocks, found.method)
+        search.prove(found.bound_s, found.method)
+
+
+def _integer_program(search: Search, seed: int, share: float = 1.0) -> None:
+    """CP-SAT for a share of the time that is left, on every rule at once."""
     if search.closed:
         return
     if search.problem.num_ops > MAX_ILP_OPS:
         return
-    answer = _ask_ilp(search.problem, search.request, search.objective_s, search.bound_s, search.blocks, search.left_s, seed)
+    answer = _ask_ilp(
+        search.problem, search.request, search.objective_s, search.bound_s, search.blocks, share * search.left_s, seed
+    )
     if answer is None:
         return
     if answer.blocks is not None:
