@@ -107,10 +107,8 @@ def _constraints(problem: Problem, request: Request) -> list[Constraint]:
         if getattr(request, name) != getattr(Request(), name):
             found.append((name, words, name))
     if request.contiguous and problem.order:
-        kept = "one block" if not request.reuse else f"{request.num_stages} blocks in all"
-        found.append(
-            ("chain", f"stages form a chain, with {kept} on a device" if kept == "one block" else f"a chain of {kept}", 0)
-        )
+        shape = f"a chain of {request.num_stages} blocks in all" if request.num_stages else "stages form a chain"
+        found.append(("chain", shape if request.reuse else "stages form a chain, with one block on a device", 0))
     for group, ops in enumerate(problem.groups):
         found.append(("group", f"{_names(problem, ops)} stay together".replace(", which stay together,", ""), group))
     for device in np.flatnonzero(np.isfinite(problem.memory_bytes)):

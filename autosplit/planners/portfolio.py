@@ -10,7 +10,7 @@ import numpy as np
 
 from autosplit.cost import evaluate, verify
 from autosplit.errors import InfeasibleError
-from autosplit.planners import bounds, downsets, ilp, infeasible, linear, reusing
+from autosplit.planners import bounds, downsets, ilp, infeasible, latency, linear, reusing
 from autosplit.planners.items import Items, contract
 from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.request import Objective, Request, objective_s, request_faults
@@ -113,6 +113,7 @@ def solve(
         objective, contiguous, num_stages, max_stages, max_replicas or 1, min_stage_s or 0.0, max_latency_s or inf,
         reuse=num_stages is not None and num_stages > problem.num_devices,
     ).verify(problem)  # fmt: skip
+    request = latency.with_reuse(request)
     search = Search(problem, request, started, started + time_limit_s, log or (lambda line: None))
     items = contract(problem, request)
     if np.isinf(problem.compute_s).any() or np.isfinite(problem.memory_bytes).any():
@@ -123,6 +124,8 @@ def solve(
         if request == Request(contiguous=False):
             _any_sets(search, seed)
         _integer_program(search, seed)
+    else:
+        _latency(search, seed)
     if not search.blocks:
         _refuse(search, seed)
     return _solution(search, monotonic() - started)
@@ -235,6 +238,26 @@ def _ask_ilp(
         time_limit_s=time_limit_s,
         seed=seed,
     )
+
+
+def _latency(search: Search, seed: int) -> None:
+    """Schedules of one sample; where memory leaves nothing to start from, CP-SAT is asked for any plan."""
+    problem, request = search.problem, search.request
+    starts = [search.blocks] if search.blocks else []
+    for reuse in () if starts else (request.reuse,) if request.num_stages else (False, True):
+        loose = replace(request, objective="throughput", max_latency_s=inf, reuse=reuse)
+        if reuse and request.num_stages is None:
+            loose = replace(loose, max_stages=request.max_stages or min(2 * problem.num_devices, problem.num_ops))
+        answer = _ask_ilp(problem, loose, inf, 0.0, (), search.left_s / 4, seed)
+        starts += [answer.blocks] if answer is not None and answer.blocks else []
+    found = latency.best_latency(problem, request, starts, search.deadline, seed)
+    if found.bound_s > request.max_latency_s * (1 + 1e-9):
+        raise InfeasibleError(
+            f"no plan fits: a sample takes at least {found.bound_s:.3g} s ({found.bound_method}), and at most "
+            f"{request.max_latency_s:.3g} s are asked for. Raise that limit, or use faster devices."
+        )
+    search.offer(found.blocks, found.method)
+    search.prove(found.bound_s, found.bound_method)
 
 
 def _refuse(search: Search, seed: int) -> None:

@@ -1,0 +1,153 @@
+import math
+from dataclasses import replace
+from time import monotonic
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import chain, random_blocks, random_problem
+
+from autosplit.cost import find_faults, latency_s
+from autosplit.errors import InfeasibleError
+from autosplit.planners import exhaustive
+from autosplit.planners.heft import JOININGS, Delays, blocks_of, critical_path_s, list_schedule
+from autosplit.planners.latency import with_reuse
+from autosplit.planners.lumps import fewer_lumps, forced_lumps
+from autosplit.planners.portfolio import solve
+from autosplit.planners.request import Request, request_faults
+from autosplit.planners.sample import Sampler
+from autosplit.problem import Block, Net, Problem, Transfers
+
+EXACT = 1e-6
+
+
+def fork(branch_s: float, delay_s: float, num_devices: int = 2) -> Problem:
+    """One op, two branches beside each other, one op that reads both."""
+    transfers = Transfers.free(num_devices)
+    transfers.latency_s[:] = delay_s
+    transfers.latency_s[np.diag_indices(num_devices + 1)] = 0
+    nets = (Net(0, (1, 2), 1.0), Net(1, (3,), 1.0), Net(2, (3,), 1.0))
+    return Problem(
+        name="fork",
+        ops=("first", "left", "right", "last"),
+        devices=tuple(f"dev{number}" for number in range(num_devices)),
+        compute_s=np.repeat(np.array([1.0, branch_s, branch_s, 1.0])[:, None], num_devices, axis=1),
+        nets=nets,
+        order=((0, 1), (0, 2), (1, 3), (2, 3)),
+        transfers=transfers,
+        op_bytes=np.ones(4),
+        memory_bytes=np.full(num_devices, math.inf),
+    ).verify()
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_branches_run_side_by_side_where_that_pays(contiguous):
+    solution = solve(fork(5.0, 1.0), objective="latency", contiguous=contiguous)
+    assert solution.objective_s == pytest.approx(1 + 1 + 5 + 1)
+    assert solution.status == "optimal"
+    slow = solve(fork(5.0, 3.0), objective="latency", contiguous=contiguous)
+    assert slow.objective_s == pytest.approx(1 + 3 + 5 + 1) and slow.status == "optimal"
+    slow = solve(fork(5.0, 5.0), objective="latency", contiguous=contiguous, time_limit_s=1)
+    assert slow.objective_s == pytest.approx(12) and len(slow.blocks) == 1
+
+
+def test_a_chain_stays_on_the_fastest_device():
+    problem = chain([3.0, 2.0, 4.0])
+    problem = replace(problem, compute_s=problem.compute_s * np.array([2.0, 1.0]))
+    solution = solve(problem, objective="latency")
+    assert (solution.objective_s, solution.status) == (pytest.approx(9), "optimal")
+    assert [block.devices for block in solution.blocks] == [(1,)]
+
+
+def test_a_memory_cap_forces_a_second_device():
+    problem = replace(chain([3.0, 2.0, 4.0], num_bytes=0.5), memory_bytes=np.full(2, 2.0))
+    solution = solve(problem, objective="latency")
+    assert solution.objective_s == pytest.approx(10)
+    assert len({device for block in solution.blocks for device in block.devices}) == 2
+
+
+def test_a_latency_limit_that_nothing_meets_is_refused():
+    with pytest.raises(InfeasibleError, match=r"at least 9 s .* at most 5 s"):
+        solve(chain([3.0, 2.0, 4.0]), objective="latency", max_latency_s=5.0)
+
+
+def test_a_number_of_stages_is_kept():
+    solution = solve(fork(5.0, 1.0, 3), objective="latency", num_stages=2)
+    assert len(solution.blocks) == 2 and len({block.devices for block in solution.blocks}) == 2
+    assert len(solve(fork(5.0, 1.0), objective="latency", num_stages=4).blocks) == 4
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([1, 1, 2]))
+def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
+    problem = random_problem(seed, num_ops=1 + seed % 4, num_devices=2)
+    request = with_reuse(Request("latency", contiguous, max_replicas=max_replicas))
+    best = exhaustive.best_blocks(problem, request)
+    try:
+        solution = solve(problem, objective="latency", contiguous=contiguous, max_replicas=max_replicas, time_limit_s=3)
+    except InfeasibleError:
+        assert best is None
+        return
+    assert best is not None and request_faults(problem, request, solution.blocks) == []
+    assert solution.bound_s <= best[1] * (1 + EXACT)
+    assert solution.objective_s == pytest.approx(best[1], rel=EXACT) or max_replicas > 1
+    assert solution.objective_s >= best[1] * (1 - EXACT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_the_compiled_sample_is_the_evaluators(seed, contiguous):
+    problem = random_problem(seed, unsupported=False)
+    blocks = random_blocks(problem, seed, contiguous)
+    assert Sampler(problem).latency_s(blocks) == pytest.approx(latency_s(problem, blocks), rel=1e-12, abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_lumps_cost_what_their_ops_cost(seed):
+    problem = random_problem(seed, loose_order=False, unsupported=False, num_ops=7)
+    lumps = fewer_lumps(forced_lumps(problem, contiguous=True), 3)
+    assert sorted(op for ops in lumps.members for op in ops) == list(range(7))
+    lumps.problem.verify()
+    blocks = random_blocks(lumps.problem, seed, contiguous=True)
+    whole = lumps.expand(blocks)
+    assert latency_s(problem, whole) == pytest.approx(latency_s(lumps.problem, blocks))
+    assert lumps.shrink(whole) == tuple(blocks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_list_schedules_become_legal_blocks_not_below_the_critical_path(seed):
+    problem = random_problem(seed, loose_order=False, grouped=False, caps=False, pooled=False, num_devices=3)
+    delays = Delays(problem)
+    table = list_schedule(problem, delays, [0, 1, 2])
+    assert table is not None
+    for joining in JOININGS:
+        blocks = blocks_of(problem, table, joining)
+        assert find_faults(problem, blocks) == []
+        assert critical_path_s(problem, delays) <= latency_s(problem, blocks) * (1 + 1e-9)
+
+
+def test_a_wide_graph_of_300_ops_beats_one_device_in_time():
+    width, depth = 6, 50
+    nets = [Net(row * depth + step, (row * depth + step + 1,), 1.0) for row in range(width) for step in range(depth - 1)]
+    num_ops = width * depth
+    transfers = Transfers.free(3)
+    transfers.send_s_per_byte[:3, :3] = 0.01
+    problem = Problem(
+        name="wide",
+        ops=tuple(f"op{number}" for number in range(num_ops)),
+        devices=("a", "b", "c"),
+        compute_s=np.ones((num_ops, 3)),
+        nets=tuple(nets),
+        order=tuple((net.producer, net.consumers[0]) for net in nets),
+        transfers=transfers,
+        op_bytes=np.ones(num_ops),
+        memory_bytes=np.full(3, math.inf),
+    ).verify()
+    started = monotonic()
+    solution = solve(problem, objective="latency", time_limit_s=4)
+    assert solution.objective_s <= 101
+    assert monotonic() - started < 12
+    assert all(isinstance(block, Block) for block in solution.blocks)
