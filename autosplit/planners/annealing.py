@@ -161,7 +161,7 @@ def _walk(  # noqa: C901 - one compiled loop
     if target_s <= 0.0:
         target_s = peak_s * (1.0 - STEP)
     energy = _energy(loads, held, memory_bytes, target_s)
-    hot = heat * peak_s
+    hot = max(heat * peak_s, 1e-300)
     mark, patch = np.full(num_items, -1, np.int64), np.zeros(PATCH + 1, np.int64)
     allowed = np.isfinite(compute_s)
     for move in range(num_moves):

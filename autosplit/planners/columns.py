@@ -25,7 +25,19 @@ from autosplit.problem import Floats
 SLACK = 1e-9
 """Share taken off a bound for the rounding of sums."""
 
-FINEST_CELLS = 1_000_000_000
+MOST_STRETCHES = 400
+"""Sets of neighbouring items that column generation begins with, for each class."""
+
+MOST_ROWS = 6000
+"""Items above which no linear program is solved."""
+
+PATIENCE = 0.5
+"""Share of the time left that one target gets; the next one is closer."""
+
+PER_ITEM, FIRST_CELLS = 40, 20_000_000
+"""Whole numbers for each item, and states times values, that column generation begins with."""
+
+FINEST_CELLS = 300_000_000
 """States times values that one cut profile may take."""
 
 Members = NDArray[np.bool_]
@@ -143,6 +155,8 @@ class ColumnBound:
         bound_s: proved so far.
         prices: of the best bound, adding up to 1.
         grain: whole numbers that prices are rounded to add up to about this.
+        deadline: by `time.monotonic`.
+        seconds_per_cell: what the last profile took for each state and value.
     """
 
     graph: Hypergraph
@@ -151,16 +165,31 @@ class ColumnBound:
     bound_s: float = 0.0
     prices: Floats | None = None
     grain: int = 4000
+    deadline: float = np.inf
+    seconds_per_cell: float = 5e-9
+
+    @property
+    def num_states(self) -> int:
+        """States of all sweeps together; times the grain, the cells of one pricing."""
+        return sum(pricer.sweep.num_states for pricer in self.pricers)
+
+    def affords(self, grain: int) -> bool:
+        """Whether a pricing with this grain should end before the deadline."""
+        return monotonic() + self.num_states * grain * self.seconds_per_cell < self.deadline
 
     def whole(self, prices: Floats) -> Ints:
         """Prices as whole numbers that add up to about the grain."""
         return np.asarray(np.round(prices * (self.grain / prices.sum())), dtype=np.int64)
 
     def try_prices(self, prices: Floats) -> None:
-        """Raise the bound to the least load that these prices do not refute."""
+        """Raise the bound to the least load that these prices do not refute; coarser where time is short."""
+        while self.grain > 1000 and not self.affords(self.grain):
+            self.grain //= 2
+        started, cells = monotonic(), self.num_states * self.grain
         values = self.whole(prices)
         profiles = [pricer.profile(values, self.limit_s) for pricer in self.pricers]
         found_s = refuted_s(self.pricers, profiles, int(values.sum()), self.limit_s)
+        self.seconds_per_cell = max(1e-10, (monotonic() - started) / cells)
         if found_s > self.bound_s:
             self.bound_s, self.prices = found_s, values / values.sum()
 
@@ -225,13 +254,13 @@ def generate_columns(
             return "covered", centre, cover.columns
 
 
-def _first_prices(bound: ColumnBound, num_states: int, report: Callable[[float, str], None]) -> None:
+def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
     """Try single items, then compute, rounded ever more finely."""
     graph = bound.graph
     bound.bound_s = anchored_bound_s(graph, bound.pricers, bound.limit_s)
     report(bound.bound_s * (1.0 - SLACK), "anchored cut")
     for grain in (4000, 20000, 60000):
-        if grain == 4000 or num_states * grain < FINEST_CELLS:
+        if grain == 4000 or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
             bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
             report(bound.bound_s * (1.0 - SLACK), "cut profile")
@@ -250,15 +279,15 @@ def rising_bound(
     """
     pricers = pricers_of(graph)
     value_s, home = best()
-    if pricers is None or not np.isfinite(value_s):
+    if pricers is None or not 0.0 < value_s < np.inf:
         return
-    num_states = sum(pricer.sweep.num_states for pricer in pricers)
-    bound = ColumnBound(graph, pricers, value_s)
-    _first_prices(bound, num_states, report)
-    grains = [int(np.clip(cells / num_states, 1500, 60000)) for cells in (4e7, 12e7, 36e7)]
+    bound = ColumnBound(graph, pricers, value_s, deadline=deadline)
+    _first_prices(bound, report)
+    finest = max(PER_ITEM * graph.num_items, FIRST_CELLS // bound.num_states)
+    grains = [int(np.clip(finest * factor, 1500, 60000)) for factor in (1, 3, 9)]
     columns: list[list[Members]] = [[] for _ in graph.classes]
     reach, level = 1.0, 0
-    while monotonic() < deadline:
+    while monotonic() < deadline and graph.num_items <= MOST_ROWS:
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - SLACK):
             return
@@ -267,28 +296,29 @@ def rising_bound(
                 columns[kind] += [home == device for device in devices]
         target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - SLACK)
         bound.grain, bound.limit_s = grains[level], value_s
+        until = monotonic() + PATIENCE * (deadline - monotonic())
 
-        def halt(value_s: float = value_s) -> bool:
-            return monotonic() > deadline or best()[0] < value_s * (1.0 - 1e-4)
+        def halt(value_s: float = value_s, until: float = until) -> bool:
+            return monotonic() > until or not bound.affords(2 * bound.grain) or best()[0] < value_s * (1.0 - 1e-4)
 
         before_s = bound.bound_s
         outcome, prices, columns = generate_columns(bound, columns, target_s, halt)
         bound.try_prices(prices)
         report(bound.bound_s * (1.0 - SLACK), "columns")
-        if outcome == "covered":
-            reach *= 0.6
-            if bound.bound_s - before_s < 1e-4 * value_s and level + 1 < len(grains):
-                level += 1
-        elif outcome == "refuted":
+        if outcome == "refuted":
             reach = min(1.0, 1.3 * reach)
+        elif best()[0] == value_s:
+            reach *= 0.6
+            if outcome == "covered" and bound.bound_s - before_s < 1e-4 * value_s and level + 1 < len(grains):
+                level += 1
         if reach < 0.02:
             return
 
 
 def _stretches(graph: Hypergraph, pricer: Pricer, device: int, limit_s: float) -> list[Members]:
-    """For each item, the longest run of the sweep's order that begins there and fits the limit."""
+    """The longest runs of the sweep's order that fit the limit, from each item or, in large graphs, from some."""
     found, order = [], pricer.sweep.order
-    for first in range(len(order)):
+    for first in range(0, len(order), max(1, len(order) // MOST_STRETCHES)):
         members, fits = np.zeros(graph.num_items, dtype=np.bool_), None
         work_s = np.cumsum(graph.compute_s[order[first:], device])
         last = first + int(np.searchsorted(work_s, limit_s, side="right"))

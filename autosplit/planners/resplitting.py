@@ -35,7 +35,7 @@ def resplit(
     members = (home == one) | (home == other)
     order = narrow_order(graph, members, seed=seed, tries=2)
     sweep = sweep_of(graph, order, members, one, other, max_states=MAX_CELLS // NUM_BUCKETS)
-    if sweep is None or not len(order):
+    if sweep is None or not len(order) or limit_s <= 0.0:
         return None
     room = np.array([graph.memory_bytes[one], graph.memory_bytes[other]])
     sides, load_1, load_0 = _divide(

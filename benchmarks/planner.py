@@ -1,0 +1,110 @@
+"""Planner table: workload, reference value, ours, bound, gap, seconds; contiguous and not. ``python -m benchmarks.planner``."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+
+from autosplit.planners.noncontiguous import solve_noncontiguous
+from autosplit.planners.portfolio import solve
+from autosplit.problem import Problem, Solution
+from autosplit.workloads import parse_dnn_partitioning, read_workload
+
+WORKLOADS = Path(__file__).parents[1] / "tests" / "data" / "workloads"
+
+REFERENCE = {
+    "layer-bert24_inference": (17.7899, 17.7147),
+    "layer-gnmt_inference": (32.9107, 31.6873),
+    "layer-inceptionv3_inference": (51.5519, 51.3161),
+    "layer-resnet50_inference": (33.7747, 33.4296),
+    "op-bert_l-3_inference": (27.9186, 21.9084),
+    "op-bert_l-3_training": (65.3031, 54.2074),
+    "op-bert_l-6_inference": (29.5795, 28.3322),
+    "op-resnet50_inference": (124.3488, 124.3488),
+}
+"""Contiguous optimum, and the best non-contiguous value known before: Tarnawski et al. 2020 and annealing with CP-SAT."""
+
+CHAINED = (
+    ("op-bert_l-3_training", 2, 3),
+    ("op-bert_l-3_training", 3, 6),
+    ("op-bert_l-6_inference", 2, 6),
+    ("op-resnet50_inference", 2, 6),
+    ("layer-inceptionv3_inference", 3, 6),
+)
+"""Larger graphs: (workload, copies in a row, accelerators)."""
+
+
+def chained(name: str, copies: int, accelerators: int) -> Problem:
+    """Copies of a workload one after the other; backward nodes run through the copies the other way."""
+    data = json.loads((WORKLOADS / f"{name}.json").read_text())
+    num_ids = 1 + max(node["id"] for node in data["nodes"])
+    num_colours = 1 + max(node.get("colorClass") or 0 for node in data["nodes"])
+    backward = {node["id"]: bool(node["isBackwardNode"]) for node in data["nodes"]}
+    cost = {edge["sourceId"]: edge["cost"] for edge in data["edges"]}
+    readers: dict[int, list[int]] = {node: [] for node in backward}
+    writers: dict[int, list[int]] = {node: [] for node in backward}
+    for edge in data["edges"]:
+        readers[edge["sourceId"]].append(edge["destId"])
+        writers[edge["destId"]].append(edge["sourceId"])
+    usual = sorted(cost.values())[len(cost) // 2]
+    ends = [node for node in backward if not backward[node] and all(backward[other] for other in readers[node])]
+    heads = [node for node in backward if not backward[node] and not writers[node]]
+    last, first = max(ends, key=lambda node: cost.get(node, 0)), max(heads, key=lambda node: len(readers[node]))
+    links = [(last, first, cost.get(last, usual))]
+    if any(backward.values()):
+        leaving = [node for node in backward if backward[node] and not readers[node]][-1]
+        entering = next(n for n in backward if backward[n] and not any(backward[other] for other in writers[n]))
+        links.append((leaving, entering, cost.get(leaving, usual)))
+    nodes, edges = [], []
+    for copy in range(copies):
+        base = copy * num_ids
+        for node in data["nodes"]:
+            colour = node.get("colorClass")
+            nodes.append(node | {"id": node["id"] + base, "colorClass": None if colour is None else colour + copy * num_colours})
+        edges += [
+            {"sourceId": edge["sourceId"] + base, "destId": edge["destId"] + base, "cost": edge["cost"]} for edge in data["edges"]
+        ]
+        if copy + 1 < copies:
+            edges.append({"sourceId": links[0][0] + base, "destId": links[0][1] + base + num_ids, "cost": links[0][2]})
+            edges += [{"sourceId": a + base + num_ids, "destId": b + base, "cost": price} for a, b, price in links[1:]]
+    whole = data | {"nodes": nodes, "edges": edges, "maxFPGAs": accelerators}
+    return parse_dnn_partitioning(whole, f"{copies} x {name}")
+
+
+def row(kind: str, problem: Problem, reference: float | None, solution: Solution, seconds: float) -> str:
+    known = f"{reference:.4f}" if reference is not None else ""
+    cells = [
+        problem.name, str(problem.num_ops), kind, known, f"{solution.objective_s:.4f}", f"{solution.bound_s:.4f}",
+        f"{100 * solution.gap:.2f} %", f"{seconds:.1f}",
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each plan")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kind", choices=("both", "contiguous", "non-contiguous"), default="both")
+    parser.add_argument("--chained", action="store_true", help="the larger graphs made of copies, too")
+    parser.add_argument("workloads", nargs="*", help="names without .json; all where none is given")
+    options = parser.parse_args(arguments)
+    problems = [(read_workload(WORKLOADS / f"{name}.json"), *REFERENCE[name]) for name in options.workloads or REFERENCE]
+    cases: list[tuple[Problem, float | None, float | None]] = list(problems)
+    if options.chained:
+        cases += [(chained(*case), None, None) for case in CHAINED]
+    solve_noncontiguous(cases[0][0], time_limit_s=2.0)
+    print("| workload | nodes | plan | reference | ours | bound | gap | s |\n|---|---|---|---|---|---|---|---|", flush=True)
+    for problem, contiguous, free in cases:
+        if options.kind != "non-contiguous":
+            started = monotonic()
+            solution = solve(problem, time_limit_s=options.time_limit, seed=options.seed)
+            print(row("contiguous", problem, contiguous, solution, monotonic() - started), flush=True)
+        if options.kind != "contiguous":
+            started = monotonic()
+            solution = solve_noncontiguous(problem, time_limit_s=options.time_limit, seed=options.seed)
+            print(row("non-contiguous", problem, free, solution, monotonic() - started), flush=True)
+
+
+if __name__ == "__main__":
+    main()
