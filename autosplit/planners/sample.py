@@ -41,13 +41,11 @@ class Sampler:
         if all(len(block.devices) == 1 for block in blocks):
             home = home_of(blocks, self._problem.num_ops)
             device = np.array([block.devices[0] for block in blocks], dtype=np.int64)
-                t, size = self._problem.transfers, len(blocks) + 1
+            t, size = self._problem.transfers, len(blocks) + 1
             tables = t.send_s, t.send_s_per_byte, t.receive_s, t.receive_s_per_byte, t.latency_s
             once, overlap = self._problem.send_once, self._problem.overlap
             rows, waits, seen = np.zeros((3, size)), np.zeros((size, size), dtype=np.bool_), np.full(size, -1)
-            found = _sample_s(
-                home, device, self._compute, *self._nets, *tables, once, overlap, rows, waits, seen, self._free
-            )
+            found = _sample_s(home, device, self._compute, *self._nets, *tables, once, overlap, rows, waits, seen, self._free)
             if found >= 0:
                 return found
         return latency_s(self._problem, blocks)

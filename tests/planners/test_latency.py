@@ -43,10 +43,10 @@ def fork(branch_s: float, delay_s: float, num_devices: int = 2) -> Problem:
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_branches_run_side_by_side_where_that_pays(contiguous):
-    solution = solve(fork(5.0, 1.0), objective="latency", contiguous=contiguous)
+    solution = solve(fork(5.0, 1.0), objective="latency", contiguous=contiguous, time_limit_s=3)
     assert solution.objective_s == pytest.approx(1 + 1 + 5 + 1)
     assert solution.status == "optimal"
-    slow = solve(fork(5.0, 3.0), objective="latency", contiguous=contiguous)
+    slow = solve(fork(5.0, 3.0), objective="latency", contiguous=contiguous, time_limit_s=3)
     assert slow.objective_s == pytest.approx(1 + 3 + 5 + 1) and slow.status == "optimal"
     slow = solve(fork(5.0, 5.0), objective="latency", contiguous=contiguous, time_limit_s=1)
     assert slow.objective_s == pytest.approx(12) and len(slow.blocks) == 1
