@@ -12,6 +12,7 @@ The way from a placement to an answer, a module a step::
     pipeline     Pipeline: all of it for one network; swapping: its weights, under way
     config       PipelineConfig: modules joined by name; configfile: as a folder that can be moved
     devices      DeviceManager: memory and health of a device
+    recording    record(): what a pipeline did, as a timeline
     host         HostManager: several networks on one machine; metrics: as Prometheus text
     session      Session: a pipeline one step at a time; batching: Batcher, requests of any number of rows
 
@@ -26,7 +27,7 @@ In code::
         future = pipeline.submit(request, priority=0, deadline_s=None, timeout_s=None)
         stats = pipeline.stats(clear=True)           # results.RunStats: latency, busy / wait / transfer of each worker
         live = pipeline.health()                     # state and sums of each worker, read without asking it
-        trace = chrome_trace(predicted, pipeline.actions())
+        trace = chrome_trace(predicted, record(pipeline))
 
 ``devices`` holds one device for each replica. A worker that dies is started anew and its requests run again; one that
 cannot be kept alive makes every request fail with WorkerError, and an op that raises makes its own request fail with

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -23,9 +22,6 @@ from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, wire
 from autosplit.running.worker import Event
 from autosplit.tensorspec import differences
-from autosplit.timeline import Action, ActionKind
-
-KINDS: tuple[ActionKind, ...] = ("receive", "compute", "send")
 
 
 class Pipeline:
@@ -184,22 +180,6 @@ class Pipeline:
             not load them; the old weights stay in use.
         """
         return swap_weights(self._deployment, self._executor, self.groups, group, weights, folder)
-
-    def actions(self) -> list[Action]:
-        """The last requests as a timeline: each worker receiving (waiting for its inputs once they are due), computing, sending.
-
-        Time starts when the first of them was fed. ``timeline.chrome_trace(predicted, pipeline.actions())`` shows both.
-        """
-        found = []
-        events = self.events()
-        start = min((event.posted_ns for rows in events for event in rows), default=0)
-        for duty, rows in zip(self._deployment.duties, events, strict=True):
-            for event in rows:
-                began = max(event.asked_ns, min(event.posted_ns, event.got_ns))
-                marks = [(one - start) / 1e9 for one in (began, event.got_ns, event.ran_ns, event.sent_ns)]
-                for kind, (begin, end) in zip(KINDS, itertools.pairwise(marks), strict=True):
-                    found.append(Action(duty.stage, duty.replica, event.sequence, begin, end, kind))
-        return sorted(found, key=lambda action: action.start_s)
 
     def close(self, *, drain: bool = True) -> None:
         """Answer what was taken in (``drain``) or fail it, then end every worker; nothing of the pipeline is left."""

@@ -63,11 +63,12 @@ class Slot:
         self.text = payload.numpy().data
         self.specs = specs
         self.tensors = [view_storage(payload[offset:], spec) for spec, offset in zip(specs, offsets, strict=True)]
+        self._copy = [copy_into if 0 in spec.stride else torch.Tensor.copy_ for spec in specs]
 
     def write(self, sequence: int, tensors: Sequence[torch.Tensor]) -> None:
         """Copy the tensors in, with the strides of the specs."""
-        for target, source in zip(self.tensors, tensors, strict=True):
-            copy_into(target, source)
+        for copy, target, source in zip(self._copy, self.tensors, tensors, strict=True):
+            copy(target, source)
         self._stamp(sequence, DATA)
 
     def write_text(self, sequence: int, flag: int, text: bytes = b"") -> None:
@@ -86,8 +87,8 @@ class Slot:
     def copies(self) -> list[torch.Tensor]:
         """Private copies of the tensors, laid out alike."""
         copies = [empty_like_spec(spec) for spec in self.specs]
-        for target, source in zip(copies, self.tensors, strict=True):
-            copy_into(target, source)
+        for copy, target, source in zip(self._copy, copies, self.tensors, strict=True):
+            copy(target, source)
         return copies
 
     def _stamp(self, sequence: int, flag: int) -> None:

@@ -1,4 +1,4 @@
-"""What is measured live: Prometheus text, and the measured timeline beside a predicted one."""
+"""What is measured live, as Prometheus text."""
 
 import re
 
@@ -8,8 +8,6 @@ from pipelines import double, fail_on_7, local, request
 from autosplit.errors import StageError
 from autosplit.machine import Machine, parse_device
 from autosplit.running.host import HostManager
-from autosplit.running.pipeline import Pipeline
-from autosplit.timeline import chrome_trace
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,19 +30,3 @@ def test_prometheus_text_counts_what_happened() -> None:
     assert f"autosplit_worker_up{{{worker}}} 1" in lines
     assert 'autosplit_requests_running{network="net"} 0' in lines and 'autosplit_device_free_bytes{device="null:0"} 1000' in lines
     assert sum(line.startswith("# TYPE autosplit_requests_total counter") for line in lines) == 1
-
-
-def test_the_measured_timeline_is_one_that_can_be() -> None:
-    with Pipeline([local("a", double, "x", "u", 2), local("b", double, "u", "y")], ["x"], ["y"]) as pipeline:
-        pipeline.run_many([request(number) for number in range(6)])
-        actions = pipeline.actions()
-        assert [(one.stage, one.replica) for one in pipeline.health()] == [("a", 0), ("a", 1), ("b", 0)]
-    computed = {(one.stage, one.request): one for one in actions if one.kind == "compute"}
-    assert sorted(computed) == [(stage, number) for stage in "ab" for number in range(6)]
-    assert all(one.end_s >= one.start_s >= 0 for one in actions)
-    for number in range(6):
-        assert computed["a", number].replica == number % 2
-        assert computed["a", number].end_s <= computed["b", number].start_s
-        assert number == 0 or computed["b", number - 1].end_s <= computed["b", number].start_s
-    events = chrome_trace([], actions)["traceEvents"]
-    assert {event["args"]["request"] for event in events if event["ph"] == "X"} == set(range(6))
