@@ -39,6 +39,7 @@ class Search:
     blocks: tuple[Block, ...] = ()
     objective_s: float = inf
     bound_s: float = 0.0
+    hopeless: bool = False
     methods: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
@@ -190,7 +191,7 @@ def _any_sets(search: Search, seed: int) -> None:
     """Plans that need no chain: CP-SAT alone where the problem is small, resplits and column generation where it is not."""
     if search.problem.num_ops * search.problem.num_devices <= SMALL:
         _integer_program(search, seed, share=0.5)
-    if search.closed or search.left_s <= 0:
+    if search.closed or search.hopeless or search.left_s <= 0:
         return
     starts = [search.blocks] if search.blocks else []
     with contextlib.suppress(InfeasibleError):
@@ -201,7 +202,7 @@ def _any_sets(search: Search, seed: int) -> None:
 
 def _integer_program(search: Search, seed: int, share: float = 1.0) -> None:
     """CP-SAT for a share of the time that is left, on every rule at once."""
-    if search.closed:
+    if search.closed or search.hopeless:
         return
     if search.problem.num_ops > MAX_ILP_OPS:
         return
@@ -210,6 +211,7 @@ def _integer_program(search: Search, seed: int, share: float = 1.0) -> None:
     )
     if answer is None:
         return
+    search.hopeless = answer.infeasible and not search.blocks
     if answer.blocks is not None:
         search.offer(answer.blocks, "CP-SAT")
     if isfinite(answer.bound_s) and search.blocks:

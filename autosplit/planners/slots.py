@@ -1,0 +1,241 @@
+"""Slots: the Booleans of a CP-SAT model that say which item is in which block, and on which devices each block runs.
+
+In a chain, an item's slot is a staircase of Booleans "in this slot or an earlier one"; otherwise it is one Boolean a slot.
+Memory caps, pools and what may not be done are constraints on these alone.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import floor, isfinite
+from typing import Any
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from autosplit.planners.items import Items
+from autosplit.planners.request import Request
+from autosplit.problem import Block, Problem
+
+MEMORY_STEPS = 1e6
+
+
+class Slots:
+    """Blocks in a row, and what stands in them.
+
+    Attributes:
+        model: the CP-SAT model.
+        types: devices that a slot may choose among, by class, or one by one where slots share devices.
+        type_class: the class of each type.
+        inside: ``inside[item][slot]`` is 1 where the item is in the slot.
+        used: whether a slot holds anything.
+        chosen: ``chosen[slot][type]``, whether the slot runs on the type.
+        takes: how many devices of the type it takes.
+        wide: ``wide[slot][r]``, whether the slot runs on r + 1 devices.
+        fixed: the type of each slot where that is settled beforehand, else empty.
+    """
+
+    def __init__(self, problem: Problem, items: Items, request: Request, num_slots: int) -> None:
+        self.problem, self.items, self.request, self.num_slots = problem, items, request, num_slots
+        self.model = cp_model.CpModel()
+        self.types = [(device,) for device in range(problem.num_devices)] if request.reuse else list(items.classes)
+        self.type_class = [next(k for k, m in enumerate(items.classes) if group[0] in m) for group in self.types]
+        plain = request.max_replicas == 1 and not request.reuse and request.num_stages is None and request.max_stages is None
+        self.fixed = [] if request.contiguous or not plain else [k for k, group in enumerate(self.types) for _ in group]
+        self.inside: list[list[Any]] = []
+        self.stairs: list[list[Any]] = []
+        self._place_items()
+        self._place_slots()
+        self._memory()
+        self._pools()
+
+    def _place_items(self) -> None:
+        slots = range(self.num_slots)
+        for _ in range(self.items.num_items):
+            if self.request.contiguous:
+                stair = [self.model.NewBoolVar("") for _ in range(self.num_slots - 1)]
+                for low, high in pairwise(stair):
+                    self.model.AddImplication(low, high)
+                self.stairs.append(stair)
+                edges = [0, *stair, 1]
+                self.inside.append([edges[s + 1] - edges[s] for s in slots])
+            else:
+                row = [self.model.NewBoolVar("") for _ in slots]
+                self.model.AddExactlyOne(row)
+                self.inside.append(row)
+        if self.request.contiguous:
+            for item in range(self.items.num_items):
+                for goal in self.items.after[item]:
+                    for s in range(self.num_slots - 1):
+                        self.model.AddImplication(self.stairs[goal][s], self.stairs[item][s])
+
+    def _place_slots(self) -> None:
+        """Devices of each slot: ``takes`` counts by type, ``chosen`` whether any, ``wide[s][r]`` whether r in all."""
+        counts = [len(group) for group in self.types]
+        widest = min(self.request.max_replicas, sum(counts))
+        self.chosen = [[self.model.NewBoolVar("") for _ in counts] for _ in range(self.num_slots)]
+        self.used = [self.model.NewBoolVar("") for _ in range(self.num_slots)]
+        self.wide: list[list[Any]] = []
+        takes_of = []
+        for s in range(self.num_slots):
+            row = self.chosen[s]
+            takes: list[Any] = list(row)
+            if widest == 1:
+                self.model.Add(sum(row) == self.used[s])
+                self.wide.append([self.used[s]])
+            else:
+                takes = [self.model.NewIntVar(0, min(count, widest), "") for count in counts]
+                for number, flag in zip(takes, row, strict=True):
+                    self.model.Add(number >= 1).OnlyEnforceIf(flag)
+                    self.model.Add(number == 0).OnlyEnforceIf(flag.Not())
+                wide = [self.model.NewBoolVar("") for _ in range(widest)]
+                self.model.Add(sum(wide) == self.used[s])
+                self.model.Add(sum(takes) == sum((r + 1) * flag for r, flag in enumerate(wide)))
+                self.wide.append(wide)
+            takes_of.append(takes)
+            total = sum(self.inside[item][s] for item in range(self.items.num_items))
+            self.model.Add(total >= 1).OnlyEnforceIf(self.used[s])
+            self.model.Add(total == 0).OnlyEnforceIf(self.used[s].Not())
+            if self.fixed:
+                self.model.Add(self.chosen[s][self.fixed[s]] == self.used[s])
+            elif s and (self.request.contiguous or len(self.types) > 1):
+                self.model.AddImplication(self.used[s], self.used[s - 1])
+            if self.request.num_stages is not None:
+                self.model.Add(self.used[s] == 1)
+        if not self.request.reuse:
+            for k, count in enumerate(counts):
+                self.model.Add(sum(takes[k] for takes in takes_of) <= count)
+        self.takes = takes_of
+        self._forbid()
+        self._break_symmetry()
+
+    def _forbid(self) -> None:
+        compute = self.items.compute_s[:, self.type_class]
+        for item, k in zip(*np.nonzero(np.isinf(compute)), strict=True):
+            for s in range(self.num_slots):
+                self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
+
+    def _break_symmetry(self) -> None:
+        """Without order, the i-th heaviest item is in one of the first i + 1 of equal slots."""
+        if self.request.contiguous or (len(self.types) > 1 and not self.fixed):
+            return
+        for k in range(len(self.types)):
+            equal = [s for s in range(self.num_slots) if not self.fixed or self.fixed[s] == k]
+            for rank, item in enumerate(self.by_weight[: len(equal)]):
+                for s in equal[rank + 1 :]:
+                    self.model.Add(self.inside[item][s] == 0)
+
+    @property
+    def by_weight(self) -> list[int]:
+        """Items, the heaviest first."""
+        return [int(item) for item in np.argsort(-self.items.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
+
+    def _sizes(self, s: int) -> tuple[list[Any], list[int], float]:
+        """Bytes of a slot as (Booleans, whole steps), and the bytes of a step; sizes are rounded up."""
+        step = self._step(float(self.problem.memory_bytes.min()))
+        flags, sizes = [], []
+        for item, size in enumerate(self.items.num_bytes):
+            if size:
+                flags.append(self.inside[item][s])
+                sizes.append(int(np.ceil(size / step - 1e-6)))
+        for weight, size in enumerate(self.items.weight_bytes):
+            held = self.model.NewBoolVar("")
+            for item in self.items.weights[weight]:
+                self.model.Add(held >= self.inside[item][s])
+            flags.append(held)
+            sizes.append(int(np.ceil(size / step - 1e-6)))
+        return flags, sizes, step
+
+    def _memory(self) -> None:
+        if not np.isfinite(self.problem.memory_bytes).any():
+            return
+        if self.request.reuse:
+            self._memory_of_shared_devices()
+            return
+        for s in range(self.num_slots):
+            flags, sizes, step = self._sizes(s)
+            total = sum(flag * size for flag, size in zip(flags, sizes, strict=True))
+            for k, group in enumerate(self.types):
+                cap = self.problem.memory_bytes[group[0]]
+                if isfinite(cap):
+                    self.model.Add(total <= floor(cap / step + 1e-6)).OnlyEnforceIf(self.chosen[s][k])
+
+    def _memory_of_shared_devices(self) -> None:
+        """What a device holds of each item and weight, over all slots that it runs."""
+        for k, (device,) in enumerate(self.types):
+            cap = float(self.problem.memory_bytes[device])
+            if isfinite(cap):
+                self._cap(self._held([k]), cap)
+
+    def _pools(self) -> None:
+        for pool in self.problem.pools:
+            types = [k for k, group in enumerate(self.types) if group[0] in pool.devices]
+            self._cap(self._held(types), pool.num_bytes)
+
+    def _held(self, types: Sequence[int]) -> list[tuple[Any, float]]:
+        """(Boolean, bytes): what any device of these types holds, each part once."""
+        parts = []
+        chosen = []
+        for s in range(self.num_slots):
+            flag = self.model.NewBoolVar("")
+            for k in types:
+                self.model.AddImplication(self.chosen[s][k], flag)
+            chosen.append(flag)
+        groups = [((item,), size) for item, size in enumerate(self.items.num_bytes)]
+        groups += [(tuple(self.items.weights[w]), size) for w, size in enumerate(self.items.weight_bytes)]
+        for members, size in groups:
+            if size:
+                held = self.model.NewBoolVar("")
+                for item in members:
+                    for s in range(self.num_slots):
+                        self.model.Add(held >= self.inside[item][s] + chosen[s] - 1)
+                parts.append((held, float(size)))
+        return parts
+
+    def _step(self, cap: float) -> float:
+        """The unit of memory: a byte where all sizes are whole, so that nothing is lost by rounding up."""
+        sizes = np.append(self.items.num_bytes, self.items.weight_bytes)
+        return 1.0 if (sizes == np.floor(sizes)).all() else max(cap, 1.0) / MEMORY_STEPS
+
+    def _cap(self, parts: Sequence[tuple[Any, float]], cap: float) -> None:
+        step = self._step(cap)
+        total = sum(held * int(np.ceil(size / step - 1e-6)) for held, size in parts)
+        self.model.Add(total <= floor(cap / step + 1e-6))
+
+    def hint(self, blocks: Sequence[Block]) -> None:
+        """Start from a known plan."""
+        rows: list[Block | None] = list(blocks)
+        if not self.request.contiguous and (self.fixed or len(self.types) == 1):
+            home = {op: number for number, block in enumerate(blocks) for op in block.ops}
+            heavy = [blocks[number] for number in dict.fromkeys(home[self.items.ops[item][0]] for item in self.by_weight)]
+            rows = [None] * self.num_slots
+            for block in heavy:
+                k = next(k for k, group in enumerate(self.types) if block.devices[0] in group)
+                rows[next(s for s in range(self.num_slots) if rows[s] is None and (not self.fixed or self.fixed[s] == k))] = block
+        place = {op: s for s, row in enumerate(rows) if row for op in row.ops}
+        for item, ops in enumerate(self.items.ops):
+            if self.request.contiguous:
+                for s in range(self.num_slots - 1):
+                    self.model.AddHint(self.stairs[item][s], int(place[ops[0]] <= s))
+            else:
+                for s in range(self.num_slots):
+                    self.model.AddHint(self.inside[item][s], int(place[ops[0]] == s))
+        for s in range(self.num_slots):
+            row = rows[s] if s < len(rows) else None
+            for k, group in enumerate(self.types):
+                self.model.AddHint(self.chosen[s][k], int(row is not None and any(device in group for device in row.devices)))
+            self.model.AddHint(self.used[s], int(row is not None))
+
+    def blocks(self, solver: cp_model.CpSolver) -> tuple[Block, ...]:
+        """The solver's plan, with devices by name."""
+        free = [list(group) for group in self.types]
+        found = []
+        for s in range(self.num_slots):
+            members = [item for item in range(self.items.num_items) if solver.Value(self.inside[item][s])]
+            if not members:
+                continue
+            devices = []
+            for k in range(len(self.types)):
+                for _ in range(solver.Value(self.takes[s][k])):
+                    devices.append(free[k][0] if self.request.reuse else free[k].pop(0))
+            found.append(Block(self.items.expand(members), tuple(sorted(devices))))
+        return tuple(found)
