@@ -1,0 +1,239 @@
+"""The Pareto front of throughput, latency and peak memory: plans of which none is better than another in all three.
+
+Two of the three are limited and the third is made best, for a grid of limits between the ends (the epsilon constraint method,
+Haimes et al., 1971); plans of other shapes, and all that the solver brings on the way, stand for election too.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from autosplit.cost import evaluate, latency_s
+from autosplit.errors import InfeasibleError
+from autosplit.planners.latency import with_reuse
+from autosplit.planners.portfolio import solve
+from autosplit.planners.request import Request, request_faults
+from autosplit.problem import Block, Problem, Solution
+
+ROUNDING = 1e-9
+NUM_LIMITS = 4
+"""Limits between the ends of latency, and of memory."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan of the front: seconds per sample and of one sample, and the bytes that the fullest device holds."""
+
+    bottleneck_s: float
+    latency_s: float
+    peak_bytes: float
+    solution: Solution
+
+    @property
+    def values(self) -> tuple[float, float, float]:
+        """What is compared; smaller is better in all three."""
+        return self.bottleneck_s, self.latency_s, self.peak_bytes
+
+    def row(self, problem: Problem) -> dict[str, Any]:
+        """One row of a table."""
+        blocks = self.solution.blocks
+        return {
+            "per_s": 1 / self.bottleneck_s if self.bottleneck_s > 0 else inf,
+            "bottleneck_s": self.bottleneck_s,
+            "latency_s": self.latency_s,
+            "peak_bytes": self.peak_bytes,
+            "stages": " | ".join(f"{len(b.ops)} on {'+'.join(problem.devices[d] for d in b.devices)}" for b in blocks),
+        }
+
+
+def point_of(problem: Problem, solution: Solution) -> Point:
+    """A solution with its three values, from the evaluator."""
+    loads = evaluate(problem, solution.blocks)
+    peak = float(loads.memory_bytes.max())
+    return Point(loads.bottleneck_s, latency_s(problem, solution.blocks), peak, solution)
+
+
+def dominates(one: Point, other: Point) -> bool:
+    """Whether one point is as good in all three, but for rounding, and better in one."""
+    pairs = list(zip(one.values, other.values, strict=True))
+    return all(a <= b * (1 + ROUNDING) for a, b in pairs) and any(a < b * (1 - ROUNDING) for a, b in pairs)
+
+
+def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
+    """The points that no other dominates, the best throughput first; of equal ones the one with fewer stages."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda p: (len(p.solution.blocks), p.values)):
+        same = any(np.allclose(point.values, other.values, rtol=ROUNDING, atol=0) for other in kept)
+        if not same and not any(dominates(other, point) for other in points):
+            kept.append(point)
+    return tuple(sorted(kept, key=lambda p: p.values))
+
+
+def pareto(
+    problem: Problem,
+    *,
+    contiguous: bool = True,
+    num_stages: int | None = None,
+    max_stages: int | None = None,
+    max_replicas: int | None = None,
+    min_stage_s: float | None = None,
+    max_latency_s: float | None = None,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    log: Callable[[str], None] | None = None,
+) -> tuple[Solution, ...]:
+    """Plans of which none is better than another in throughput, latency and peak memory, the best throughput first.
+
+    A solution's ``objective_s`` is its largest device load. The two ends that are asked for first are as good as ``solve`` makes
+    them; what lies between is searched, not proved, so ``status`` says ``optimal`` for the best throughput at most.
+
+    Args:
+        problem: ops, devices, costs and rules.
+        contiguous, num_stages, max_stages, max_replicas, min_stage_s, max_latency_s: as for ``solve``.
+        time_limit_s: for everything together.
+        seed: of everything random.
+        log: called with a line for each point.
+    Raises: InfeasibleError: no plan meets the limits.
+    """
+    options: dict[str, Any] = {
+        "contiguous": contiguous,
+        "num_stages": num_stages,
+        "max_stages": max_stages,
+        "max_replicas": max_replicas,
+        "min_stage_s": min_stage_s,
+        "max_latency_s": max_latency_s,
+        "seed": seed,
+    }
+    return _Front(problem, options, monotonic() + time_limit_s, log or (lambda line: None)).solutions()
+
+
+class _Front:
+    """The points so far, and the clock."""
+
+    def __init__(self, problem: Problem, options: dict[str, Any], deadline: float, say: Callable[[str], None]) -> None:
+        self.problem, self.options, self.deadline, self.say = problem, options, deadline, say
+        self.points: list[Point] = []
+        limits = {key: options[key] for key in ("num_stages", "max_stages")}
+        self.request = replace(
+            Request(
+                "throughput",
+                options["contiguous"],
+                max_replicas=options["max_replicas"] or 1,
+                min_stage_s=options["min_stage_s"] or 0.0,
+                max_latency_s=options["max_latency_s"] or inf,
+                **limits,
+            ),
+            reuse=limits["num_stages"] is not None and limits["num_stages"] > problem.num_devices,
+        )
+
+    def solutions(self) -> tuple[Solution, ...]:
+        """Ends, shapes, limits; then what is not dominated."""
+        left_s = self.deadline - monotonic()
+        best = self._solve(self.problem, left_s / 4)
+        self._ask(self.problem, left_s / 4, objective="latency")
+        self._simple()
+        for change in self._shapes():
+            self._ask(self.problem, left_s / 24, **change)
+        for limited, change in self._limits():
+            self._ask(limited, left_s / 24, **change)
+        front = front_of(self.points)
+        return tuple(self._judged(point, best) for point in front)
+
+    def _judged(self, point: Point, best: Solution) -> Solution:
+        """The point's solution in terms of throughput, with what is proved of it."""
+        closed = best.status == "optimal" and point.bottleneck_s <= best.objective_s * (1 + ROUNDING)
+        return replace(
+            point.solution,
+            objective_s=point.bottleneck_s,
+            bound_s=min(best.bound_s, point.bottleneck_s),
+            status="optimal" if closed else "feasible",
+        )
+
+    def _simple(self) -> None:
+        """Everything on one device, or on replicas of it: the smallest latency or the largest throughput, often."""
+        everything = tuple(range(self.problem.num_ops))
+        for device in range(self.problem.num_devices):
+            self._offer((Block(everything, (device,)),), "one device")
+        widest = min(self.options["max_replicas"] or 1, self.problem.num_devices)
+        for width in range(2, widest + 1):
+            for members in self.problem.device_classes:
+                if len(members) >= width:
+                    self._offer((Block(everything, members[:width]),), "replicas")
+
+    def _shapes(self) -> Iterator[dict[str, Any]]:
+        """Other numbers of stages and replicas, where the caller left them open."""
+        if self.options["num_stages"] is not None:
+            return
+        for count in range(2, min(self.problem.num_devices, self.problem.num_ops, self.options["max_stages"] or 8) + 1):
+            yield {"num_stages": count, "max_stages": None}
+            if (self.options["max_replicas"] or 1) > 1:
+                yield {"num_stages": count, "max_stages": None, "max_replicas": 1}
+
+    def _limits(self) -> Iterator[tuple[Problem, dict[str, Any]]]:
+        """Memory caps and latency limits between the ends of the front so far."""
+        front = front_of(self.points)
+        memory = _between([point.peak_bytes for point in front])
+        latency = _between([point.latency_s for point in front])
+        for cap in (*reversed(memory), self._least_memory()):
+            capped = replace(self.problem, memory_bytes=np.minimum(self.problem.memory_bytes, cap))
+            yield capped, {}
+            yield capped, {"objective": "latency"}
+        for limit in latency:
+            yield self.problem, {"max_latency_s": min(limit, self.request.max_latency_s)}
+        for cap in memory:
+            for limit in latency:
+                capped = replace(self.problem, memory_bytes=np.minimum(self.problem.memory_bytes, cap))
+                yield capped, {"max_latency_s": min(limit, self.request.max_latency_s)}
+
+    def _least_memory(self) -> float:
+        """An even share of all bytes, with the largest op on top: no plan needs much more."""
+        shared = sum(weight.num_bytes for weight in self.problem.weights)
+        total, largest = float(self.problem.op_bytes.sum()), float(self.problem.op_bytes.max(initial=0.0))
+        return max((total + shared) / self.problem.num_devices, largest) * 1.02 + 1
+
+    def _ask(self, problem: Problem, time_limit_s: float, **change: Any) -> None:
+        """One call of the solver with other limits, if there is time; what it cannot meet is no point."""
+        if monotonic() < self.deadline:
+            try:
+                self._solve(problem, min(time_limit_s, self.deadline - monotonic()), **change)
+            except InfeasibleError:
+                return
+
+    def _solve(self, problem: Problem, time_limit_s: float, **change: Any) -> Solution:
+        solution = solve(problem, time_limit_s=time_limit_s, **{**self.options, **change})
+        self._offer(solution.blocks, solution.method, solution)
+        return solution
+
+    def _offer(self, blocks: tuple[Block, ...], method: str, solution: Solution | None = None) -> None:
+        """Keep blocks that meet the caller's own limits; those of a latency plan may share devices."""
+        if request_faults(self.problem, with_reuse(replace(self.request, objective="latency")), blocks):
+            return
+        loads = evaluate(self.problem, blocks)
+        point = point_of(
+            self.problem,
+            Solution(
+                blocks,
+                loads.bottleneck_s,
+                0.0,
+                "feasible",
+                method,
+                solution.solve_s if solution else 0.0,
+                tuple(float(load) for load in loads.device_s),
+                solution.log if solution else (),
+            ),
+        )
+        if all(point.solution.blocks != other.solution.blocks for other in self.points):
+            self.points.append(point)
+            self.say(f"{point.bottleneck_s:.6g} s a sample, latency {point.latency_s:.6g} s, {point.peak_bytes:.6g} B ({method})")
+
+
+def _between(values: Sequence[float]) -> list[float]:
+    """Evenly spread limits strictly between the smallest and the largest value, and just below the largest."""
+    low, high = min(values), max(values)
+    if high <= low * (1 + ROUNDING):
+        return []
+    return [float(limit) for limit in np.linspace(low, high, NUM_LIMITS + 2)[1:-1]]

@@ -1,0 +1,71 @@
+from dataclasses import replace
+from itertools import combinations
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import chain, random_problem
+
+from autosplit.cost import evaluate, find_faults, latency_s
+from autosplit.errors import InfeasibleError
+from autosplit.planners import exhaustive
+from autosplit.planners.pareto import dominates, front_of, pareto, point_of
+from autosplit.planners.portfolio import solve
+from autosplit.planners.request import Request
+
+
+def test_a_chain_trades_latency_for_throughput_and_memory():
+    problem = chain([4.0, 4.0, 4.0, 4.0], num_bytes=0.5)
+    front = [point_of(problem, solution) for solution in pareto(problem, time_limit_s=4)]
+    values = [point.values for point in front]
+    assert (8.5, 17.0, 2.0) in values
+    assert (16.0, 16.0, 4.0) in values
+    assert values == sorted(values)
+
+
+def test_a_front_holds_a_plan_between_the_ends_that_only_a_memory_cap_finds():
+    problem = chain([1.0, 1.0, 10.0], num_bytes=0.1)
+    problem = replace(problem, op_bytes=np.array([5.0, 5.0, 1.0]))
+    front = [point_of(problem, solution) for solution in pareto(problem, time_limit_s=4)]
+    assert min(point.peak_bytes for point in front) == 6.0
+    assert min(point.bottleneck_s for point in front) == pytest.approx(10.1)
+    assert min(point.latency_s for point in front) == pytest.approx(12.0)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10**6))
+def test_points_run_recompute_and_do_not_dominate_each_other(seed):
+    problem = random_problem(seed, num_ops=1 + seed % 5, num_devices=2)
+    request = Request()
+    best = exhaustive.best_blocks(problem, request)
+    try:
+        solutions = pareto(problem, time_limit_s=3)
+    except InfeasibleError:
+        assert best is None
+        return
+    assert best is not None
+    points = [point_of(problem, solution) for solution in solutions]
+    for point, solution in zip(points, solutions, strict=True):
+        assert find_faults(problem, solution.blocks) == []
+        assert solution.objective_s == evaluate(problem, solution.blocks).bottleneck_s
+        assert point.latency_s == latency_s(problem, solution.blocks)
+    assert not any(dominates(one, other) or dominates(other, one) for one, other in combinations(points, 2))
+    assert min(point.bottleneck_s for point in points) == pytest.approx(best[1], rel=2e-6)
+    fastest = solve(problem, objective="latency", time_limit_s=1)
+    assert min(point.latency_s for point in points) <= fastest.objective_s * (1 + 1e-6)
+
+
+def test_limits_hold_for_every_point_and_what_cannot_be_is_refused():
+    problem = chain([4.0, 4.0, 4.0, 4.0], num_bytes=0.5)
+    assert {len(s.blocks) for s in pareto(problem, num_stages=2, time_limit_s=2)} == {2}
+    assert [len(s.blocks) for s in pareto(problem, max_latency_s=16.5, time_limit_s=2)] == [1]
+    with pytest.raises(InfeasibleError):
+        pareto(problem, max_latency_s=3.0, time_limit_s=2)
+
+
+def test_of_equal_points_the_one_with_fewer_stages_stays():
+    problem = chain([1.0, 1.0], num_bytes=0.0)
+    one = point_of(problem, solve(problem, num_stages=1))
+    assert front_of([one, replace(one, bottleneck_s=inf), one]) == (one,)
