@@ -421,6 +421,9 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
             continue
         item = walk.candidates[walk.cursor[depth]]
         steps += 1
+        if not _least_with(costs, filling, item) < limit[0] * (1 - ROUNDING) * rules.widest:
+            walk.cursor[depth] = walk.high[depth] if rules.behind[item] > spare else walk.cursor[depth] + 1
+            continue
         _save(filling, walk, depth)
         _count(costs, filling, rules, walk, item, 1)
         _flip(rules, walk, item, True)
@@ -439,6 +442,16 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
             if rules.behind[item] > spare:
                 walk.cursor[depth] = walk.high[depth]
     return status if status < 0 else steps
+
+
+@inner
+def _least_with(costs: Costs, filling: Filling, item: int) -> float:
+    """A load that no block with this item can be below, from what is known before it is added."""
+    least = np.inf
+    for k in range(len(filling.work)):
+        work = filling.work[k] + costs.compute[item, k]
+        least = min(least, max(work, filling.surely[k]) if costs.overlap else work + filling.surely[k])
+    return float(least)
 
 
 @inner

@@ -21,8 +21,8 @@ from autosplit.problem import HOST, Block, Problem
 
 SCALE = 1e9
 """Steps that the limit is divided into."""
-MAX_TERMS = 3_000_000
-"""Beyond so many terms a model is not worth building."""
+TERMS_PER_SECOND = 20_000
+"""A model with more terms than this for each second left takes too long to build."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def solve_ilp(
         time_limit_s: for the solver.
         seed: of the solver.
     """
-    if _num_terms(problem, items, request, num_slots) > MAX_TERMS or time_limit_s <= 0:
+    if _num_terms(problem, items, request, num_slots) > TERMS_PER_SECOND * time_limit_s:
         return None
     model = _Model(problem, items, request, num_slots, limit_s)
     model.bound_below(bound_s)
