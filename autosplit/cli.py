@@ -2,6 +2,7 @@
 
 import functools
 import json
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -307,8 +308,14 @@ for command in (devices, profile, search, evaluate, run, auto, export):
     app.command(command.__name__)(options.command(_guarded(command)))
 
 
+def _stop(number: int, frame: Any) -> None:
+    """A polite request to end unwinds as Ctrl-C does, so that workers and files go too."""
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Entry point: exit code 0 only when all went well and the outputs matched."""
+    signal.signal(signal.SIGTERM, _stop)
     try:
         app()
     except AutosplitError as failure:

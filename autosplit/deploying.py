@@ -1,17 +1,14 @@
 """A plan becomes a running pipeline: stages saved once in a workspace, prepared for their backends, placed on devices."""
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
 from autosplit.alternatives import machine_of
 from autosplit.backends.base import Precision, get_backend
-from autosplit.files import content_hash
+from autosplit.files import content_hash, temporary_folder
 from autosplit.machine import Machine
 from autosplit.plan import Plan
 from autosplit.running.modules import StageFolder
@@ -25,7 +22,8 @@ class Workspace:
     """A temporary folder of saved stages; plans that share a stage share its files. Gone when it is closed."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="autosplit-"))
+        self._temporary = ExitStack()
+        self.folder = self._temporary.enter_context(temporary_folder())
         self._prepared: set[tuple[str, str, str]] = set()
 
     def add(self, program: StageProgram, ops: tuple[str, ...], backend: str, precision: Precision) -> StageFolder:
@@ -44,7 +42,7 @@ class Workspace:
 
     def close(self) -> None:
         """Remove every file."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._temporary.close()
 
     def __enter__(self) -> "Workspace":
         return self

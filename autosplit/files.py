@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 import yaml
 
 from autosplit.errors import AutosplitError
+
+_PREFIX = "autosplit-"
+_LOCK = ".lock"
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -82,3 +86,26 @@ def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]
             "Make it again with this version."
         )
     return data
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for as long as the block runs. What a killed process left of its own is removed by the next one."""
+    for stale in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_abandoned(stale)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        with (folder / "locking").open("w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Under its final name the file is locked from the first moment on.
+            (folder / "locking").rename(folder / _LOCK)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove a folder whose owner is gone: the kernel has dropped the owner's lock."""
+    with contextlib.suppress(OSError), (folder / _LOCK).open("r", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)

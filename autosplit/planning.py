@@ -124,9 +124,32 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     choice = {device: stage.backend for stage in plan.stages for device in stage.devices}
     threads = {device: stage.threads for stage in plan.stages for device in stage.devices}
     problem = _problem(graph, machine, profile, Constraints(), choice, threads)
+    return _predicted(plan, problem, _blocks(plan, graph, problem), bound_s, optimal=False)
+
+
+def problem_of(
+    plan: Plan, graph: Graph, machine: Machine, profile: Profile, constraints: Constraints
+) -> tuple[Problem, list[Block]]:
+    """The problem that a plan answers, with the backends and threads that it chose, and its stages as blocks of that.
+
+    A device that the plan does not use gets the backend that most of its stages have, where the profile has it there.
+
+    Raises: ProfileError: the profile lacks a measurement that the plan needs.
+    """
+    choice = {device: stage.backend for stage in plan.stages for device in stage.devices}
+    threads = {device: stage.threads for stage in plan.stages for device in stage.devices}
+    used = list(choice.values())
+    main = max(dict.fromkeys(used), key=used.count)
+    measured = {(setting.device, setting.backend) for setting in profile.measured}
+    choice |= {d.name: main for d in machine.devices if d.name not in choice and (d.name, main) in measured}
+    threads |= {name: threads_on(machine, name) for name in choice if name not in threads}
+    problem = _problem(graph, machine, profile, constraints, choice, threads)
+    return problem, _blocks(plan, graph, problem)
+
+
+def _blocks(plan: Plan, graph: Graph, problem: Problem) -> list[Block]:
     places = {name: number for number, name in enumerate(problem.devices)}
-    blocks = [Block(tuple(graph.index[op] for op in s.ops), tuple(places[name] for name in s.devices)) for s in plan.stages]
-    return _predicted(plan, problem, blocks, bound_s, optimal=False)
+    return [Block(tuple(graph.index[op] for op in s.ops), tuple(places[name] for name in s.devices)) for s in plan.stages]
 
 
 def _predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], bound_s: float, optimal: bool) -> Plan:

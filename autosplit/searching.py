@@ -151,8 +151,10 @@ def search(
     best = hunt.best()
     traced, profile = hunt.subjects[best.plan.microbatch]
     proved = job.plan((traced, profile), best.asked)
-    plan = predict(best.plan, traced.graph, job.machine, profile, proved.prediction.bound_s)
-    return SearchResult(proved if proved.hash == plan.hash else plan, traced, profile, tuple(hunt.trials))
+    plan = proved
+    if proved.hash != best.plan.hash:
+        plan = predict(best.plan, traced.graph, job.machine, profile, proved.prediction.bound_s)
+    return SearchResult(plan, traced, profile, tuple(hunt.trials))
 
 
 class _Hunt:

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from autosplit import flattening
@@ -180,6 +179,9 @@ def _quiet() -> Iterator[None]:
 
 def _reason(failure: Exception) -> str:
     """What went wrong, where in the user's code, and the way out."""
+    # Loaded here because it brings sympy: 0.9 s for every worker, which reads stages but traces nothing.
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
     text = " ".join(str(failure).strip().split("\n")[0].split())[:300]
     place = _user_place(failure)
     if isinstance(failure, GuardOnDataDependentSymNode):

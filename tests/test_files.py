@@ -2,13 +2,14 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.errors import PlanError
-from autosplit.files import content_hash, locked, read_mapping, write_atomic
+from autosplit.files import content_hash, locked, read_mapping, temporary_folder, write_atomic
 
 
 def test_write_makes_folders_and_leaves_nothing_else(tmp_path) -> None:
@@ -103,3 +104,16 @@ def test_any_truncation_of_json_is_found(tmp_path, cut: float) -> None:
     path.write_text(text[: int(len(text) * cut)])
     with pytest.raises(PlanError, match="truncated"):
         read_mapping(path, "profile", 1, PlanError)
+
+
+def test_a_temporary_folder_is_gone_and_so_is_what_a_killed_process_left() -> None:
+    code = "from autosplit.files import temporary_folder as t\nwith t() as f: print(f, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        with temporary_folder() as own:
+            assert own.is_dir() and left.is_dir()
+        process.kill()
+    assert not own.exists() and left.is_dir()
+    with temporary_folder():
+        assert not left.exists()

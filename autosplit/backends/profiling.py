@@ -73,7 +73,8 @@ class OnnxRuntimeProbe:
         from autosplit.backends.onnxruntime import session_options
 
         self._stage = open_onnx(folder)
-        self._traces = tempfile.TemporaryDirectory(prefix="autosplit-")
+        # Inside the stage folder: it goes with it, also when this worker is killed.
+        self._traces = tempfile.TemporaryDirectory(dir=folder, prefix=".trace-")
         options = session_options(threads)
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(self._traces.name) / "trace")

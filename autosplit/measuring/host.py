@@ -4,8 +4,6 @@ One pinned worker for each device. For each backend all devices time the same mo
 truth for pipelines; then each times the whole model alone. What is finished is stored before the next backend begins.
 """
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ from autosplit import discovering
 from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import onnx_names
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
+from autosplit.files import temporary_folder
 from autosplit.graph import Graph
 from autosplit.machine import HOST, Device, Link, Machine
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
@@ -250,8 +249,7 @@ class _Bench:
 def _bench(traced: Traced, machine: Machine) -> Iterator[_Bench]:
     """The model as one stage in a temporary folder, and a worker on every device; both are gone at the end, whatever ends it."""
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="autosplit-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder = stack.enter_context(temporary_folder())
         workers = {device.name: stack.enter_context(_worker(device)) for device in machine.devices}
         [program] = split(traced, [[op.name for op in traced.graph.ops]])
         save_stage(program, folder / "stage")
