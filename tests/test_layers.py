@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "autosplit"
 LAYERS = """
     errors files tables
     graph machine samples profile constraints plan planfile
-    problem cost timeline simulation schedule workloads alternatives planners planning
+    problem cost timeline simulation schedule workloads alternatives planners planning explaining
     results runreport modelspec
     -- torch --
     tensorspec programs examples architectures loading flattening tracing splitting

@@ -1,0 +1,370 @@
+"""Why a plan is no faster: which device is the bottleneck, what bounds it, what other cuts cost, and what a change would bring.
+
+Nothing is estimated. Every figure is the evaluator's for a plan that exists: the plan itself, a neighbour with some ops moved
+over a border, or the solver's answer to the problem with one thing changed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from autosplit import tables
+from autosplit.constraints import Constraints
+from autosplit.cost import evaluate, find_faults, latency_s
+from autosplit.errors import InfeasibleError
+from autosplit.graph import Graph
+from autosplit.machine import Machine
+from autosplit.plan import Plan
+from autosplit.planners.portfolio import solve
+from autosplit.planning import problem_of
+from autosplit.problem import Block, Floats, Pool, Problem, Solution, Transfers
+from autosplit.profile import Profile
+
+Reason = Literal["compute", "transfer", "memory", "constraint", "indivisible"]
+
+ROUNDING = 1e-6
+WORTH = 0.01
+"""A limit bounds the plan if lifting it brings at least this share."""
+
+MOST_MOVED = 12
+"""Ops that are moved over a border in search of the next best cut."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a plan is no faster.
+
+    Attributes:
+        objective: ``throughput`` or ``latency``.
+        objective_s: the plan's.
+        bottleneck: the device with the largest load.
+        bound_by: ``compute`` or ``transfer``, whichever is more of that load; ``memory``, if lifting the caps helps;
+            ``constraint``, if dropping one helps; ``indivisible``, if an op or a group takes as long on every device.
+        because: that in a sentence.
+        devices: a row for each device that is used: load, compute, transfers, their shares, memory.
+        cuts: a row for each border: the best plan with another cut there.
+        changes: a row for each change: the objective then, how many times as fast, and whether that is proved to be all.
+        unit: of the times: ``s``, or nothing where a workload file does not say.
+    """
+
+    objective: str
+    objective_s: float
+    bottleneck: str
+    bound_by: Reason
+    because: str
+    devices: tuple[dict[str, Any], ...]
+    cuts: tuple[dict[str, Any], ...]
+    changes: tuple[dict[str, Any], ...]
+    unit: str = "s"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a device."""
+        return list(self.devices)
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame indexed by device."""
+        return tables.frame(self.rows(), index="device")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        names = ("objective", "objective_s", "bottleneck", "bound_by", "because", "devices", "cuts", "changes")
+        return {name: getattr(self, name) for name in names} | {"text": self.text}
+
+    @property
+    def text(self) -> str:
+        """The explanation in sentences, one a line."""
+        lines = [self.because]
+        for row in self.cuts:
+            if row["objective_s"] is None:
+                lines.append(f"Between {row['border']} no other cut is legal.")
+            else:
+                value = _time(row["objective_s"], self.unit)
+                lines.append(f"Between {row['border']} the next best cut costs {value} ({row['slower']:+.1%}): {row['moved']}.")
+        for row in self.changes:
+            value = _time(row["objective_s"], self.unit)
+            proof = "optimal" if row["proved"] else f"found in time; at best {_time(row['bound_s'], self.unit)}"
+            lines.append(f"With {row['change']}: {value}, {row['times']:.2f} times as fast ({proof}).")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        parts = [tables.html(self.rows(), self.because)]
+        parts += [tables.html(rows, title) for rows, title in ((self.cuts, "other cuts"), (self.changes, "changes")) if rows]
+        return "".join(parts)
+
+
+def _time(value: float, unit: str) -> str:
+    return tables.seconds_text(value) if unit == "s" else f"{value:.6g}"
+
+
+def explain(
+    graph: Graph,
+    plan: Plan,
+    machine: Machine,
+    profile: Profile,
+    constraints: Constraints | None = None,
+    *,
+    time_limit_s: float = 10.0,
+) -> Explanation:
+    """Why a plan for a model is no faster.
+
+    Args:
+        graph: the model, traced for the plan's microbatch.
+        plan: the plan.
+        machine: the devices.
+        profile: seconds of the ops there.
+        constraints: those that the plan was made under.
+        time_limit_s: for all solver calls together.
+    Raises: ProfileError: the profile lacks a measurement that the plan needs.
+    """
+    wanted = constraints or Constraints()
+    problem, blocks = problem_of(plan, graph, machine, profile, wanted)
+    fewer: dict[str, Constraints] = {}
+    for pattern, device in wanted.pins.items():
+        rest = {key: value for key, value in wanted.pins.items() if key != pattern}
+        fewer[f"'{pattern}' not pinned to '{device}'"] = replace(wanted, pins=rest)
+    for pattern, devices in wanted.forbids.items():
+        kept = {key: value for key, value in wanted.forbids.items() if key != pattern}
+        fewer[f"'{pattern}' allowed on '{', '.join(devices)}'"] = replace(wanted, forbids=kept)
+    loosened = {words: problem_of(plan, graph, machine, profile, less)[0] for words, less in fewer.items()}
+    options = {
+        "objective": plan.objective,
+        "num_stages": wanted.num_stages,
+        "max_replicas": wanted.max_replicas or len(machine.devices),
+        "min_stage_s": wanted.min_stage_s,
+        "max_latency_s": wanted.max_latency_s,
+    }
+    return explain_blocks(problem, blocks, options=options, loosened=loosened, time_limit_s=time_limit_s)
+
+
+def explain_blocks(
+    problem: Problem,
+    blocks: Sequence[Block],
+    *,
+    options: Mapping[str, Any] | None = None,
+    loosened: Mapping[str, Problem] | None = None,
+    time_limit_s: float = 10.0,
+    unit: str = "s",
+) -> Explanation:
+    """Why blocks are no better.
+
+    Args:
+        problem: what they answer.
+        blocks: a solution's.
+        options: what ``solve`` was called with: objective, contiguous, num_stages, ...
+        loosened: the problem without one constraint, by what that means in words ("'embed' not pinned to 'cpu:0'").
+        time_limit_s: for all solver calls together.
+        unit: of the times.
+    """
+    asked = dict(options or {})
+    objective = asked.get("objective", "throughput")
+    value_s = _value_s(problem, blocks, objective)
+    loads = evaluate(problem, blocks)
+    device = int(loads.device_s.argmax())
+    calls = dict(_changes(problem, device, asked)) | {words: (other, asked) for words, other in (loosened or {}).items()}
+    share_s = time_limit_s / (1 + len(calls))
+    again = _change("another plan under the same demands", problem, asked, blocks, value_s, share_s)
+    best_s = again["objective_s"]
+    changes = [again] if again["times"] > 1 + ROUNDING else []
+    changes += [_change(words, *call, blocks, value_s, share_s) for words, call in calls.items()]
+    helped = {row["change"]: 1 - row["objective_s"] / best_s if best_s else 0.0 for row in changes}
+    kinds: dict[Reason, list[str]] = {
+        "memory": [words for words in helped if words == NO_CAPS],
+        "constraint": [words for words in helped if words in (loosened or {}) or words in (NO_GROUPS, NO_COUNT)],
+    }
+    bound_by, because = _reason(problem, blocks, device, objective, value_s, helped, kinds, unit)
+    cuts = tuple(_cuts(problem, blocks, objective, asked.get("contiguous", True)))
+    rows = tuple(_device_rows(problem, blocks))
+    return Explanation(objective, value_s, problem.devices[device], bound_by, because, rows, cuts, tuple(changes), unit)
+
+
+def explain_solution(problem: Problem, solution: Solution, **options: Any) -> Explanation:
+    """Why a solution is no better: ``explain_blocks`` of its blocks."""
+    return explain_blocks(problem, solution.blocks, **options)
+
+
+def _value_s(problem: Problem, blocks: Sequence[Block], objective: str) -> float:
+    return latency_s(problem, blocks) if objective == "latency" else evaluate(problem, blocks).bottleneck_s
+
+
+def _device_rows(problem: Problem, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+    loads = evaluate(problem, blocks)
+    for device in sorted({device for block in blocks for device in block.devices}):
+        load_s, compute_s, transfer_s = (float(table[device]) for table in (loads.device_s, loads.compute_s, loads.transfer_s))
+        moving = compute_s + transfer_s
+        yield {
+            "device": problem.devices[device],
+            "load_s": load_s,
+            "compute_s": compute_s,
+            "transfer_s": transfer_s,
+            "compute_share": compute_s / moving if moving else 0.0,
+            "transfer_share": transfer_s / moving if moving else 0.0,
+            "held_bytes": float(loads.memory_bytes[device]),
+            "cap_bytes": float(problem.memory_bytes[device]) if np.isfinite(problem.memory_bytes[device]) else None,
+        }
+
+
+def _reason(
+    problem: Problem,
+    blocks: Sequence[Block],
+    device: int,
+    objective: str,
+    value_s: float,
+    helped: Mapping[str, float],
+    kinds: Mapping[Reason, Sequence[str]],
+    unit: str,
+) -> tuple[Reason, str]:
+    """What bounds the plan, and a sentence about it."""
+    loads = evaluate(problem, blocks)
+    name, load = problem.devices[device], _time(float(loads.device_s[device]), unit)
+    whole = f"a sample takes {_time(value_s, unit)}; " if objective == "latency" else ""
+    start = (
+        f"{whole}'{name}' is the bottleneck with {load} a sample".capitalize() if whole else f"'{name}' is the bottleneck: {load}"
+    )
+    limits = [(helped[words], kind, words) for kind, found in kinds.items() for words in found if helped[words] >= WORTH]
+    compute_s, transfer_s = float(loads.compute_s[device]), float(loads.transfer_s[device])
+    part = compute_s / (compute_s + transfer_s) if compute_s + transfer_s else 1.0
+    if limits:
+        share, kind, words = max(limits)
+        return kind, f"{start}, and with {words} it would be {share:.1%} less: the {kind} bounds it."
+    stuck = _indivisible(problem, blocks, device)
+    if stuck is not None and objective == "throughput":
+        ops, least_s = stuck
+        if least_s >= (1 - WORTH) * value_s:
+            who = (
+                f"op '{problem.ops[ops[0]]}'"
+                if len(ops) == 1
+                else f"{len(ops)} ops that stay together ('{problem.ops[ops[0]]}', ...)"
+            )
+            return "indivisible", f"{start}, of which {who} takes {_time(least_s, unit)} on the fastest device and cannot be cut."
+    if part >= 0.5:
+        return "compute", f"{start}, {part:.0%} of it compute: compute bounds it."
+    return "transfer", f"{start}, {1 - part:.0%} of it transfers: transfers bound it."
+
+
+def _indivisible(problem: Problem, blocks: Sequence[Block], device: int) -> tuple[tuple[int, ...], float] | None:
+    """The op or group on a device that takes longest on its fastest device, and how long, replicas taken into account."""
+    found: list[tuple[float, tuple[int, ...]]] = []
+    for block in blocks:
+        if device in block.devices:
+            inside = set(block.ops)
+            parts = [group for group in problem.groups if inside.issuperset(group)]
+            parts += [(op,) for op in block.ops if not any(op in group for group in parts)]
+            for ops in parts:
+                found.append((float(problem.compute_s[list(ops)].sum(axis=0).min()) / len(block.devices), tuple(ops)))
+    if not found:
+        return None
+    least_s, ops = max(found)
+    return ops, least_s
+
+
+def _cuts(problem: Problem, blocks: Sequence[Block], objective: str, contiguous: bool) -> Iterator[dict[str, Any]]:
+    """For each border of a chain, the best plan with another cut there: the last ops before it, or the first after it, moved."""
+    if not contiguous:
+        return
+    value_s = _value_s(problem, blocks, objective)
+    for number, (before, after) in enumerate(pairwise(blocks)):
+        best: tuple[float, str, int] | None = None
+        for kept, moved, words in _shifts(problem, before, after):
+            row = [*blocks[:number], *kept, *blocks[number + 2 :]]
+            if find_faults(problem, row):
+                continue
+            other_s = _value_s(problem, row, objective)
+            if best is None or other_s < best[0]:
+                best = other_s, words, moved
+        names = (
+            f"{'+'.join(problem.devices[d] for d in before.devices)} and {'+'.join(problem.devices[d] for d in after.devices)}"
+        )
+        yield {
+            "border": names,
+            "objective_s": best[0] if best else None,
+            "slower": best[0] / value_s - 1 if best and value_s else None,
+            "moved": best[1] if best else "",
+            "ops": best[2] if best else 0,
+        }
+
+
+def _shifts(problem: Problem, before: Block, after: Block) -> Iterator[tuple[tuple[Block, Block], int, str]]:
+    """Both blocks with 1, 2, ... ops moved over their border, either way, how many, and that in words."""
+    first, last = sorted(before.ops), sorted(after.ops)
+    here, there = (" + ".join(f"'{problem.devices[d]}'" for d in block.devices) for block in (before, after))
+    for count in range(1, min(MOST_MOVED, len(first) - 1) + 1):
+        blocks = replace(before, ops=tuple(first[:-count])), replace(after, ops=(*first[-count:], *last))
+        yield blocks, count, f"{_ops(problem, first[-count:])} on {there}"
+    for count in range(1, min(MOST_MOVED, len(last) - 1) + 1):
+        blocks = replace(before, ops=(*first, *last[:count])), replace(after, ops=tuple(last[count:]))
+        yield blocks, count, f"{_ops(problem, last[:count])} on {here}"
+
+
+def _ops(problem: Problem, ops: Sequence[int]) -> str:
+    return f"'{problem.ops[ops[0]]}'" if len(ops) == 1 else f"'{problem.ops[ops[0]]}' to '{problem.ops[ops[-1]]}'"
+
+
+NO_CAPS = "no memory caps"
+NO_GROUPS = "nothing kept together"
+NO_COUNT = "any number of stages"
+
+Call = tuple[Problem, dict[str, Any]]
+
+
+def _changes(problem: Problem, device: int, asked: dict[str, Any]) -> Iterator[tuple[str, Call]]:
+    """What may be changed, in words, and what is to be solved then."""
+    yield f"one more device like '{problem.devices[device]}'", (_with_twin(problem, device), asked)
+    t = problem.transfers
+    if t.send_s_per_byte.any() or t.receive_s_per_byte.any():
+        wide = replace(t, send_s_per_byte=t.send_s_per_byte / 2, receive_s_per_byte=t.receive_s_per_byte / 2)
+        yield "twice the bandwidth", (replace(problem, transfers=wide), asked)
+    if np.isfinite(problem.memory_bytes).any() or problem.pools:
+        yield NO_CAPS, (replace(problem, memory_bytes=np.full(problem.num_devices, np.inf), pools=()), asked)
+    if problem.groups:
+        yield NO_GROUPS, (replace(problem, groups=()), asked)
+    if asked.get("num_stages") is not None:
+        yield NO_COUNT, (problem, {**asked, "num_stages": None})
+
+
+def _with_twin(problem: Problem, device: int) -> Problem:
+    """The problem with one more device like another, which it reaches as that one reaches its like, or else the next device."""
+    count = problem.num_devices
+    others = [d for d in range(count) if d != device]
+    alike = [d for d in next(group for group in problem.device_classes if device in group) if d != device]
+    nearest = (alike or others or [device])[0]
+
+    def grown(table: Floats) -> Floats:
+        order = [*range(count), device, count]
+        larger = table[np.ix_(order, order)].copy()
+        larger[device, count], larger[count, device] = table[device, nearest], table[nearest, device]
+        return larger
+
+    return replace(
+        problem,
+        devices=(*problem.devices, f"{problem.devices[device]} (one more)"),
+        compute_s=np.hstack([problem.compute_s, problem.compute_s[:, [device]]]),
+        transfers=Transfers(*map(grown, problem.transfers.arrays())),
+        memory_bytes=np.append(problem.memory_bytes, problem.memory_bytes[device]),
+        pools=tuple(Pool((*p.devices, count), p.num_bytes) if device in p.devices else p for p in problem.pools),
+    )
+
+
+def _change(
+    words: str, problem: Problem, asked: Mapping[str, Any], blocks: Sequence[Block], value_s: float, time_limit_s: float
+) -> dict[str, Any]:
+    """The best of the changed problem; the plan itself stands in it too, so a change never makes things worse."""
+    objective = asked.get("objective", "throughput")
+    own_s = min(value_s, _value_s(problem, blocks, objective))
+    try:
+        solution = solve(problem, time_limit_s=time_limit_s, **asked)
+    except InfeasibleError:
+        return _change_row(words, own_s, 0.0, value_s, proved=False)
+    best_s = min(own_s, solution.objective_s)
+    proved = solution.status == "optimal" and solution.objective_s <= own_s * (1 + 1e-9)
+    return _change_row(words, best_s, min(best_s, solution.bound_s), value_s, proved)
+
+
+def _change_row(words: str, objective_s: float, bound_s: float, value_s: float, proved: bool) -> dict[str, Any]:
+    times = value_s / objective_s if objective_s > 0 else 1.0
+    return {"change": words, "objective_s": objective_s, "times": times, "bound_s": bound_s, "proved": proved}

@@ -1,0 +1,132 @@
+"""Explanations of small problems whose answer is known."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from problems import chain
+
+from autosplit.constraints import Constraints
+from autosplit.cost import evaluate
+from autosplit.explaining import Explanation, explain, explain_blocks
+from autosplit.graph import Graph, Op, Value
+from autosplit.machine import Machine, parse_device
+from autosplit.plan import Source
+from autosplit.planners.portfolio import solve
+from autosplit.planning import plan_model
+from autosplit.problem import Block, Problem
+from autosplit.profile import Profile
+
+OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (), f"s{i}") for i in range(4))
+VALUES = {name: Value(name, (8,), "float32", 32) for name in ["x", *[op.name for op in OPS]]}
+GRAPH = Graph("chain", ("x",), ("a3",), OPS, VALUES, {}).verify()
+TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+PROFILE = Profile.given(GRAPH, {(op.name, device.name): 1.0 for op in OPS for device in TWO.devices})
+
+
+def explained(problem: Problem, **options) -> Explanation:
+    blocks = solve(problem, time_limit_s=5).blocks
+    return explain_blocks(problem, blocks, time_limit_s=5, **options)
+
+
+def change(explanation: Explanation, words: str) -> dict:
+    return next(row for row in explanation.changes if words in row["change"])
+
+
+def test_compute_bounds_even_work_with_cheap_transfers():
+    found = explained(chain([1.0] * 6, num_bytes=0.01))
+    assert found.bound_by == "compute"
+    assert found.objective_s == pytest.approx(3.01)
+    more = change(found, "one more device")
+    assert more["objective_s"] == pytest.approx(2.02) and more["times"] == pytest.approx(3.01 / 2.02) and more["proved"]
+    assert change(found, "bandwidth")["objective_s"] == pytest.approx(3.005)
+    (cut,) = found.cuts
+    assert cut["objective_s"] == pytest.approx(4.01) and cut["ops"] == 1
+    assert cut["slower"] == pytest.approx(4.01 / 3.01 - 1)
+
+
+def test_transfers_bound_what_must_be_sent():
+    problem = chain([1.0] * 4, num_bytes=10.0)
+    problem = replace(problem, memory_bytes=np.array([3.0, 3.0]))
+    blocks = solve(problem).blocks
+    found = explain_blocks(replace(problem, memory_bytes=np.full(2, np.inf), name="free"), blocks, time_limit_s=5)
+    assert found.bound_by == "transfer"
+    row = next(row for row in found.devices if row["device"] == found.bottleneck)
+    assert row["transfer_share"] == pytest.approx(10 / row["load_s"])
+    assert change(found, "another plan")["objective_s"] == pytest.approx(4.0)
+
+
+def test_a_memory_cap_bounds_what_it_forces():
+    problem = replace(chain([4.0, 4.0, 1.0, 1.0], num_bytes=1.0), memory_bytes=np.array([1.0, 3.0]))
+    problem = replace(problem, compute_s=problem.compute_s * np.array([0.2, 1.0]))
+    found = explained(problem)
+    assert found.bound_by == "memory" and "no memory caps" in found.because
+    assert change(found, "no memory caps")["objective_s"] == pytest.approx(2.0)
+
+
+def test_a_pin_bounds_what_it_forbids():
+    free = chain([4.0, 4.0], num_bytes=0.1)
+    pinned = free.compute_s.copy()
+    pinned[:, 1] = np.inf
+    found = explained(replace(free, compute_s=pinned), loosened={"'op*' not pinned to 'dev0'": free})
+    assert found.bound_by == "constraint" and "not pinned" in found.because
+    assert change(found, "not pinned")["objective_s"] == pytest.approx(4.1)
+
+
+def test_a_group_bounds_what_it_keeps_together():
+    found = explained(replace(chain([4.0, 4.0], num_bytes=0.1), groups=((0, 1),)))
+    assert found.bound_by == "constraint"
+    assert change(found, "nothing kept together")["objective_s"] == pytest.approx(4.1)
+
+
+def test_an_op_that_takes_longest_everywhere_cannot_be_cut():
+    found = explained(chain([1.0, 9.0], num_bytes=0.0))
+    assert found.bound_by == "indivisible" and "'op1'" in found.because
+    assert change(found, "one more device")["times"] == pytest.approx(1.0)
+    assert found.cuts[0]["objective_s"] is None
+
+
+def test_a_stage_count_bounds_and_units_are_the_files_own():
+    problem = chain([2.0, 2.0], num_bytes=9.0)
+    blocks = solve(problem, num_stages=2).blocks
+    found = explain_blocks(problem, blocks, options={"num_stages": 2}, time_limit_s=5, unit="")
+    assert found.bound_by == "constraint" and "any number of stages" in found.because
+    assert " ms" not in found.text and "11" in found.because
+
+
+def test_latency_is_explained_in_its_own_terms():
+    problem = chain([2.0, 2.0], num_bytes=0.0)
+    found = explain_blocks(problem, solve(problem, objective="latency").blocks, options={"objective": "latency"}, time_limit_s=5)
+    assert found.objective_s == 4.0 and "a sample takes 4.00 s" in found.because.lower()
+    assert change(found, "one more device")["times"] == pytest.approx(1.0)
+
+
+def test_a_plan_that_is_not_the_best_is_told_so():
+    problem = chain([1.0] * 4, num_bytes=0.0)
+    found = explain_blocks(problem, [Block((0,), (0,)), Block((1, 2, 3), (1,))], time_limit_s=5)
+    assert change(found, "another plan")["objective_s"] == pytest.approx(2.0)
+    assert found.cuts[0]["objective_s"] == pytest.approx(2.0)
+    assert found.cuts[0]["slower"] == pytest.approx(-1 / 3)
+
+
+def test_an_explanation_reads_as_text_table_and_data():
+    problem = chain([1.0] * 6, num_bytes=0.01)
+    found = explained(problem)
+    loads = evaluate(problem, solve(problem).blocks)
+    assert [row["load_s"] for row in found.rows()] == loads.device_s.tolist()
+    assert len(found.text.splitlines()) == 1 + len(found.cuts) + len(found.changes) and str(found) == found.text
+    assert found._repr_html_().count("<table>") == 3
+    assert list(found.frame().index) == ["dev0", "dev1"]
+    assert json.loads(json.dumps(found.to_dict()))["bottleneck"] == found.bottleneck
+
+
+def test_a_plan_is_explained_with_its_constraints():
+    wanted = Constraints(pins={"a*": "cpu:0"}, max_replicas=1)
+    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), wanted, ["eager"])[0]
+    found = explain(GRAPH, plan, TWO, PROFILE, wanted, time_limit_s=5)
+    assert found.objective_s == pytest.approx(plan.prediction.bottleneck_s)
+    assert (found.bottleneck, found.bound_by) == ("cpu:0", "constraint")
+    assert change(found, "'a*' not pinned to 'cpu:0'")["times"] == pytest.approx(2, rel=0.01)
+    free = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_replicas=1), ["eager"])[0]
+    assert explain(GRAPH, free, TWO, PROFILE, Constraints(max_replicas=1), time_limit_s=5).bound_by == "compute"
