@@ -8,33 +8,19 @@ the nets' pin counts kept up to date. With a good limit to begin with, few of th
 
 from dataclasses import dataclass
 from time import monotonic
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autosplit.planners.bounds import item_work
-from autosplit.planners.compiled import compiled, inner
-from autosplit.planners.filling import (
-    ROUNDING,
-    Costs,
-    Filling,
-    add,
-    costs_of,
-    empty_filling,
-    price,
-    remove,
-    reset,
-    shift,
-    widest_load,
-)
+from autosplit.planners.compiled import compiled
+from autosplit.planners.filling import costs_of, empty_filling
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.linear import Chain
+from autosplit.planners.reached import Sets, Words, begin, grown, members_of, new_sets
 from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage, capacity
+from autosplit.planners.walking import DONE, FULL, HOPELESS, Rules, Walk, run
 from autosplit.problem import Floats
-
-Words = NDArray[np.uint64]
 
 MAX_SETS = 3_000_000
 MAX_ENTRIES = 8_000_000
@@ -43,7 +29,6 @@ MAX_WORDS = 24
 MAX_CLOSURE = 40_000
 SLICE_STEPS = 400_000
 MAX_STEPS_OF_A_SET = 40_000_000
-DONE, PAUSED, FULL, HOPELESS = range(4)
 
 
 @dataclass(frozen=True)
@@ -53,64 +38,6 @@ class Outcome:
     chain: Chain | None
     complete: bool
     num_sets: int
-
-
-class Sets(NamedTuple):
-    """The down-sets reached, in a hash table, and their entries: (usage, value, where from), as linked lists."""
-
-    words: Words
-    first_word: Ints
-    key: Words
-    table: Ints
-    head: Ints
-    next_of_size: Ints
-    of_size: Ints
-    entry_usage: Ints
-    entry_value: Floats
-    entry_from: Ints
-    entry_move: Ints
-    entry_set: Ints
-    entry_next: Ints
-    tally: Ints
-
-
-class Walk(NamedTuple):
-    """The down-set at hand as bits, with the items that may come next, and the stack of the depth-first walk."""
-
-    bits: Words
-    hash_of: Words
-    waiting: Ints
-    ready: Ints
-    place: Ints
-    state: Ints
-    hashed: Words
-    candidates: Ints
-    low: Ints
-    high: Ints
-    cursor: Ints
-    saved: Floats
-    done_work: Floats
-    open_cut: Floats
-
-
-class Rules(NamedTuple):
-    """Order, devices and pruning data."""
-
-    after_start: Ints
-    after: Ints
-    moves: Ints
-    takes: Ints
-    width: Ints
-    room: Floats
-    free: Ints
-    final: NDArray[np.bool_]
-    work: Floats
-    total: Floats
-    compute: Floats
-    behind: Floats
-    widest: int
-    overlap: bool
-    least: float
 
 
 def best_chain(items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float, deadline: float) -> Outcome:
@@ -130,12 +57,12 @@ def best_chain(items: Items, request: Request, usage: Usage, weights: Floats, li
     rules = _rules(items, request, usage, weights)
     num_words = (items.num_items + 63) // 64
     walk = _walk(items, num_words)
-    sets = _sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
-    _begin(sets)
+    sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
+    begin(sets)
     limit = np.array([limit_s])
     complete = False
     while True:
-        code = _run(costs, filling, rules, sets, walk, limit, SLICE_STEPS, MAX_STEPS_OF_A_SET)
+        code = run(costs, filling, rules, sets, walk, limit, SLICE_STEPS, MAX_STEPS_OF_A_SET)
         if code == DONE:
             complete = sets.tally[4] == 0
             break
@@ -144,7 +71,7 @@ def best_chain(items: Items, request: Request, usage: Usage, weights: Floats, li
         if code == FULL:
             if len(sets.words) >= MAX_SETS or len(sets.entry_value) >= MAX_ENTRIES:
                 break
-            sets = _grown(sets)
+            sets = grown(sets)
     best = int(sets.tally[3])
     chain = _trace(sets, usage, items, best) if best >= 0 else None
     return Outcome(chain, bool(complete), int(sets.tally[0]))
@@ -210,410 +137,14 @@ def _walk(items: Items, num_words: int) -> Walk:
     )  # fmt: skip
 
 
-def _sets(num_sets: int, num_entries: int, num_words: int, num_items: int) -> Sets:
-    return Sets(
-        words=np.zeros((num_sets, num_words), dtype=np.uint64),
-        first_word=np.zeros(num_sets, dtype=np.int64),
-        key=np.zeros(num_sets, dtype=np.uint64),
-        table=np.full(4 * num_sets, -1, dtype=np.int64),
-        head=np.full(num_sets, -1, dtype=np.int64),
-        next_of_size=np.full(num_sets, -1, dtype=np.int64),
-        of_size=np.full(num_items + 1, -1, dtype=np.int64),
-        entry_usage=np.zeros(num_entries, dtype=np.int64),
-        entry_value=np.zeros(num_entries),
-        entry_from=np.full(num_entries, -1, dtype=np.int64),
-        entry_move=np.full(num_entries, -1, dtype=np.int64),
-        entry_set=np.zeros(num_entries, dtype=np.int64),
-        entry_next=np.full(num_entries, -1, dtype=np.int64),
-        tally=np.array([0, 0, 0, -1, 0], dtype=np.int64),
-    )
-
-
-def _begin(sets: Sets) -> None:
-    """The empty set with nothing used; tally = (sets, entries, size at work, best entry, sets too wide to keep)."""
-    sets.head[0] = 0
-    sets.of_size[0] = 0
-    sets.table[0] = 0
-    sets.tally[:2] = 1
-
-
-def _grown(sets: Sets) -> Sets:
-    """Twice the room; the hash table is made anew."""
-    num_sets = 2 * len(sets.words) if sets.tally[0] + 1 >= len(sets.words) else len(sets.words)
-    num_entries = 2 * len(sets.entry_value) if sets.tally[1] + 1 >= len(sets.entry_value) else len(sets.entry_value)
-    new = _sets(num_sets, num_entries, sets.words.shape[1], len(sets.of_size) - 1)
-    for name in Sets._fields:
-        if name != "table":
-            old = getattr(sets, name)
-            getattr(new, name)[: len(old)] = old
-    _rehash(new)
-    return new
-
-
 def _trace(sets: Sets, usage: Usage, items: Items, entry: int) -> Chain:
     value = float(sets.entry_value[entry])
     blocks = []
-    members = _members(sets, int(sets.entry_set[entry]), items.num_items)
+    members = members_of(sets, int(sets.entry_set[entry]), items.num_items)
     while sets.entry_from[entry] >= 0:
         before = int(sets.entry_from[entry])
-        inside = _members(sets, int(sets.entry_set[before]), items.num_items)
+        inside = members_of(sets, int(sets.entry_set[before]), items.num_items)
         takes = tuple(usage.takes[sets.entry_move[entry]].tolist())
         blocks.append((tuple(np.flatnonzero(members & ~inside).tolist()), takes))
         members, entry = inside, before
     return Chain(tuple(reversed(blocks)), value)
-
-
-def _members(sets: Sets, number: int, num_items: int) -> NDArray[np.bool_]:
-    """The items of a down-set, shape (num_items,)."""
-    words = np.zeros((num_items + 63) // 64 + sets.words.shape[1], dtype=np.uint64)
-    first = int(sets.first_word[number])
-    words[:first] = ~np.uint64(0)
-    words[first : first + sets.words.shape[1]] = sets.words[number]
-    return np.unpackbits(words.view(np.uint8), bitorder="little")[:num_items].astype(bool)
-
-
-@compiled
-def _rehash(sets: Sets) -> None:
-    size = len(sets.table)
-    for number in range(sets.tally[0]):
-        slot = int(np.int64(sets.key[number] & np.uint64(size - 1)))
-        while sets.table[slot] >= 0:
-            slot = slot + 1 if slot + 1 < size else 0
-        sets.table[slot] = number
-
-
-@compiled
-def _run(
-    costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, limit: Floats, num_steps: int, most_of_a_set: int
-) -> int:
-    """Work through the sets in order of size, until all are done, the steps are used up, or there is no room."""
-    steps = 0
-    num_items = len(walk.waiting)
-    while sets.tally[2] < num_items:
-        number = sets.of_size[sets.tally[2]]
-        if number < 0:
-            sets.tally[2] += 1
-            continue
-        if _alive(sets, number, limit[0]):
-            _go_to(costs, filling, rules, sets, walk, number)
-            taken = _extend(costs, filling, rules, sets, walk, number, limit, most_of_a_set)
-            if taken < 0:
-                return FULL if taken == -1 else HOPELESS
-            steps += taken
-        sets.of_size[sets.tally[2]] = sets.next_of_size[number]
-        if steps > num_steps:
-            return PAUSED
-    return DONE
-
-
-@inner
-def _alive(sets: Sets, number: int, limit: float) -> bool:
-    entry = sets.head[number]
-    while entry >= 0:
-        if sets.entry_value[entry] < limit * (1 - ROUNDING):
-            return True
-        entry = sets.entry_next[entry]
-    return False
-
-
-@inner
-def _go_to(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, number: int) -> None:
-    """Make a set the one at hand, by the items in which it differs from the last; removals first, latest first."""
-    num_words = len(walk.bits)
-    first, kept = sets.first_word[number], sets.words.shape[1]
-    full = ~np.uint64(0)
-    for adding in range(2):
-        for step in range(num_words):
-            word = step if adding else num_words - 1 - step
-            goal = full if word < first else (sets.words[number, word - first] if word < first + kept else np.uint64(0))
-            change = (goal & ~walk.bits[word]) if adding else (walk.bits[word] & ~goal)
-            while change:
-                bit = 0
-                if adding:
-                    while not (change >> np.uint64(bit)) & np.uint64(1):
-                        bit += 1
-                else:
-                    bit = 63
-                    while not (change >> np.uint64(bit)) & np.uint64(1):
-                        bit -= 1
-                change ^= np.uint64(1) << np.uint64(bit)
-                item = 64 * word + bit
-                _flip(rules, walk, item, adding == 1)
-                _count(costs, filling, rules, walk, item, 1 if adding else -1)
-                shift(costs, filling, item, 1 if adding else -1)
-
-
-@inner
-def _flip(rules: Rules, walk: Walk, item: int, adding: bool) -> None:
-    """Put an item into the set at hand or take it out, and keep the list of ready items."""
-    walk.bits[item // 64] ^= np.uint64(1) << np.uint64(item % 64)
-    walk.hashed[0] ^= walk.hash_of[item]
-    walk.state[1] += 1 if adding else -1
-    if adding:
-        _set_ready(walk, item, False)
-    for slot in range(rules.after_start[item], rules.after_start[item + 1]):
-        goal = rules.after[slot]
-        if adding:
-            walk.waiting[goal] -= 1
-            if walk.waiting[goal] == 0:
-                _set_ready(walk, goal, True)
-        else:
-            if walk.waiting[goal] == 0:
-                _set_ready(walk, goal, False)
-            walk.waiting[goal] += 1
-    if not adding:
-        _set_ready(walk, item, True)
-
-
-@inner
-def _set_ready(walk: Walk, item: int, ready: bool) -> None:
-    if ready:
-        walk.place[item] = walk.state[0]
-        walk.ready[walk.state[0]] = item
-        walk.state[0] += 1
-    else:
-        walk.state[0] -= 1
-        last = walk.ready[walk.state[0]]
-        walk.ready[walk.place[item]] = last
-        walk.place[last] = walk.place[item]
-        walk.place[item] = -1
-
-
-@inner
-def _count(costs: Costs, filling: Filling, rules: Rules, walk: Walk, item: int, change: int) -> None:
-    """Keep the work done and the cut of the set at hand; called before the pins of the item are counted."""
-    walk.done_work[0] += change * rules.work[item]
-    for k in range(rules.compute.shape[1]):
-        if rules.compute[item, k] < np.inf:
-            walk.done_work[1 + k] += change * rules.compute[item, k]
-    for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        net = costs.nets[slot]
-        pins = filling.before[net] + filling.inside[net]
-        after = pins + change
-        size = costs.net_size[net]
-        was_open, is_open = 0 < pins < size, 0 < after < size
-        if was_open != is_open:
-            for k in range(len(walk.open_cut)):
-                least = min(costs.send[net, k], costs.receive[net, k])
-                walk.open_cut[k] += least if is_open else -least
-
-
-@inner
-def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, number: int, limit: Floats, most: int) -> int:
-    """Reach every larger down-set by one block from this one; returns steps taken, -1 for no room, -2 for too many."""
-    reset(filling)
-    load = filling.load
-    depth = 0
-    walk.low[0], walk.cursor[0], walk.high[0] = 0, 0, walk.state[0]
-    for slot in range(walk.state[0]):
-        walk.candidates[slot] = walk.ready[slot]
-    steps = 0
-    status = 0
-    spare = _most_left(rules, sets, number) * limit[0] * (1 + ROUNDING) + ROUNDING * rules.total[0]
-    while depth >= 0:
-        if walk.cursor[depth] == walk.high[depth] or status < 0:
-            depth -= 1
-            if depth >= 0:
-                item = walk.candidates[walk.cursor[depth]]
-                _undo(costs, filling, rules, walk, depth)
-                if rules.behind[item] > spare:
-                    walk.cursor[depth] = walk.high[depth]
-            continue
-        item = walk.candidates[walk.cursor[depth]]
-        steps += 1
-        if not _least_with(costs, filling, item) < limit[0] * (1 - ROUNDING) * rules.widest:
-            walk.cursor[depth] = walk.high[depth] if rules.behind[item] > spare else walk.cursor[depth] + 1
-            continue
-        _save(filling, walk, depth)
-        _count(costs, filling, rules, walk, item, 1)
-        _flip(rules, walk, item, True)
-        add(costs, filling, item)
-        if price(costs, filling) < limit[0] * (1 - ROUNDING) * rules.widest:
-            status = _reach(rules, sets, walk, number, load, limit)
-            if (
-                steps > most
-                or walk.high[depth] + walk.high[depth] - walk.low[depth] + 64 > len(walk.candidates) - len(walk.bits) * 64
-            ):
-                status = -2
-            _descend(rules, walk, depth, item)
-            depth += 1
-        else:
-            _undo(costs, filling, rules, walk, depth)
-            if rules.behind[item] > spare:
-                walk.cursor[depth] = walk.high[depth]
-    return status if status < 0 else steps
-
-
-@inner
-def _least_with(costs: Costs, filling: Filling, item: int) -> float:
-    """A load that no block with this item can be below, from what is known before it is added."""
-    least = np.inf
-    for k in range(len(filling.work)):
-        work = filling.work[k] + costs.compute[item, k]
-        least = min(least, max(work, filling.surely[k]) if costs.overlap else work + filling.surely[k])
-    return float(least)
-
-
-@inner
-def _most_left(rules: Rules, sets: Sets, number: int) -> float:
-    """The largest room that a block from this set can leave: what a walk leaves out for good must fit there."""
-    most = 0.0
-    entry = sets.head[number]
-    while entry >= 0:
-        for move in range(len(rules.takes)):
-            usage = rules.moves[sets.entry_usage[entry], move]
-            if usage >= 0:
-                most = max(most, rules.room[usage])
-        entry = sets.entry_next[entry]
-    return most
-
-
-@inner
-def _descend(rules: Rules, walk: Walk, depth: int, item: int) -> None:
-    """The candidates one level down: those after the item, and those that it made ready."""
-    low = end = walk.high[depth]
-    for slot in range(walk.cursor[depth] + 1, walk.high[depth]):
-        walk.candidates[end] = walk.candidates[slot]
-        end += 1
-    for slot in range(rules.after_start[item], rules.after_start[item + 1]):
-        if walk.waiting[rules.after[slot]] == 0:
-            walk.candidates[end] = rules.after[slot]
-            end += 1
-    walk.low[depth + 1], walk.cursor[depth + 1], walk.high[depth + 1] = low, low, end
-
-
-@inner
-def _save(filling: Filling, walk: Walk, depth: int) -> None:
-    """Remember the sums before an item is added, so that taking it back leaves no rounding behind."""
-    classes = len(filling.work)
-    saved = walk.saved
-    for k in range(classes):
-        saved[depth, k] = filling.work[k]
-        saved[depth, classes + k] = filling.moved[k]
-        saved[depth, 2 * classes + k] = filling.surely[k]
-        saved[depth, 3 * classes + k] = walk.done_work[1 + k]
-        saved[depth, 4 * classes + k] = walk.open_cut[k]
-    saved[depth, 5 * classes] = filling.memory[0]
-    saved[depth, 5 * classes + 1] = walk.done_work[0]
-
-
-@inner
-def _undo(costs: Costs, filling: Filling, rules: Rules, walk: Walk, depth: int) -> None:
-    """Take back the item at the cursor of this depth, and go on to the next."""
-    item = walk.candidates[walk.cursor[depth]]
-    classes = len(filling.work)
-    saved = walk.saved
-    remove(costs, filling, item)
-    _flip(rules, walk, item, False)
-    for k in range(classes):
-        filling.work[k] = saved[depth, k]
-        filling.moved[k] = saved[depth, classes + k]
-        filling.surely[k] = saved[depth, 2 * classes + k]
-        walk.done_work[1 + k] = saved[depth, 3 * classes + k]
-        walk.open_cut[k] = saved[depth, 4 * classes + k]
-    filling.memory[0] = saved[depth, 5 * classes]
-    walk.done_work[0] = saved[depth, 5 * classes + 1]
-    walk.cursor[depth] += 1
-
-
-@inner
-def _fits(rules: Rules, walk: Walk, usage: int, limit: float) -> bool:
-    """Whether what is left of the items may fit the devices that are left, each below the limit."""
-    top = limit * (1 + ROUNDING)
-    if rules.total[0] - walk.done_work[0] > rules.room[usage] * top + ROUNDING * rules.total[0]:
-        return False
-    only = -1
-    for k in range(rules.free.shape[1]):
-        if rules.free[usage, k] > 0:
-            if only >= 0:
-                return True
-            only = k
-    if only < 0:
-        return bool(walk.state[1] == len(walk.waiting))
-    left, cut = rules.total[1 + only] - walk.done_work[1 + only], walk.open_cut[only]
-    left = max(left, cut) if rules.overlap else left + cut
-    return bool(left <= rules.free[usage, only] * top + ROUNDING * rules.total[0])
-
-
-@inner
-def _reach(rules: Rules, sets: Sets, walk: Walk, number: int, load: Floats, limit: Floats) -> int:
-    """Extend every entry of the set ``number`` by a block that ends at the set at hand; -1 when there is no room."""
-    goal_set = -2
-    for move in range(len(rules.takes)):
-        top = widest_load(load, rules.takes, move, rules.width)
-        if not top < limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
-            continue
-        entry = sets.head[number]
-        while entry >= 0:
-            usage = rules.moves[sets.entry_usage[entry], move]
-            value = max(top, sets.entry_value[entry])
-            if usage >= 0 and value < limit[0] * (1 - ROUNDING) and _fits(rules, walk, usage, limit[0]):
-                if sets.tally[0] + 1 >= len(sets.words) or sets.tally[1] + 1 >= len(sets.entry_value):
-                    return -1
-                if goal_set == -2:
-                    goal_set = _find(sets, walk)
-                if goal_set >= 0:
-                    _improve(rules, sets, walk, goal_set, usage, value, entry, move, limit)
-            entry = sets.entry_next[entry]
-    return 0
-
-
-@inner
-def _find(sets: Sets, walk: Walk) -> int:
-    """The number of the set at hand, made new if need be; -1 (and counted) when it is too wide to keep."""
-    full = ~np.uint64(0)
-    first, last = 0, len(walk.bits) - 1
-    while first < last and walk.bits[first] == full:
-        first += 1
-    while last > first and walk.bits[last] == 0:
-        last -= 1
-    kept = sets.words.shape[1]
-    if last - first >= kept:
-        sets.tally[4] += 1
-        return -1
-    size = len(sets.table)
-    slot = int(np.int64(walk.hashed[0] & np.uint64(size - 1)))
-    while sets.table[slot] >= 0:
-        number = sets.table[slot]
-        if sets.key[number] == walk.hashed[0] and sets.first_word[number] == first:
-            same = True
-            for word in range(first, last + 1):
-                same = same and sets.words[number, word - first] == walk.bits[word]
-            if same:
-                return int(number)
-        slot = slot + 1 if slot + 1 < size else 0
-    number = sets.tally[0]
-    sets.tally[0] += 1
-    sets.table[slot] = number
-    sets.key[number] = walk.hashed[0]
-    sets.first_word[number] = first
-    for word in range(first, last + 1):
-        sets.words[number, word - first] = walk.bits[word]
-    sets.next_of_size[number] = sets.of_size[walk.state[1]]
-    sets.of_size[walk.state[1]] = number
-    return int(number)
-
-
-@inner
-def _improve(
-    rules: Rules, sets: Sets, walk: Walk, number: int, usage: int, value: float, origin: int, move: int, limit: Floats
-) -> None:
-    """Keep a value of (set, usage) if it is the best so far; a better whole chain lowers the limit."""
-    entry = sets.head[number]
-    while entry >= 0 and sets.entry_usage[entry] != usage:
-        entry = sets.entry_next[entry]
-    if entry < 0:
-        entry = sets.tally[1]
-        sets.tally[1] += 1
-        sets.entry_usage[entry] = usage
-        sets.entry_value[entry] = np.inf
-        sets.entry_set[entry] = number
-        sets.entry_next[entry] = sets.head[number]
-        sets.head[number] = entry
-    if value < sets.entry_value[entry]:
-        sets.entry_value[entry] = value
-        sets.entry_from[entry] = origin
-        sets.entry_move[entry] = move
-        if walk.state[1] == len(walk.waiting) and rules.final[usage]:
-            limit[0] = value
-            sets.tally[3] = entry
