@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from autosplit.errors import UsageError, WorkerError
+from autosplit.limits import affinity
 
 Result = TypeVar("Result")
 
@@ -144,11 +145,11 @@ def spawn_worker(
         threads: size of the torch and OpenMP pools; the number of cores by default.
     Raises: UsageError: a core is not available to this process.
     """
-    refused = sorted(set(cores) - set(available_cores()))
+    refused = sorted(set(cores) - set(affinity()))
     if refused:
-        usable = ", ".join(map(str, available_cores()))
+        usable = ", ".join(map(str, affinity()))
         raise UsageError(f"worker '{name}' asks for core {', '.join(map(str, refused))}; this process may use {usable}")
-    size = str(threads or len(cores) or len(available_cores()))
+    size = str(threads or len(cores) or len(affinity()))
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-P", "-m", "autosplit.processes", target, str(theirs.fileno())]
@@ -163,56 +164,10 @@ def spawn_worker(
     return WorkerProcess(name, Connection(ours.detach()), pidfd, process)
 
 
-def available_cores() -> tuple[int, ...]:
-    """The cores that this process may run on."""
-    return tuple(sorted(os.sched_getaffinity(0)))
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """CPUs that the control group lets this process use (1.5 = one and a half), or None if there is no limit.
-
-    Reads ``cpu.max`` (version 2) or ``cpu.cfs_quota_us`` (version 1) of the group and of the groups above it.
-    """
-    quotas = []
-    lines = membership.read_text(encoding="utf-8").splitlines() if membership.exists() else []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        folder = root / controllers if controllers else root
-        parts = Path(group.lstrip("/")).parts
-        for depth in range(len(parts) + 1):
-            quotas.append(_quota(folder.joinpath(*parts[:depth])))
-    limits = [quota for quota in quotas if quota is not None]
-    return min(limits, default=None)
-
-
-def usable_threads(cores: Sequence[int] = ()) -> int:
-    """Threads that can really run at once: the cores given (or available), within the control group's quota.
-
-    >>> usable_threads((0,))
-    1
-    """
-    count = len(cores) or len(available_cores())
-    quota = cpu_quota()
-    return count if quota is None else max(1, min(count, int(quota)))
-
-
 def resident_bytes() -> int:
     """Bytes of physical memory that this process maps now, shared pages included."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _quota(folder: Path) -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        limit, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        return None if limit == "max" else int(limit) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        limit = (folder / "cpu.cfs_quota_us").read_text(encoding="ascii")
-        period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
-        return int(limit) / int(period) if int(limit) > 0 else None
-    return None
 
 
 def _start(command: list[str], environment: dict[str, str], fds: Sequence[int]) -> tuple["subprocess.Popen[bytes]", int]:

@@ -9,7 +9,8 @@ import argparse
 import time
 from pathlib import Path
 
-from autosplit.discovering import machine_for, usable_cores
+from autosplit.discovering import machine_for
+from autosplit.limits import usable_cores
 from autosplit.loading import load_model
 from autosplit.measuring import Store, measure
 from autosplit.tracing import trace

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from autosplit.processes import available_cores, receive, spawn_worker
+from autosplit.limits import affinity
+from autosplit.processes import receive, spawn_worker
 from autosplit.splitting import StageProgram, load_stage, save_stage, split
 from autosplit.tracing import Traced
 
@@ -186,7 +187,7 @@ def ray_graph(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores:
 
 def two_cores() -> list[int]:
     """The first and the last core that this process may use."""
-    cores = available_cores()
+    cores = affinity()
     return [cores[0], cores[-1]]
 
 

@@ -23,7 +23,8 @@ import torch
 from torch import fx
 
 from autosplit.backends.base import get_backend
-from autosplit.discovering import machine_for, usable_cores
+from autosplit.discovering import machine_for
+from autosplit.limits import usable_cores
 from autosplit.loading import load_model
 from autosplit.machine import Machine
 from autosplit.measuring import Store, measure

@@ -8,7 +8,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from autosplit.processes import available_cores, receive, spawn_worker
+from autosplit.limits import affinity
+from autosplit.processes import receive, spawn_worker
 from autosplit.running.provisioner import SPIN_S
 from autosplit.running.ring import Ring, RingEnd, RingHandle
 from autosplit.tensorspec import TensorSpec
@@ -62,7 +63,7 @@ def read(receiver: RingEnd, number: int) -> None:
 
 def measure(rounds: int = 5) -> Iterator[dict[str, object]]:
     """One row a size and way of waiting: medians over interleaved rounds, with the quartiles' distance."""
-    cores = available_cores()
+    cores = affinity()
     settings = [(size, spin_s) for size in SIZES for spin_s in (0.0, SPIN_S)]
     rings = {size: [Ring.create([TensorSpec("x", (size // 4,), (1,), "float32")], NUM_SLOTS) for _ in range(2)] for size in SIZES}
     fds = [fd for pair in rings.values() for ring in pair for fd in ring.handle.fds]

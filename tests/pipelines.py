@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
+from autosplit.limits import affinity
 from autosplit.machine import Device, parse_device
-from autosplit.processes import available_cores
 from autosplit.running.modules import LocalFunction, PythonFunction
 from autosplit.running.wiring import StagePlacement
 from autosplit.tensorspec import TensorSpec
 
 NULL = parse_device("null:0")
-CORES = tuple(parse_device(f"cpu:{core}") for core in available_cores()[:2])
+CORES = tuple(parse_device(f"cpu:{core}") for core in affinity()[:2])
 WIDTH = 4
 
 

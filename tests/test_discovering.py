@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from autosplit import discovering
+from autosplit import discovering, limits
 from autosplit.discovering import (
     caches,
     cpu_quota,
@@ -85,17 +85,18 @@ def test_memory_limit_of_both_versions(groups) -> None:
 
 def test_one_device_a_usable_core_by_default() -> None:
     assert [device.name for device in discover().devices if device.kind == "cpu"] == [
-        f"cpu:{core}" for core in discovering.usable_cores()
+        f"cpu:{core}" for core in limits.usable_cores()
     ]
 
 
 def test_a_quota_below_the_affinity_takes_cores_away(groups, monkeypatch) -> None:
     root, _ = groups
-    monkeypatch.setattr(discovering, "affinity", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr(limits, "affinity", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr(discovering, "affinity", limits.affinity)
     write(root, cpu__max="250000 100000")
-    assert discovering.usable_cores() == (0, 1)
+    assert limits.usable_cores() == (0, 1)
     write(root, cpu__max="50000 100000")
-    assert discovering.usable_cores() == (0,)
+    assert limits.usable_cores() == (0,)
     with pytest.raises(DeviceError, match=r"hold 2 cores.*pays for 0.5; name at most 1"):
         machine_for("cpu:0,cpu:1")
 
@@ -162,3 +163,10 @@ def test_describe_lists_devices_and_backends(monkeypatch) -> None:
     monkeypatch.setattr(discovering.importlib.util, "find_spec", lambda name: None if name == "openvino" else object())
     states = {row["backend"]: row["state"] for row in describe().backends}
     assert states["openvino"] == "needs openvino: pip install 'autosplit[openvino]'" and states["eager"] == "installed"
+
+
+def test_threads_stay_within_the_quota(monkeypatch) -> None:
+    monkeypatch.setattr(limits, "cpu_quota", lambda: 0.5)
+    assert limits.usable_threads([0, 1]) == 1
+    monkeypatch.setattr(limits, "cpu_quota", lambda: None)
+    assert limits.usable_threads([0, 1, 2]) == 3

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from autosplit import processes
 from autosplit.errors import UsageError, WorkerError
-from autosplit.processes import available_cores, cpu_quota, receive, resident_bytes, spawn_worker, usable_threads
+from autosplit.limits import affinity
+from autosplit.processes import receive, resident_bytes, spawn_worker
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -60,7 +60,7 @@ def gone(pid: int, within_s: float = 10.0) -> bool:
 
 
 def test_a_worker_has_its_cores_threads_and_descriptors(targets: str) -> None:
-    core = available_cores()[-1]
+    core = affinity()[-1]
     reader, writer = os.pipe()
     worker = spawn_worker(f"{targets}:facts", name="facts", cores=[core], fds=[writer])
     try:
@@ -149,36 +149,6 @@ def test_workers_die_with_the_host_however_it_dies(tmp_path: Path, end: signal.S
         host.send_signal(end)
         host.wait(10)
     assert gone(worker_pid)
-
-
-def test_the_quota_of_any_group_above_counts(tmp_path: Path) -> None:
-    membership = tmp_path / "cgroup"
-    membership.write_text("0::/user/job\n")
-    (tmp_path / "user" / "job").mkdir(parents=True)
-    assert cpu_quota(tmp_path, membership) is None
-    (tmp_path / "user" / "job" / "cpu.max").write_text("max 100000\n")
-    assert cpu_quota(tmp_path, membership) is None
-    (tmp_path / "user" / "cpu.max").write_text("150000 100000\n")
-    assert cpu_quota(tmp_path, membership) == 1.5
-
-
-def test_the_quota_of_version_1(tmp_path: Path) -> None:
-    membership = tmp_path / "cgroup"
-    membership.write_text("3:memory:/job\n2:cpu,cpuacct:/job\n")
-    folder = tmp_path / "cpu,cpuacct" / "job"
-    folder.mkdir(parents=True)
-    (folder / "cpu.cfs_quota_us").write_text("200000\n")
-    (folder / "cpu.cfs_period_us").write_text("100000\n")
-    assert cpu_quota(tmp_path, membership) == 2.0
-    (folder / "cpu.cfs_quota_us").write_text("-1\n")
-    assert cpu_quota(tmp_path, membership) is None
-
-
-def test_threads_stay_within_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "cpu_quota", lambda: 0.5)
-    assert usable_threads([0, 1]) == 1
-    monkeypatch.setattr(processes, "cpu_quota", lambda: None)
-    assert usable_threads([0, 1, 2]) == 3
 
 
 def test_resident_bytes_grow_with_what_is_touched() -> None:

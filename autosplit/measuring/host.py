@@ -19,6 +19,7 @@ from autosplit.backends.profiling import onnx_names
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.files import temporary_folder
 from autosplit.graph import Graph
+from autosplit.limits import affinity
 from autosplit.machine import HOST, Device, Link, Machine
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
 from autosplit.measuring.canary import CANARY_LIMIT, drift
@@ -342,7 +343,7 @@ def _batches(group: Sequence[Setting], size: int) -> list[Sequence[Setting]]:
 
 def _stamps(backends: Sequence[str]) -> dict[str, Provenance]:
     """For each backend what a measurement made here is stamped with, but for date and canary."""
-    cores = discovering.affinity()
+    cores = affinity()
     here = Provenance(discovering.cpu_name(), len(cores), discovering.caches(cores[0]))
     return {backend: replace(here, versions=discovering.versions([backend])) for backend in backends}
 

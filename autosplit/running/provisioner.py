@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autosplit.errors import BackendError, WorkerError
+from autosplit.limits import affinity, usable_threads
 from autosplit.machine import Device
-from autosplit.processes import Worker, available_cores, receive, spawn_worker, usable_threads
+from autosplit.processes import Worker, receive, spawn_worker
 from autosplit.running.messages import Duty, Failed, Port, Ready, Version
 from autosplit.running.ring import Ring
 from autosplit.running.threads import start_thread
@@ -133,7 +134,7 @@ def _duty(
 ) -> Duty:
     stage: StagePlacement = wiring.stages[position]
     device = stage.devices[replica]
-    owns = bool(device.cores) and len(available_cores()) > 1 and all(shared[core] == 1 for core in device.cores)
+    owns = bool(device.cores) and len(affinity()) > 1 and all(shared[core] == 1 for core in device.cores)
 
     def ports(side: int) -> tuple[Port, ...]:
         """The ports of this worker as target (side 1) or source (side 0)."""

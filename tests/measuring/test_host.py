@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from autosplit.backends.profiling import RuntimeNode
-from autosplit.discovering import affinity
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
+from autosplit.limits import affinity
 from autosplit.loading import load_model
 from autosplit.machine import Machine, parse_device
 from autosplit.measuring import Store, host, measure
@@ -236,7 +236,7 @@ def test_what_fails_in_a_worker_comes_with_its_traceback(traced, machine, tmp_pa
 SCRIPT = f"""
 import sys
 from pathlib import Path
-from autosplit.discovering import affinity
+from autosplit.limits import affinity
 from autosplit.loading import load_model
 from autosplit.machine import Machine, parse_device
 from autosplit.measuring import measure

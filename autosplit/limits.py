@@ -1,0 +1,83 @@
+"""What this process may use of its machine: cores by affinity, CPU time and memory by control group. No torch."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+NO_LIMIT_BYTES = 1 << 60
+"""A memory limit above this is how cgroup version 1 writes that there is none."""
+
+
+def affinity() -> tuple[int, ...]:
+    """The cores that this process may run on."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def usable_cores() -> tuple[int, ...]:
+    """The first cores of the affinity, as many whole ones as the CPU quota pays for, and at least one."""
+    cores = affinity()
+    quota = cpu_quota()
+    return cores if quota is None else cores[: max(1, math.floor(quota))]
+
+
+def cpu_quota(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> float | None:
+    """CPU seconds a second that the control group and its parents allow, or None for no limit (cgroup version 1 and 2)."""
+    limits = []
+    for folder in _group_folders(groups, own, "cpu"):
+        words = read_words(folder / "cpu.max") or [
+            *read_words(folder / "cpu.cfs_quota_us"),
+            *read_words(folder / "cpu.cfs_period_us"),
+        ]
+        if len(words) == 2 and all(word.isdigit() and int(word) for word in words):
+            limits.append(int(words[0]) / int(words[1]))
+    return min(limits, default=None)
+
+
+def memory_limit_bytes(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
+    """Bytes of memory that this process may use: the machine's, or the control group's limit where that is lower."""
+    limits = [psutil.virtual_memory().total]
+    for folder in _group_folders(groups, own, "memory"):
+        words = [*read_words(folder / "memory.max"), *read_words(folder / "memory.limit_in_bytes")]
+        limits += [int(word) for word in words if word.isdigit() and int(word) < NO_LIMIT_BYTES]
+    return min(limits)
+
+
+def _group_folders(groups: Path, own: Path, controller: str) -> list[Path]:
+    """The folders of this process's control group and its parents, version 2 (unified) and version 1 (by controller).
+
+    Inside a container the group's path is often not mounted; its root then is the container's own group.
+    """
+    folders: list[Path] = []
+    for line in own.read_text(encoding="utf-8").splitlines() if own.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        roots = [groups / controllers, groups / controller] if controllers else [groups, groups / "unified"]
+        parts = [part for part in path.split("/") if part]
+        for root in roots:
+            folders += [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
+
+
+def read_words(path: Path) -> list[str]:
+    """The words of a small file, none where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except OSError:
+        return []
+
+
+def usable_threads(cores: Sequence[int] = ()) -> int:
+    """Threads that can really run at once: the cores given (or the affinity), within the control group's quota.
+
+    >>> usable_threads((0,))
+    1
+    """
+    count = len(cores) or len(affinity())
+    quota = cpu_quota()
+    return count if quota is None else max(1, min(count, int(quota)))
