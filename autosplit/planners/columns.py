@@ -219,8 +219,8 @@ def generate_columns(
         known: for each class, sets that one of its devices may hold; those above the target are left aside.
         target_s: load to refute.
         halt: asked after each pricing.
-    Returns: ``refuted``, ``covered`` (fractional sets within the target exist: no prices can refute it) or ``halted``; the best
-        prices; and all sets known now.
+    Returns: ``refuted``, ``covered`` (fractional sets within the target exist: no prices can refute it), ``stalled`` (prices as
+        coarse as these bring nothing new) or ``halted``; the best prices; and all sets known now.
     """
     graph, pricers = bound.graph, bound.pricers
     cover = _Cover.of(graph.num_items, pricers)
@@ -247,7 +247,7 @@ def generate_columns(
                 return "halted", centre, cover.columns
             mix = -1.0 if mix == 0.0 else 0.5 * mix if mix > 0.1 else 0.0
         if not added and not better:
-            return "covered", centre, cover.columns
+            return "stalled", centre, cover.columns
         weight = min(0.95, max(mix, 0.0) * 2.0 + (0.1 if better else 0.02))
         share, fresh = cover.solve()
         if share >= 1.0 - 1e-7:
@@ -301,16 +301,15 @@ def rising_bound(
         def halt(value_s: float = value_s, until: float = until) -> bool:
             return monotonic() > until or not bound.affords(2 * bound.grain) or best()[0] < value_s * (1.0 - 1e-4)
 
-        before_s = bound.bound_s
         outcome, prices, columns = generate_columns(bound, columns, target_s, halt)
         bound.try_prices(prices)
         report(bound.bound_s * (1.0 - SLACK), "columns")
-        if outcome == "refuted":
+        if outcome == "stalled" and level + 1 < len(grains):
+            level += 1
+        elif outcome == "refuted":
             reach = min(1.0, 1.3 * reach)
         elif best()[0] == value_s:
             reach *= 0.6
-            if outcome == "covered" and bound.bound_s - before_s < 1e-4 * value_s and level + 1 < len(grains):
-                level += 1
         if reach < 0.02:
             return
 

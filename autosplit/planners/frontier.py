@@ -51,6 +51,11 @@ class Sweep:
         """How many states there are."""
         return len(self.into) - 1
 
+    @property
+    def width(self) -> int:
+        """Most states of one position."""
+        return int(np.diff(self.layer).max())
+
 
 def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
     """The given items in an order with few open nets: greedy, the best of several with random ties."""

@@ -5,7 +5,7 @@ that the answer depends on, for the values may be chosen freely. With compute as
 graph: the least that a device pays for each amount of work.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,13 @@ class Pricer:
         sweep: along all items, over the nets that this class pays for.
         work_s: compute of each item on a device of the class, shape (num_items,).
         count: devices in the class.
+        scratch: memory that pricings use one after the other; one thread only.
     """
 
     sweep: Sweep
     work_s: Floats
     count: int
+    scratch: list[Floats] = field(default_factory=lambda: [np.zeros(0)])
 
     def profile(self, values: Ints, limit_s: float) -> Floats:
         """Least load of a set worth at least v, for v from 0 up to the most that fits the limit."""
@@ -41,9 +43,13 @@ class Pricer:
 
     def best_set(self, values: Ints, limit_s: float, floor: int = 0) -> NDArray[np.bool_]:
         """The set of most value within the limit, shape (num_items,); at least `floor` is known to be possible."""
-        loads, back = self._run(values, limit_s, floor, keep=True)
+        loads, table = self._run(values, limit_s, floor, keep=True)
         sweep = self.sweep
-        found: Any = _trace(sweep.order, sweep.layer, sweep.into, sweep.source, sweep.side, values, back, len(loads) - 1)
+        found: Any = _trace(
+            sweep.order, sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, self.work_s, values, table[0], table[1],
+            table[2],
+            len(loads) - 1,
+        )  # fmt: skip
         return np.asarray(found)
 
     def _run(self, values: Ints, limit_s: float, floor: int, keep: bool) -> tuple[Floats, Any]:
@@ -51,14 +57,17 @@ class Pricer:
         most, slope, ahead = min(total, int(ROOM * total / self.count)), 0.0, np.zeros(sweep.num_states)
         if floor:
             slope, ahead = self._outlook(values, limit_s)
-            most = min(total, int(slope * limit_s + ahead[0]) + 1)
+            most = min(total, int(slope * limit_s + ahead[0]) + 1)  # no set within the limit is worth more
         while True:
-            loads, back, cropped = _price(
+            cells = (sweep.num_states if keep else 2 * sweep.width) * (most + 1)
+            if len(self.scratch[0]) < cells:
+                self.scratch[0] = np.empty(cells)
+            loads, table, cropped = _price(
                 sweep.order, sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, self.work_s, values, limit_s, most,
-                floor - 0.5, slope, ahead, keep,
+                floor - 0.5, slope, ahead, keep, sweep.width, self.scratch[0],
             )  # fmt: skip
-            if not cropped:
-                return loads, back
+            if not cropped or floor:
+                return loads, table
             most = min(total, 2 * most + 1)
 
     def _outlook(self, values: Ints, limit_s: float) -> tuple[float, Floats]:
@@ -102,82 +111,85 @@ def _earnings(
 @allocating
 def _price(  # noqa: C901 - one compiled loop
     order: Ints, layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, work_s: Any, values: Ints, limit_s: float,
-    most: int, floor: float, slope: float, ahead: Floats, keep: bool,
+    most: int, floor: float, slope: float, ahead: Floats, keep: bool, width: int,
+    scratch: Floats,
 ) -> Any:  # fmt: skip
-    """Least load for each value (infinite where no set has it), the step that led to each state and value, and whether values
-    above `most` were left out.
+    """Least load for each value (infinite where no set has it), the table of states that led there if it is kept, and
+    whether values above `most` were left out.
 
     What cannot reach `floor` is dropped: no state earns more than `ahead` at the price `slope` for load (a Lagrangian bound).
+    The table is (rows, lowest value, highest value) for each state; cells outside these values are not set.
     """
-    num_steps = len(order)
-    width = 0
-    for position in range(num_steps + 1):
-        width = max(width, layer[position + 1] - layer[position])
-    old, new = np.full((width, most + 1), np.inf), np.full((width, most + 1), np.inf)
-    old_low, old_high = np.zeros(width, np.int64), np.full(width, -1, np.int64)
-    new_low, new_high = np.zeros(width, np.int64), np.full(width, -1, np.int64)
-    back = np.empty((len(into) - 1 if keep else 1, most + 1), np.uint16)
-    old[0, 0], old_high[0] = 0.0, 0
+    num_steps, num_states = len(order), len(into) - 1
+    num_rows = num_states if keep else 2 * width
+    table = scratch[: num_rows * (most + 1)].reshape((num_rows, most + 1))
+    lowest, highest = np.zeros(num_states, np.int64), np.full(num_states, -1, np.int64)
+    table[0, 0], highest[0] = 0.0, 0
     cropped = False
     for step in range(num_steps):
         item = order[step]
         value, work = values[item], work_s[item]
-        base, first, after = layer[step], layer[step + 1], layer[step + 2]
-        for state in range(first, after):
-            row = new[state - first]
+        old_row = 0 if keep else step % 2 * width - layer[step]
+        new_row = 0 if keep else (step + 1) % 2 * width - layer[step + 1]
+        for state in range(layer[step + 1], layer[step + 2]):
+            row = table[new_row + state]
             low, high = most + 1, -1
             for edge in range(into[state], into[state + 1]):
-                parent, shift = source[edge] - base, value if side[edge] == 1 else 0
-                if old_high[parent] >= 0:
-                    low, high = min(low, old_low[parent] + shift), max(high, old_high[parent] + shift)
+                parent, shift = source[edge], value if side[edge] == 1 else 0
+                if highest[parent] >= 0:
+                    low, high = min(low, lowest[parent] + shift), max(high, highest[parent] + shift)
             high = min(high, most)
-            for amount in range(low, high + 1):
-                row[amount] = np.inf
+            row[low : high + 1] = np.inf
             for edge in range(into[state], into[state + 1]):
-                parent, add, shift = source[edge] - base, cost_1[edge], 0
+                parent, add, shift = source[edge], cost_1[edge], 0
                 if side[edge] == 1:
                     add, shift = add + work, value
-                if add > limit_s or old_high[parent] < 0:
+                if add > limit_s or highest[parent] < 0:
                     continue
-                past = old[parent]
-                top = min(old_high[parent], most - shift)
-                for amount in range(top + 1, old_high[parent] + 1):
+                past = table[old_row + parent]
+                top = min(highest[parent], most - shift)
+                for amount in range(top + 1, highest[parent] + 1):
                     cropped = cropped or past[amount] + add <= limit_s
-                for amount in range(old_low[parent], top + 1):
-                    load = past[amount] + add
-                    if load < row[amount + shift]:
-                        row[amount + shift] = load
-                        if keep:
-                            back[state, amount + shift] = edge - into[state]
-            new_low[state - first], new_high[state - first] = most + 1, -1
+                first, count = lowest[parent], top + 1 - lowest[parent]
+                if count > 0:
+                    before, after = past[first : first + count], row[first + shift : first + shift + count]
+                    for spot in range(count):
+                        load = before[spot] + add
+                        after[spot] = load if load < after[spot] else after[spot]
+            lowest[state] = most + 1
             hope = ahead[state] + slope * limit_s
             for amount in range(low, high + 1):
                 if row[amount] > limit_s or amount + hope - slope * row[amount] < floor:
                     row[amount] = np.inf
                 else:
-                    new_high[state - first] = amount
-                    if new_low[state - first] > most:
-                        new_low[state - first] = amount
-        old, new = new, old
-        old_low, new_low = new_low, old_low
-        old_high, new_high = new_high, old_high
-    loads = np.full(max(old_high[0], 0) + 1, np.inf)
-    for amount in range(old_low[0], old_high[0] + 1):
-        loads[amount] = old[0, amount]
-    return loads, back, cropped
+                    highest[state] = amount
+                    if lowest[state] > most:
+                        lowest[state] = amount
+    last = num_states - 1
+    loads = np.full(max(highest[last], 0) + 1, np.inf)
+    row = table[last if keep else num_steps % 2 * width]
+    for amount in range(lowest[last], highest[last] + 1):
+        loads[amount] = row[amount]
+    return loads, (table, lowest, highest), cropped
 
 
 @allocating
 def _trace(
-    order: Ints, layer: Ints, into: Ints, source: Ints, side: Any, values: Ints, back: Any, amount: int
-) -> NDArray[np.bool_]:
-    """The set that has the value `amount` and the least load, by the steps that led there."""
+    order: Ints, layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, work_s: Any, values: Ints, table: Any,
+    lowest: Ints, highest: Ints, amount: int,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """The set that has the value `amount` and the least load, by the steps whose sums the table holds."""
     chosen = np.zeros(len(values), np.bool_)
     state = layer[len(order)]
     for step in range(len(order) - 1, -1, -1):
-        edge = into[state] + back[state, amount]
-        if side[edge] == 1:
-            chosen[order[step]] = True
-            amount -= values[order[step]]
-        state = source[edge]
+        item = order[step]
+        for edge in range(into[state], into[state + 1]):
+            parent, add, left = source[edge], cost_1[edge], amount
+            if side[edge] == 1:
+                add, left = add + work_s[item], amount - values[item]
+            inside = lowest[parent] <= left <= highest[parent]
+            if inside and table[parent, left] + add == table[state, amount]:
+                chosen[item] = side[edge] == 1
+                state, amount = parent, left
+                break
     return chosen
