@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autosplit.constraints import Constraints as Constraints
     from autosplit.deploying import open_pipeline as open_pipeline
     from autosplit.discovering import machine_for as machine_for
+    from autosplit.explaining import explain as explain
     from autosplit.graph import Graph as Graph
     from autosplit.machine import Machine as Machine
     from autosplit.plan import Plan as Plan
@@ -33,6 +34,7 @@ _HOME = {
     "search": "api",
     "trace": "api",
     "Constraints": "constraints",
+    "explain": "explaining",
     "Graph": "graph",
     "Machine": "machine",
     "Plan": "plan",

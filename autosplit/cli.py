@@ -98,7 +98,7 @@ def profile(given: options.Profile) -> None:
     _show(given, _json_safe(data), table(rows, f"{traced.graph.name}: {len(traced.graph.ops)} ops"))
 
 
-def search(given: options.Search) -> None:
+def search(given: options.Plans) -> None:
     """Find the best plan for a model, or for a planner's workload file, and write it."""
     if given.format != "model":
         _search_workload(given)
@@ -135,10 +135,61 @@ def search(given: options.Search) -> None:
     data |= {"method": found.plan.method, "status": found.plan.status, "loads_s": dict(found.plan.loads_s)}
     data |= {"stages": found.plan.rows(), "candidates": found.rows()}
     views = [plan_table(found.plan)] + ([table(found.rows(), "candidates")] if found.trials else [])
+    if given.objective == "pareto":
+        data["front"] = _front_of_model(given, found, machine)
+        views.append(table([{k: v for k, v in row.items() if k != "assignment"} for row in data["front"]], "front"))
+    if given.explain:
+        _explain(found.explain(options.seconds(given.time_limit)), data, views)
     _show(given, _json_safe(data), *views)
 
 
-def _search_workload(given: options.Search) -> None:
+def _front_of_model(given: options.Plans, found: Any, machine: Any) -> list[dict[str, Any]]:
+    """The rows of the front; its plan files where they are asked for."""
+    from autosplit.planfile import write_plan
+    from autosplit.planning import plan_front
+
+    graph = found.traced.graph
+    plans = plan_front(
+        graph,
+        machine,
+        found.profile,
+        found.plan.source,
+        given.constraints(),
+        given.backends,
+        queue_depth=given.queue_depth,
+        microbatch=found.plan.microbatch,
+        time_limit_s=options.seconds(given.time_limit),
+        seed=given.seed,
+        log=_log(given),
+    )
+    rows = []
+    for number, (plan, peak_bytes) in enumerate(plans):
+        stages = " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.backend})" for stage in plan.stages)
+        row: dict[str, Any] = {
+            "items_per_s": plan.prediction.throughput_per_s,
+            "latency_s": plan.prediction.latency_s,
+            "peak_bytes": peak_bytes,
+        }
+        row |= {"stages": stages, "assignment": {op: list(stage.devices) for stage in plan.stages for op in stage.ops}}
+        if given.front is not None:
+            given.front.mkdir(parents=True, exist_ok=True)
+            row["plan"] = str(given.front / f"front-{number}.yaml")
+            write_plan(replace(plan, versions=found.plan.versions), graph, Path(row["plan"]))
+        rows.append(row)
+    return rows
+
+
+def _explain(explanation: Any, data: dict[str, Any], views: list[Any]) -> None:
+    """The explanation beside what else is shown."""
+    from autosplit.report import table
+
+    data["explanation"] = explanation.to_dict()
+    views.append(table(explanation.rows(), "why", explanation.text))
+
+
+def _search_workload(given: options.Plans) -> None:
+    from autosplit.explaining import explain_blocks
+    from autosplit.planners.pareto import pareto, point_of
     from autosplit.planners.portfolio import solve
     from autosplit.report import table
     from autosplit.workloads import read_workload
@@ -147,20 +198,21 @@ def _search_workload(given: options.Search) -> None:
         raise UsageError(f"format '{given.format}' is not known; valid: model, dnn-partitioning, pipedream")
     wanted = given.constraints()
     problem = read_workload(Path(given.model), "pipedream" if given.format == "pipedream" else "dnn-partitioning")
-    solution = solve(
-        problem,
-        objective=wanted.objective,
-        contiguous=given.contiguous,
-        num_stages=wanted.num_stages,
-        max_replicas=wanted.max_replicas,
-        min_stage_s=wanted.min_stage_s,
-        max_latency_s=wanted.max_latency_s,
-        time_limit_s=options.seconds(given.time_limit),
-        seed=given.seed,
-        log=_log(given),
-    )
+    limits: dict[str, Any] = {
+        "contiguous": given.contiguous,
+        "num_stages": wanted.num_stages,
+        "max_replicas": wanted.max_replicas,
+        "min_stage_s": wanted.min_stage_s,
+        "max_latency_s": wanted.max_latency_s,
+    }
+    calls: dict[str, Any] = {"time_limit_s": options.seconds(given.time_limit), "seed": given.seed, "log": _log(given)}
+    front: tuple[Any, ...] = ()
+    if given.objective == "pareto":
+        front = pareto(problem, **limits, **calls)
+        solution = front[0]
+    else:
+        solution = solve(problem, objective=wanted.objective, **limits, **calls)
     loads = dict(zip(problem.devices, solution.loads_s, strict=True))
-    homes = {problem.ops[op]: [problem.devices[d] for d in block.devices] for block in solution.blocks for op in block.ops}
     data = {
         "workload": problem.name,
         "objective": solution.objective_s,
@@ -169,13 +221,33 @@ def _search_workload(given: options.Search) -> None:
         "status": solution.status,
         "method": solution.method,
         "solve_s": solution.solve_s,
-        "assignment": {op: names[0] if len(names) == 1 else names for op, names in homes.items()},
+        **_placed(problem, solution),
         "loads": loads,
     }
     title = (
         f"{problem.name}: {solution.objective_s:.6g}, bound {solution.bound_s:.6g}, gap {solution.gap:.3%} ({solution.method})"
     )
-    _show(given, data, table([{"device": name, "load": load} for name, load in loads.items()], title))
+    views = [table([{"device": name, "load": load} for name, load in loads.items()], title)]
+    if front:
+        points = [point_of(problem, each) for each in front]
+        rows = [{"objective": point.bottleneck_s, "latency": point.latency_s, "peak_bytes": point.peak_bytes} for point in points]
+        data["front"] = [row | _placed(problem, each) for row, each in zip(rows, front, strict=True)]
+        views.append(table([row | {"stages": len(each.blocks)} for row, each in zip(rows, front, strict=True)], "front"))
+    if given.explain:
+        asked = {"objective": wanted.objective, **limits}
+        limit_s = options.seconds(given.time_limit)
+        _explain(explain_blocks(problem, solution.blocks, options=asked, time_limit_s=limit_s, unit=""), data, views)
+    _show(given, _json_safe(data), *views)
+
+
+def _placed(problem: Any, solution: Any) -> dict[str, Any]:
+    """Op to the device that runs it, or to all replicas; and the stages in order, of which several may share a device."""
+    stages = [
+        {"devices": [problem.devices[d] for d in block.devices], "ops": [problem.ops[op] for op in block.ops]}
+        for block in solution.blocks
+    ]
+    homes = {op: stage["devices"] for stage in stages for op in stage["ops"]}
+    return {"assignment": {op: names[0] if len(names) == 1 else names for op, names in homes.items()}, "stages": stages}
 
 
 def evaluate(given: options.Evaluate) -> None:

@@ -61,8 +61,10 @@ class Explanation:
     unit: str = "s"
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a device."""
-        return list(self.devices)
+        """One row a device; without units in the names where none is known."""
+        if self.unit == "s":
+            return list(self.devices)
+        return [{key.removesuffix("_s"): value for key, value in row.items()} for row in self.devices]
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame indexed by device."""
@@ -357,7 +359,7 @@ def _change(
     objective = asked.get("objective", "throughput")
     own_s = min(value_s, _value_s(problem, blocks, objective))
     try:
-        solution = solve(problem, time_limit_s=time_limit_s, **asked)
+        solution = solve(problem, time_limit_s=time_limit_s, name_conflict=False, **asked)
     except InfeasibleError:
         return _change_row(words, own_s, 0.0, value_s, proved=False)
     best_s = min(own_s, solution.objective_s)

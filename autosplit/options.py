@@ -106,7 +106,9 @@ class Search(Profile):
 
     output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")] = Path("plan.yaml")
     stages: Annotated[int | None, typer.Option(min=1, help="Exactly so many stages.")] = None
-    objective: Annotated[str, typer.Option(help="throughput or latency.")] = "throughput"
+    objective: Annotated[
+        str, typer.Option(help="throughput, latency, or (search only) pareto: the front of both and memory.")
+    ] = "throughput"
     pin: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops on that device (again for more).")] = None
     forbid: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops never on that device.")] = None
     together: Annotated[list[str] | None, typer.Option(help="PATTERN: these ops in one stage.")] = None
@@ -124,10 +126,15 @@ class Search(Profile):
         "model"
     )
 
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """What may be asked for."""
+        return "throughput", "latency"
+
     def constraints(self) -> Constraints:
         """The demands as a value. Raises: UsageError: a pair without ``=``, an unknown objective, no duration."""
-        if self.objective not in ("throughput", "latency"):
-            raise UsageError(f"objective '{self.objective}' is not known; valid: throughput, latency")
+        if self.objective not in self.objectives:
+            raise UsageError(f"objective '{self.objective}' is not known; valid: {', '.join(self.objectives)}")
         forbids: dict[str, tuple[str, ...]] = {}
         for pattern, device in _pairs(self.forbid, "--forbid"):
             forbids[pattern] = (*forbids.get(pattern, ()), device)
@@ -141,6 +148,21 @@ class Search(Profile):
             max_latency_s=seconds(self.max_latency) if self.max_latency else None,
             min_stage_s=seconds(self.min_stage) if self.min_stage else None,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans(Search):
+    """What a plan must be like, and what is to be told about it."""
+
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what bounds the plan, what other cuts cost, and what a change would bring.")
+    ] = False
+    front: Annotated[Path | None, typer.Option(help="Folder for the plan files of a Pareto front.")] = None
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """What may be asked for."""
+        return "throughput", "latency", "pareto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from autosplit.errors import InfeasibleError
 from autosplit.graph import Graph
 from autosplit.machine import Machine
 from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.planners.pareto import Point, front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
 from autosplit.problem import Block, Problem, Solution, problem_from
 from autosplit.profile import Profile
@@ -80,6 +81,59 @@ def plan_model(
     if not plans:
         raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
     return sorted(plans, key=objective_s(constraints))
+
+
+def plan_front(
+    graph: Graph,
+    machine: Machine,
+    profile: Profile,
+    source: Source,
+    constraints: Constraints,
+    backends: Sequence[str],
+    *,
+    queue_depth: int = 4,
+    microbatch: int | None = None,
+    time_limit_s: float = 10.0,
+    seed: int = 0,
+    log: Log | None = None,
+) -> list[tuple[Plan, float]]:
+    """Plans of which none is better than another in throughput, latency and peak memory, the best throughput first.
+
+    The arguments are those of ``plan_model``; ``time_limit_s`` is for all choices of backends together.
+
+    Returns: plans, each with the bytes that its fullest device holds.
+    Raises: InfeasibleError, ProfileError: as ``plan_model``.
+    """
+    constraints.verify(graph, machine)
+    plans: dict[Point, Plan] = {}
+    refusal: InfeasibleError | None = None
+    choices = backend_choices(machine, backends)
+    for choice in choices:
+        threads = {name: threads_on(machine, name) for name in choice}
+        problem = _problem(graph, machine, profile, constraints, choice, threads)
+        try:
+            solutions = pareto(
+                problem,
+                num_stages=constraints.num_stages,
+                max_replicas=constraints.max_replicas or len(machine.devices),
+                min_stage_s=constraints.min_stage_s,
+                max_latency_s=constraints.max_latency_s,
+                time_limit_s=time_limit_s / len(choices),
+                seed=seed,
+                log=log,
+            )
+        except InfeasibleError as failure:
+            refusal = failure
+            continue
+        for solution in solutions:
+            if all(len({choice[problem.devices[device]] for device in block.devices}) == 1 for block in solution.blocks):
+                point = point_of(problem, solution)
+                plans[point] = _plan(
+                    graph, profile, source, constraints, problem, solution, choice, threads, queue_depth, microbatch
+                )
+    if not plans:
+        raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
+    return [(plans[point], point.peak_bytes) for point in front_of(list(plans))]
 
 
 def objective_s(constraints: Constraints) -> Callable[[Plan], float]:

@@ -17,7 +17,8 @@ from autosplit import tables
 from autosplit.backends.base import Precision
 from autosplit.comparing import Arena, Progress
 from autosplit.constraints import Constraints
-from autosplit.errors import AutosplitError, BackendError
+from autosplit.errors import AutosplitError, BackendError, UsageError
+from autosplit.explaining import Explanation, explain
 from autosplit.machine import Machine
 from autosplit.plan import Plan, Source
 from autosplit.planning import Log, plan_model, predict
@@ -115,6 +116,19 @@ class SearchResult:
     traced: Traced
     profile: Profile
     trials: tuple[Trial, ...] = ()
+    job: Job | None = None
+
+    def explain(self, time_limit_s: float = 10.0) -> Explanation:
+        """Why the plan is no faster, by the profile: see ``autosplit.explaining``.
+
+        Raises: UsageError: the result was not made by a search.
+        """
+        if self.job is None:
+            raise UsageError(
+                "this result does not say what was searched for; call autosplit.explain with machine and constraints"
+            )
+        job = self.job
+        return explain(self.traced.graph, self.plan, job.machine, self.profile, job.constraints, time_limit_s=time_limit_s)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a candidate."""
@@ -143,7 +157,7 @@ def search(
     """
     first = job.plan(subject, {})
     if budget_s <= 0:
-        return SearchResult(first, *subject)
+        return SearchResult(first, *subject, job=job)
     with Arena(job.machine, job.precision) as arena:
         hunt = _Hunt(job, subject, arena, budget_s, progress or (lambda share, text: None))
         hunt.correct(first)
@@ -154,7 +168,7 @@ def search(
     plan = proved
     if proved.hash != best.plan.hash:
         plan = predict(best.plan, traced.graph, job.machine, profile, proved.prediction.bound_s)
-    return SearchResult(plan, traced, profile, tuple(hunt.trials))
+    return SearchResult(plan, traced, profile, tuple(hunt.trials), job)
 
 
 class _Hunt:

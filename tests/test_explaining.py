@@ -2,11 +2,14 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from problems import chain
+from typer.testing import CliRunner
 
+from autosplit.cli import app
 from autosplit.constraints import Constraints
 from autosplit.cost import evaluate
 from autosplit.explaining import Explanation, explain, explain_blocks
@@ -18,6 +21,7 @@ from autosplit.planning import plan_model
 from autosplit.problem import Block, Problem
 from autosplit.profile import Profile
 
+WORKLOAD = Path(__file__).parent / "data" / "workloads" / "layer-bert24_inference.json"
 OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (), f"s{i}") for i in range(4))
 VALUES = {name: Value(name, (8,), "float32", 32) for name in ["x", *[op.name for op in OPS]]}
 GRAPH = Graph("chain", ("x",), ("a3",), OPS, VALUES, {}).verify()
@@ -130,3 +134,18 @@ def test_a_plan_is_explained_with_its_constraints():
     assert change(found, "'a*' not pinned to 'cpu:0'")["times"] == pytest.approx(2, rel=0.01)
     free = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_replicas=1), ["eager"])[0]
     assert explain(GRAPH, free, TWO, PROFILE, Constraints(max_replicas=1), time_limit_s=5).bound_by == "compute"
+
+
+def test_the_command_explains_a_workload_in_the_files_own_unit():
+    words = ["search", str(WORKLOAD), "--format", "dnn-partitioning", "--explain", "--time-limit", "4s"]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    explanation = result["explanation"]
+    assert explanation["objective_s"] == pytest.approx(result["objective"])
+    assert explanation["bottleneck"] == max(result["loads"], key=result["loads"].get)
+    assert explanation["bound_by"] == "compute"
+    more = next(row for row in explanation["changes"] if "one more device" in row["change"])
+    assert more["proved"] and more["objective_s"] < result["objective"]
+    shown = CliRunner().invoke(app, words)
+    assert "is the bottleneck: 17.7899" in shown.stdout and "next best cut costs" in shown.stdout

@@ -133,7 +133,7 @@ class _Front:
     def solutions(self) -> tuple[Solution, ...]:
         """Ends, shapes, limits; then what is not dominated."""
         left_s = self.deadline - monotonic()
-        best = self._solve(self.problem, left_s / 4)
+        best = self._solve(self.problem, left_s / 4, first=True)
         self._ask(self.problem, left_s / 4, objective="latency")
         self._simple()
         for change in self._shapes():
@@ -203,8 +203,8 @@ class _Front:
             except InfeasibleError:
                 return
 
-    def _solve(self, problem: Problem, time_limit_s: float, **change: Any) -> Solution:
-        solution = solve(problem, time_limit_s=time_limit_s, **{**self.options, **change})
+    def _solve(self, problem: Problem, time_limit_s: float, first: bool = False, **change: Any) -> Solution:
+        solution = solve(problem, time_limit_s=time_limit_s, name_conflict=first, **{**self.options, **change})
         self._offer(solution.blocks, solution.method, solution)
         return solution
 

@@ -91,6 +91,7 @@ def solve(
     time_limit_s: float = 10.0,
     seed: int = 0,
     log: Callable[[str], None] | None = None,
+    name_conflict: bool = True,
 ) -> Solution:
     """The best plan found within the time limit, with a bound on all plans.
 
@@ -106,6 +107,7 @@ def solve(
         time_limit_s: seconds after which the best plan so far is returned.
         seed: of everything random.
         log: called with a line for each step.
+        name_conflict: where no plan is found, find the constraints that cannot hold together, which takes longer.
     Returns: blocks that verify; status ``optimal`` when bound and objective meet.
     Raises: InfeasibleError: no plan meets all this; UsageError: the arguments make no sense.
     """
@@ -127,6 +129,10 @@ def solve(
         _integer_program(search, seed)
     else:
         _latency(search, seed)
+    if not search.blocks and not name_conflict:
+        raise InfeasibleError(
+            "no plan was found in time that meets all constraints together. Relax one, or raise the time limit."
+        )
     if not search.blocks:
         _refuse(search, seed)
     return _solution(search, monotonic() - started)

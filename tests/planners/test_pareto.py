@@ -1,19 +1,28 @@
+import json
 from dataclasses import replace
 from itertools import combinations
 from math import inf
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
+from typer.testing import CliRunner
 
+from autosplit.cli import app
 from autosplit.cost import evaluate, find_faults, latency_s
 from autosplit.errors import InfeasibleError
 from autosplit.planners import exhaustive
 from autosplit.planners.pareto import dominates, front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request
+from autosplit.problem import Block
+from autosplit.workloads import read_workload
+
+WORKLOAD = Path(__file__).parents[1] / "data" / "workloads" / "layer-bert24_inference.json"
+FORMAT = ("--format", "dnn-partitioning")
 
 
 def test_a_chain_trades_latency_for_throughput_and_memory():
@@ -69,3 +78,21 @@ def test_of_equal_points_the_one_with_fewer_stages_stays():
     problem = chain([1.0, 1.0], num_bytes=0.0)
     one = point_of(problem, solve(problem, num_stages=1))
     assert front_of([one, replace(one, bottleneck_s=inf), one]) == (one,)
+
+
+def test_the_command_prints_the_front_of_a_workload_with_its_plans():
+    done = CliRunner().invoke(app, ["search", str(WORKLOAD), *FORMAT, "--objective", "pareto", "--time-limit", "3s", "--json"])
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    front = result["front"]
+    assert result["objective"] == front[0]["objective"] and len(front) > 2
+    values = [(row["objective"], row["latency"], row["peak_bytes"]) for row in front]
+    assert values == sorted(values) and front[-1]["latency"] == min(latency for _, latency, _ in values)
+    problem = read_workload(WORKLOAD)
+    for row in front:
+        places = [
+            Block(tuple(map(problem.ops.index, s["ops"])), tuple(map(problem.devices.index, s["devices"]))) for s in row["stages"]
+        ]
+        assert evaluate(problem, places).bottleneck_s == pytest.approx(row["objective"], rel=1e-9)
+        assert latency_s(problem, places) == pytest.approx(row["latency"], rel=1e-9)
+        assert set(row["assignment"]) == set(problem.ops)
