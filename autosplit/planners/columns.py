@@ -141,7 +141,9 @@ class _Cover:
         """The share, and the price of each item; prices add up to 1."""
         self.solver.Solve()
         prices = np.maximum([-row.dual_value() for row in self.rows], 0.0)
-        return float(self.share.solution_value()), prices / max(prices.sum(), 1e-300)
+        if not 0.0 < prices.sum() < np.inf:
+            prices = np.ones(len(self.rows))
+        return float(self.share.solution_value()), prices / prices.sum()
 
 
 @dataclass

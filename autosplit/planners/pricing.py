@@ -66,6 +66,8 @@ class Pricer:
                 sweep.order, sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, self.work_s, values, limit_s, most,
                 floor - 0.5, slope, ahead, keep, sweep.width, self.scratch[0],
             )  # fmt: skip
+            if floor and loads[-1] == np.inf:  # the known set is over the limit by a rounding of sums
+                return self._run(values, limit_s, 0, keep)
             if not cropped or floor:
                 return loads, table
             most = min(total, 2 * most + 1)
@@ -148,7 +150,7 @@ def _price(  # noqa: C901 - one compiled loop
                     continue
                 past = table[old_row + parent]
                 top = min(highest[parent], most - shift)
-                for amount in range(top + 1, highest[parent] + 1):
+                for amount in range(max(top + 1, lowest[parent]), highest[parent] + 1):
                     cropped = cropped or past[amount] + add <= limit_s
                 first, count = lowest[parent], top + 1 - lowest[parent]
                 if count > 0:

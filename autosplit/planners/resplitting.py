@@ -15,7 +15,7 @@ from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
 
 NUM_BUCKETS = 1000
-MAX_CELLS = 40_000_000
+MAX_CELLS = 30_000_000
 
 
 def resplit(
@@ -68,7 +68,7 @@ def _divide(  # noqa: C901 - one compiled loop
     shape = (width, num_buckets + 1)
     old_1, old_0 = np.full(shape, np.inf), np.full(shape, np.inf)
     new_1, new_0 = np.full(shape, np.inf), np.full(shape, np.inf)
-    step_of = np.zeros((num_states, num_buckets + 1), np.uint16)
+    step_of = np.zeros((num_states, num_buckets + 1), np.uint32)
     from_of = np.zeros((num_states, num_buckets + 1), np.uint16)
     old_1[0, 0] = old_0[0, 0] = 0.0
     for step in range(num_steps):

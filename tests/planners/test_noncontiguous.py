@@ -156,6 +156,20 @@ def test_a_sweep_prices_every_set(seed: int) -> None:
             assert graph.load_s(found, device) <= limit_s * (1 + 1e-12)
 
 
+def test_a_value_above_every_even_share_is_followed() -> None:
+    # the table of values began too small, and the walk over it read before its start
+    graph = hypergraph_of(read_workload(WORKLOADS / "op-resnet50_inference.json"))
+    pricers = pricers_of(graph)
+    assert pricers is not None
+    values = np.ones(graph.num_items, dtype=np.int64)
+    values[int(graph.compute_s[:, 0].argmax())] = 60_000
+    limit_s = 124.3488
+    for pricer in pricers:
+        found = pricer.best_set(values, limit_s)
+        assert values[found].sum() == len(pricer.profile(values, limit_s)) - 1
+        assert values[pricer.best_set(values, limit_s, int(values[found].sum()))].sum() == values[found].sum()
+
+
 def test_prices_refute_what_cannot_be_held() -> None:
     graph = hypergraph_of(drawn(4))
     pricers = pricers_of(graph)
