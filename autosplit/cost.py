@@ -112,9 +112,10 @@ def _share(problem: Problem, blocks: Sequence[Block], crossings: _Crossings, num
     shares = []
     for device in blocks[number].devices:
         line = (fixed_s[device], per_byte[device]) if sending else (fixed_s[:, device], per_byte[:, device])
-        means = [(line[0][list(block.devices)].mean(), line[1][list(block.devices)].mean()) for block in blocks]
-        means.append((line[0][HOST], line[1][HOST]))
-        table = np.array(means)
+        table = np.zeros((len(blocks) + 1, 2))
+        for peer in np.unique(peers):
+            where = [HOST] if peer == HOST else list(blocks[peer].devices)
+            table[peer] = line[0][where].mean(), line[1][where].mean()
         seconds = table[peers, 0] + sizes * table[peers, 1]
         if sending and problem.send_once:
             dearest = np.zeros(len(problem.nets))

@@ -67,7 +67,7 @@ def best_latency(problem: Problem, request: Request, starts: Sequence[Row], dead
     forced = forced_lumps(problem, request.contiguous)
     delays = Delays(forced.problem, request.max_replicas)
     proof = (critical_path_s(forced.problem, delays), "critical path")
-    search = _Search(fewer_lumps(forced, MAX_LUMPS), request, Random(seed))
+    search = _Search(fewer_lumps(forced, MAX_LUMPS), request, Random(seed), deadline)
     everything = tuple(range(problem.num_ops))
     for device in range(problem.num_devices):
         search.offer([Block(everything, (device,))], "one device")
@@ -118,7 +118,7 @@ def _list_schedules(problem: Problem, deadline: float) -> Iterator[Timetable]:
     order = [int(device) for device in np.argsort(speed.sum(axis=0), kind="stable")]
     for count in range(1, problem.num_devices + 1):
         for caution in (1.0, 2.0) if count > 1 else (1.0,):
-            if count > 2 and monotonic() > deadline:
+            if count > 1 and monotonic() > deadline:
                 return
             table = list_schedule(problem, delays, order[:count], caution)
             if table is not None:
@@ -155,8 +155,8 @@ def _timetable(lumps: Lumps, blocks: Sequence[Block]) -> Timetable | None:
 class _Search:
     """Annealing over rows of blocks of lumps (Kirkpatrick et al., 1983); the cost is the evaluator's, nothing else."""
 
-    def __init__(self, lumps: Lumps, request: Request, random: Random) -> None:
-        self.lumps, self.request, self.random = lumps, request, random
+    def __init__(self, lumps: Lumps, request: Request, random: Random, deadline: float) -> None:
+        self.lumps, self.request, self.random, self.deadline = lumps, request, random, deadline
         self.problem = lumps.problem
         self.row: Row | None = None
         self.value_s = inf
@@ -189,6 +189,8 @@ class _Search:
     def offer_timetable(self, table: Timetable, method: str) -> None:
         """Keep a timetable's blocks, or what comes of joining them one by one."""
         for joining in JOININGS:
+            if self.row is not None and monotonic() > self.deadline:
+                return
             row = tuple(blocks_of(self.problem, table, joining))
             self._offer_row(row, method)
             self._offer_row(self._joined(row), method)
@@ -209,7 +211,7 @@ class _Search:
         """Blocks of one device joined as long as that does not make the latency worse."""
         value_s = self._latency_s(row)
         position = 0
-        while position < len(row):
+        while position < len(row) and monotonic() < self.deadline:
             block = row[position]
             for later in range(position + 1, len(row)):
                 if row[later].devices == block.devices:
