@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
-    errors files tables
+    errors files tables limits
     graph machine samples profile constraints plan planfile
     problem cost timeline simulation schedule workloads alternatives planners planning explaining
     results runreport modelspec
