@@ -125,7 +125,7 @@ def solve_noncontiguous(
 def _prove(search: _Search, delay_s: float) -> None:
     """Raise the bound until all is over; wait first for a plan worth proving."""
     begin = monotonic() + delay_s
-    while monotonic() < begin and not search.over():
+    while (monotonic() < begin or search.best()[0] == inf) and not search.over():
         threading.Event().wait(0.01)
     rising_bound(search.graph, search.best, search.prove, search.deadline)
 
