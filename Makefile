@@ -21,7 +21,7 @@ demo: install ## the main job on a ResNet-50 and a BERT-base class model, on the
 	$(BIN)/python -m benchmarks.demo
 
 test: install ## every test, with the examples in README, docstrings and notebooks
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q
 
 check: install ## ruff, mypy --strict, and the import-direction test
 	$(BIN)/ruff check .
