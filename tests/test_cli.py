@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -154,17 +153,17 @@ def test_a_workload_is_planned_and_its_answer_evaluates_to_the_same(tmp_path: Pa
     assert json.loads(judged.stdout)["loads"] == pytest.approx(answer["loads"])
 
 
-def leftovers() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("autosplit-*")) | set(Path("/dev/shm").glob("*"))
-
-
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("step", ["trace", "profile", "search", "run"])
 def test_ctrl_c_stops_at_every_step_and_leaves_nothing(step: str, tmp_path: Path) -> None:
-    before = leftovers()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    shared = set(Path("/dev/shm").iterdir())
     words = ["auto", MLP, "--backend", "eager", "--budget", "8s", "--requests", "400000", "--devices", "cpu:0,cpu:1"]
     command = [sys.executable, "-u", "-m", "autosplit.cli", *words]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ}) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)}
+    ) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith(step):
@@ -179,4 +178,5 @@ def test_ctrl_c_stops_at_every_step_and_leaves_nothing(step: str, tmp_path: Path
     assert not (tmp_path / "plan.yaml").exists()
     _, alive = psutil.wait_procs(family, timeout=5)
     assert not alive
-    assert leftovers() <= before
+    assert not list(temporary.glob("autosplit-*"))
+    assert set(Path("/dev/shm").iterdir()) <= shared
