@@ -131,7 +131,7 @@ class Plan:
     def summary(self) -> str:
         """One sentence: what runs where, what is predicted, how well it is proved."""
         where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({s.backend})" for s in self.stages)
-        proof = f"{self.status}, gap {self.prediction.gap:.2%}"
+        proof = f"{self.status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{self.status}, no bound"
         return f"{where}: {self.prediction.throughput_per_s:.4g} items/s predicted ({proof}, {self.method})"
 
 
