@@ -204,6 +204,8 @@ def run_report(
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items()}
     chosen, sentence = judge(outcomes, objective, forced)
+    if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):
+        sentence += f" Workers that died and were started anew, their requests run again: {restarts}."
     tell(1.0, "done")
     return RunReport(traced.graph.name, plan.source.batch, outcomes, chosen, sentence, left_out)
 

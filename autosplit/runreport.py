@@ -138,6 +138,7 @@ class RunReport:
             "plan_throughput_per_s": self.plan.throughput_per_s,
             "baselines": {name: outcome.throughput_per_s for name, outcome in self.outcomes.items() if name != PLAN},
             "left_out": dict(self.left_out),
+            "restarts": best.stats.restarts,
             "stages": self.stage_rows(),
             "outcomes": {
                 name: {
@@ -167,7 +168,7 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool) -> tupl
     plan = outcomes[PLAN]
     simple = {name: outcome for name, outcome in outcomes.items() if name != PLAN and outcome.outputs_equal}
     if not simple:
-        return PLAN, "No simple way fits, so there is nothing to compare the plan with."
+        return PLAN, "No simple way ran beside the plan, so there is nothing to compare it with."
     best = max(simple, key=lambda name: simple[name].faster_than(plan, objective))
     ratio = simple[best].faster_than(plan, objective)
     what = "as low a latency" if objective == "latency" else "as fast"
