@@ -26,8 +26,8 @@ LAYERS = """
     searching
     exporting
     api
-    figures report progress
-    options progress cli
+    figures report
+    options progress commands cli
 """
 """Modules and packages in processing order. A module imports what stands before it; a package is one layer."""
 
@@ -41,7 +41,7 @@ ALLOWED = {
     "matplotlib": {"figures", "report"},
     "multiprocessing": {"processes", "measuring", "running"},
     "typer": {"options", "cli"},
-    "rich": {"report", "progress", "cli"},
+    "rich": {"report", "progress", "commands"},
     "transformers": {"architectures"},
     "onnxruntime": {"backends", "exporting"},
     "openvino": {"backends", "exporting"},

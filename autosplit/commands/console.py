@@ -1,0 +1,66 @@
+"""What every command shares: the two consoles, and how a result is shown."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from autosplit import options
+from autosplit.errors import StageError
+
+WIDTH = 140
+"""Columns where the output is no terminal."""
+
+out = Console(width=None if sys.stdout.isatty() else WIDTH)
+err = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
+
+
+def show(given: options.Output, data: Any, *views: Any) -> None:
+    """The result on stdout: the data as JSON, or the views for people."""
+    if given.json:
+        sys.stdout.write(json.dumps(data, indent=1, allow_nan=False, default=str) + "\n")
+    else:
+        for view in views:
+            out.print(view)
+
+
+def write_trace(path: Path | None, traced: Any, report: Any, machine: Any) -> None:
+    """The Chrome trace of a run, where one is asked for."""
+    from autosplit.api import run_trace
+    from autosplit.files import write_atomic
+
+    if path is not None:
+        write_atomic(path, json.dumps(run_trace(traced, report, machine)))
+        err.print(f"wrote {path}; open it in https://ui.perfetto.dev", highlight=False)
+
+
+def log(given: options.Output) -> Any:
+    """Where the solver's lines go: to stderr with ``-v``, else nowhere."""
+    return (lambda line: err.print(f"  solver: {line}", highlight=False)) if given.verbose else None
+
+
+def json_safe(value: Any) -> Any:
+    """The same data with None in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return None if isinstance(value, float) and not float("-inf") < value < float("inf") else value
+
+
+def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) -> None:
+    """The explanation beside what else is shown."""
+    from autosplit.report import table
+
+    data["explanation"] = explanation.to_dict()
+    views.append(table(explanation.rows(), "why", explanation.text))
+
+
+def require_equal(equal: bool, error: float) -> None:
+    """Raises: StageError: the outputs differed."""
+    if not equal:
+        raise StageError(
+            f"the outputs differ from the unsplit model's: the largest difference is {error:.3g}. Do not use this plan."
+        )

@@ -1,0 +1,84 @@
+"""A plan runs, beside the simple ways, or is written for another runtime."""
+
+from dataclasses import replace
+
+from autosplit import options
+from autosplit.commands.console import err, json_safe, log, require_equal, show, write_trace
+
+
+def run(given: options.Run) -> None:
+    """Run a plan, checked against the unsplit model, beside the simple ways to run the same model."""
+    from autosplit import api
+    from autosplit.discovering import check_here, machine_for
+    from autosplit.progress import bars
+    from autosplit.report import baselines_table, run_table
+
+    with bars(err) as start:
+        start("load")
+        plan, traced, machine = api.load_plan(given.plan, given.model)
+        if given.devices or given.machine or given.memory:
+            machine = machine_for(given.devices, given.machine, given.memory)
+        check_here(machine)
+        report = api.run(
+            traced,
+            plan,
+            machine,
+            baselines=given.baselines,
+            forced=True,
+            num_requests=given.requests,
+            num_rounds=given.rounds,
+            progress=start("run"),
+        )
+    write_trace(given.trace, traced, report, machine)
+    data = {**report.to_dict(), "plan": str(given.plan)}
+    show(given, json_safe(data), run_table(report), baselines_table(report))
+    require_equal(report.best.outputs_equal, report.best.max_abs_error)
+
+
+def auto(given: options.Auto) -> None:
+    """Do everything: trace, profile, search, run, compare; the best way is written as a plan."""
+    from autosplit import api
+    from autosplit.discovering import machine_for
+    from autosplit.planfile import write_plan
+    from autosplit.progress import bars
+    from autosplit.report import baselines_table, plan_table, run_table
+
+    with bars(err) as start:
+        start("trace")
+        result = api.auto(
+            given.model,
+            machine_for(given.devices, given.machine, given.memory),
+            given.batch,
+            given.seq_len,
+            backends=given.backends,
+            constraints=given.constraints(),
+            profiles=given.profiles,
+            remeasure=given.remeasure,
+            budget_s=options.seconds(given.budget),
+            queue_depth=given.queue_depth,
+            time_limit_s=options.seconds(given.time_limit),
+            seed=given.seed,
+            num_requests=given.requests,
+            num_rounds=given.rounds,
+            log=log(given),
+            progress=start,
+        )
+    for note in result.profile.notes:
+        err.print(f"note: {note}", highlight=False)
+    report = result.report
+    write_plan(replace(result.plan, chosen=report.chosen), result.search.traced.graph, given.output)
+    err.print(f"wrote {given.output}", highlight=False)
+    write_trace(given.trace, result.search.traced, report, result.machine)
+    data = {**report.to_dict(), "plan": str(given.output)}
+    show(given, json_safe(data), plan_table(result.plan), run_table(report), baselines_table(report))
+    require_equal(report.best.outputs_equal, report.best.max_abs_error)
+
+
+def export(given: options.Export) -> None:
+    """Write the stages of a plan for another runtime, with a manifest and a short loader."""
+    from autosplit import api
+
+    plan, traced, _ = api.load_plan(given.plan, given.model)
+    folder = api.export(traced, plan, given.folder, given.to)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    show(given, {"folder": str(folder), "files": files}, f"{folder}: {', '.join(files)}")

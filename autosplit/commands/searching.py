@@ -1,0 +1,90 @@
+"""The best plan for a model, why it is no faster, and the front of plans."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from autosplit import options
+from autosplit.commands.console import add_explanation, err, json_safe, log, show
+from autosplit.commands.workloads import search_workload
+
+
+def search(given: options.Plans) -> None:
+    """Find the best plan for a model, or for a planner's workload file, and write it."""
+    if given.format != "model":
+        search_workload(given)
+        return
+    from autosplit import api
+    from autosplit.discovering import machine_for
+    from autosplit.planfile import write_plan
+    from autosplit.progress import bars
+    from autosplit.report import plan_table, table
+
+    machine = machine_for(given.devices, given.machine, given.memory)
+    with bars(err) as start:
+        start("trace")
+        traced = api.trace(given.model, given.batch, given.seq_len)
+        measured = api.measure(
+            traced, machine, given.backends, profiles=given.profiles, remeasure=given.remeasure, progress=start("profile")
+        )
+        found = api.search(
+            traced,
+            measured,
+            machine,
+            given.constraints(),
+            budget_s=options.seconds(given.budget),
+            queue_depth=given.queue_depth,
+            time_limit_s=options.seconds(given.time_limit),
+            seed=given.seed,
+            log=log(given),
+            progress=start("search"),
+        )
+    api.keep_stages(found.traced, found.profile, given.profiles)
+    write_plan(found.plan, found.traced.graph, given.output)
+    err.print(f"wrote {given.output}", highlight=False)
+    data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}
+    data |= {"method": found.plan.method, "status": found.plan.status, "loads_s": dict(found.plan.loads_s)}
+    data |= {"stages": found.plan.rows(), "candidates": found.rows()}
+    views = [plan_table(found.plan)] + ([table(found.rows(), "candidates")] if found.trials else [])
+    if given.objective == "pareto":
+        data["front"] = _front_of_model(given, found, machine)
+        views.append(table([{k: v for k, v in row.items() if k != "assignment"} for row in data["front"]], "front"))
+    if given.explain:
+        add_explanation(found.explain(options.seconds(given.time_limit)), data, views)
+    show(given, json_safe(data), *views)
+
+
+def _front_of_model(given: options.Plans, found: Any, machine: Any) -> list[dict[str, Any]]:
+    """The rows of the front; its plan files where they are asked for."""
+    from autosplit.planfile import write_plan
+    from autosplit.planning import plan_front
+
+    graph = found.traced.graph
+    plans = plan_front(
+        graph,
+        machine,
+        found.profile,
+        found.plan.source,
+        given.constraints(),
+        given.backends,
+        queue_depth=given.queue_depth,
+        microbatch=found.plan.microbatch,
+        time_limit_s=options.seconds(given.time_limit),
+        seed=given.seed,
+        log=log(given),
+    )
+    rows = []
+    for number, (plan, peak_bytes) in enumerate(plans):
+        stages = " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.backend})" for stage in plan.stages)
+        row: dict[str, Any] = {
+            "items_per_s": plan.prediction.throughput_per_s,
+            "latency_s": plan.prediction.latency_s,
+            "peak_bytes": peak_bytes,
+        }
+        row |= {"stages": stages, "assignment": {op: list(stage.devices) for stage in plan.stages for op in stage.ops}}
+        if given.front is not None:
+            given.front.mkdir(parents=True, exist_ok=True)
+            row["plan"] = str(given.front / f"front-{number}.yaml")
+            write_plan(replace(plan, versions=found.plan.versions), graph, Path(row["plan"]))
+        rows.append(row)
+    return rows
