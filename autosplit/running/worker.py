@@ -39,6 +39,14 @@ KEPT_EVENTS = 16_384
 _WARM_UP_PASSES = 3
 
 
+class _Rewound(Exception):  # noqa: N818 - not an error: the tokens were counted anew
+    """The worker was paused in the middle of a request, and goes on with request ``first``."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(first)
+        self.first = first
+
+
 class Event(NamedTuple):
     """The times of one request in one worker, in monotonic nanoseconds.
 
@@ -101,11 +109,11 @@ class Stage:
         while True:
             try:
                 if self._control_poll.poll(0):
-                    raise Interrupted
+                    sequence = self._obey(sequence)
                 self._take(sequence)
                 sequence += self.duty.num_replicas
-            except Interrupted:
-                sequence = self._obey(sequence)
+            except _Rewound as pause:
+                sequence = pause.first
 
     def load(self, module: Module) -> None:
         """Load a module beside those in use, and warm it up."""
@@ -144,6 +152,7 @@ class Stage:
                     self.control.send(Paused())
                     sequence = None
                 case Load(module):
+                    self.status[words.STATE] = words.STARTING  # loading is not hanging
                     try:
                         self.load(module)
                         self.control.send(Loaded())
@@ -163,7 +172,7 @@ class Stage:
         asked = self._enter(words.WAITING, sequence)
         slots = []
         for ends, _ in self._sources:
-            slots.append(self._end(ends, sequence).acquire(sequence))
+            slots.append(self._acquire(self._end(ends, sequence), sequence))
         got = self._enter(words.RUNNING, sequence)
         flag, result = self._compute(sequence, slots)
         ran = self._enter(words.SENDING, sequence)
@@ -171,7 +180,7 @@ class Stage:
         for ends, index in self._sinks:
             end = self._end(ends, sequence)
             before = time.monotonic_ns()
-            slot = end.acquire(sequence)
+            slot = self._acquire(end, sequence)
             blocked += time.monotonic_ns() - before
             if flag == DATA:
                 slot.write(sequence, [result[position] for position in index])
@@ -183,6 +192,21 @@ class Stage:
             self._end(ends, sequence).release()
         sent = time.monotonic_ns()
         self._count(Event(sequence, flag, asked, posted, got, ran, sent, blocked))
+
+    def _acquire(self, end: RingEnd, sequence: int) -> Slot:
+        """The next slot of a ring; messages that come meanwhile are obeyed, and the request goes on where it was.
+
+        Raises: _Rewound: the worker was paused, and its requests begin anew.
+        """
+        while True:
+            try:
+                return end.acquire(sequence)
+            except Interrupted:
+                state = self.status[words.STATE]
+                first = self._obey(sequence)
+                if self.status[words.STATE] == words.PAUSED:
+                    raise _Rewound(first) from None
+                self.status[words.STATE] = state
 
     def _compute(self, sequence: int, slots: Sequence[Slot]) -> tuple[int, Any]:
         """The flag of the request's tokens from here on, and its outputs or the text of the error."""

@@ -232,6 +232,22 @@ def test_a_replay_loses_nothing(
         assert float(answer[0][0]) == values[-1]
 
 
+def test_reports_asked_for_under_load_disturb_nothing() -> None:
+    """Found late: a report that reached a worker between its waits for two rings made it take a token twice."""
+
+    def slow(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.001)
+        return x + y
+
+    stages = [local("a", double, "x", "u"), local("b", increment, "u", "v"), local("c", slow, "u v", "y", queue_depth=1)]
+    with Pipeline(stages, ["x"], ["y", "v"], max_in_flight=8) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(16)]
+        for number in range(16, 100):
+            futures.append(pipeline.submit(request(number)))
+            pipeline.stats()
+        assert [float(future.result(10)[0][0]) for future in futures] == [4 * number + 1 for number in range(100)]
+
+
 def test_a_request_that_kills_twice_is_given_up_and_the_others_go_on() -> None:
     stages = [local("a", increment, "x", "u"), local("b", Once(8, 2), "u", "y")]
     with Pipeline(stages, ["x"], ["y"]) as pipeline:
