@@ -1,7 +1,8 @@
 """Executor: takes requests in at the door, feeds the first rings, drains the last ones, and answers in order.
 
-One thread of the host blocks on everything that can happen: a result on a ring, the death of a worker, the end. A request
-is fed by whoever makes room for it: the caller if the window has room, else that thread once an older request is done.
+One thread of the host blocks on everything that can happen: a result on a ring, the death of a worker, a deadline at the
+door, the end. A request is fed by whoever makes room for it: the caller if the window has room, else that thread once an
+older request is done.
 """
 
 import contextlib
@@ -53,6 +54,13 @@ class Request:
     error: AutosplitError | None = None
     answered: bool = False
 
+    def late(self) -> bool:
+        """Whether its deadline passed; asked while it waits at the door."""
+        if not 0 < self.deadline_ns <= time.monotonic_ns():
+            return False
+        self.error = DeadlineError("the request's deadline passed while it waited at the door")
+        return True
+
 
 @dataclass
 class Drain:
@@ -92,7 +100,10 @@ class Executor:
         self._next = 0
         self._broken: AutosplitError | None = None
         self._open = True
+        self._ending = False
         self._feeding = True
+        self._alarm_ns: float = math.inf
+        """No deadline at the door passes before."""
         wiring = deployment.wiring
         feeds, drains = host_channels(wiring)
         self._feeds = [
@@ -157,6 +168,9 @@ class Executor:
             if not keep and request.sequence < 0:
                 # The caller may write into its tensors once submit returns.
                 request.inputs = tuple(value.clone() for value in request.inputs)
+            if request.sequence < 0 and 0 < request.deadline_ns < self._alarm_ns:
+                self._alarm_ns = request.deadline_ns
+                os.eventfd_write(self._wake_fd, 1)
         self._answer(late)
         return request.future
 
@@ -172,6 +186,7 @@ class Executor:
             self._lock.notify_all()
             if drain:
                 self._lock.wait_for(lambda: self._broken is not None or not (self._door or self._window))
+        self._ending = True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake_fd, 1)
         self._thread.join()
@@ -191,14 +206,27 @@ class Executor:
         late = []
         while self._door and self._window_has_room():
             _, _, request = heapq.heappop(self._door)
-            if request.future.cancelled():
-                continue
-            if request.deadline_ns and request.deadline_ns <= time.monotonic_ns():
-                request.error = DeadlineError("the request's deadline passed while it waited at the door")
+            if request.late():
                 late.append(request)
-                continue
-            self._feed(request)
+            elif not request.future.cancelled():
+                self._feed(request)
         return late
+
+    def _expire(self) -> None:
+        """Answer the requests whose deadline passed while they waited at the door."""
+        with self._lock:
+            late = [request for _, _, request in self._door if request.late()]
+            self._leave(late)
+            waiting = (request.deadline_ns for _, _, request in self._door)
+            self._alarm_ns = min((deadline_ns for deadline_ns in waiting if deadline_ns), default=math.inf)
+        self._answer(late)
+
+    def _leave(self, leaving: Sequence[Request]) -> None:
+        """Take requests away from the door (the lock is held)."""
+        if leaving:
+            self._door = [entry for entry in self._door if entry[2] not in leaving]
+            heapq.heapify(self._door)
+            self._lock.notify_all()
 
     def _feed(self, request: Request) -> None:
         request.sequence = sequence = self._next
@@ -220,13 +248,17 @@ class Executor:
         """The thread: block, then drain results or see to the dead."""
         try:
             while True:
-                events = self._poll.poll(self._recovery.patience_ms(self._window))
-                fds = {fd for fd, _ in events}
-                if self._wake_fd in fds:
+                fds = {fd for fd, _ in self._poll.poll(self._patience_ms())}
+                if self._ending:
                     return
+                if self._wake_fd in fds:
+                    os.eventfd_read(self._wake_fd)
+                    fds.remove(self._wake_fd)
+                if self._alarm_ns <= time.monotonic_ns():
+                    self._expire()
                 for fd in fds & self._drains.keys():
                     self._drain(self._drains[fd])
-                self._recovery.kill_hanging()
+                self._recovery.kill_hanging(self._next)
                 if any(worker.pidfd in fds for worker in self.deployment.workers):
                     with self.deployment.control_lock:
                         self._recover()
@@ -234,6 +266,11 @@ class Executor:
             self._fail(failure)
         except BaseException as failure:
             self._fail(WorkerError(f"the executor stopped: {failure!r}"))
+
+    def _patience_ms(self) -> int | None:
+        """How long nothing may happen before hanging workers and deadlines at the door are looked for; None for ever."""
+        patience_s = min(self._recovery.look_s, max(0.0, self._alarm_ns - time.monotonic_ns()) / 1e9)
+        return None if math.isinf(patience_s) else math.ceil(patience_s * 1000)
 
     def _drain(self, drain: Drain) -> None:
         """Take one token off a ring, and answer what is done with it."""
@@ -310,6 +347,8 @@ class Executor:
         with self._lock:
             if request.sequence in self._window:
                 self.deployment.words.skip(request.sequence)
+            else:
+                self._leave([request])
 
     def _fail(self, error: AutosplitError) -> None:
         """Answer every request with ``error``, and each that comes later."""

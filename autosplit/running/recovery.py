@@ -13,11 +13,11 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection
 
 from autosplit.errors import WorkerError
 from autosplit.processes import receive
 from autosplit.running import words
+from autosplit.running.flow import Flow
 from autosplit.running.messages import Events, Pause, Paused, Run
 from autosplit.running.provisioner import Deployment
 from autosplit.running.wiring import HOST
@@ -42,29 +42,41 @@ class Recovery:
         self._limits_s = [
             next(stage.hang_s for stage in deployment.wiring.stages if stage.name == duty.stage) for duty in deployment.duties
         ]
-        self._look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
+        self._flow = Flow(deployment.wiring)
+        self._seen: dict[int, tuple[tuple[int, int], float]] = {}
+        """Workers that held up a request at the last look: their state and its start, and when that was seen first."""
+        self.look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
+        """How long the executor may block before it looks for hanging workers."""
         self._next_look_s = 0.0
-
-    def patience_ms(self, running: Collection[object]) -> int | None:
-        """How long the executor may block before it looks for hanging workers; None for ever."""
-        return None if math.isinf(self._look_s) or not running else math.ceil(self._look_s * 1000)
 
     def progressed(self) -> None:
         """A request is done: restarts count from 0 again."""
         self._in_a_row = 0
 
-    def kill_hanging(self) -> None:
-        """Kill each worker that has been running one request for longer than its stage allows."""
+    def kill_hanging(self, next_sequence: int) -> None:
+        """Kill each worker that held up one request for longer than its stage allows: it ran it, or did not even take it.
+
+        A worker that waits for others, for inputs or for a free slot, is not at fault, however long that takes.
+
+        Args:
+            next_sequence: the request that will be fed next.
+        """
         now_s = time.monotonic()
         if now_s < self._next_look_s:
             return
-        self._next_look_s = now_s + self._look_s
+        self._next_look_s = now_s + self.look_s
+        places = self._flow.places(self._deployment.words)
         for number, limit_s in enumerate(self._limits_s):
-            status = self._deployment.words.status(number)
-            age_s = (time.monotonic_ns() - status[words.SINCE_NS]) / 1e9
-            if limit_s is not None and status[words.STATE] == words.RUNNING and age_s > limit_s:
-                worker = self._deployment.workers[number]
-                log.warning("%s has run request %d for %.1f s and is killed", worker.name, status[words.SEQUENCE], age_s)
+            if limit_s is None or not self._flow.at_fault(number, places, next_sequence):
+                self._seen.pop(number, None)
+                continue
+            mark = places[number].state, self._deployment.words.status(number)[words.SINCE_NS]
+            if self._seen.get(number, (None,))[0] != mark:
+                self._seen[number] = mark, now_s
+            age_s = now_s - self._seen[number][1]
+            if age_s > limit_s:
+                worker, doing = self._deployment.workers[number], words.STATES[mark[0]]
+                log.warning("%s is %s at request %d for %.1f s and is killed", worker.name, doing, places[number].sequence, age_s)
                 worker.kill()
 
     def replace_dead(self, base: int) -> dict[int, WorkerError]:

@@ -135,6 +135,19 @@ def test_the_lowest_priority_number_is_fed_first_then_arrival() -> None:
     assert gate.seen == [0, 4, 2, 1, 3]
 
 
+def test_a_sooner_request_overtakes_a_hundred_at_the_door() -> None:
+    """What is in the rings keeps its order, so no more is let in than keeps the stages at work."""
+    gate, depth = Gate(), 4
+    stages = [local("a", double, "x", "u", queue_depth=depth), local("b", gate, "u", "y", queue_depth=depth)]
+    with Pipeline(stages, ["x"], ["y"], room=100) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(100)]
+        urgent = pipeline.submit(request(1000), priority=-1)
+        gate.opened.set()
+        assert urgent.result(10)[0][0] == 2001
+        assert [float(future.result(10)[0][0]) for future in futures] == [2 * number + 1 for number in range(100)]
+    assert gate.seen.index(2000) == pipeline.wiring.window <= len(stages) * depth
+
+
 def test_what_waits_at_the_door_is_not_overwritten() -> None:
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["x", "y"], max_in_flight=1) as pipeline:
@@ -172,6 +185,23 @@ def test_a_late_request_is_skipped_at_the_next_border() -> None:
         assert pipeline.run(request(3))[0][0] == 4
         assert pipeline.stats().stages[0].num_skipped == 1
     assert seen == [1.0, 4.0] and gate.seen == [0, 3]
+
+
+def test_a_deadline_at_the_door_is_told_when_it_passes_and_makes_room() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=3) as pipeline:
+        futures = [pipeline.submit(request(0))]
+        futures += [pipeline.submit(request(number), deadline_s=limit_s) for number, limit_s in [(1, 60), (2, 0.1), (3, 0.05)]]
+        waiting = pipeline.submit(request(4))
+        for future in futures[2:]:
+            with pytest.raises(DeadlineError, match="while it waited at the door"):
+                future.result(10)
+        assert pipeline.num_waiting == 2 and not futures[0].done()
+        waiting.cancel()
+        assert pipeline.num_waiting == 1
+        gate.opened.set()
+        assert [float(future.result(10)[0][0]) for future in futures[:2]] == [1, 2]
+    assert gate.seen == [0, 1]
 
 
 def test_a_cancelled_request_is_skipped_at_the_door_and_at_borders() -> None:

@@ -61,10 +61,13 @@ def test_a_stage_that_dies_every_time_is_given_up_with_an_error_for_all() -> Non
             pipeline.submit(request(0))
 
 
-def test_running_out_of_memory_fails_the_request_alone() -> None:
-    with Pipeline([spawned("a", "exhaust", "x", "y")], ["x"], ["y"]) as pipeline:
+def test_running_out_of_memory_fails_the_request_alone_and_a_worker_that_stands_still_is_replaced() -> None:
+    with Pipeline([spawned("a", "exhaust", "x", "y", hang_s=2)], ["x"], ["y"]) as pipeline:
         futures = [pipeline.submit(request(number)) for number in range(9)]
         assert futures[8].result(30)[0][0] == 9
         with pytest.raises(StageError, match=r"failed on request 7: RuntimeError.*memory"):
             futures[7].result(30)
         assert pipeline.restarts == 0
+        os.kill(pipeline.pids[0], signal.SIGSTOP)
+        assert pipeline.run(request(1))[0][0] == 2
+        assert pipeline.restarts == 1

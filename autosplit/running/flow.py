@@ -1,0 +1,83 @@
+"""Where the requests of a pipeline are, read from the words of its workers without asking anybody.
+
+A worker's words name one request: it has handed over all its requests before that one, and as long as it waits it has not
+taken that one either. Which requests lie in a ring, and who holds up whom, follows from these numbers alone.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from autosplit.running import words
+from autosplit.running.wiring import HOST, Wiring
+from autosplit.running.words import Words
+
+
+class Place(NamedTuple):
+    """The state of a worker (see words) and the request that it is at."""
+
+    state: int
+    sequence: int
+
+
+class Flow:
+    """The way of requests through a wiring, for workers in the order of ``Wiring.workers``."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+        self._workers = list(wiring.workers())
+        self._replicas = [len(stage.devices) for stage in wiring.stages]
+        self._first = [sum(self._replicas[:stage]) for stage in range(len(self._replicas))]
+
+    def places(self, block: Words) -> list[Place]:
+        """Where each worker is now."""
+        found = (block.status(number) for number in range(len(self._workers)))
+        return [Place(status[words.STATE], status[words.SEQUENCE]) for status in found]
+
+    def num_queued(self, number: int, places: Sequence[Place], next_sequence: int) -> int:
+        """Requests that lie ready for a worker, all their inputs there.
+
+        Args:
+            number: the worker.
+            places: of all workers.
+            next_sequence: the request that the host will feed next.
+        """
+        state, sequence = places[number]
+        if state in (words.STARTING, words.PAUSED):
+            return 0
+        stage, _ = self._workers[number]
+        every = self._replicas[stage]
+        first = sequence if state == words.WAITING else sequence + every
+        sources = {channel.source for channel in self._wiring.channels if channel.target == stage}
+        count = 0
+        while count < self._wiring.window and all(
+            self._handed_over(source, first + count * every, places, next_sequence) for source in sources
+        ):
+            count += 1
+        return count
+
+    def at_fault(self, number: int, places: Sequence[Place], next_sequence: int) -> bool:
+        """Whether it is up to this worker that its request goes on: it runs it, or waits although it need not."""
+        state, sequence = places[number]
+        match state:
+            case words.WAITING:
+                return self.num_queued(number, places, next_sequence) > 0
+            case words.SENDING:
+                return not self._blocked(self._workers[number][0], sequence, places)
+            case _:
+                return state != words.STARTING
+
+    def _handed_over(self, source: int, sequence: int, places: Sequence[Place], next_sequence: int) -> bool:
+        if source == HOST:
+            return sequence < next_sequence
+        return places[self._worker(source, sequence)].sequence > sequence
+
+    def _blocked(self, stage: int, sequence: int, places: Sequence[Place]) -> bool:
+        """Whether a ring that takes the outputs of this request is full: its slot still holds an older request."""
+        targets = (channel for channel in self._wiring.channels if channel.source == stage and channel.target != HOST)
+        return any(
+            places[self._worker(channel.target, sequence)].sequence <= sequence - channel.num_slots * channel.every
+            for channel in targets
+        )
+
+    def _worker(self, stage: int, sequence: int) -> int:
+        return self._first[stage] + sequence % self._replicas[stage]
