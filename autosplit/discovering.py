@@ -7,17 +7,21 @@ import os
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from autosplit import tables
+from autosplit.accelerators import PROVIDERS, Facts, is_accelerator, provider
 from autosplit.errors import DeviceError, UsageError, raise_faults
 from autosplit.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
-from autosplit.machine import Device, Machine, parse_bytes, parse_device, read_machine
+from autosplit.machine import Machine, parse_bytes, parse_device, read_machine
+from autosplit.processes import receive, spawn_worker
 
+FACTS_TIMEOUT_S = 120.0
 CPUS = Path("/sys/devices/system/cpu")
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -55,10 +59,13 @@ class Description:
 def discover() -> Machine:
     """This machine with its default devices: each usable CPU core alone, then each CUDA device.
 
-    Usable is what the process may run on (its affinity), and no more cores than the container's CPU quota pays for.
+    Usable is what the process may run on (its affinity), and no more cores than the container's CPU quota pays for. One core
+    for each CUDA device is left to the worker that feeds it, as long as one is left.
     """
-    cpus = [parse_device(f"cpu:{core}") for core in usable_cores()]
-    return Machine.of([*cpus, *cuda_devices()])
+    cores, cudas = usable_cores(), [parse_device(f"cuda:{index}") for index in range(provider("cuda").count())]
+    needed = max(0, len(cudas) - (len(affinity()) - len(cores)))
+    cpus = [parse_device(f"cpu:{core}") for core in cores[: max(1, len(cores) - needed)]]
+    return with_free_memory(with_feeding_cores(Machine.of([*cpus, *cudas])))
 
 
 def machine_for(
@@ -83,6 +90,7 @@ def machine_for(
     else:
         machine = discover()
     check_here(machine)
+    machine = with_free_memory(with_feeding_cores(machine))
     return machine.with_memory(parse_memory(memory, machine)) if memory is not None else machine
 
 
@@ -114,10 +122,11 @@ def check_here(machine: Machine) -> None:
         if absent:
             cores = ", ".join(map(str, absent))
             faults.append(f"device '{device.name}' names core {cores}, and this process may use cores {span(available)}")
-    count = torch.cuda.device_count()
-    for device in machine.devices:
-        if device.kind == "cuda" and device.index >= count:
-            faults.append(f"device '{device.name}' is not here: torch {torch.__version__} sees {count} CUDA devices")
+    for device in filter(is_accelerator, machine.devices):
+        count = provider(device.kind).count()
+        if device.index >= count:
+            seen = f"{count} {device.kind.upper()} device{'s' * (count != 1)}"
+            faults.append(f"device '{device.name}' is not here: torch {torch.__version__} sees {seen}")
     num_cores = sum(len(device.cores) for device in machine.devices if device.kind == "cpu")
     quota = cpu_quota()
     if quota is not None and not faults and num_cores > max(1, math.floor(quota)):
@@ -128,14 +137,45 @@ def check_here(machine: Machine) -> None:
     raise_faults(DeviceError, "the devices do not fit this machine", faults)
 
 
-def cuda_devices() -> list[Device]:
-    """A device for each CUDA device that torch sees, with its memory as the cap."""
-    if not torch.cuda.is_available():
-        return []
-    return [
-        Device(f"cuda:{index}", "cuda", index=index, memory_bytes=torch.cuda.get_device_properties(index).total_memory)
-        for index in range(torch.cuda.device_count())
-    ]
+def with_feeding_cores(machine: Machine) -> Machine:
+    """The machine with a CPU core for the worker of each accelerator that has none: it queues work and copies.
+
+    That is the first core that no device of this machine uses, the usable ones before the rest of the affinity; where none is
+    left, the last usable one, which it then shares.
+    """
+    taken = {core for device in machine.devices for core in device.cores}
+    spare = [core for core in affinity() if core not in taken]
+    devices = []
+    for device in machine.devices:
+        if is_accelerator(device) and not device.cores:
+            device = replace(device, cores=(spare.pop(0) if spare else usable_cores()[-1],))
+        devices.append(device)
+    return replace(machine, devices=tuple(devices))
+
+
+def with_free_memory(machine: Machine) -> Machine:
+    """The machine with the memory that is free now as the cap of each accelerator that has none."""
+    wanted = tuple(device.name for device in machine.devices if is_accelerator(device) and device.memory_bytes is None)
+    return machine.with_memory({name: facts.free_bytes for name, facts in facts_of(wanted).items()})
+
+
+@cache
+def facts_of(names: tuple[str, ...]) -> Mapping[str, Facts]:
+    """What these accelerators are, asked of a process that ends with its answer: an open device takes memory of it.
+
+    Raises: DeviceError: one cannot be opened.
+    """
+    if not names:
+        return {}
+    worker = spawn_worker("autosplit.accelerators:answer_facts", name=f"looking at {', '.join(names)}")
+    try:
+        worker.connection.send((names, dict(PROVIDERS)))
+        answer = receive(worker, FACTS_TIMEOUT_S, "what the devices are")
+    finally:
+        worker.close()
+    if isinstance(answer, str):
+        raise DeviceError(f"device{'s' * (len(names) > 1)} {', '.join(names)} cannot be used: {answer}")
+    return cast(Mapping[str, Facts], answer)
 
 
 def cpu_name() -> str:
@@ -203,9 +243,12 @@ def describe() -> Description:
         "python": platform.python_version(),
     }
     rows = []
-    for device in discover().devices:
-        what = facts["cpu"] if device.kind == "cpu" else torch.cuda.get_device_name(device.index)
-        memory = tables.bytes_text(device.memory_bytes) if device.memory_bytes else "the machine's"
+    machine = discover()
+    accelerators = facts_of(tuple(device.name for device in machine.devices if is_accelerator(device)))
+    for device in machine.devices:
+        what, memory = facts["cpu"], "the machine's"
+        if there := accelerators.get(device.name):
+            what, memory = str(there), f"{tables.bytes_text(there.free_bytes)} free"
         rows.append(
             {"device": device.name, "kind": device.kind, "what": what, "cores": span(device.cores) or "-", "memory": memory}
         )

@@ -29,7 +29,8 @@ class Device:
     Attributes:
         name: ``cpu:0-1``, ``cuda:0`` or ``null:0``.
         kind: what it is.
-        cores: the CPU cores that its worker is pinned to; empty for ``null``.
+        cores: the CPU cores that its worker is pinned to; empty for ``null``. Of a CUDA device the core that feeds it, which
+            discovery chooses (``discovering.with_feeding_cores``).
         index: the ordinal of a CUDA or null device, 0 for a core set.
         memory_bytes: what the stages on it may hold together, or None for no cap of its own.
     """
@@ -112,7 +113,7 @@ class Machine:
         for one, other in combinations(self.devices, 2):
             if one.name == other.name:
                 faults.append(f"device '{one.name}' is given twice")
-            elif shared := sorted(set(one.cores) & set(other.cores)):
+            elif one.kind == other.kind == "cpu" and (shared := sorted(set(one.cores) & set(other.cores))):
                 cores = ", ".join(map(str, shared))
                 faults.append(f"devices '{one.name}' and '{other.name}' overlap on core {cores}; give each core to one device")
         raise_faults(DeviceError, "the machine does not verify", faults)

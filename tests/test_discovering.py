@@ -1,8 +1,13 @@
 import os
+import threading
+from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
+from simulated import cuda
 
 from autosplit import discovering, limits
+from autosplit.accelerators import Facts, answer_facts
 from autosplit.discovering import (
     caches,
     cpu_quota,
@@ -163,6 +168,50 @@ def test_describe_lists_devices_and_backends(monkeypatch) -> None:
     monkeypatch.setattr(discovering.importlib.util, "find_spec", lambda name: None if name == "openvino" else object())
     states = {row["backend"]: row["state"] for row in describe().backends}
     assert states["openvino"] == "needs openvino: pip install 'autosplit[openvino]'" and states["eager"] == "installed"
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """Two devices that this process does not have to ask about."""
+    facts = Facts("GPU", 16 << 30, 15 << 30, "9.0", "570.1", "CUDA 12.8")
+    with cuda():
+        monkeypatch.setattr(discovering, "facts_of", lambda names: dict.fromkeys(names, facts))
+        yield
+
+
+def test_cuda_devices_get_free_memory_as_their_cap_and_a_core_to_feed_them(two_gpus, monkeypatch) -> None:
+    for name in ("affinity", "usable_cores"):
+        monkeypatch.setattr(discovering, name, lambda: (0, 1, 2, 3))
+    machine = machine_for("cpu:1,cuda:0,cuda:1", memory="cuda:1=1GiB")
+    assert [machine[f"cuda:{index}"].cores for index in (0, 1)] == [(0,), (2,)]
+    assert [device.memory_bytes for device in machine.devices] == [None, 15 << 30, 1 << 30]
+    assert [device.name for device in discover().devices] == ["cpu:0", "cpu:1", "cuda:0", "cuda:1"]
+    assert machine_for("cpu:0-3,cuda:0")["cuda:0"].cores == (3,)  # none is free
+
+
+def test_a_cuda_device_that_is_not_here_is_named(two_gpus) -> None:
+    with pytest.raises(DeviceError, match=r"'cuda:2' is not here: torch \S+ sees 2 CUDA devices$"):
+        machine_for("cuda:2")
+    with cuda("simulated:Absent"), pytest.raises(DeviceError, match=r"'cuda:0' is not here: torch \S+ sees 0 CUDA devices$"):
+        machine_for("cuda:0")
+
+
+@pytest.mark.timeout(60)
+def test_a_process_of_its_own_looks_at_cuda_devices() -> None:
+    with cuda():
+        row = next(row for row in describe().devices if row["device"] == "cuda:1")
+        assert row["what"] == "Simulated, 2.0 GiB, compute capability 0.0" and row["memory"] == "1.0 GiB free"
+
+
+def test_a_device_that_does_not_answer_is_named(monkeypatch) -> None:
+    def start(target: str, name: str) -> SimpleNamespace:
+        ours, theirs = Pipe()
+        threading.Thread(target=answer_facts, args=(theirs,)).start()
+        return SimpleNamespace(connection=ours, name=name, close=ours.close)
+
+    monkeypatch.setattr(discovering, "spawn_worker", start)
+    with cuda("simulated:Lost"), pytest.raises(DeviceError, match="device cuda:0 cannot be used: RuntimeError: it fell off"):
+        discovering.facts_of(("cuda:0",))
 
 
 def test_threads_stay_within_the_quota(monkeypatch) -> None:

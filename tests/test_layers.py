@@ -19,8 +19,9 @@ LAYERS = """
     results runreport modelspec
     -- torch --
     tensorspec programs examples architectures loading flattening tracing splitting
+    accelerators cuda
     backends
-    discovering processes
+    processes discovering
     running deploying comparing
     measuring
     searching

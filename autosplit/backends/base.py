@@ -15,6 +15,8 @@ from typing import Literal, Protocol, cast
 
 import torch
 
+from autosplit.accelerators import PROVIDERS, Accelerator, Queue
+from autosplit.backends.lowering import lower_to_bf16
 from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
 from autosplit.splitting import StageProgram
 
@@ -75,6 +77,17 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NumericalError:
+    def refuses_kind(self, kind: str) -> str | None:
+        """None if it runs stages on this kind of accelerator (``cuda``), else the reason and what to use instead."""
+
+    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+        """The saved stage on an accelerator, prepared for it if need be.
+
+        Returns: a function of tensors there, which works in the queue that is current when it is called, namely ``queue``; and
+            whether that work may be recorded and replayed (a CUDA graph).
+        Raises: BackendError: the runtime refuses the stage.
+        """
+
     """The largest difference from f32 eager over all outputs of a stage.
 
     ``relative`` is the largest absolute difference of an output divided by the largest magnitude in it; for integers and
@@ -108,6 +121,22 @@ def installed() -> list[str]:
 def require_precision(backend: Backend, precision: Precision) -> None:
     """Raise UsageError unless the backend can compute in ``precision``."""
     if precision not in backend.precisions:
+def require_device(backend: Backend, device: str) -> None:
+    """Raise BackendError, with the reason, unless the backend runs on this device (``cpu:0``, ``cuda:0``)."""
+    kind = device.partition(":")[0]
+    if kind in PROVIDERS and (reason := backend.refuses_kind(kind)):
+        raise BackendError(f"backend '{backend.name}' does not run on '{device}': {reason}")
+
+
+def exact_on(backend: Backend, device: str, precision: Precision) -> bool:
+    """Whether its results there are eager's on a CPU bit for bit: an accelerator sums in another order.
+
+    >>> exact_on(get_backend("eager"), "cpu:0", "f32"), exact_on(get_backend("eager"), "cuda:0", "f32")
+    (True, False)
+    """
+    return backend.exact and precision == "f32" and device.partition(":")[0] not in PROVIDERS
+
+
         raise UsageError(f"backend '{backend.name}' computes in {' or '.join(backend.precisions)}, not in {precision!r}")
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 
+from autosplit.accelerators import Accelerator, Queue
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.lowering import lower_to_bf16
-from autosplit.splitting import StageProgram, load_stage
+from autosplit.splitting import StageProgram, load_stage, place_stage
 
 
 class EagerBackend:
@@ -47,6 +48,21 @@ class EagerBackend:
             return outputs
 
         return run
+
+    def refuses_kind(self, kind: str) -> str | None:
+        """None: torch runs everywhere."""
+        return None
+
+    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+        """The same graph with its weights on the accelerator."""
+        return placed_module(folder, accelerator, precision), True
+
+
+def placed_module(folder: Path, accelerator: Accelerator, precision: Precision) -> Runnable:
+    """The forward of a saved stage, its weights on the accelerator."""
+    program = load_stage(folder)
+    forward = place_stage(lower_to_bf16(program) if precision == "bf16" else program, accelerator.device).module.forward
+    return lambda inputs: forward(*inputs)
 
 
 BACKEND: Backend = EagerBackend()

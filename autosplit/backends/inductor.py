@@ -4,6 +4,7 @@ The host compiles once a stage (10 s and more), workers load the library without
 over eager is small: it is what folds batch norms into convolutions and packs the weights.
 """
 
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -12,11 +13,16 @@ from pathlib import Path
 
 import torch
 
+from autosplit.accelerators import Accelerator, Queue
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.backends.eager import placed_module
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
 from autosplit.splitting import StageProgram
+
+ACCELERATOR_MODE = "default"
+"""Not ``reduce-overhead``: the whole stage with its copies is recorded as one graph anyway (``placing``)."""
 
 PACKAGES: dict[Precision, str] = {"f32": "inductor.pt2", "bf16": "inductor-bf16.pt2"}
 
@@ -64,6 +70,17 @@ class InductorBackend:
         with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
             self.prepare(program, Path(name), precision)
             return self.load(Path(name), threads, precision)
+
+    def refuses_kind(self, kind: str) -> str | None:
+        """What Triton needs and is not here."""
+        if importlib.util.find_spec("triton") is not None:
+            return None
+        return "its kernels there are written in Triton, which is not installed; install a torch built for CUDA, or use eager"
+
+    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+        """Compiled in the worker at the first pass: a package made in the host would need the device there."""
+        module = placed_module(folder, accelerator, precision)
+        return torch.compile(module, fullgraph=True, dynamic=False, mode=ACCELERATOR_MODE), True
 
 
 def compile_package(program: StageProgram, path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from autosplit.accelerators import Accelerator, Queue, provider
 from autosplit.backends.aligning import align
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.layout import Port
@@ -31,9 +32,10 @@ from autosplit.backends.onnxfile import (
     whole_folder,
 )
 from autosplit.errors import BackendError
-from autosplit.splitting import StageProgram
+from autosplit.splitting import StageProgram, load_stage
 
 OPTIMISED = "onnxruntime"
+CPU_PROVIDER = "CPUExecutionProvider"
 
 
 class OnnxRuntimeBackend:
@@ -71,6 +73,25 @@ class OnnxRuntimeBackend:
             self.prepare(program, Path(name), precision)
             return self.load(Path(name), threads, precision)
 
+    def refuses_kind(self, kind: str) -> str | None:
+        """What this build of ONNX Runtime lacks."""
+        import onnxruntime
+
+        wanted, here = provider(kind).ONNX_PROVIDER, onnxruntime.get_available_providers()
+        if wanted in here:
+            return None
+        return f"this build of ONNX Runtime has {', '.join(here)}, not {wanted}; install onnxruntime-gpu, or use eager there"
+
+    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+        """A session on the file as it was exported: what was packed for the CPU is of no use there."""
+        require_precision(self, precision)
+        stage = prepare_onnx(load_stage(folder), folder)
+        wanted = accelerator.ONNX_PROVIDER
+        session = _open_session(stage.path, session_options(1), [(wanted, dict(accelerator.onnx_options(queue)))])
+        if wanted not in session.get_providers():
+            raise BackendError(f"ONNX Runtime could not start {wanted}: its libraries for CUDA or cuDNN are missing")
+        return bound_runnable(session, stage, accelerator.device), False
+
 
 def optimise(source: Path, target: Path) -> None:
     """Write the graph as ONNX Runtime optimises it for this processor, its weights packed in ``target`` + '.data'.
@@ -98,7 +119,7 @@ def _open_session(path: Path, options: Any) -> Any:
     import onnxruntime
 
     try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path, options, providers=list(dict([*providers, (CPU_PROVIDER, {})]).items()))
     except Exception as failure:
         raise BackendError(f"ONNX Runtime refuses '{path}': {failure}") from failure
 
@@ -122,19 +143,24 @@ def session_runnable(stage: OnnxStage, threads: int) -> Runnable:
 
     options = session_options(threads)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = _open_session(stage.path, options)
+    return bound_runnable(_open_session(stage.path, options), stage, torch.device("cpu"))
+
+
+def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runnable:
+    """A session as a function of tensors on ``device``, read and written where they lie."""
     binding = session.io_binding()
-    nowhere = torch.empty(1)  # a tensor without elements has no address, and ONNX Runtime wants one
+    where = device.type, device.index or 0
+    nowhere = torch.empty(1, device=device)  # a tensor without elements has no address, and ONNX Runtime wants one
     sources = [(port, _element_type(port)) for port in stage.inputs]
     targets = [(port, _element_type(port)) for port in stage.outputs]
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         dense = [port.dense(value) for (port, _), value in zip(sources, inputs, strict=True)]
         for (port, kind), value in zip(sources, dense, strict=True):
-            binding.bind_input(port.name, "cpu", 0, kind, port.dense_shape, value.data_ptr() or nowhere.data_ptr())
-        outputs = [torch.empty(port.dense_shape, dtype=port.dtype) for port, _ in targets]
+            binding.bind_input(port.name, *where, kind, port.dense_shape, value.data_ptr() or nowhere.data_ptr())
+        outputs = [torch.empty(port.dense_shape, dtype=port.dtype, device=device) for port, _ in targets]
         for (port, kind), value in zip(targets, outputs, strict=True):
-            binding.bind_output(port.name, "cpu", 0, kind, port.dense_shape, value.data_ptr() or nowhere.data_ptr())
+            binding.bind_output(port.name, *where, kind, port.dense_shape, value.data_ptr() or nowhere.data_ptr())
         session.run_with_iobinding(binding)
         return [port.restore(value) for (port, _), value in zip(targets, outputs, strict=True)]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from autosplit.accelerators import Accelerator, Queue
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.onnxfile import ELEMENT_TYPES, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
 from autosplit.backends.quiet import quiet
@@ -50,6 +51,14 @@ class OpenVinoBackend:
         with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
             self.prepare(program, Path(name), precision)
             return self.load(Path(name), threads, precision)
+
+    def refuses_kind(self, kind: str) -> str | None:
+        """Always: of NVIDIA's devices it knows none."""
+        return "OpenVINO has no plug-in for it; use eager, inductor or onnxruntime there"
+
+    def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
+        """Never. Raises: BackendError: with the reason."""
+        raise BackendError(f"OpenVINO does not run on {accelerator.device}")
 
 
 def settings(threads: int, precision: Precision) -> dict[str, Any]:

@@ -1,0 +1,161 @@
+"""An accelerator without hardware: CPU memory behind queues that do nothing until somebody waits for them.
+
+Being as late as the rules allow, it shows every missing wait: what was not waited for is not there yet, and what is
+overwritten too early is read too late. Tests put it in the place of CUDA by its import path, here and in workers.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from autosplit import accelerators, discovering
+from autosplit.accelerators import Facts, Work
+
+FREE_BYTES = 1 << 30
+accelerators.CANARY_SIZE = 64  # a CPU would take long for the work that a GPU does
+forget = discovering.facts_of.cache_clear
+
+
+@dataclass(eq=False)
+class Queue:
+    """What is to be done, in order."""
+
+    waiting: deque[Work] = field(default_factory=deque)
+    running: bool = False
+
+    def step(self) -> None:
+        work = self.waiting.popleft()
+        self.running = True
+        try:
+            work()
+        finally:
+            self.running = False
+
+
+class Event:
+    """The last mark counts; times are those of the moment when the queue came to it."""
+
+    def __init__(self, owner: "Simulated") -> None:
+        self.owner = owner
+        self.queue = Queue()
+        self.marks = self.done = 0
+        self.at_s = 0.0
+
+    def record(self, queue: Queue) -> None:
+        self.owner.calls["record"] += 1
+        self.marks += 1
+        mark = self.marks
+
+        def reach() -> None:
+            self.done, self.at_s = mark, self.owner.clock()
+
+        self.queue = queue
+        reach() if queue.running else queue.waiting.append(reach)
+
+    def hold(self, queue: Queue) -> None:
+        mark = self.marks
+        queue.waiting.append(lambda: self.reach(mark))
+
+    def synchronise(self) -> None:
+        self.owner.calls["event.synchronise"] += 1
+        self.reach(self.marks)
+
+    def reach(self, mark: int) -> None:
+        while self.done < mark:
+            self.queue.step()
+
+    def seconds_since(self, earlier: "Event") -> float:
+        assert 0 < self.done == self.marks and 0 < earlier.done == earlier.marks, "an event was read before it was waited for"
+        return self.at_s - earlier.at_s
+
+
+class Simulated:
+    """A provider with two devices."""
+
+    ONNX_PROVIDER = "CPUExecutionProvider"
+
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+        self.calls: Counter[str] = Counter()
+        self.queues: list[Queue] = []
+        self.clock: Callable[[], float] = time.perf_counter
+
+    @staticmethod
+    def count() -> int:
+        return 2
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def facts(self) -> Facts:
+        return Facts("Simulated", 2 * FREE_BYTES, FREE_BYTES, "0.0", "1.0", "none")
+
+    def queue(self) -> Queue:
+        self.queues.append(Queue())
+        return self.queues[-1]
+
+    def event(self) -> Event:
+        return Event(self)
+
+    def enqueue(self, queue: Queue, work: Work) -> None:
+        self.calls["enqueue"] += 1
+        queue.waiting.append(work)
+
+    def capture(self, queue: Queue, work: Work) -> Work:
+        self.calls["capture"] += 1
+        queue.waiting.append(work)
+        self.synchronise()
+        return work
+
+    def empty(self, num_bytes: int) -> torch.Tensor:
+        return torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
+
+    staging = empty
+
+    def synchronise(self) -> None:
+        self.calls["synchronise"] += 1
+        for queue in self.queues:
+            while queue.waiting:
+                queue.step()
+
+    def peak_bytes(self) -> int:
+        return 12345
+
+    def onnx_options(self, queue: Queue) -> Mapping[str, str]:
+        return {}
+
+
+class Unrecordable(Simulated):
+    """One that records no graphs."""
+
+    def capture(self, queue: Queue, work: Work) -> Work:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+class Lost(Simulated):
+    """One that does not answer."""
+
+    def facts(self) -> Facts:
+        raise RuntimeError("it fell off the bus")
+
+
+class Absent(Simulated):
+    """None here."""
+
+    @staticmethod
+    def count() -> int:
+        return 0
+
+
+@contextmanager
+def cuda(path: str = "simulated:Simulated") -> Iterator[None]:
+    """Devices ``cuda:0`` and ``cuda:1``, here and in workers started meanwhile."""
+    forget()
+    with accelerators.substituted(cuda=path):
+        yield
+    forget()
