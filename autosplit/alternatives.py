@@ -1,6 +1,6 @@
 """The simple ways to run a model, as plans like any other: what a plan must beat before anybody is told to use it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,6 +12,9 @@ ONE_DEVICE = "one device"
 ALL_CORES = "all cores"
 REPLICAS = "replicas"
 EVEN_SPLIT = "even split"
+
+UNCERTAIN = 1.3
+"""A way may be so many times as fast as it is predicted, or as its threads times one alone."""
 
 UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, throughput_per_s=0.0)
 """A simple way is measured, not predicted."""
@@ -49,11 +52,55 @@ def simple_plans(graph: Graph, machine: Machine, source: Source, backend: str, b
     return plans
 
 
-def eager_today(graph: Graph, machine: Machine, source: Source) -> dict[str, Plan]:
-    """What a user has before autosplit: torch eager in one process with every core; empty where that does not fit."""
-    plans = simple_plans(graph, machine, source, "eager", machine.devices[0].name)
-    name = ALL_CORES if ALL_CORES in plans or len(machine.devices) > 1 else ONE_DEVICE
-    return {f"{name} (eager)": replace(plans[name], chosen=f"{name} (eager)")} if name in plans else {}
+def every_way(
+    graph: Graph, machine: Machine, source: Source, backends: Sequence[str], main: str, best_device: str
+) -> dict[str, Plan]:
+    """The simple ways with the main backend, and with each other backend those that use the whole machine.
+
+    Args:
+        graph: the model.
+        machine: its devices.
+        source: what the model was made from.
+        backends: the other backends.
+        main: the backend whose four simple ways are all wanted.
+        best_device: name of the device that is fastest on the whole model.
+    Returns: plans by name, which says the backend: ``replicas (openvino)``.
+    """
+    ways = {}
+    for backend in dict.fromkeys([main, *backends]):
+        plans = simple_plans(graph, machine, source, backend, best_device)
+        whole = {ALL_CORES, REPLICAS} if ALL_CORES in plans else {ONE_DEVICE, REPLICAS}
+        for name, plan in plans.items():
+            if backend == main or name in whole:
+                title = f"{name} ({backend})"
+                ways[title] = replace(plan, chosen=title)
+    return ways
+
+
+def today(ways: Iterable[str]) -> str:
+    """Of the names of ways, what a user has before autosplit: torch eager in one process with every core; or nothing."""
+    names = set(ways)
+    return next((name for name in (f"{ALL_CORES} (eager)", f"{ONE_DEVICE} (eager)") if name in names), "")
+
+
+def out_of_reach(ways: Mapping[str, Plan], planned_per_s: float, alone_s: Mapping[str, float]) -> dict[str, str]:
+    """The ways that cannot be the fastest by what was measured of single devices, with the reason.
+
+    Args:
+        ways: the simple ways, predicted where the profile can.
+        planned_per_s: items per second that the plan is predicted to reach.
+        alone_s: backend name to seconds of a request on the fastest device with the others idle.
+    """
+    best_per_s = max([planned_per_s, *(way.prediction.throughput_per_s for way in ways.values())])
+    reasons = {}
+    for name, way in ways.items():
+        stage = way.stages[0]
+        most_per_s = UNCERTAIN * way.prediction.throughput_per_s
+        if not most_per_s and len(way.stages) == 1 and alone_s.get(stage.backend):
+            most_per_s = UNCERTAIN * len(stage.devices) * stage.threads * way.microbatch / alone_s[stage.backend]
+        if 0 < most_per_s < best_per_s:
+            reasons[name] = f"the profile lets it reach {most_per_s:.4g} items/s at most, and {best_per_s:.4g} are predicted"
+    return reasons
 
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:

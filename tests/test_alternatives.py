@@ -1,6 +1,19 @@
 """The simple ways are plans that verify, and those that do not fit are left out."""
 
-from autosplit.alternatives import ALL_CORES, EVEN_SPLIT, ONE_DEVICE, REPLICAS, eager_today, machine_of, simple_plans
+from dataclasses import replace
+
+from autosplit.alternatives import (
+    ALL_CORES,
+    EVEN_SPLIT,
+    ONE_DEVICE,
+    REPLICAS,
+    UNKNOWN,
+    every_way,
+    machine_of,
+    out_of_reach,
+    simple_plans,
+    today,
+)
 from autosplit.graph import Graph, Op, Value, Weight
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Source
@@ -34,5 +47,26 @@ def test_a_memory_cap_leaves_out_what_does_not_fit() -> None:
 
 def test_one_device_has_neither_replicas_nor_a_split() -> None:
     assert list(simple_plans(GRAPH, Machine.of([parse_device("cpu:0")]), SOURCE, "eager", "cpu:0")) == [ONE_DEVICE]
-    assert list(eager_today(GRAPH, TWO, SOURCE)) == ["all cores (eager)"]
-    assert list(eager_today(GRAPH, Machine.of([parse_device("cpu:0-1")]), SOURCE)) == ["one device (eager)"]
+
+
+def test_other_backends_add_the_ways_that_use_the_whole_machine() -> None:
+    ways = every_way(GRAPH, TWO, SOURCE, ["openvino", "eager"], "onnxruntime", "cpu:0")
+    others = [f"{name} ({backend})" for backend in ("openvino", "eager") for name in (ALL_CORES, REPLICAS)]
+    assert list(ways) == [f"{name} (onnxruntime)" for name in (ONE_DEVICE, ALL_CORES, REPLICAS, EVEN_SPLIT)] + others
+    assert all(way.chosen == name for name, way in ways.items())
+    assert (today(ways), today(["replicas (eager)"])) == ("all cores (eager)", "")
+    alone = every_way(GRAPH, Machine.of([parse_device("cpu:0-1")]), SOURCE, ["eager"], "openvino", "cpu:0-1")
+    assert list(alone) == ["one device (openvino)", "one device (eager)"] and today(alone) == "one device (eager)"
+
+
+def test_a_way_that_cannot_be_the_fastest_by_the_profile_is_named_with_the_reason() -> None:
+    ways = every_way(GRAPH, TWO, SOURCE, ["eager"], "onnxruntime", "cpu:0")
+    predicted = replace(UNKNOWN, throughput_per_s=100.0)
+    ways["replicas (onnxruntime)"] = replace(ways["replicas (onnxruntime)"], prediction=predicted)
+    ways["even split (onnxruntime)"] = replace(
+        ways["even split (onnxruntime)"], prediction=replace(predicted, throughput_per_s=60.0)
+    )
+    reasons = out_of_reach(ways, 90.0, {"onnxruntime": 0.02, "eager": 0.05})
+    slow = [f"{name} (eager)" for name in (ALL_CORES, REPLICAS)]
+    assert list(reasons) == ["one device (onnxruntime)", "even split (onnxruntime)", *slow]
+    assert reasons["all cores (eager)"] == "the profile lets it reach 52 items/s at most, and 100 are predicted"
