@@ -84,6 +84,7 @@ def search(
     precision: Precision = "f32",
     storage: Path | None = None,
     subject_for: Callable[[int], Subject] | None = None,
+    explain_s: float | None = None,
     log: Log | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
@@ -102,6 +103,7 @@ def search(
         precision: what backends compute in.
         storage: a journal of the trials, so that a search that was stopped goes on.
         subject_for: the traced model and profile for a microbatch; without it requests are not cut.
+        explain_s: seconds for what ``plan.explain()`` says, 0 for nothing; by default 1 where throughput is the objective.
         log: called with the lines of the solver's log.
         progress: called with the share of the budget spent and what is being done.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
@@ -110,7 +112,7 @@ def search(
     chosen = tuple(backends or measured_backends(profile, machine))
     job = Job(
         machine, traced.source, wanted.verify(traced.graph, machine), chosen,
-        queue_depth, time_limit_s, seed, precision, log, subject_for,
+        queue_depth, time_limit_s, seed, precision, log, subject_for, explain_s,
     )  # fmt: skip
     result = searching.search(job, (traced, profile), budget_s=budget_s, storage=storage, progress=progress)
     versions = {name: version(name) for name in ("autosplit", "torch")}

@@ -5,16 +5,16 @@ over a border, or the solver's answer to the problem with one thing changed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from autosplit import tables
 from autosplit.constraints import Constraints
 from autosplit.cost import evaluate, find_faults, latency_s
 from autosplit.errors import InfeasibleError
+from autosplit.explanation import Change, Cut, DeviceLoad, Explanation, Reason, time_text
 from autosplit.graph import Graph
 from autosplit.machine import Machine
 from autosplit.plan import Plan
@@ -23,85 +23,12 @@ from autosplit.planning import problem_of
 from autosplit.problem import Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.profile import Profile
 
-Reason = Literal["compute", "transfer", "memory", "constraint", "indivisible"]
-
 ROUNDING = 1e-6
 WORTH = 0.01
 """A limit bounds the plan if lifting it brings at least this share."""
 
 MOST_MOVED = 12
 """Ops that are moved over a border in search of the next best cut."""
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Why a plan is no faster.
-
-    Attributes:
-        objective: ``throughput`` or ``latency``.
-        objective_s: the plan's.
-        bottleneck: the device with the largest load.
-        bound_by: ``compute`` or ``transfer``, whichever is more of that load; ``memory``, if lifting the caps helps;
-            ``constraint``, if dropping one helps; ``indivisible``, if an op or a group takes as long on every device.
-        because: that in a sentence.
-        devices: a row for each device that is used: load, compute, transfers, their shares, memory.
-        cuts: a row for each border: the best plan with another cut there.
-        changes: a row for each change: the objective then, how many times as fast, and whether that is proved to be all.
-        unit: of the times: ``s``, or nothing where a workload file does not say.
-    """
-
-    objective: str
-    objective_s: float
-    bottleneck: str
-    bound_by: Reason
-    because: str
-    devices: tuple[dict[str, Any], ...]
-    cuts: tuple[dict[str, Any], ...]
-    changes: tuple[dict[str, Any], ...]
-    unit: str = "s"
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a device; without units in the names where none is known."""
-        if self.unit == "s":
-            return list(self.devices)
-        return [{key.removesuffix("_s"): value for key, value in row.items()} for row in self.devices]
-
-    def frame(self) -> Any:
-        """The rows as a pandas DataFrame indexed by device."""
-        return tables.frame(self.rows(), index="device")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data."""
-        names = ("objective", "objective_s", "bottleneck", "bound_by", "because", "devices", "cuts", "changes")
-        return {name: getattr(self, name) for name in names} | {"text": self.text}
-
-    @property
-    def text(self) -> str:
-        """The explanation in sentences, one a line."""
-        lines = [self.because]
-        for row in self.cuts:
-            if row["objective_s"] is None:
-                lines.append(f"Between {row['border']} no other cut is legal.")
-            else:
-                value = _time(row["objective_s"], self.unit)
-                lines.append(f"Between {row['border']} the next best cut costs {value} ({row['slower']:+.1%}): {row['moved']}.")
-        for row in self.changes:
-            value = _time(row["objective_s"], self.unit)
-            proof = "optimal" if row["proved"] else f"found in time; at best {_time(row['bound_s'], self.unit)}"
-            lines.append(f"With {row['change']}: {value}, {row['times']:.2f} times as fast ({proof}).")
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        parts = [tables.html(self.rows(), self.because)]
-        parts += [tables.html(rows, title) for rows, title in ((self.cuts, "other cuts"), (self.changes, "changes")) if rows]
-        return "".join(parts)
-
-
-def _time(value: float, unit: str) -> str:
-    return tables.seconds_text(value) if unit == "s" else f"{value:.6g}"
 
 
 def explain(
@@ -141,7 +68,8 @@ def explain(
         "min_stage_s": wanted.min_stage_s,
         "max_latency_s": wanted.max_latency_s,
     }
-    return explain_blocks(problem, blocks, options=options, loosened=loosened, time_limit_s=time_limit_s)
+    found = explain_blocks(problem, blocks, options=options, loosened=loosened, time_limit_s=time_limit_s)
+    return replace(found, plan=plan.hash)
 
 
 def explain_blocks(
@@ -171,10 +99,10 @@ def explain_blocks(
     calls = dict(_changes(problem, device, asked)) | {words: (other, asked) for words, other in (loosened or {}).items()}
     share_s = time_limit_s / (1 + len(calls))
     again = _change("another plan under the same demands", problem, asked, blocks, value_s, share_s)
-    best_s = again["objective_s"]
-    changes = [again] if again["times"] > 1 + ROUNDING else []
+    best_s = again.objective_s
+    changes = [again] if again.times > 1 + ROUNDING else []
     changes += [_change(words, *call, blocks, value_s, share_s) for words, call in calls.items()]
-    helped = {row["change"]: 1 - row["objective_s"] / best_s if best_s else 0.0 for row in changes}
+    helped = {row.change: 1 - row.objective_s / best_s if best_s else 0.0 for row in changes}
     kinds: dict[Reason, list[str]] = {
         "memory": [words for words in helped if words == NO_CAPS],
         "constraint": [words for words in helped if words in (loosened or {}) or words in (NO_GROUPS, NO_COUNT)],
@@ -182,7 +110,8 @@ def explain_blocks(
     bound_by, because = _reason(problem, blocks, device, objective, value_s, helped, kinds, unit)
     cuts = tuple(_cuts(problem, blocks, objective, asked.get("contiguous", True)))
     rows = tuple(_device_rows(problem, blocks))
-    return Explanation(objective, value_s, problem.devices[device], bound_by, because, rows, cuts, tuple(changes), unit)
+    name = problem.devices[device]
+    return Explanation(objective, value_s, again.bound_s, name, bound_by, because, rows, cuts, tuple(changes), unit)
 
 
 def explain_solution(problem: Problem, solution: Solution, **options: Any) -> Explanation:
@@ -194,21 +123,22 @@ def _value_s(problem: Problem, blocks: Sequence[Block], objective: str) -> float
     return latency_s(problem, blocks) if objective == "latency" else evaluate(problem, blocks).bottleneck_s
 
 
-def _device_rows(problem: Problem, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+def _device_rows(problem: Problem, blocks: Sequence[Block]) -> Iterator[DeviceLoad]:
     loads = evaluate(problem, blocks)
     for device in sorted({device for block in blocks for device in block.devices}):
         load_s, compute_s, transfer_s = (float(table[device]) for table in (loads.device_s, loads.compute_s, loads.transfer_s))
         moving = compute_s + transfer_s
-        yield {
-            "device": problem.devices[device],
-            "load_s": load_s,
-            "compute_s": compute_s,
-            "transfer_s": transfer_s,
-            "compute_share": compute_s / moving if moving else 0.0,
-            "transfer_share": transfer_s / moving if moving else 0.0,
-            "held_bytes": float(loads.memory_bytes[device]),
-            "cap_bytes": float(problem.memory_bytes[device]) if np.isfinite(problem.memory_bytes[device]) else None,
-        }
+        cap_bytes = float(problem.memory_bytes[device])
+        yield DeviceLoad(
+            device=problem.devices[device],
+            load_s=load_s,
+            compute_s=compute_s,
+            transfer_s=transfer_s,
+            compute_share=compute_s / moving if moving else 0.0,
+            transfer_share=transfer_s / moving if moving else 0.0,
+            held_bytes=float(loads.memory_bytes[device]),
+            cap_bytes=cap_bytes if np.isfinite(cap_bytes) else None,
+        )
 
 
 def _reason(
@@ -223,8 +153,8 @@ def _reason(
 ) -> tuple[Reason, str]:
     """What bounds the plan, and a sentence about it."""
     loads = evaluate(problem, blocks)
-    name, load = problem.devices[device], _time(float(loads.device_s[device]), unit)
-    whole = f"a sample takes {_time(value_s, unit)}; " if objective == "latency" else ""
+    name, load = problem.devices[device], time_text(float(loads.device_s[device]), unit)
+    whole = f"a sample takes {time_text(value_s, unit)}; " if objective == "latency" else ""
     start = (
         f"{whole}'{name}' is the bottleneck with {load} a sample".capitalize() if whole else f"'{name}' is the bottleneck: {load}"
     )
@@ -243,7 +173,8 @@ def _reason(
                 if len(ops) == 1
                 else f"{len(ops)} ops that stay together ('{problem.ops[ops[0]]}', ...)"
             )
-            return "indivisible", f"{start}, of which {who} takes {_time(least_s, unit)} on the fastest device and cannot be cut."
+            least = time_text(least_s, unit)
+            return "indivisible", f"{start}, of which {who} takes {least} on the fastest device and cannot be cut."
     if part >= 0.5:
         return "compute", f"{start}, {part:.0%} of it compute: compute bounds it."
     return "transfer", f"{start}, {1 - part:.0%} of it transfers: transfers bound it."
@@ -265,7 +196,7 @@ def _indivisible(problem: Problem, blocks: Sequence[Block], device: int) -> tupl
     return ops, least_s
 
 
-def _cuts(problem: Problem, blocks: Sequence[Block], objective: str, contiguous: bool) -> Iterator[dict[str, Any]]:
+def _cuts(problem: Problem, blocks: Sequence[Block], objective: str, contiguous: bool) -> Iterator[Cut]:
     """For each border of a chain, the best plan with another cut there: the last ops before it, or the first after it, moved."""
     if not contiguous:
         return
@@ -282,13 +213,10 @@ def _cuts(problem: Problem, blocks: Sequence[Block], objective: str, contiguous:
         names = (
             f"{'+'.join(problem.devices[d] for d in before.devices)} and {'+'.join(problem.devices[d] for d in after.devices)}"
         )
-        yield {
-            "border": names,
-            "objective_s": best[0] if best else None,
-            "slower": best[0] / value_s - 1 if best and value_s else None,
-            "moved": best[1] if best else "",
-            "ops": best[2] if best else 0,
-        }
+        if best is None:
+            yield Cut(names, None, None, "", 0)
+        else:
+            yield Cut(names, best[0], best[0] / value_s - 1 if value_s else None, best[1], best[2])
 
 
 def _shifts(problem: Problem, before: Block, after: Block) -> Iterator[tuple[tuple[Block, Block], int, str]]:
@@ -354,19 +282,14 @@ def _with_twin(problem: Problem, device: int) -> Problem:
 
 def _change(
     words: str, problem: Problem, asked: Mapping[str, Any], blocks: Sequence[Block], value_s: float, time_limit_s: float
-) -> dict[str, Any]:
+) -> Change:
     """The best of the changed problem; the plan itself stands in it too, so a change never makes things worse."""
     objective = asked.get("objective", "throughput")
     own_s = min(value_s, _value_s(problem, blocks, objective))
     try:
         solution = solve(problem, time_limit_s=time_limit_s, name_conflict=False, **asked)
     except InfeasibleError:
-        return _change_row(words, own_s, 0.0, value_s, proved=False)
+        return Change(words, own_s, value_s / own_s if own_s > 0 else 1.0, 0.0, proved=False)
     best_s = min(own_s, solution.objective_s)
     proved = solution.status == "optimal" and solution.objective_s <= own_s * (1 + 1e-9)
-    return _change_row(words, best_s, min(best_s, solution.bound_s), value_s, proved)
-
-
-def _change_row(words: str, objective_s: float, bound_s: float, value_s: float, proved: bool) -> dict[str, Any]:
-    times = value_s / objective_s if objective_s > 0 else 1.0
-    return {"change": words, "objective_s": objective_s, "times": times, "bound_s": bound_s, "proved": proved}
+    return Change(words, best_s, value_s / best_s if best_s > 0 else 1.0, min(best_s, solution.bound_s), proved)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from autosplit import tables
-from autosplit.errors import PlanError, raise_faults
+from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.explanation import Explanation
 from autosplit.files import content_hash
 from autosplit.graph import Graph
 from autosplit.machine import Machine
@@ -67,7 +68,8 @@ class Plan:
     """Stages in topological order, and what is expected of them.
 
     ``microbatch`` is the number of items that pass the stages together; a request of ``source.batch`` items is cut into
-    ``source.batch / microbatch`` of them. ``queue_depth`` is the number of slots of each ring.
+    ``source.batch / microbatch`` of them. ``queue_depth`` is the number of slots of each ring. ``why`` is what the search found
+    out about the plan; ``explain()`` gives it while it is about these stages.
     """
 
     source: Source
@@ -83,6 +85,7 @@ class Plan:
     queue_depth: int = 4
     loads_s: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    why: Explanation | None = None
 
     @property
     def hash(self) -> str:
@@ -104,6 +107,16 @@ class Plan:
             faults.append(f"queue_depth must be at least 1, but is {self.queue_depth}")
         raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
         return self
+
+    def explain(self) -> Explanation:
+        """Why the plan is no faster: its bottleneck, what bounds that, what other cuts cost, and what a change would bring.
+
+        Raises: UsageError: the plan has no explanation, or its stages are not those that were explained.
+        """
+        if self.why is None or self.why.plan != self.hash:
+            kept = "no explanation" if self.why is None else "the explanation of other stages"
+            raise UsageError(f"the plan holds {kept}; autosplit.explain(graph, plan, machine, profile) makes one for it")
+        return self.why
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a stage."""

@@ -6,11 +6,13 @@ A stage lists its ops as spans ``first .. last`` in graph order, both ends inclu
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autosplit.errors import PlanError, raise_faults
+from autosplit.explanation import Explanation
 from autosplit.files import read_mapping, write_atomic
 from autosplit.graph import Graph
 from autosplit.plan import Plan, Prediction, Source, Stage, Status, check_graph
@@ -28,8 +30,8 @@ def spans(ops: Iterable[str], graph: Graph) -> list[str]:
 
 
 def write_plan(plan: Plan, graph: Graph, path: Path) -> None:
-    """Write the plan as YAML, atomically."""
-    data = {
+    """Write the plan as YAML, atomically; without its explanation where that is of other stages."""
+    data: dict[str, Any] = {
         "schema": SCHEMA,
         "model": asdict(plan.source),
         "objective": plan.objective,
@@ -53,6 +55,7 @@ def write_plan(plan: Plan, graph: Graph, path: Path) -> None:
             for stage in plan.stages
         ],
         "loads_s": dict(plan.loads_s),
+        **({"why": asdict(plan.why)} if plan.why is not None and plan.why.plan == plan.hash else {}),
         "made_from": {"graph": plan.graph_hash, "profile": plan.profile_hash, "versions": dict(plan.versions)},
     }
     write_atomic(path, yaml.safe_dump(data, sort_keys=False, width=120))
@@ -108,6 +111,7 @@ class PlanFile(_Strict):
     microbatch: int = Field(default=1, ge=1)
     queue_depth: int = Field(default=4, ge=1)
     loads_s: dict[str, float] = {}
+    why: Explanation | None = None
 
     @property
     def source(self) -> Source:
@@ -137,6 +141,7 @@ class PlanFile(_Strict):
             queue_depth=self.queue_depth,
             loads_s=self.loads_s,
             versions=self.made_from.versions,
+            why=self.why,
         )
 
 

@@ -222,7 +222,7 @@ def _predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], bound_s: f
     stages = tuple(replace(s, load_s=float(seconds)) for s, seconds in zip(plan.stages, loads.block_s, strict=True))
     used = {device for block in blocks for device in block.devices}
     loads_s = {name: float(loads.device_s[number]) for number, name in enumerate(problem.devices) if number in used}
-    return replace(plan, stages=stages, prediction=prediction, loads_s=loads_s)
+    return replace(plan, stages=stages, prediction=prediction, loads_s=loads_s, why=None)
 
 
 def _problem(

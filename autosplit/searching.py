@@ -17,8 +17,8 @@ from autosplit import tables
 from autosplit.backends.base import Precision
 from autosplit.comparing import Arena, Progress
 from autosplit.constraints import Constraints
-from autosplit.errors import AutosplitError, BackendError, UsageError
-from autosplit.explaining import Explanation, explain
+from autosplit.errors import AutosplitError, BackendError
+from autosplit.explaining import explain
 from autosplit.machine import Machine
 from autosplit.plan import Plan, Source
 from autosplit.planning import Log, plan_model, predict
@@ -37,6 +37,9 @@ CORRECTING_SHARE = 0.6
 HOPELESS = 0.8
 """A candidate that is predicted to reach less than this share of the best measured plan is not run."""
 
+EXPLAIN_S = 1.0
+"""Most seconds for explaining a plan for throughput: some hundred ops take a third of it. One for latency takes many."""
+
 MAX_TRIALS = 24
 QUEUE_DEPTHS = (1, 2, 4, 8)
 FIRST = "first"
@@ -50,6 +53,8 @@ class Job:
     """What a search is about.
 
     ``subject_for`` gives the traced model and its profile for a microbatch; without it the microbatch is the whole request.
+    ``explain_s`` are the seconds for saying why the plan is no faster, 0 to say nothing; by default it is said of plans for
+    throughput only, where it takes less than a second.
     """
 
     machine: Machine
@@ -62,6 +67,7 @@ class Job:
     precision: Precision = "f32"
     log: Log | None = None
     subject_for: Callable[[int], Subject] | None = None
+    explain_s: float | None = None
 
     def plan(self, subject: Subject, asked: Mapping[str, Any]) -> Plan:
         """The planner's best answer; ``asked`` stands in for constraints, backends, queue depth and microbatch."""
@@ -81,6 +87,16 @@ class Job:
             seed=self.seed,
             log=self.log,
         )[0]
+
+    def explained(self, plan: Plan, subject: Subject) -> Plan:
+        """The plan with the reasons why it is no faster."""
+        limit_s = self.explain_s
+        if limit_s is None:
+            limit_s = EXPLAIN_S if self.constraints.objective == "throughput" else 0.0
+        if limit_s <= 0:
+            return plan
+        traced, profile = subject
+        return replace(plan, why=explain(traced.graph, plan, self.machine, profile, self.constraints, time_limit_s=limit_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +132,6 @@ class SearchResult:
     traced: Traced
     profile: Profile
     trials: tuple[Trial, ...] = ()
-    job: Job | None = None
-
-    def explain(self, time_limit_s: float = 10.0) -> Explanation:
-        """Why the plan is no faster, by the profile: see ``autosplit.explaining``.
-
-        Raises: UsageError: the result was not made by a search.
-        """
-        if self.job is None:
-            raise UsageError(
-                "this result does not say what was searched for; call autosplit.explain with machine and constraints"
-            )
-        job = self.job
-        return explain(self.traced.graph, self.plan, job.machine, self.profile, job.constraints, time_limit_s=time_limit_s)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a candidate."""
@@ -157,7 +160,7 @@ def search(
     """
     first = job.plan(subject, {})
     if budget_s <= 0:
-        return SearchResult(first, *subject, job=job)
+        return SearchResult(job.explained(first, subject), *subject)
     with Arena(job.machine, job.precision) as arena:
         hunt = _Hunt(job, subject, arena, budget_s, progress or (lambda share, text: None))
         hunt.correct(first)
@@ -168,7 +171,7 @@ def search(
     plan = proved
     if proved.hash != best.plan.hash:
         plan = predict(best.plan, traced.graph, job.machine, profile, proved.prediction.bound_s)
-    return SearchResult(plan, traced, profile, tuple(hunt.trials), job)
+    return SearchResult(job.explained(plan, (traced, profile)), traced, profile, tuple(hunt.trials))
 
 
 class _Hunt:

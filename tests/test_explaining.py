@@ -3,23 +3,30 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from problems import chain
 from typer.testing import CliRunner
 
 from autosplit.cli import app
 from autosplit.constraints import Constraints
 from autosplit.cost import evaluate
-from autosplit.explaining import Explanation, explain, explain_blocks
+from autosplit.errors import PlanError, UsageError
+from autosplit.explaining import explain, explain_blocks
+from autosplit.explanation import Change, Explanation
 from autosplit.graph import Graph, Op, Value
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Source
+from autosplit.planfile import read_plan, write_plan
 from autosplit.planners.portfolio import solve
-from autosplit.planning import plan_model
+from autosplit.planning import plan_model, predict
 from autosplit.problem import Block, Problem
 from autosplit.profile import Profile
+from autosplit.searching import Job, search
 
 WORKLOAD = Path(__file__).parent / "data" / "workloads" / "layer-bert24_inference.json"
 OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (), f"s{i}") for i in range(4))
@@ -34,8 +41,8 @@ def explained(problem: Problem, **options) -> Explanation:
     return explain_blocks(problem, blocks, time_limit_s=5, **options)
 
 
-def change(explanation: Explanation, words: str) -> dict:
-    return next(row for row in explanation.changes if words in row["change"])
+def change(explanation: Explanation, words: str) -> Change:
+    return next(row for row in explanation.changes if words in row.change)
 
 
 def test_compute_bounds_even_work_with_cheap_transfers():
@@ -43,11 +50,11 @@ def test_compute_bounds_even_work_with_cheap_transfers():
     assert found.bound_by == "compute"
     assert found.objective_s == pytest.approx(3.01)
     more = change(found, "one more device")
-    assert more["objective_s"] == pytest.approx(2.02) and more["times"] == pytest.approx(3.01 / 2.02) and more["proved"]
-    assert change(found, "bandwidth")["objective_s"] == pytest.approx(3.005)
+    assert more.objective_s == pytest.approx(2.02) and more.times == pytest.approx(3.01 / 2.02) and more.proved
+    assert change(found, "bandwidth").objective_s == pytest.approx(3.005)
     (cut,) = found.cuts
-    assert cut["objective_s"] == pytest.approx(4.01) and cut["ops"] == 1
-    assert cut["slower"] == pytest.approx(4.01 / 3.01 - 1)
+    assert cut.objective_s == pytest.approx(4.01) and cut.ops == 1
+    assert cut.slower == pytest.approx(4.01 / 3.01 - 1)
 
 
 def test_transfers_bound_what_must_be_sent():
@@ -56,9 +63,9 @@ def test_transfers_bound_what_must_be_sent():
     blocks = solve(problem).blocks
     found = explain_blocks(replace(problem, memory_bytes=np.full(2, np.inf), name="free"), blocks, time_limit_s=5)
     assert found.bound_by == "transfer"
-    row = next(row for row in found.devices if row["device"] == found.bottleneck)
-    assert row["transfer_share"] == pytest.approx(10 / row["load_s"])
-    assert change(found, "another plan")["objective_s"] == pytest.approx(4.0)
+    row = next(row for row in found.devices if row.device == found.bottleneck)
+    assert row.transfer_share == pytest.approx(10 / row.load_s)
+    assert change(found, "another plan").objective_s == pytest.approx(4.0)
 
 
 def test_a_memory_cap_bounds_what_it_forces():
@@ -66,7 +73,7 @@ def test_a_memory_cap_bounds_what_it_forces():
     problem = replace(problem, compute_s=problem.compute_s * np.array([0.2, 1.0]))
     found = explained(problem)
     assert found.bound_by == "memory" and "no memory caps" in found.because
-    assert change(found, "no memory caps")["objective_s"] == pytest.approx(2.0)
+    assert change(found, "no memory caps").objective_s == pytest.approx(2.0)
 
 
 def test_a_pin_bounds_what_it_forbids():
@@ -75,20 +82,20 @@ def test_a_pin_bounds_what_it_forbids():
     pinned[:, 1] = np.inf
     found = explained(replace(free, compute_s=pinned), loosened={"'op*' not pinned to 'dev0'": free})
     assert found.bound_by == "constraint" and "not pinned" in found.because
-    assert change(found, "not pinned")["objective_s"] == pytest.approx(4.1)
+    assert change(found, "not pinned").objective_s == pytest.approx(4.1)
 
 
 def test_a_group_bounds_what_it_keeps_together():
     found = explained(replace(chain([4.0, 4.0], num_bytes=0.1), groups=((0, 1),)))
     assert found.bound_by == "constraint"
-    assert change(found, "nothing kept together")["objective_s"] == pytest.approx(4.1)
+    assert change(found, "nothing kept together").objective_s == pytest.approx(4.1)
 
 
 def test_an_op_that_takes_longest_everywhere_cannot_be_cut():
     found = explained(chain([1.0, 9.0], num_bytes=0.0))
     assert found.bound_by == "indivisible" and "'op1'" in found.because
-    assert change(found, "one more device")["times"] == pytest.approx(1.0)
-    assert found.cuts[0]["objective_s"] is None
+    assert change(found, "one more device").times == pytest.approx(1.0)
+    assert found.cuts[0].objective_s is None
 
 
 def test_a_stage_count_bounds_and_units_are_the_files_own():
@@ -103,15 +110,15 @@ def test_latency_is_explained_in_its_own_terms():
     problem = chain([2.0, 2.0], num_bytes=0.0)
     found = explain_blocks(problem, solve(problem, objective="latency").blocks, options={"objective": "latency"}, time_limit_s=5)
     assert found.objective_s == 4.0 and "a sample takes 4.00 s" in found.because.lower()
-    assert change(found, "one more device")["times"] == pytest.approx(1.0)
+    assert change(found, "one more device").times == pytest.approx(1.0)
 
 
 def test_a_plan_that_is_not_the_best_is_told_so():
     problem = chain([1.0] * 4, num_bytes=0.0)
     found = explain_blocks(problem, [Block((0,), (0,)), Block((1, 2, 3), (1,))], time_limit_s=5)
-    assert change(found, "another plan")["objective_s"] == pytest.approx(2.0)
-    assert found.cuts[0]["objective_s"] == pytest.approx(2.0)
-    assert found.cuts[0]["slower"] == pytest.approx(-1 / 3)
+    assert change(found, "another plan").objective_s == pytest.approx(2.0)
+    assert found.cuts[0].objective_s == pytest.approx(2.0)
+    assert found.cuts[0].slower == pytest.approx(-1 / 3)
 
 
 def test_an_explanation_reads_as_text_table_and_data():
@@ -131,9 +138,47 @@ def test_a_plan_is_explained_with_its_constraints():
     found = explain(GRAPH, plan, TWO, PROFILE, wanted, time_limit_s=5)
     assert found.objective_s == pytest.approx(plan.prediction.bottleneck_s)
     assert (found.bottleneck, found.bound_by) == ("cpu:0", "constraint")
-    assert change(found, "'a*' not pinned to 'cpu:0'")["times"] == pytest.approx(2, rel=0.01)
+    assert change(found, "'a*' not pinned to 'cpu:0'").times == pytest.approx(2, rel=0.01)
     free = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_replicas=1), ["eager"])[0]
     assert explain(GRAPH, free, TWO, PROFILE, Constraints(max_replicas=1), time_limit_s=5).bound_by == "compute"
+
+
+def test_ops_that_take_no_time_are_explained():
+    found = explained(chain([0.0, 0.0]), options={"num_stages": 2})
+    assert found.objective_s == 0.0 and found.text
+
+
+def test_a_search_leaves_its_explanation_in_the_plan_and_in_its_file(tmp_path):
+    subject: Any = SimpleNamespace(graph=GRAPH), PROFILE
+    job = Job(TWO, Source("m:f"), Constraints(max_replicas=1), ("eager",))
+    plan = search(job, subject, budget_s=0).plan
+    assert plan.explain() == explain(GRAPH, plan, TWO, PROFILE, Constraints(max_replicas=1))
+    assert plan.explain().bound_s == pytest.approx(plan.prediction.bound_s)
+    write_plan(plan, GRAPH, tmp_path / "plan.yaml")
+    again = read_plan(tmp_path / "plan.yaml").resolve(GRAPH)
+    assert again == plan and again.explain().text == plan.explain().text
+    with pytest.raises(UsageError, match=r"holds no explanation; autosplit\.explain\("):
+        search(replace(job, explain_s=0.0), subject, budget_s=0).plan.explain()
+
+
+def test_an_explanation_is_not_given_for_other_stages_or_another_profile(tmp_path):
+    subject: Any = SimpleNamespace(graph=GRAPH), PROFILE
+    plan = search(Job(TWO, Source("m:f"), Constraints(num_stages=2), ("eager",)), subject, budget_s=0).plan
+    path = tmp_path / "plan.yaml"
+    write_plan(plan, GRAPH, path)
+    data = yaml.safe_load(path.read_text())
+    data["stages"][0]["ops"], data["stages"][1]["ops"] = ["a0"], ["a1 .. a3"]
+    path.write_text(yaml.safe_dump(data))
+    edited = read_plan(path).resolve(GRAPH)
+    with pytest.raises(UsageError, match=r"explanation of other stages; autosplit\.explain\("):
+        edited.explain()
+    write_plan(edited, GRAPH, path)
+    assert "why" not in yaml.safe_load(path.read_text())
+    assert predict(plan, GRAPH, TWO, PROFILE).why is None
+    data["why"]["changes"][0]["times"] = "many"
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError, match=r"why\.changes\.0\.times"):
+        read_plan(path)
 
 
 def test_the_command_explains_a_workload_in_the_files_own_unit():

@@ -36,6 +36,7 @@ def search(given: options.Plans) -> None:
             queue_depth=given.queue_depth,
             time_limit_s=options.seconds(given.time_limit),
             seed=given.seed,
+            explain_s=options.seconds(given.time_limit) if given.explain else None,
             log=log(given),
             progress=start("search"),
         )
@@ -50,7 +51,7 @@ def search(given: options.Plans) -> None:
         data["front"] = _front_of_model(given, found, machine)
         views.append(table([{k: v for k, v in row.items() if k != "assignment"} for row in data["front"]], "front"))
     if given.explain:
-        add_explanation(found.explain(options.seconds(given.time_limit)), data, views)
+        add_explanation(found.plan.explain(), data, views)
     show(given, json_safe(data), *views)
 
 
