@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from autosplit import loading, measuring, searching, tracing
-from autosplit.alternatives import eager_today, machine_of, simple_plans
+from autosplit.alternatives import UNKNOWN, eager_today, machine_of, simple_plans
 from autosplit.backends.base import Precision, get_backend
 from autosplit.comparing import Progress, run_report
 from autosplit.constraints import Constraints
@@ -56,9 +56,12 @@ def measure(
     *,
     profiles: Path | None = None,
     remeasure: bool = False,
+    precision: Precision = "f32",
     progress: Progress | None = None,
 ) -> Profile:
     """Seconds of every op on every device and backend, from the store in ``profiles`` where nothing changed.
+
+    A backend that cannot compute in ``precision``, refuses the model, or gives wrong numbers is left out; a note says why.
 
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
@@ -67,7 +70,9 @@ def measure(
     store = measuring.Store(profiles) if profiles is not None else None
     tell = (lambda p: progress(p.done, p.what)) if progress else None
     threads = {device.name: sorted({1, len(device.cores)}, reverse=True) for device in machine.devices}
-    return measure_ops(traced, machine, backends, threads=threads, store=store, remeasure=remeasure, progress=tell)
+    return measure_ops(
+        traced, machine, backends, threads=threads, store=store, remeasure=remeasure, precision=precision, progress=tell
+    )
 
 
 def search(
@@ -81,7 +86,6 @@ def search(
     queue_depth: int = 4,
     time_limit_s: float = 10.0,
     seed: int = 0,
-    precision: Precision = "f32",
     storage: Path | None = None,
     subject_for: Callable[[int], Subject] | None = None,
     explain_s: float | None = None,
@@ -92,7 +96,7 @@ def search(
 
     Args:
         traced: the model.
-        profile: its measured ops.
+        profile: its measured ops; what it was measured in, f32 or bf16, is what the plan computes in.
         machine: the devices.
         constraints: what a plan must be like; free by default.
         backends: those to consider; by default all that the profile has on every device.
@@ -100,7 +104,6 @@ def search(
         queue_depth: slots of each ring, to begin with.
         time_limit_s: seconds for each solver call.
         seed: of every random choice.
-        precision: what backends compute in.
         storage: a journal of the trials, so that a search that was stopped goes on.
         subject_for: the traced model and profile for a microbatch; without it requests are not cut.
         explain_s: seconds for what ``plan.explain()`` says, 0 for nothing; by default 1 where throughput is the objective.
@@ -112,7 +115,7 @@ def search(
     chosen = tuple(backends or measured_backends(profile, machine))
     job = Job(
         machine, traced.source, wanted.verify(traced.graph, machine), chosen,
-        queue_depth, time_limit_s, seed, precision, log, subject_for, explain_s,
+        queue_depth, time_limit_s, seed, log, subject_for, explain_s,
     )  # fmt: skip
     result = searching.search(job, (traced, profile), budget_s=budget_s, storage=storage, progress=progress)
     versions = {name: version(name) for name in ("autosplit", "torch")}
@@ -143,7 +146,6 @@ def run(
     forced: bool = False,
     num_requests: int = 200,
     num_rounds: int = 5,
-    precision: Precision = "f32",
     progress: Progress | None = None,
 ) -> RunReport:
     """Run a plan, checked against the unsplit model, beside the simple ways to run the same model.
@@ -157,7 +159,6 @@ def run(
         forced: whether the plan's shape was asked for, and is kept even where a simple way is faster.
         num_requests: requests of each way, over all rounds.
         num_rounds: interleaved rounds.
-        precision: what backends compute in.
         progress: called with the share done and what is being done.
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
@@ -171,7 +172,6 @@ def run(
         forced=forced,
         num_requests=num_requests,
         num_rounds=num_rounds,
-        precision=precision,
         progress=progress,
     )
 
@@ -186,7 +186,7 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
     ways = simple_plans(graph, machine, plan.source, backend, fastest)
     if backend != "eager":
         ways |= eager_today(graph, machine, plan.source)
-    same = {key: getattr(plan, key) for key in ("microbatch", "objective", "profile_hash", "versions")}
+    same = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
     ways = {name: replace(way, **same, status="measured") for name, way in ways.items()}
     for name, way in ways.items():
         devices = {device for stage in way.stages for device in stage.devices}
@@ -197,6 +197,14 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
 
 def _measured(profile: Profile, device: str, backend: str) -> bool:
     return any((setting.device, setting.backend) == (device, backend) for setting in profile.measured)
+
+
+def in_precision(plan: Plan, precision: Precision) -> Plan:
+    """The same stages computing in another precision, which nothing was predicted for."""
+    if precision == plan.precision:
+        return plan
+    stages = tuple(replace(stage, load_s=0.0) for stage in plan.stages)
+    return replace(plan, precision=precision, stages=stages, prediction=UNKNOWN, loads_s={}, status="manual")
 
 
 @dataclass(frozen=True)
@@ -248,11 +256,13 @@ def auto(
     machine = devices if isinstance(devices, Machine) else machine_for(devices)
     step = progress or (lambda name: lambda share, text: None)
     traced = trace(model, batch, seq_len, inputs=inputs)
-    profile = measure(traced, machine, backends, profiles=profiles, remeasure=remeasure, progress=step("profile"))
+    profile = measure(
+        traced, machine, backends, profiles=profiles, remeasure=remeasure, precision=precision, progress=step("profile")
+    )
 
     def subject_for(microbatch: int) -> Subject:
         smaller = trace(model, microbatch, seq_len)
-        return smaller, measure(smaller, machine, backends, profiles=profiles)
+        return smaller, measure(smaller, machine, backends, profiles=profiles, precision=precision)
 
     found = search(
         traced,
@@ -264,7 +274,6 @@ def auto(
         queue_depth=queue_depth,
         time_limit_s=time_limit_s,
         seed=seed,
-        precision=precision,
         subject_for=subject_for if inputs is None and isinstance(model, str) and batch > 1 else None,
         log=log,
         progress=step("search"),
@@ -277,7 +286,6 @@ def auto(
         forced=wanted.forced,
         num_requests=num_requests,
         num_rounds=num_rounds,
-        precision=precision,
         progress=step("run"),
     )
     if profiles is not None:

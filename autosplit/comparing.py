@@ -9,15 +9,17 @@ from types import TracebackType
 import torch
 from torch import fx
 
-from autosplit.backends.base import TOLERANCE, NumericalError, Precision, compare, get_backend
+from autosplit.backends.base import NumericalError, check, compare, get_backend, tolerance
+from autosplit.backends.lowering import lower_to_bf16
 from autosplit.deploying import Workspace, deploy
-from autosplit.errors import AutosplitError
+from autosplit.errors import AutosplitError, BackendError
 from autosplit.machine import Machine
 from autosplit.plan import Plan
 from autosplit.results import LatencyStats, RunStats
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
 from autosplit.runreport import PLAN, Outcome, RunReport, judge
+from autosplit.splitting import split
 from autosplit.tracing import Traced
 
 NUM_DISTINCT = 4
@@ -33,13 +35,16 @@ Microbatch = tuple[torch.Tensor, ...]
 
 @dataclass
 class Loaded:
-    """A plan that is loaded and was checked, and the throughput of its rounds so far, in items per second."""
+    """A plan that is loaded and was checked, and the throughput of its rounds so far, in items per second.
+
+    ``fault`` says what is wrong with its numbers, and in which backend; it is empty where nothing is.
+    """
 
     plan: Plan
     pipeline: Pipeline
     microbatches: Sequence[Microbatch]
     error: NumericalError
-    equal: bool
+    fault: str
     latency: LatencyStats
     rounds_per_s: list[float] = field(default_factory=list)
 
@@ -55,16 +60,25 @@ class Loaded:
         """What was measured until now."""
         stats: RunStats = self.pipeline.stats()
         rounds = tuple(self.rounds_per_s)
-        actions = record(self.pipeline)
-        return Outcome(self.plan, rounds, self.latency, stats.latency, self.equal, self.error.absolute, stats, actions)
+        return Outcome(
+            self.plan,
+            rounds,
+            self.latency,
+            stats.latency,
+            outputs_equal=not self.fault,
+            max_abs_error=self.error.absolute,
+            max_relative_error=self.error.relative,
+            stats=stats,
+            actions=record(self.pipeline),
+            fault=self.fault,
+        )
 
 
 class Arena:
     """Plans of one model, loaded side by side; open until ``close``, best used in a ``with`` block."""
 
-    def __init__(self, machine: Machine, precision: Precision = "f32") -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.precision = precision
         self.loaded: dict[str, Loaded] = {}
         self._workspace = Workspace()
 
@@ -77,7 +91,7 @@ class Arena:
             traced: the model, traced for the plan's microbatch.
         Raises: PlanError, BackendError, WorkerError: the plan cannot be run; StageError: a request failed.
         """
-        pipeline = deploy(traced, plan, self.machine, self._workspace, self.precision)
+        pipeline = deploy(traced, plan, self.machine, self._workspace)
         try:
             self.loaded[name] = self._check(plan, pipeline, traced)
         except BaseException:
@@ -117,8 +131,8 @@ class Arena:
         names = traced.graph.outputs
         errors = [compare(names, answer, expected[k % len(work)]) for k, answer in enumerate(answers)]
         worst = max(errors, key=lambda error: error.relative)
-        exact = self.precision == "f32" and all(get_backend(stage.backend).exact for stage in plan.stages)
-        equal = worst.absolute == 0 if exact else worst.relative <= TOLERANCE[self.precision]
+        limit = _limit(plan, traced, work, expected)
+        fault = "" if worst.relative <= limit else _blame(plan, traced, work[0], worst, limit)
         per_request = plan.source.batch // plan.microbatch
         alone_s: list[float] = []
         while len(alone_s) < NUM_ALONE and (len(alone_s) < 3 or sum(alone_s) < ALONE_S):
@@ -126,7 +140,7 @@ class Arena:
             pipeline.run_many([work[k % len(work)] for k in range(per_request)])
             alone_s.append(time.perf_counter() - start)
         pipeline.stats(clear=True)
-        return Loaded(plan, pipeline, work, worst, equal, LatencyStats.of(alone_s))
+        return Loaded(plan, pipeline, work, worst, fault, LatencyStats.of(alone_s))
 
 
 def _expected(traced: Traced, work: Sequence[Microbatch], plan: Plan) -> list[Microbatch]:
@@ -138,6 +152,35 @@ def _expected(traced: Traced, work: Sequence[Microbatch], plan: Plan) -> list[Mi
             return [tuple(unsplit.run(*inputs)) for inputs in work]
     finally:
         torch.set_num_threads(before)
+
+
+def _limit(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: Sequence[Microbatch]) -> float:
+    """The largest relative error that the plan's outputs may have: 0 where every stage is exact."""
+    if plan.precision == "f32":
+        return 0.0 if all(get_backend(stage.backend).exact for stage in plan.stages) else tolerance("f32")
+    [program] = split(traced, [[op.name for op in traced.graph.ops]])
+    lowered = lower_to_bf16(program).module
+    with torch.inference_mode():
+        errors = [compare(traced.graph.outputs, lowered(*inputs), right) for inputs, right in zip(work, expected, strict=True)]
+    return tolerance(plan.precision, max(errors, key=lambda error: error.relative))
+
+
+def _blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError, limit: float) -> str:
+    """What is wrong with a plan's numbers: the first stage whose backend is wrong when it is given right ones."""
+    values = dict(zip(traced.graph.inputs, inputs, strict=True))
+    for stage, program in zip(plan.stages, split(traced, [stage.ops for stage in plan.stages]), strict=True):
+        given = [values[spec.name] for spec in program.inputs]
+        try:
+            check(get_backend(stage.backend), program, given, precision=plan.precision, threads=stage.threads)
+        except BackendError as failure:
+            return str(failure)
+        with torch.inference_mode():
+            values |= zip((spec.name for spec in program.outputs), program.module(*given), strict=True)
+    backends = ", ".join(dict.fromkeys(stage.backend for stage in plan.stages))
+    return (
+        f"the outputs of {len(plan.stages)} stages ({backends}, {plan.precision}) differ from f32 eager: '{error.output}' is "
+        f"off by {error.relative:.3g} of the largest value, and the tolerance is {limit:.3g}; no stage alone is wrong"
+    )
 
 
 class _Threaded(fx.Interpreter):
@@ -164,7 +207,6 @@ def run_report(
     forced: bool = False,
     num_requests: int = 200,
     num_rounds: int = 5,
-    precision: Precision = "f32",
     progress: Progress | None = None,
 ) -> RunReport:
     """Run the plan and the simple ways in the same rounds, and say which one to use.
@@ -172,20 +214,19 @@ def run_report(
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan.
-        simple: the simple ways by name; one that cannot be loaded is left out, and named in the report.
+        simple: the simple ways by name; the report names those that cannot be loaded or give wrong numbers, with the reason.
         machine: the devices.
         objective: ``throughput`` or ``latency``.
         forced: whether the user asked for a plan of this shape.
         num_requests: requests of each plan, over all rounds.
         num_rounds: rounds; each runs every plan once.
-        precision: what backends compute in.
         progress: called with the share done and what is being done.
     Raises: PlanError, BackendError, WorkerError: the plan itself cannot be run; StageError: a request failed.
     """
     tell = progress or (lambda share, text: None)
     same_as: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    with Arena(machine, precision) as arena:
+    with Arena(machine) as arena:
         for number, (name, candidate) in enumerate({PLAN: plan, **simple}.items()):
             tell(0.4 * number / (1 + len(simple)), f"loading '{name}'")
             twin = next((other for other, entry in arena.loaded.items() if entry.plan.hash == candidate.hash), None)
@@ -203,6 +244,7 @@ def run_report(
             arena.run_round(list(arena.loaded), number, plan.source.batch * num_requests // num_rounds)
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items()}
+    left_out |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
     chosen, sentence = judge(outcomes, objective, forced)
     if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):
         sentence += f" Workers that died and were started anew, their requests run again: {restarts}."

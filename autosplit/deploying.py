@@ -51,9 +51,7 @@ class Workspace:
         self.close()
 
 
-def place(
-    traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, precision: Precision = "f32"
-) -> list[StagePlacement]:
+def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> list[StagePlacement]:
     """The plan's stages as the runtime takes them.
 
     Raises: PlanError: the plan does not fit the model or the machine. BackendError: a backend refuses a stage.
@@ -64,7 +62,7 @@ def place(
     return [
         StagePlacement(
             name=stage.name,
-            module=workspace.add(program, stage.ops, stage.backend, precision),
+            module=workspace.add(program, stage.ops, stage.backend, plan.precision),
             inputs=program.inputs,
             outputs=program.outputs,
             devices=tuple(machine[name] for name in stage.devices),
@@ -75,27 +73,26 @@ def place(
     ]
 
 
-def deploy(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, precision: Precision = "f32") -> Pipeline:
+def deploy(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Pipeline:
     """The plan, loaded and waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
 
     Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
     """
-    return Pipeline(place(traced, plan, machine, workspace, precision), traced.graph.inputs, traced.graph.outputs)
+    return Pipeline(place(traced, plan, machine, workspace), traced.graph.inputs, traced.graph.outputs)
 
 
 @contextmanager
-def open_pipeline(traced: Traced, plan: Plan, machine: Machine, precision: Precision = "f32") -> Iterator[Callable[..., Any]]:
+def open_pipeline(traced: Traced, plan: Plan, machine: Machine) -> Iterator[Callable[..., Any]]:
     """The plan as a function that takes and returns what the model does; its workers live as long as the ``with`` block.
 
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan.
         machine: the devices.
-        precision: what backends compute in.
     Yields: the function. Its attribute ``submit`` gives a future instead, so that several requests are in flight at once.
     Raises: PlanError, BackendError, WorkerError: as ``deploy``.
     """
-    with Workspace() as workspace, deploy(traced, plan, machine, workspace, precision) as pipeline:
+    with Workspace() as workspace, deploy(traced, plan, machine, workspace) as pipeline:
 
         def submit(*args: Any, **kwargs: Any) -> "Future[Any]":
             answer: Future[Any] = Future()

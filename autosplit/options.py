@@ -18,6 +18,7 @@ import yaml
 
 from autosplit.constraints import Constraints
 from autosplit.errors import UsageError
+from autosplit.samples import Precision
 
 BACKENDS_DEFAULT = "eager,onnxruntime"
 
@@ -93,6 +94,9 @@ class Profile(Devices):
     backend: Annotated[str, typer.Option(help="Backends to consider: eager, onnxruntime, openvino, inductor.")] = BACKENDS_DEFAULT
     profiles: Annotated[Path, typer.Option(help="Folder of the profile store.")] = Path("profiles")
     remeasure: Annotated[bool, typer.Option(help="Measure again what the store already has.")] = False
+    precision: Annotated[
+        Precision, typer.Option(help="What stages compute in; in bf16 the outputs differ from f32, and the report says how far.")
+    ] = "f32"
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -209,6 +213,7 @@ class Run(Running, Devices):
         None
     )
     baselines: Annotated[bool, typer.Option(help="Run the simple ways beside the plan.")] = True
+    precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None
 
 
 T = TypeVar("T", bound=Output)

@@ -10,6 +10,7 @@ from autosplit.explanation import Explanation
 from autosplit.files import content_hash
 from autosplit.graph import Graph
 from autosplit.machine import Machine
+from autosplit.samples import Precision
 
 Status = Literal["optimal", "feasible", "measured", "manual"]
 
@@ -69,7 +70,7 @@ class Plan:
 
     ``microbatch`` is the number of items that pass the stages together; a request of ``source.batch`` items is cut into
     ``source.batch / microbatch`` of them. ``queue_depth`` is the number of slots of each ring. ``why`` is what the search found
-    out about the plan; ``explain()`` gives it while it is about these stages.
+    out about the plan; ``explain()`` gives it while it is about these stages. ``precision`` is what every stage computes in.
     """
 
     source: Source
@@ -83,15 +84,16 @@ class Plan:
     chosen: str = "plan"
     microbatch: int = 1
     queue_depth: int = 4
+    precision: Precision = "f32"
     loads_s: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     why: Explanation | None = None
 
     @property
     def hash(self) -> str:
-        """Identity of placement: stages, devices, backends, threads, microbatch, queue depth."""
+        """Identity of placement: stages, devices, backends, threads, microbatch, queue depth, precision."""
         stages = [[s.ops, s.devices, s.backend, s.threads] for s in self.stages]
-        return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth])
+        return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision])
 
     def verify(self, graph: Graph, machine: Machine) -> "Plan":
         """Return the plan, or raise PlanError with every fault against its graph and machine.
@@ -145,6 +147,7 @@ class Plan:
         """One sentence: what runs where, what is predicted, how well it is proved."""
         where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({s.backend})" for s in self.stages)
         proof = f"{self.status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{self.status}, no bound"
+        where += "" if self.precision == "f32" else f" in {self.precision}"
         return f"{where}: {self.prediction.throughput_per_s:.4g} items/s predicted ({proof}, {self.method})"
 
 

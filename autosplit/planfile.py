@@ -16,6 +16,7 @@ from autosplit.explanation import Explanation
 from autosplit.files import read_mapping, write_atomic
 from autosplit.graph import Graph
 from autosplit.plan import Plan, Prediction, Source, Stage, Status, check_graph
+from autosplit.samples import Precision
 
 SCHEMA = 1
 
@@ -41,6 +42,7 @@ def write_plan(plan: Plan, graph: Graph, path: Path) -> None:
         "predicted": asdict(plan.prediction),
         "microbatch": plan.microbatch,
         "queue_depth": plan.queue_depth,
+        "precision": plan.precision,
         "stages": [
             {
                 "name": stage.name,
@@ -110,6 +112,7 @@ class PlanFile(_Strict):
     predicted: _PredictionEntry = _PredictionEntry()
     microbatch: int = Field(default=1, ge=1)
     queue_depth: int = Field(default=4, ge=1)
+    precision: Precision = "f32"
     loads_s: dict[str, float] = {}
     why: Explanation | None = None
 
@@ -139,6 +142,7 @@ class PlanFile(_Strict):
             chosen=self.chosen,
             microbatch=self.microbatch,
             queue_depth=self.queue_depth,
+            precision=self.precision,
             loads_s=self.loads_s,
             versions=self.made_from.versions,
             why=self.why,

@@ -274,5 +274,6 @@ def _plan(
         status="optimal" if solution.status == "optimal" else "feasible",
         microbatch=microbatch or source.batch,
         queue_depth=queue_depth,
+        precision=profile.precision,
     )
     return _predicted(plan, problem, solution.blocks, solution.bound_s, solution.status == "optimal")

@@ -19,6 +19,7 @@ from autosplit.graph import Graph, Op
 from autosplit.machine import Link
 from autosplit.samples import (
     Measured,
+    Precision,
     Samples,
     Setting,
     StageMeasured,
@@ -45,6 +46,7 @@ class Profile:
         stages: measured stages, oldest first.
         links: measured links.
         notes: why something was measured again or set aside; not part of the hash.
+        precision: what the backends computed in, the same for everything in a profile.
     """
 
     graph_name: str
@@ -54,11 +56,12 @@ class Profile:
     stages: tuple[StageMeasured, ...] = ()
     links: tuple[Link, ...] = ()
     notes: tuple[str, ...] = ()
+    precision: Precision = "f32"
 
     @staticmethod
-    def empty(graph: Graph) -> "Profile":
+    def empty(graph: Graph, precision: Precision = "f32") -> "Profile":
         """The profile of ``graph`` before anything was measured."""
-        return Profile(graph.name, graph.hash, {op.name: op.signature for op in graph.ops})
+        return Profile(graph.name, graph.hash, {op.name: op.signature for op in graph.ops}, precision=precision)
 
     @staticmethod
     def given(graph: Graph, seconds: Mapping[tuple[str, str], float], backend: str = "eager", threads: int = 1) -> "Profile":
@@ -256,6 +259,9 @@ class Profile:
         for setting, measured in self.measured.items():
             if setting.threads < 1:
                 faults.append(f"threads must be at least 1, but are {setting.threads} for {setting.backend} on {setting.device}")
+            computed = measured.provenance.precision
+            if computed != self.precision:
+                faults.append(f"{setting} was measured in {computed}, and the profile is of {self.precision}")
             known = set(self.signatures) if measured.per == "op" else set(self.signatures.values())
             absent = sorted(known - set(measured.ops))
             if absent and measured.whole:
@@ -279,6 +285,7 @@ class Profile:
         return {
             "schema": SCHEMA,
             "graph": {"name": self.graph_name, "hash": self.graph_hash},
+            "precision": self.precision,
             "signatures": dict(self.signatures),
             "measured": [{**setting._asdict(), **measured_to_dict(measured)} for setting, measured in self.measured.items()],
             "stages": [stage_to_dict(stage) for stage in self.stages],
@@ -296,21 +303,24 @@ class Profile:
                 measured={Setting(e["device"], e["backend"], e["threads"]): measured_from_dict(e) for e in data["measured"]},
                 stages=tuple(stage_from_dict(entry) for entry in data["stages"]),
                 links=tuple(Link(**link) for link in data["links"]),
+                precision=data.get("precision", "f32"),
             ).verify()
         except (KeyError, TypeError, ValueError) as failure:
             raise ProfileError(f"profile data is incomplete: {failure!r}; measure it again") from None
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row a setting: the whole model, busy and alone, the scale of the op sums, spread, source and date."""
+        """One row a setting: the whole model, busy and alone, the scale of the op sums, spread, error, source and date."""
         return [
             {
                 "device": setting.device,
                 "backend": setting.backend,
+                "precision": self.precision,
                 "threads": setting.threads,
                 "whole_s": measured.whole.median_s if measured.whole else float("nan"),
                 "alone_s": measured.alone.median_s if measured.alone else float("nan"),
                 "spread": measured.whole.spread if measured.whole else float("nan"),
                 "op_scale": self.scale(setting),
+                "max_error": measured.error,
                 "source": measured.source,
                 "date": measured.provenance.date,
             }

@@ -22,9 +22,11 @@ class Outcome:
         latency: seconds of a request alone in the pipeline.
         loaded_latency: seconds of a request in the full pipeline, from its first stage to its answer.
         outputs_equal: bit for bit where every stage is exact, else within the tolerance of its backends.
-        max_abs_error: largest difference from the unsplit model in eager.
+        max_abs_error: largest difference from the unsplit model in f32 eager.
+        max_relative_error: the same divided by the largest value of its output.
         stats: each worker's times in the rounds.
         actions: what the workers did in the last round.
+        fault: what is wrong with the numbers, and in which backend; empty where the outputs are equal.
     """
 
     plan: Plan
@@ -33,8 +35,10 @@ class Outcome:
     loaded_latency: LatencyStats
     outputs_equal: bool
     max_abs_error: float
+    max_relative_error: float
     stats: RunStats
     actions: tuple[Action, ...] = ()
+    fault: str = ""
 
     @property
     def throughput_per_s(self) -> float:
@@ -63,7 +67,7 @@ class RunReport:
         outcomes: the plan (``plan``) and each simple way, by name.
         chosen: the name of the one to use.
         sentence: why that one.
-        left_out: simple ways that could not be run, with the reason.
+        left_out: ways that could not be run, or must not be used, with the reason.
     """
 
     model: str
@@ -95,6 +99,7 @@ class RunReport:
                 "spread": outcome.spread,
                 "predicted_per_s": outcome.plan.prediction.throughput_per_s or float("nan"),
                 "latency_p50_s": outcome.latency.p50_s,
+                "max_error": outcome.max_relative_error,
                 "of_plan": outcome.faster_than(self.plan, "throughput"),
                 "chosen": "*" if name == self.chosen else "",
             }
@@ -110,7 +115,7 @@ class RunReport:
                 "device": stats.device,
                 "backend": predicted[stats.stage].backend,
                 "ops": len(predicted[stats.stage].ops),
-                "predicted_s": predicted[stats.stage].load_s,
+                "predicted_s": predicted[stats.stage].load_s or None,
                 "busy_s": stats.busy.p50_s,
                 "wait_s": stats.wait.p50_s,
                 "transfer_s": stats.transfer.p50_s,
@@ -129,7 +134,9 @@ class RunReport:
             "chosen": self.chosen,
             "sentence": self.sentence,
             "outputs_equal": best.outputs_equal,
+            "precision": best.plan.precision,
             "max_abs_error": best.max_abs_error,
+            "max_relative_error": best.max_relative_error,
             "throughput_per_s": best.throughput_per_s,
             "predicted_throughput_per_s": best.plan.prediction.throughput_per_s or None,
             "latency_s": {key: getattr(best.latency, f"{key}_s") for key in ("p50", "p90", "p99")},
@@ -146,6 +153,7 @@ class RunReport:
                     "latency": asdict(outcome.latency),
                     "outputs_equal": outcome.outputs_equal,
                     "max_abs_error": outcome.max_abs_error,
+                    "max_relative_error": outcome.max_relative_error,
                 }
                 for name, outcome in self.outcomes.items()
             },

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+Precision = Literal["f32", "bf16"]
+"""What matrix products, convolutions and attention are computed in; models come and go in f32."""
+
 
 class Setting(NamedTuple):
     """How something ran: device name, backend name, number of threads."""
@@ -62,6 +65,7 @@ class Provenance:
         date: when, in ISO 8601 with the time zone.
         canary_s: seconds that a fixed small piece of work took on this device then; a later run compares it.
         note: anything a reader should know, such as that the machine was not quiet.
+        precision: what the backend computed in.
     """
 
     cpu: str = ""
@@ -71,6 +75,7 @@ class Provenance:
     date: str = ""
     canary_s: float = 0.0
     note: str = ""
+    precision: Precision = "f32"
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class Measured:
         whole: the whole model as it runs, with the other devices of the machine doing the same, or None.
         alone: the whole model with the other devices idle, or None.
         provenance: where and when.
+        error: largest error of the whole model's outputs against f32 eager, relative to their largest value; None if not known.
     """
 
     ops: Mapping[str, Samples]
@@ -93,6 +99,7 @@ class Measured:
     whole: Samples | None = None
     alone: Samples | None = None
     provenance: Provenance = Provenance()
+    error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,7 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
         "alone": _seconds(measured.alone) if measured.alone else None,
         "ops": {key: _seconds(samples) for key, samples in measured.ops.items()},
         "provenance": asdict(measured.provenance),
+        "error": measured.error,
     }
 
 
@@ -129,6 +137,7 @@ def measured_from_dict(data: Mapping[str, Any]) -> Measured:
         whole=_samples(data["whole"]) if data["whole"] is not None else None,
         alone=_samples(data["alone"]) if data["alone"] is not None else None,
         provenance=Provenance(**data["provenance"]),
+        error=data.get("error"),
     )
 
 

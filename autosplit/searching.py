@@ -14,7 +14,6 @@ from typing import Any
 import optuna
 
 from autosplit import tables
-from autosplit.backends.base import Precision
 from autosplit.comparing import Arena, Progress
 from autosplit.constraints import Constraints
 from autosplit.errors import AutosplitError, BackendError
@@ -64,7 +63,6 @@ class Job:
     queue_depth: int = 4
     time_limit_s: float = 10.0
     seed: int = 0
-    precision: Precision = "f32"
     log: Log | None = None
     subject_for: Callable[[int], Subject] | None = None
     explain_s: float | None = None
@@ -161,7 +159,7 @@ def search(
     first = job.plan(subject, {})
     if budget_s <= 0:
         return SearchResult(job.explained(first, subject), *subject)
-    with Arena(job.machine, job.precision) as arena:
+    with Arena(job.machine) as arena:
         hunt = _Hunt(job, subject, arena, budget_s, progress or (lambda share, text: None))
         hunt.correct(first)
         hunt.tune(storage)
@@ -300,7 +298,7 @@ class _Hunt:
         events = entry.pipeline.events()
         outcome = entry.outcome()
         beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))
-        trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside))
+        trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault)
         self.trials.append(trial)
         for stats, times in zip(outcome.stats.stages, events, strict=True):
             stage = next(stage for stage in plan.stages if stage.name == stats.stage)

@@ -67,7 +67,9 @@ def measure(spec: str, batch: int, cores: list[int], rounds: int, seconds: float
         save_stage(program, folder)
         workers: list[tuple[WorkerProcess, list[float]]] = []
         for name in installed():
-            for precision in get_backend(name).precisions if bf16 else ("f32",):
+            for precision in ("f32", "bf16") if bf16 else ("f32",):
+                if precision in get_backend(name).lacks:
+                    continue
                 row, worker = start(name, precision, program, folder, traced.example_inputs, cores, stack)
                 load_s, outputs = receive(worker, START_S, "start")
                 error = compare([s.name for s in program.outputs], [torch.from_numpy(o) for o in outputs], expected)

@@ -42,6 +42,13 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     assert GOOD.verify(GRAPH, MACHINE) is GOOD
 
 
+def test_a_plan_says_its_precision(tmp_path: Path) -> None:
+    coarse = replace(GOOD, precision="bf16")
+    write_plan(coarse, GRAPH, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml").resolve(GRAPH) == coarse
+    assert coarse.hash != GOOD.hash and " in bf16: " in coarse.summary() and "f32" not in GOOD.summary()
+
+
 def test_spans_name_runs_of_graph_order() -> None:
     assert spans(("a0", "a1", "a3"), GRAPH) == ["a0 .. a1", "a3"]
 

@@ -13,7 +13,7 @@ MADE = Plan(Source("m:f"), "g", "p", (Stage("stage0", ("a",), ("cpu:0",)),), Pre
 
 
 def outcome(*rounds_per_s: float, latency_s: float = 0.1, equal: bool = True) -> Outcome:
-    return Outcome(MADE, rounds_per_s, LatencyStats.of([latency_s]), LatencyStats.of([latency_s]), equal, 0.0, STATS)
+    return Outcome(MADE, rounds_per_s, LatencyStats.of([latency_s]), LatencyStats.of([latency_s]), equal, 0.0, 0.0, STATS)
 
 
 def test_a_faster_simple_way_becomes_the_plan() -> None:

@@ -1,6 +1,6 @@
 """Torch eager: the traced ATen graph as it is, in f32 bit-equal to the model it came from. It takes every op."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ class EagerBackend:
 
     name = "eager"
     exact = True
-    precisions: tuple[Precision, ...] = ("f32", "bf16")
+    lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:
         """None: torch is always there."""

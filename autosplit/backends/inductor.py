@@ -8,7 +8,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -32,7 +32,7 @@ class InductorBackend:
 
     name = "inductor"
     exact = False
-    precisions: tuple[Precision, ...] = ("f32", "bf16")
+    lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:
         """The C++ compiler, if there is none."""

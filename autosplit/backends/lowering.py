@@ -34,23 +34,32 @@ LOWERED = frozenset(
 
 
 def lower_to_bf16(program: StageProgram) -> StageProgram:
-    """The same stage with its matrix products, convolutions and attention in bf16; inputs and outputs keep their dtypes."""
+    """The same stage with its matrix products, convolutions and attention in bf16; inputs and outputs keep their dtypes.
+
+    Ops keep their names; a cast has the name of the op that needed it first in ``meta["op"]``.
+    """
     source = program.module
     weights: dict[str, torch.Tensor] = {}
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     halves: dict[fx.Node, fx.Node] = {}
+    owner = next(iter(source.graph.nodes))
 
     def half(node: fx.Node) -> fx.Node:
+        """The node in bf16, cast for the op that is being copied."""
         if node not in halves:
-            halves[node] = _half_weight(graph, node, weights, program) if node.op == "get_attr" else _cast(graph, copies[node])
+            weight = node.op == "get_attr"
+            halves[node] = (
+                _half_weight(graph, node, weights, program) if weight else _cast(graph, copies[node], torch.bfloat16, owner)
+            )
         return halves[node]
 
     is_float = _float_nodes(program)
     for node in source.graph.nodes:
         if str(node.target) in LOWERED and node in is_float:
+            owner = node
             called = graph.node_copy(node, lambda argument: half(argument) if argument in is_float else copies[argument])
-            copies[node] = graph.call_function(torch.ops.aten._to_copy.default, (called,), {"dtype": torch.float32})
+            copies[node] = _cast(graph, called, torch.float32, owner)
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "get_attr":
@@ -67,8 +76,12 @@ def _half_weight(graph: fx.Graph, node: fx.Node, weights: dict[str, torch.Tensor
     return graph.get_attr(name)
 
 
-def _cast(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    return graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": torch.bfloat16})
+def _cast(graph: fx.Graph, node: fx.Node, dtype: torch.dtype, owner: fx.Node) -> fx.Node:
+    cast = graph.create_node(
+        "call_function", torch.ops.aten._to_copy.default, (node,), {"dtype": dtype}, name=f"{owner.name}_cast"
+    )
+    cast.meta["op"] = owner.name
+    return cast
 
 
 def _float_nodes(program: StageProgram) -> set[fx.Node]:

@@ -10,7 +10,7 @@ packed weights instead of making private copies, so replicas share one copy in m
 
 import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -43,7 +43,7 @@ class OnnxRuntimeBackend:
 
     name = "onnxruntime"
     exact = False
-    precisions: tuple[Precision, ...] = ("f32",)
+    lacks: Mapping[Precision, str] = {"bf16": "its CPU provider has no matrix products and convolutions in bfloat16"}
 
     def missing(self) -> str | None:
         """The packages that are not installed."""
@@ -114,7 +114,7 @@ def optimise(source: Path, target: Path) -> None:
     raise BackendError(f"the file that ONNX Runtime {version('onnxruntime')} optimised from '{source}' cannot be read")
 
 
-def _open_session(path: Path, options: Any) -> Any:
+def _open_session(path: Path, options: Any, providers: Sequence[tuple[str, dict[str, str]]] = ()) -> Any:
     """An InferenceSession. Raises: BackendError: ONNX Runtime does not take the file."""
     import onnxruntime
 

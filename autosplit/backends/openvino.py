@@ -5,7 +5,7 @@ and outputs share their memory with torch.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class OpenVinoBackend:
 
     name = "openvino"
     exact = False
-    precisions: tuple[Precision, ...] = ("f32", "bf16")
+    lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:
         """The packages that are not installed: the stage comes as an ONNX file."""

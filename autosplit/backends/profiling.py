@@ -16,6 +16,7 @@ import torch
 
 from autosplit.backends.layout import Port
 from autosplit.backends.onnxfile import open_onnx
+from autosplit.samples import Precision
 
 FX_NODE = "pkg.torch.onnx.fx_node"
 KERNEL = "_kernel_time"
@@ -42,12 +43,12 @@ class Probe(Protocol):
         """What ran, in the order of execution, with one sample for each pass; the probe is used up then."""
 
 
-def probe(backend: str, folder: Path, threads: int) -> Probe | None:
+def probe(backend: str, folder: Path, threads: int, precision: Precision = "f32") -> Probe | None:
     """The prepared stage in ``folder`` under its backend's profiler, or None for a backend that has none."""
     if backend == "onnxruntime":
         return OnnxRuntimeProbe(folder, threads)
     if backend == "openvino":
-        return OpenVinoProbe(folder, threads)
+        return OpenVinoProbe(folder, threads, precision)
     return None
 
 
@@ -102,14 +103,16 @@ class OnnxRuntimeProbe:
 class OpenVinoProbe:
     """A compiled model with performance counters."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, precision: Precision) -> None:
         import openvino
 
         from autosplit.backends.openvino import settings
 
         self._stage = open_onnx(folder)
         core = openvino.Core()
-        compiled = core.compile_model(core.read_model(self._stage.path), "CPU", {**settings(threads, "f32"), "PERF_COUNT": True})
+        compiled = core.compile_model(
+            core.read_model(self._stage.path), "CPU", {**settings(threads, precision), "PERF_COUNT": True}
+        )
         self._origins = {node.get_friendly_name(): _origins(node) for node in compiled.get_runtime_model().get_ordered_ops()}
         self._request = compiled.create_infer_request()
         self._samples: dict[str, list[float]] = {}

@@ -58,9 +58,7 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
     views.append(table(explanation.rows(), "why", explanation.text))
 
 
-def require_equal(equal: bool, error: float) -> None:
-    """Raises: StageError: the outputs differed."""
-    if not equal:
-        raise StageError(
-            f"the outputs differ from the unsplit model's: the largest difference is {error:.3g}. Do not use this plan."
-        )
+def require_equal(fault: str) -> None:
+    """Raises: StageError: the outputs differed, as ``fault`` says."""
+    if fault:
+        raise StageError(f"the outputs differ from the unsplit model's: {fault}. Do not use this plan.")

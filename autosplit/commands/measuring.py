@@ -34,6 +34,7 @@ def profile(given: options.Profile) -> None:
             given.backends,
             profiles=given.profiles,
             remeasure=given.remeasure,
+            precision=given.precision,
             progress=start("profile"),
         )
     for note in measured.notes:

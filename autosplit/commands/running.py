@@ -16,6 +16,7 @@ def run(given: options.Run) -> None:
     with bars(err) as start:
         start("load")
         plan, traced, machine = api.load_plan(given.plan, given.model)
+        plan = api.in_precision(plan, given.precision or plan.precision)
         if given.devices or given.machine or given.memory:
             machine = machine_for(given.devices, given.machine, given.memory)
         check_here(machine)
@@ -32,7 +33,7 @@ def run(given: options.Run) -> None:
     write_trace(given.trace, traced, report, machine)
     data = {**report.to_dict(), "plan": str(given.plan)}
     show(given, json_safe(data), run_table(report), baselines_table(report))
-    require_equal(report.best.outputs_equal, report.best.max_abs_error)
+    require_equal(report.best.fault)
 
 
 def auto(given: options.Auto) -> None:
@@ -58,6 +59,7 @@ def auto(given: options.Auto) -> None:
             queue_depth=given.queue_depth,
             time_limit_s=options.seconds(given.time_limit),
             seed=given.seed,
+            precision=given.precision,
             num_requests=given.requests,
             num_rounds=given.rounds,
             log=log(given),
@@ -71,7 +73,7 @@ def auto(given: options.Auto) -> None:
     write_trace(given.trace, result.search.traced, report, result.machine)
     data = {**report.to_dict(), "plan": str(given.output)}
     show(given, json_safe(data), plan_table(result.plan), run_table(report), baselines_table(report))
-    require_equal(report.best.outputs_equal, report.best.max_abs_error)
+    require_equal(report.best.fault)
 
 
 def export(given: options.Export) -> None:

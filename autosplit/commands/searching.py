@@ -25,7 +25,13 @@ def search(given: options.Plans) -> None:
         start("trace")
         traced = api.trace(given.model, given.batch, given.seq_len)
         measured = api.measure(
-            traced, machine, given.backends, profiles=given.profiles, remeasure=given.remeasure, progress=start("profile")
+            traced,
+            machine,
+            given.backends,
+            profiles=given.profiles,
+            remeasure=given.remeasure,
+            precision=given.precision,
+            progress=start("profile"),
         )
         found = api.search(
             traced,
@@ -40,6 +46,8 @@ def search(given: options.Plans) -> None:
             log=log(given),
             progress=start("search"),
         )
+    for note in measured.notes:
+        err.print(f"note: {note}", highlight=False)
     api.keep_stages(found.traced, found.profile, given.profiles)
     write_plan(found.plan, found.traced.graph, given.output)
     err.print(f"wrote {given.output}", highlight=False)
@@ -57,6 +65,7 @@ def search(given: options.Plans) -> None:
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any) -> list[dict[str, Any]]:
     """The rows of the front; its plan files where they are asked for."""
+    from autosplit.api import measured_backends
     from autosplit.planfile import write_plan
     from autosplit.planning import plan_front
 
@@ -67,7 +76,7 @@ def _front_of_model(given: options.Plans, found: Any, machine: Any) -> list[dict
         found.profile,
         found.plan.source,
         given.constraints(),
-        given.backends,
+        measured_backends(found.profile, machine),
         queue_depth=given.queue_depth,
         microbatch=found.plan.microbatch,
         time_limit_s=options.seconds(given.time_limit),

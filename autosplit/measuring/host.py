@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autosplit import discovering
-from autosplit.backends.base import get_backend
+from autosplit.backends.base import get_backend, require_precision
 from autosplit.backends.profiling import onnx_names
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.files import temporary_folder
@@ -30,7 +30,7 @@ from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
 from autosplit.measuring.worker import INPUTS, Load, Prepare, TimeOps, TimeWhole
 from autosplit.processes import WorkerProcess, receive, spawn_worker
 from autosplit.profile import Profile
-from autosplit.samples import Measured, Provenance, Samples, Setting
+from autosplit.samples import Measured, Precision, Provenance, Samples, Setting
 from autosplit.splitting import StageProgram, save_stage, split
 from autosplit.tracing import Traced
 
@@ -56,6 +56,7 @@ def measure(
     progress: Callable[[Progress], None] | None = None,
     remeasure: bool = False,
     links: bool = True,
+    precision: Precision = "f32",
 ) -> Profile:
     """Seconds of every op of a model on every device and backend, and of the links between the devices.
 
@@ -70,20 +71,20 @@ def measure(
         progress: called with the share done and the seconds left.
         remeasure: measure again what is stored.
         links: measure the links too, unless they are stored.
-    Returns: a profile whose notes say what was measured again, and why. A backend that refuses the model is left out, with a
-        note, unless it is the only one.
+        precision: what the backends compute in; those that cannot are left out.
+    Returns: a profile whose notes say what was measured again, and why. A backend that refuses the model or the precision, or
+        gives wrong numbers, is left out, with a note, unless it is the only one.
     Raises:
         DeviceError: a device that this machine does not have, or that has no cores.
         BackendError, MissingExtraError: the only backend refuses the model, or a runtime is not installed.
         WorkerError: a worker died or an op failed in it; what was measured before is kept in the store.
     """
     _require_measurable(machine, backends)
-    for backend in backends:
-        get_backend(backend)
+    backends, refused = _able(backends, precision)
     keeper = Store(store) if isinstance(store, Path) else store
     wanted = _settings(machine, backends, threads)
-    job = _Job(traced, machine, wanted, keeper, _stamps(backends), Steps(progress))
-    profile = Profile.empty(traced.graph) if remeasure else job.known()
+    job = _Job(traced, machine, wanted, keeper, _stamps(backends, precision), Steps(progress), precision)
+    profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
     if len(profile.measured) < len(set(wanted)):
         with _exclusive(keeper):
             # Another process may have measured the same while this one waited for its turn.
@@ -91,7 +92,7 @@ def measure(
             profile = job.measure_missing(profile, budget_s)
     profile = profile.with_links(job.links(remeasure)) if links else profile
     job.steps.finish()
-    return profile
+    return replace(profile, notes=(*refused, *profile.notes))
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class _Job:
     store: Store | None
     stamps: Mapping[str, Provenance]
     steps: Steps
+    precision: Precision
 
     @property
     def graph(self) -> Graph:
@@ -112,8 +114,8 @@ class _Job:
     def known(self) -> Profile:
         """What the store holds of the wanted settings and what the canary finds unchanged, with notes on the rest."""
         if self.store is None:
-            return Profile.empty(self.graph)
-        stored = self.store.load(self.graph, self.stamps)
+            return Profile.empty(self.graph, self.precision)
+        stored = self.store.load(self.graph, self.stamps, self.precision)
         kept, notes = {}, [note for note in stored.notes if _concerns(note, self.wanted)]
         for setting in self.wanted:
             measured = stored.measured.get(setting)
@@ -143,26 +145,33 @@ class _Job:
         refused: list[str] = []
         with _bench(self.traced, self.machine) as bench:
             self.steps.done()
-            for group in groups:
+            for number, group in enumerate(groups):
                 try:
-                    bench.prepare(group[0].backend)
+                    bench.prepare(group[0].backend, self.precision)
+                    for part in _batches(group, MAX_AT_ONCE):
+                        profile = self._measure_group(profile, part, bench, rounds, 2 + 2 * number)
                 except BackendError as failure:
                     if len({setting.backend for setting in self.wanted}) == 1:
                         raise
                     refused.append(f"{group[0].backend} is left out: {failure}")
-                    self.steps.done(2)
-                    continue
-                for part in _batches(group, MAX_AT_ONCE):
-                    profile = self._measure_group(profile, part, bench, rounds)
-                self.steps.done()
+                self.steps.reach(3 + 2 * number)
         return replace(profile, notes=(*profile.notes, *refused))
 
-    def _measure_group(self, profile: Profile, group: Sequence[Setting], bench: "_Bench", rounds: Rounds) -> Profile:
-        """One setting on each device, all at once, then each alone."""
-        weights = bench.all(
-            {s.device: Prepare(s.backend, s.threads, _eager(profile, s) is None and s.backend != "eager") for s in group}
+    def _measure_group(self, profile: Profile, group: Sequence[Setting], bench: "_Bench", rounds: Rounds, step: int) -> Profile:
+        """One setting on each device, all at once, then each alone; ``step`` steps are done once they are prepared.
+
+        Raises: BackendError: the numbers are wrong.
+        """
+        prepared = bench.all(
+            {
+                s.device: Prepare(s.backend, s.threads, _eager(profile, s) is None and s.backend != "eager", self.precision)
+                for s in group
+            }
         )
-        self.steps.done()
+        for answer in prepared.values():
+            if answer.fault:
+                raise BackendError(answer.fault)
+        self.steps.reach(step)
         timed = bench.all({setting.device: TimeOps(rounds) for setting in group})
         alone_rounds = Rounds(min(ALONE_S, rounds.seconds), least=2, most=20)
         values = value_aliases(self.graph)
@@ -170,7 +179,7 @@ class _Job:
         names = {**values, **{name: values[source] for name, source in kept_names.items() if source in values}}
         for setting in group:
             alone = bench.all({setting.device: TimeWhole(alone_rounds)})[setting.device] if len(group) > 1 else None
-            shares = _eager(profile, setting) or weights[setting.device]
+            shares = _eager(profile, setting) or prepared[setting.device].weights
             measured = _measured(self.graph, setting, timed[setting.device], names, shares)
             busy = _disturbed(timed[setting.device].waited)
             stamp = replace(
@@ -181,7 +190,8 @@ class _Job:
             )
             if busy:
                 profile = replace(profile, notes=(*profile.notes, f"{setting}: {busy}; measure again when it is quiet"))
-            measured = replace(measured, alone=_samples(alone) if alone else None, provenance=stamp)
+            error = float(f"{prepared[setting.device].error:.3g}")
+            measured = replace(measured, alone=_samples(alone) if alone else None, provenance=stamp, error=error)
             kept = tuple(stage for stage in profile.stages if stage.setting != setting)
             profile = replace(profile, stages=kept).with_measured(setting, measured)
         if self.store is not None:
@@ -214,10 +224,10 @@ class _Bench:
         self._prepared: set[str] = set()
         self.canaries: dict[str, float] = {}
 
-    def prepare(self, backend: str) -> None:
+    def prepare(self, backend: str, precision: Precision) -> None:
         """Let the host write what the backend loads. Raises: BackendError: it refuses the model."""
         if backend not in self._prepared:
-            get_backend(backend).prepare(self._program, self._folder)
+            get_backend(backend).prepare(self._program, self._folder, precision)
             self._prepared.add(backend)
 
     def names(self, backend: str) -> dict[str, str]:
@@ -341,10 +351,25 @@ def _batches(group: Sequence[Setting], size: int) -> list[Sequence[Setting]]:
     return [group[start : start + size] for start in range(0, len(group), size)]
 
 
-def _stamps(backends: Sequence[str]) -> dict[str, Provenance]:
+def _able(backends: Sequence[str], precision: Precision) -> tuple[list[str], list[str]]:
+    """The backends that compute in a precision, and a note on each of the others. Raises: BackendError: none does."""
+    able, notes = [], []
+    for backend in backends:
+        try:
+            require_precision(get_backend(backend), precision)
+        except BackendError as failure:
+            notes.append(f"{backend} is left out: {failure}")
+            if len(notes) == len(backends):
+                raise
+        else:
+            able.append(backend)
+    return able, notes
+
+
+def _stamps(backends: Sequence[str], precision: Precision) -> dict[str, Provenance]:
     """For each backend what a measurement made here is stamped with, but for date and canary."""
     cores = affinity()
-    here = Provenance(discovering.cpu_name(), len(cores), discovering.caches(cores[0]))
+    here = Provenance(discovering.cpu_name(), len(cores), discovering.caches(cores[0]), precision=precision)
     return {backend: replace(here, versions=discovering.versions([backend])) for backend in backends}
 
 

@@ -25,6 +25,7 @@ from autosplit.machine import Link
 from autosplit.profile import Profile
 from autosplit.samples import (
     Measured,
+    Precision,
     Provenance,
     Setting,
     StageMeasured,
@@ -50,7 +51,7 @@ class Entry:
     def identity(self) -> tuple[Any, ...]:
         """What two entries must share for the newer one to take the older one's place."""
         where = self.measured.provenance
-        return self.setting, machine_hash(where), tuple(sorted(where.versions.items()))
+        return self.setting, where.precision, machine_hash(where), tuple(sorted(where.versions.items()))
 
 
 @dataclass(frozen=True)
@@ -69,21 +70,23 @@ class Store:
         with locked(self.root / "measuring"):
             yield
 
-    def load(self, graph: Graph, here: Mapping[str, Provenance] | None = None) -> Profile:
+    def load(self, graph: Graph, here: Mapping[str, Provenance] | None = None, precision: Precision = "f32") -> Profile:
         """Everything that is stored of a model, the newest entry of each setting.
 
         Args:
             graph: the model.
             here: for each backend, what a measurement made now would be stamped with; entries of another machine or of
                 other versions are then left out, and a note says which. None takes entries of any machine.
+            precision: what the backends computed in; entries of another one are for another profile.
         Returns: a profile whose notes say what was left out or set aside.
         """
-        profile = Profile.empty(graph)
+        profile = Profile.empty(graph, precision)
         notes: list[str] = []
         for path in sorted(self.folder(graph).glob("*.json")):
             if path.name == "graph.json":
                 continue
-            judged = [(entry, _reason(entry, here)) for entry in self._read(path, graph, notes)]
+            entries = [entry for entry in self._read(path, graph, notes) if entry.measured.provenance.precision == precision]
+            judged = [(entry, _reason(entry, here)) for entry in entries]
             usable = [entry for entry, reason in judged if not reason]
             taken = {entry.setting for entry in usable}
             notes += [f"{e.setting}: stored, but {reason}" for e, reason in judged if reason and e.setting not in taken]
@@ -141,7 +144,8 @@ class Store:
                 raise ProfileError(f"profile file '{path}' is of another model ({data['graph']['hash']})")
             entries = [_entry(entry) for entry in data["entries"]]
             for entry in entries:
-                replace(Profile.empty(graph), measured={entry.setting: entry.measured}, stages=entry.stages).verify()
+                empty = Profile.empty(graph, entry.measured.provenance.precision)
+                replace(empty, measured={entry.setting: entry.measured}, stages=entry.stages).verify()
         except (ProfileError, KeyError, TypeError, ValueError) as failure:
             reason = str(failure) if isinstance(failure, ProfileError) else f"profile file '{path}' is incomplete: {failure!r}"
             notes.append(f"{reason} It was set aside as '{self._set_aside(path).name}' and is measured again.")

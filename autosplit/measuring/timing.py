@@ -12,7 +12,9 @@ import torch
 from torch import fx
 
 from autosplit.backends.base import Runnable, get_backend
-from autosplit.backends.profiling import RuntimeNode, probe
+from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.profiling import Probe, RuntimeNode, probe
+from autosplit.samples import Precision
 from autosplit.splitting import StageProgram
 
 WARM_UP_PASSES = 3
@@ -55,6 +57,8 @@ class Timed:
 class TimingInterpreter(fx.Interpreter):
     """Runs a flat program in graph order and times every op; picking from a tuple counts for the op that made it.
 
+    A cast that lowering put in counts for the op that needed it.
+
     Args:
         module: the program.
         clock: seconds. Of a single thread its CPU time is asked, which stands still while other processes have the core.
@@ -63,7 +67,13 @@ class TimingInterpreter(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, clock: Callable[[], float]) -> None:
         super().__init__(module)
         self._clock = clock
-        self.samples_s: dict[str, list[float]] = {node.name: [] for node in module.graph.nodes if _is_op(node)}
+        self.samples_s: dict[str, list[float]] = {_op_of(node): [] for node in module.graph.nodes if _is_op(node)}
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """One pass: one more sample of every op."""
+        for samples in self.samples_s.values():
+            samples.append(0.0)
+        return super().run(*args, **kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         """One node, timed if it is an op; fetching its arguments is left out."""
@@ -73,7 +83,7 @@ class TimingInterpreter(fx.Interpreter):
         target: Callable[..., Any] = n.target  # type: ignore[assignment]
         start = self._clock()
         result = target(*args, **kwargs)
-        self.samples_s[n.name].append(self._clock() - start)
+        self.samples_s[_op_of(n)][-1] += self._clock() - start
         return result
 
     def nodes(self) -> list[RuntimeNode]:
@@ -107,13 +117,26 @@ class Timer:
         backend: the name of the backend.
         threads: its threads.
         inputs: one tensor for each input.
+        precision: what the backend computes in.
     """
 
-    def __init__(self, program: StageProgram, folder: Path, backend: str, threads: int, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        program: StageProgram,
+        folder: Path,
+        backend: str,
+        threads: int,
+        inputs: Sequence[torch.Tensor],
+        precision: Precision = "f32",
+    ) -> None:
         self._inputs = inputs
         self._threads = threads
-        self._run: Runnable = get_backend(backend).load(folder, threads)
-        self._probe = EagerProbe(program.module, threads) if backend == "eager" else probe(backend, folder, threads)
+        self.run: Runnable = get_backend(backend).load(folder, threads, precision)
+        if backend == "eager":
+            run = lower_to_bf16(program) if precision == "bf16" else program
+            self._probe: Probe | None = EagerProbe(run.module, threads)
+        else:
+            self._probe = probe(backend, folder, threads, precision)
         for _ in range(WARM_UP_PASSES):
             self._pass()
         if self._probe is not None:
@@ -145,7 +168,7 @@ class Timer:
         """One pass, less the time slices of other processes, but never less than the CPU time of this thread."""
         waited_s = run_queue_s(self._threads)
         cpu_s, start = time.thread_time(), time.perf_counter()
-        outputs = self._run(self._inputs)
+        outputs = self.run(self._inputs)
         seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_s
         waited_s = run_queue_s(self._threads) - waited_s
         del outputs
@@ -173,6 +196,11 @@ def run_queue_s(threads: int) -> float:
         with contextlib.suppress(OSError, IndexError, ValueError):
             waits.append(int(path.read_text(encoding="ascii").split()[1]) * 1e-9)
     return sum(waits) if threads == 1 else max(waits)
+
+
+def _op_of(node: fx.Node) -> str:
+    """The op of the graph that a node works for."""
+    return str(node.meta.get("op", node.name))
 
 
 def _is_op(node: fx.Node) -> bool:

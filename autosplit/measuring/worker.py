@@ -1,6 +1,8 @@
 """The worker that measures on one device: it loads the stage, then obeys the host one command at a time."""
 
+import math
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -8,8 +10,11 @@ from typing import Any
 
 import torch
 
+from autosplit.backends.base import check, get_backend
+from autosplit.errors import BackendError
 from autosplit.measuring.canary import canary_s
 from autosplit.measuring.timing import Rounds, Timed, Timer, eager_weights
+from autosplit.samples import Precision
 from autosplit.splitting import StageProgram, load_stage
 
 INPUTS = "inputs.pt"
@@ -26,11 +31,21 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Get ready to run the stage on a backend. Answer: eager weights of the ops, empty unless asked for."""
+    """Get ready to run the stage on a backend, and compare its numbers with f32 eager's. Answer: Prepared."""
 
     backend: str
     threads: int
     weights: bool
+    precision: Precision = "f32"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Eager weights of the ops, empty unless asked for; the largest relative error; what is wrong with the numbers, or ''."""
+
+    weights: Mapping[str, float]
+    error: float
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +86,8 @@ class Bench:
                 self._folder, self._program = folder, load_stage(folder)
                 self._inputs = tuple(torch.load(folder / INPUTS, weights_only=True))
                 return canary_s(cores)
-            case Prepare(backend, threads, weights):
-                return self._prepare(backend, threads, weights)
+            case Prepare(backend, threads, weights, precision):
+                return self._prepare(backend, threads, weights, precision)
             case TimeWhole(rounds):
                 return self._ready.whole(rounds)
             case TimeOps(rounds):
@@ -84,13 +99,19 @@ class Bench:
             raise RuntimeError("the host timed a stage before it prepared it")
         return self._timer
 
-    def _prepare(self, backend: str, threads: int, weights: bool) -> dict[str, float]:
+    def _prepare(self, backend: str, threads: int, weights: bool, precision: Precision) -> Prepared:
         if self._program is None:
             raise RuntimeError("the host prepared a stage before it loaded it")
         self._timer = None
         shares = eager_weights(self._program, threads, self._inputs, WEIGHT_PASSES) if weights else {}
-        self._timer = Timer(self._program, self._folder, backend, threads, self._inputs)
-        return shares
+        self._timer = timer = Timer(self._program, self._folder, backend, threads, self._inputs, precision)
+        try:
+            error = check(
+                get_backend(backend), self._program, self._inputs, precision=precision, threads=threads, runnable=timer.run
+            )
+        except BackendError as failure:
+            return Prepared(shares, math.inf, str(failure))
+        return Prepared(shares, error.relative)
 
 
 def main(connection: Connection) -> None:
@@ -106,4 +127,4 @@ def main(connection: Connection) -> None:
             connection.send(answer)
 
 
-__all__ = ["INPUTS", "Answer", "Load", "Prepare", "TimeOps", "TimeWhole", "Timed", "main"]
+__all__ = ["INPUTS", "Answer", "Load", "Prepare", "Prepared", "TimeOps", "TimeWhole", "Timed", "main"]

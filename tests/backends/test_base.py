@@ -5,7 +5,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from autosplit.backends.base import BACKENDS, NumericalError, check, compare, get_backend, installed
+from autosplit.backends.base import (
+    BACKENDS,
+    BF16_TIMES_EAGER,
+    BF16_TOLERANCE,
+    NumericalError,
+    check,
+    compare,
+    get_backend,
+    installed,
+)
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
 
@@ -79,8 +88,19 @@ def test_failure_in_a_backend_names_backend_and_stage(mlp, whole):
 
 
 def test_a_precision_that_a_backend_lacks_is_refused(mlp, whole):
-    with pytest.raises(UsageError, match="backend 'onnxruntime' computes in f32, not in 'bf16'"):
+    with pytest.raises(BackendError, match=r"'onnxruntime' does not compute in bf16: its CPU provider has no matrix products"):
         get_backend("onnxruntime").compile(whole(mlp), 1, "bf16")
+
+
+def test_bf16_is_judged_beside_torchs_own(mlp, whole):
+    program = whole(mlp)
+    own = check(get_backend("eager"), program, mlp.example_inputs, precision="bf16").relative
+    allowed = max(BF16_TOLERANCE[0], BF16_TIMES_EAGER * own)
+    assert 0 < own < allowed < 0.5
+    assert check(Wrong(1 + allowed / 2), program, mlp.example_inputs, precision="bf16").relative > own
+    for factor in (0.0, 1 + 2 * allowed):
+        with pytest.raises(BackendError, match=r"backend 'wrong' \(bf16\) gives wrong numbers"):
+            check(Wrong(factor), program, mlp.example_inputs, precision="bf16")
 
 
 @pytest.mark.parametrize(

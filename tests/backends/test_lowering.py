@@ -34,6 +34,8 @@ def test_products_run_in_bf16_and_all_else_as_before(program):
     halves = {node.target for node in lowered.module.graph.nodes if str(node.target).endswith("_bf16")}
     assert halves == {"linear.weight_bf16", "linear.bias_bf16"}
     assert set(lowered.weights) == halves | {"linear.weight"}
+    owners = {node.meta["op"] for node in lowered.module.graph.nodes if "op" in node.meta}
+    assert owners == {"linear", "scaled_dot_product_attention"}
     expected, found = stage.module(*inputs), lowered.module(*inputs)
     assert [value.dtype for value in found] == [value.dtype for value in expected]
     assert torch.equal(found[1], expected[1])

@@ -11,17 +11,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from autosplit.backends.eager import EagerBackend
 from autosplit.backends.profiling import RuntimeNode
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.limits import affinity
 from autosplit.loading import load_model
 from autosplit.machine import Machine, parse_device
-from autosplit.measuring import Store, host, measure
+from autosplit.measuring import Store, host, measure, timing, worker
 from autosplit.measuring.steps import Progress
 from autosplit.measuring.timing import Timed
-from autosplit.measuring.worker import Bench, Prepare, TimeOps, TimeWhole
+from autosplit.measuring.worker import INPUTS, Bench, Load, Prepare, Prepared, TimeOps, TimeWhole
 from autosplit.profile import Profile
 from autosplit.samples import Setting
+from autosplit.splitting import save_stage, split
 from autosplit.tracing import Traced, trace
 
 MODEL = "autosplit.examples.mlp:mlp?depth=4&width=16"
@@ -47,9 +49,10 @@ class FakeBench:
         self.backend = ""
         self.commands: list[tuple[str, object]] = []
         self.refused: set[str] = set()
+        self.wrong: set[str] = set()
         self.waited = 0.0
 
-    def prepare(self, backend: str) -> None:
+    def prepare(self, backend: str, precision: str) -> None:
         if backend in self.refused:
             raise BackendError(f"op 'linear': no {backend} for it")
         self.backend = backend
@@ -64,8 +67,9 @@ class FakeBench:
     def answer(self, command: object) -> object:
         ops = [op.name for op in self.traced.graph.ops]
         match command:
-            case Prepare(_, _, weights):
-                return dict.fromkeys(ops, 1.0) if weights else {}
+            case Prepare(backend, _, weights):
+                fault = f"backend '{backend}' gives wrong numbers" if backend in self.wrong else ""
+                return Prepared(dict.fromkeys(ops, 1.0) if weights else {}, 0.00123, fault)
             case TimeWhole():
                 return (0.5, 0.5)
         if self.backend == "eager":
@@ -165,6 +169,53 @@ def test_a_backend_that_refuses_is_left_out_unless_it_is_the_only_one(traced, ma
     assert profile.notes == ("onnxruntime is left out: op 'linear': no onnxruntime for it",)
     with pytest.raises(BackendError, match="no onnxruntime for it"):
         fake_measure(traced, machine, ("onnxruntime",))
+
+
+def test_a_backend_with_wrong_numbers_is_left_out_by_name(traced, machine, bench) -> None:
+    bench.wrong = {"openvino"}
+    profile = fake_measure(traced, machine, ("eager", "openvino"))
+    assert {setting.backend for setting in profile.measured} == {"eager"}
+    assert profile.notes == ("openvino is left out: backend 'openvino' gives wrong numbers",)
+    assert {measured.error for measured in profile.measured.values()} == {0.00123}
+    with pytest.raises(BackendError, match="'openvino' gives wrong numbers"):
+        fake_measure(traced, machine, ("openvino",))
+
+
+def test_each_precision_has_a_profile_of_its_own(traced, machine, bench, tmp_path) -> None:
+    fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path)
+    bench.commands.clear()
+    coarse = fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path, precision="bf16")
+    assert [command.precision for _, command in bench.commands if isinstance(command, Prepare)] == ["bf16"] * len(CORES)
+    assert coarse.precision == "bf16" and {setting.backend for setting in coarse.measured} == {"eager"}
+    [note] = coarse.notes
+    assert note.startswith("onnxruntime is left out: backend 'onnxruntime' does not compute in bf16")
+    bench.commands.clear()
+    assert fake_measure(traced, machine, store=tmp_path, precision="bf16").measured == coarse.measured
+    assert fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path).precision == "f32" and not bench.commands
+    with pytest.raises(BackendError, match="does not compute in bf16"):
+        fake_measure(traced, machine, ("onnxruntime",), precision="bf16")
+
+
+def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, monkeypatch) -> None:
+    class Zeros(EagerBackend):
+        name, exact = "zeros", False
+
+        def load(self, folder, threads, precision="f32"):
+            run = super().load(folder, threads, precision)
+            return lambda inputs: [value * 0 for value in run(inputs)]
+
+    [program] = split(traced, [[op.name for op in traced.graph.ops]])
+    save_stage(program, tmp_path)
+    torch.save(list(traced.example_inputs), tmp_path / INPUTS)
+    bench = Bench()
+    bench.obey(Load(tmp_path, CORES[:1]))
+    with torch.inference_mode():
+        assert bench.obey(Prepare("eager", 1, False)) == Prepared({}, 0.0)
+        assert 0 < bench.obey(Prepare("eager", 1, False, "bf16")).error < 0.02
+        monkeypatch.setattr(worker, "get_backend", lambda name: Zeros())
+        monkeypatch.setattr(timing, "get_backend", lambda name: Zeros())
+        for precision in ("f32", "bf16"):
+            assert "backend 'zeros'" in bench.obey(Prepare("eager", 1, False, precision)).fault
 
 
 def test_disturbed_measurements_carry_a_note(traced, machine, bench) -> None:

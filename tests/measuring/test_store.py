@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autosplit.errors import ProfileError
 from autosplit.graph import Graph, Op, Value
 from autosplit.machine import shared_memory_link
 from autosplit.measuring.store import Store, file_safe, mismatch, stored_models
@@ -143,6 +144,20 @@ def test_links_are_kept_for_each_machine(tmp_path) -> None:
 def test_stored_models_need_only_the_folder(store: Store) -> None:
     [(name, (graph, found))] = stored_models(store.root).items()
     assert name.startswith("a-chain-") and graph == chain() and found == profile()
+
+
+def test_precisions_stand_side_by_side_and_a_file_without_one_is_f32(store: Store) -> None:
+    coarse = Profile.empty(chain(), "bf16").with_measured(ON_0, measured(0.4, replace(HERE, precision="bf16")))
+    store.save(chain(), coarse)
+    assert store.load(chain(), precision="bf16") == coarse and store.load(chain()) == profile()
+    path = store.folder(chain()) / "cpu-0.json"
+    data = json.loads(path.read_text())
+    for entry in data["entries"]:
+        del entry["error"], entry["provenance"]["precision"]
+    path.write_text(json.dumps({**data, "entries": data["entries"][:1]}))
+    assert store.load(chain()) == profile()
+    with pytest.raises(ProfileError, match="was measured in f32, and the profile is of bf16"):
+        coarse.with_measured(ON_1, measured())
 
 
 def test_names_of_files() -> None:
