@@ -96,6 +96,8 @@ def view_storage(buffer: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 def empty_like_spec(spec: TensorSpec) -> torch.Tensor:
     """A new tensor of this spec, in memory of its own."""
+    if spec.offset_bytes == 0:
+        return torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype)
     return view_storage(torch.empty(storage_bytes(spec), dtype=torch.uint8), spec)
 
 
