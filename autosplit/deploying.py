@@ -1,15 +1,16 @@
 """A plan becomes a running pipeline: stages saved once in a workspace, prepared for their backends, placed on devices."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
+from autosplit.accelerators import is_accelerator
 from autosplit.alternatives import machine_of
-from autosplit.backends.base import Precision, get_backend
+from autosplit.backends.base import Precision, get_backend, require_device
 from autosplit.files import content_hash, temporary_folder
-from autosplit.machine import Machine
+from autosplit.machine import Device, Machine
 from autosplit.plan import Plan
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
@@ -26,8 +27,10 @@ class Workspace:
         self.folder = self._temporary.enter_context(temporary_folder())
         self._prepared: set[tuple[str, str, str]] = set()
 
-    def add(self, program: StageProgram, ops: tuple[str, ...], backend: str, precision: Precision) -> StageFolder:
-        """The stage as workers load it, saved and prepared if it was not.
+    def add(
+        self, program: StageProgram, ops: tuple[str, ...], backend: str, precision: Precision, devices: Sequence[Device] = ()
+    ) -> StageFolder:
+        """The stage as workers load it, saved and, if it runs on a CPU, prepared if it was not.
 
         Raises: BackendError: the backend refuses the stage, by op and with the reason.
         """
@@ -35,7 +38,9 @@ class Workspace:
         folder = self.folder / key
         if not folder.exists():
             save_stage(program, folder)
-        if (key, backend, precision) not in self._prepared:
+        for device in devices:
+            require_device(get_backend(backend), device.name)
+        if (key, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
             get_backend(backend).prepare(program, folder, precision)
             self._prepared.add((key, backend, precision))
         return StageFolder(folder, backend, precision)
@@ -62,7 +67,7 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) ->
     return [
         StagePlacement(
             name=stage.name,
-            module=workspace.add(program, stage.ops, stage.backend, plan.precision),
+            module=workspace.add(program, stage.ops, stage.backend, plan.precision, [machine[name] for name in stage.devices]),
             inputs=program.inputs,
             outputs=program.outputs,
             devices=tuple(machine[name] for name in stage.devices),

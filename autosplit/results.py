@@ -47,6 +47,7 @@ class StageStats:
         queue: requests ready in the rings before the worker took them.
         resident_before_bytes: physical memory of the worker before it loaded its stage, and after.
         load_s: loading and warming up.
+        note: what could not be done as it should, such as recording a stage on a GPU as one graph.
     """
 
     stage: str
@@ -64,6 +65,7 @@ class StageStats:
     resident_before_bytes: int
     resident_after_bytes: int
     load_s: float
+    note: str = ""
 
     @property
     def stage_bytes(self) -> int:

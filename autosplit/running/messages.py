@@ -1,6 +1,7 @@
 """What the host and a worker say to each other over the control channel; tensors never go this way."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autosplit.running.modules import Module
 from autosplit.running.ring import RingHandle
@@ -45,6 +46,8 @@ class Duty:
     words: WordsHandle
     number: int
     spin_s: float
+    providers: Mapping[str, str] = field(default_factory=dict)
+    """Who serves the kinds of accelerators (``accelerators.PROVIDERS`` of the host)."""
 
     @property
     def module(self) -> Module:
@@ -54,11 +57,12 @@ class Duty:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker's answer once its stage is loaded and warm."""
+    """The worker's answer once its stage is loaded and warm; ``note`` says what could not be done as it should."""
 
     resident_before_bytes: int
     resident_after_bytes: int
     load_s: float
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from autosplit.accelerators import Accelerator, Queue, open_accelerator
 from autosplit.errors import BackendError, UsageError
+from autosplit.tables import bytes_text
 
 if TYPE_CHECKING:
-    from autosplit.backends.base import Precision, Runnable
+    from autosplit.backends.base import Backend, Precision, Runnable
 
 
 class Module(Protocol):
@@ -36,7 +38,7 @@ class Module(Protocol):
         """Import what ``load`` will need, so that the memory of the packages and of the stage can be told apart."""
 
     def load(self, threads: int, device: str) -> "Runnable":
-        """The function; called once, in the worker of ``device``, whose tensors all lie in host memory."""
+        """The function of tensors in host memory; called once, in the worker of ``device``."""
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """The name of the op that raises on these inputs, or None if there are no ops or none raises."""
@@ -50,6 +52,8 @@ class StageFolder:
     backend: str = "eager"
     precision: "Precision" = "f32"
     warms_up: bool = True
+    records: bool = True
+    """Whether an accelerator may record the stage as one graph (a CUDA graph)."""
 
     @property
     def kind(self) -> str:
@@ -71,13 +75,30 @@ class StageFolder:
 
     def load(self, threads: int, device: str) -> "Runnable":
         """The stage through its backend. Raises: BackendError: the backend does not run on this kind of device."""
-        from autosplit.backends.base import get_backend
+        from autosplit.backends.base import get_backend, require_device
 
-        if device.startswith("cuda"):
-            if self.backend != "eager":
-                raise BackendError(f"backend '{self.backend}' runs on cpu devices, not on '{device}'; use eager there")
-            return on_device(self.folder, device)
-        return get_backend(self.backend).load(self.folder, threads, self.precision)
+        backend, accelerator = get_backend(self.backend), open_accelerator(device)
+        if accelerator is None:
+            return backend.load(self.folder, threads, self.precision)
+        require_device(backend, device)
+        return self._place(backend, accelerator, device)
+
+    def _place(self, backend: "Backend", accelerator: Accelerator, device: str) -> "Runnable":
+        from autosplit.backends.placing import place_runnable
+        from autosplit.splitting import load_stage
+
+        facts = accelerator.facts()
+        if self.num_bytes > facts.free_bytes:
+            raise BackendError(
+                f"the stage's weights take {bytes_text(self.num_bytes)}, and {bytes_text(facts.free_bytes)} of "
+                f"{bytes_text(facts.total_bytes)} are free on '{device}'; place fewer ops there, or end what else uses it"
+            )
+        program = load_stage(self.folder)
+
+        def place(device: Accelerator, queue: Queue) -> "tuple[Runnable, bool]":
+            return backend.place(self.folder, device, queue, self.precision)
+
+        return place_runnable(accelerator, place, program.inputs, program.outputs, record=self.records)
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Walk the stage op by op, in eager, up to the one that raises."""
@@ -143,19 +164,6 @@ def positional(function: Callable[..., Any]) -> "Runnable":
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         result = function(*inputs)
         return (result,) if isinstance(result, torch.Tensor) else tuple(result)
-
-    return run
-
-
-def on_device(folder: Path, device: str) -> "Runnable":
-    """A stage that runs in eager on a torch device, between copies of its inputs there and of its outputs back."""
-    from autosplit.splitting import load_stage, place_stage
-
-    module = place_stage(load_stage(folder), device).module
-
-    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        outputs = module(*(value.to(device, non_blocking=True) for value in inputs))
-        return [value.cpu() for value in outputs]
 
     return run
 

@@ -226,3 +226,4 @@ class Pipeline:
             resident_after_bytes=ready.resident_after_bytes,
             load_s=ready.load_s,
         )
+            note=ready.note,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from autosplit.accelerators import PROVIDERS
 from autosplit.errors import BackendError, WorkerError
 from autosplit.limits import affinity, usable_threads
 from autosplit.machine import Device
@@ -163,6 +164,7 @@ def _duty(
         words=words.handle,
         number=number,
         spin_s=SPIN_S if owns else 0.0,
+        providers=dict(PROVIDERS),
     )
 
 

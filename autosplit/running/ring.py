@@ -164,6 +164,8 @@ class RingEnd:
         interrupt_fd: a descriptor that ends a wait when it is readable, or -1.
         spin_s: how long to look for a token before blocking; more than 0 only for a worker that owns its core.
     """
+        self._own = select.poll()
+        self._own.register(self.fd, select.POLLIN)
 
     def __init__(self, ring: Ring, *, sends: bool, interrupt_fd: int = -1, spin_s: float = 0.0) -> None:
         self.ring = ring
@@ -180,6 +182,10 @@ class RingEnd:
         """The slot of request ``sequence``, once it is this end's turn.
 
         Raises:
+    def waiting(self) -> bool:
+        """Whether ``acquire`` would return at once."""
+        return bool(self._own.poll(0))
+
             Interrupted: the interrupt descriptor became readable first.
             TimeoutError: ``timeout_s`` passed.
         """

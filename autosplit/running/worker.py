@@ -1,5 +1,6 @@
 """A worker: it loads one stage, then takes its requests in order, each from its input rings to its output rings."""
 
+import contextlib
 import select
 import time
 import traceback
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from autosplit.accelerators import PROVIDERS
 from autosplit.processes import resident_bytes
 from autosplit.running import words
 from autosplit.running.messages import (
@@ -48,6 +50,13 @@ class _Rewound(Exception):  # noqa: N818 - not an error: the tokens were counted
 
 
 class Event(NamedTuple):
+class _Ahead(NamedTuple):
+    """The request after the one that runs: its slots, and what was begun of it, if it could be."""
+
+    slots: list[Slot]
+    begun: "Begun | None" = None
+
+
     """The times of one request in one worker, in monotonic nanoseconds.
 
     The worker waited from ``asked_ns`` to ``got_ns`` for its inputs, which were complete at ``posted_ns``, ran until
@@ -74,6 +83,7 @@ def live(control: Connection, duty: Duty) -> None:
     start = time.perf_counter()
     try:
         duty.module.import_packages()
+        PROVIDERS.update(duty.providers)
         before = resident_bytes()
         stage = Stage(duty, control)
         for version in duty.versions:
@@ -84,7 +94,7 @@ def live(control: Connection, duty: Duty) -> None:
         return
     after = resident_bytes()
     stage.status[words.RESIDENT_BYTES] = after
-    control.send(Ready(before, after, time.perf_counter() - start))
+    control.send(Ready(before, after, time.perf_counter() - start, getattr(stage.versions[-1][1], "note", "")))
     stage.serve()
 
 
@@ -95,6 +105,8 @@ class Stage:
         self.duty = duty
         self.versions: list[tuple[Version, Runnable]] = []
         self.control = control
+        self._begins = False
+        self._ahead: _Ahead | None = None
         self.words = Words(duty.words)
         self.status = self.words.status(duty.number)
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
@@ -134,6 +146,7 @@ class Stage:
             for position, view in zip(index, end.ring.slots[0].tensors, strict=True):
                 inputs[position] = torch.zeros_like(view)
         for _ in range(_WARM_UP_PASSES):
+        self._begins = hasattr(run, "begin")
             try:
                 with torch.inference_mode():
                     run(inputs)
@@ -157,6 +170,7 @@ class Stage:
                         self.load(module)
                         self.control.send(Loaded())
                     except Exception:
+                    self._ahead = None
                         self.control.send(Failed(traceback.format_exc()))
                 case Use(first):
                     self.use(first)
@@ -170,11 +184,12 @@ class Stage:
     def _take(self, sequence: int) -> None:
         """One request: wait for its inputs, run, hand over its outputs, free its inputs."""
         asked = self._enter(words.WAITING, sequence)
-        slots = []
-        for ends, _ in self._sources:
+        ahead, self._ahead = self._ahead, None
+        slots = ahead.slots if ahead else []
+        for ends, _ in () if ahead else self._sources:
             slots.append(self._acquire(self._end(ends, sequence), sequence))
         got = self._enter(words.RUNNING, sequence)
-        flag, result = self._compute(sequence, slots)
+        flag, result = self._compute(sequence, slots, ahead.begun if ahead else None)
         ran = self._enter(words.SENDING, sequence)
         blocked = 0
         for ends, index in self._sinks:
@@ -184,6 +199,8 @@ class Stage:
             blocked += time.monotonic_ns() - before
             if flag == DATA:
                 slot.write(sequence, [result[position] for position in index])
+        if self._begins and flag == DATA:
+            result = result.outputs()
             else:
                 slot.write_text(sequence, flag, result)
             end.release()
@@ -208,23 +225,24 @@ class Stage:
                     raise _Rewound(first) from None
                 self.status[words.STATE] = state
 
-    def _compute(self, sequence: int, slots: Sequence[Slot]) -> tuple[int, Any]:
-        """The flag of the request's tokens from here on, and its outputs or the text of the error."""
+    def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None" = None) -> tuple[int, Any]:
+        """The flag of the request's tokens from here on, and its outputs or the text of the error.
+
+        On an accelerator the outputs are still there: the request as it was begun stands for them.
+        """
         for flag in (ERROR, SKIPPED):
             for slot in slots:
                 if slot.header[FLAG] == flag:
                     return flag, slot.read_text()
         if self.words.expired(sequence):
             return SKIPPED, b""
-        inputs: list[Any] = [None] * self.duty.num_inputs
-        for slot, (_, index) in zip(slots, self._sources, strict=True):
-            for position, view in zip(index, slot.tensors, strict=True):
-                inputs[position] = view
+        inputs = self._inputs(slots)
         version, run = self._version(sequence)
         try:
-            with torch.inference_mode():
-                outputs = run(inputs)
-                self._check(outputs)
+            if self._begins:
+                return DATA, self._await(begun or run.begin(inputs), sequence)  # type: ignore[attr-defined]
+            outputs = run(inputs)
+            self._check(outputs)
             return DATA, outputs
         except Exception:
             return ERROR, self._explain(sequence, version.module, inputs, traceback.format_exc())
@@ -237,6 +255,30 @@ class Stage:
                 made = outputs[position]
                 if made.shape != view.shape or made.dtype != view.dtype:
                     raise ValueError(
+    def _inputs(self, slots: Sequence[Slot]) -> list[Any]:
+        """The stage's inputs, as views of the slots."""
+        inputs: list[Any] = [None] * self.duty.num_inputs
+        for slot, (_, index) in zip(slots, self._sources, strict=True):
+            for position, view in zip(index, slot.tensors, strict=True):
+                inputs[position] = view
+        return inputs
+
+    def _await(self, begun: "Begun", sequence: int) -> "Begun":
+        """Wait until the accelerator has computed a request, but first begin the next one if its inputs are here.
+
+        So copies run beside the computing, and the accelerator never waits for this process in between.
+        """
+        following = sequence + self.duty.num_replicas
+        ends = [self._end(ends, following) for ends, _ in self._sources]
+        if all(end.waiting() for end in ends):
+            slots = [end.acquire(following) for end in ends]
+            self._ahead = _Ahead(slots)
+            if all(slot.header[FLAG] == DATA for slot in slots) and not self.words.expired(following):
+                with contextlib.suppress(Exception):  # it is begun again in its turn, and what it raises is told then
+                    self._ahead = _Ahead(slots, self._version(following)[1].begin(self._inputs(slots)))  # type: ignore[attr-defined]
+        begun.wait()
+        return begun
+
                         f"output {position} is {made.dtype} {list(made.shape)}, and {view.dtype} {list(view.shape)} was announced"
                     )
 

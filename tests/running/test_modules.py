@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from simulated import cuda
 
 from autosplit.errors import BackendError, UsageError
 from autosplit.loading import load_model
-from autosplit.running.modules import StageFolder, import_function, on_device, positional
+from autosplit.running.modules import StageFolder, import_function, positional
 from autosplit.splitting import save_stage, split
 from autosplit.tracing import trace
 
@@ -38,16 +39,19 @@ def test_one_tensor_or_several_come_back_as_a_sequence() -> None:
     assert positional(torch.max)([torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 0.0]])])[0].tolist() == [[2, 3]]
 
 
-def test_a_stage_on_a_device_copies_in_and_out(tmp_path: Path) -> None:
+def test_a_stage_on_an_accelerator_is_placed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traced = trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=8"))
     program = split(traced, [[op.name for op in traced.graph.ops]])[0]
     save_stage(program, tmp_path / "stage")
-    with torch.inference_mode():
-        assert torch.equal(
-            on_device(tmp_path / "stage", "cpu")(traced.example_inputs)[0], traced.program(*traced.example_inputs)[0]
-        )
-    with pytest.raises(BackendError, match="backend 'onnxruntime' runs on cpu devices, not on 'cuda:0'; use eager there"):
-        StageFolder(tmp_path / "stage", "onnxruntime").load(1, "cuda:0")
+    stage = StageFolder(tmp_path / "stage")
+    with cuda(), torch.inference_mode():
+        placed = stage.load(1, "cuda:0")
+        assert torch.equal(placed(traced.example_inputs)[0], traced.program(*traced.example_inputs)[0])
+        with pytest.raises(BackendError, match="'openvino' does not run on 'cuda:0'"):
+            StageFolder(tmp_path / "stage", "openvino").load(1, "cuda:0")
+        monkeypatch.setattr("simulated.FREE_BYTES", 16)
+        with pytest.raises(BackendError, match=r"weights take .* KiB, and 16 B of 32 B are free on 'cuda:0'; place fewer ops"):
+            stage.load(1, "cuda:0")
     assert StageFolder(tmp_path / "stage").failing_op([torch.zeros(3)]) == program.ops[0]
     assert StageFolder(tmp_path / "stage").failing_op(traced.example_inputs) is None
     assert StageFolder(tmp_path / "stage").num_bytes > program.weight_bytes
