@@ -225,5 +225,5 @@ class Pipeline:
             resident_before_bytes=ready.resident_before_bytes,
             resident_after_bytes=ready.resident_after_bytes,
             load_s=ready.load_s,
-        )
             note=ready.note,
+        )

@@ -164,8 +164,6 @@ class RingEnd:
         interrupt_fd: a descriptor that ends a wait when it is readable, or -1.
         spin_s: how long to look for a token before blocking; more than 0 only for a worker that owns its core.
     """
-        self._own = select.poll()
-        self._own.register(self.fd, select.POLLIN)
 
     def __init__(self, ring: Ring, *, sends: bool, interrupt_fd: int = -1, spin_s: float = 0.0) -> None:
         self.ring = ring
@@ -173,6 +171,8 @@ class RingEnd:
         self.fd, self._gives = (free, filled) if sends else (filled, free)
         self._interrupt_fd = interrupt_fd
         self._spin_s = spin_s
+        self._own = select.poll()
+        self._own.register(self.fd, select.POLLIN)
         self._poll = select.poll()
         for fd in (self.fd, interrupt_fd):
             if fd >= 0:
@@ -182,16 +182,16 @@ class RingEnd:
         """The slot of request ``sequence``, once it is this end's turn.
 
         Raises:
-    def waiting(self) -> bool:
-        """Whether ``acquire`` would return at once."""
-        return bool(self._own.poll(0))
-
             Interrupted: the interrupt descriptor became readable first.
             TimeoutError: ``timeout_s`` passed.
         """
         if not _take(self.fd):
             self._wait(timeout_s)
         return self.ring.slot(sequence)
+
+    def waiting(self) -> bool:
+        """Whether ``acquire`` would return at once."""
+        return bool(self._own.poll(0))
 
     def release(self) -> None:
         """Hand the acquired slot to the other end."""

@@ -49,7 +49,6 @@ class _Rewound(Exception):  # noqa: N818 - not an error: the tokens were counted
         self.first = first
 
 
-class Event(NamedTuple):
 class _Ahead(NamedTuple):
     """The request after the one that runs: its slots, and what was begun of it, if it could be."""
 
@@ -57,6 +56,7 @@ class _Ahead(NamedTuple):
     begun: "Begun | None" = None
 
 
+class Event(NamedTuple):
     """The times of one request in one worker, in monotonic nanoseconds.
 
     The worker waited from ``asked_ns`` to ``got_ns`` for its inputs, which were complete at ``posted_ns``, ran until
@@ -82,8 +82,8 @@ def live(control: Connection, duty: Duty) -> None:
     """Load the stage, say so, and serve until the host closes the control channel."""
     start = time.perf_counter()
     try:
-        duty.module.import_packages()
         PROVIDERS.update(duty.providers)
+        duty.module.import_packages()
         before = resident_bytes()
         stage = Stage(duty, control)
         for version in duty.versions:
@@ -104,9 +104,9 @@ class Stage:
     def __init__(self, duty: Duty, control: Connection) -> None:
         self.duty = duty
         self.versions: list[tuple[Version, Runnable]] = []
-        self.control = control
         self._begins = False
         self._ahead: _Ahead | None = None
+        self.control = control
         self.words = Words(duty.words)
         self.status = self.words.status(duty.number)
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
@@ -137,6 +137,7 @@ class Stage:
         """From request ``first`` on use the module that was loaded last."""
         module, run = self._loaded
         self.versions.append((Version(first, module), run))
+        self._begins = hasattr(run, "begin")
 
     def _warm_up(self, run: "Runnable") -> None:
         """A few passes over zeros; what they raise is for the first request to show."""
@@ -146,7 +147,6 @@ class Stage:
             for position, view in zip(index, end.ring.slots[0].tensors, strict=True):
                 inputs[position] = torch.zeros_like(view)
         for _ in range(_WARM_UP_PASSES):
-        self._begins = hasattr(run, "begin")
             try:
                 with torch.inference_mode():
                     run(inputs)
@@ -162,6 +162,7 @@ class Stage:
                     sequence = first + (replica - first) % count
                 case Pause():
                     self._enter(words.PAUSED, 0)
+                    self._ahead = None
                     self.control.send(Paused())
                     sequence = None
                 case Load(module):
@@ -170,7 +171,6 @@ class Stage:
                         self.load(module)
                         self.control.send(Loaded())
                     except Exception:
-                    self._ahead = None
                         self.control.send(Failed(traceback.format_exc()))
                 case Use(first):
                     self.use(first)
@@ -191,6 +191,8 @@ class Stage:
         got = self._enter(words.RUNNING, sequence)
         flag, result = self._compute(sequence, slots, ahead.begun if ahead else None)
         ran = self._enter(words.SENDING, sequence)
+        if self._begins and flag == DATA:
+            result = result.outputs()
         blocked = 0
         for ends, index in self._sinks:
             end = self._end(ends, sequence)
@@ -199,8 +201,6 @@ class Stage:
             blocked += time.monotonic_ns() - before
             if flag == DATA:
                 slot.write(sequence, [result[position] for position in index])
-        if self._begins and flag == DATA:
-            result = result.outputs()
             else:
                 slot.write_text(sequence, flag, result)
             end.release()
@@ -247,14 +247,6 @@ class Stage:
         except Exception:
             return ERROR, self._explain(sequence, version.module, inputs, traceback.format_exc())
 
-    def _check(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""
-        for ends, index in self._sinks:
-            views = next(end for end in ends if end is not None).ring.slots[0].tensors
-            for position, view in zip(index, views, strict=True):
-                made = outputs[position]
-                if made.shape != view.shape or made.dtype != view.dtype:
-                    raise ValueError(
     def _inputs(self, slots: Sequence[Slot]) -> list[Any]:
         """The stage's inputs, as views of the slots."""
         inputs: list[Any] = [None] * self.duty.num_inputs
@@ -279,6 +271,14 @@ class Stage:
         begun.wait()
         return begun
 
+    def _check(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""
+        for ends, index in self._sinks:
+            views = next(end for end in ends if end is not None).ring.slots[0].tensors
+            for position, view in zip(index, views, strict=True):
+                made = outputs[position]
+                if made.shape != view.shape or made.dtype != view.dtype:
+                    raise ValueError(
                         f"output {position} is {made.dtype} {list(made.shape)}, and {view.dtype} {list(view.shape)} was announced"
                     )
 
