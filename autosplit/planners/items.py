@@ -7,7 +7,7 @@ the least of it, so what is proved on them is a bound; ``exact`` says whether it
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -93,6 +93,22 @@ class Items:
     def expand(self, items: Iterable[int]) -> tuple[int, ...]:
         """The ops of some items, sorted."""
         return tuple(sorted(op for item in items for op in self.ops[item]))
+
+    def reversed(self) -> "Items":
+        """The same from the other end: item i becomes item n - 1 - i, and the order binds the other way round."""
+        last = self.num_items - 1
+        before = self.after.transposed(self.num_items)
+        return replace(
+            self,
+            ops=self.ops[::-1],
+            compute_s=self.compute_s[::-1].copy(),
+            fixed_s=self.fixed_s[::-1].copy(),
+            num_bytes=self.num_bytes[::-1].copy(),
+            pins=Table(self.pins.start, last - self.pins.data),
+            producer=np.where(self.producer == HOST, HOST, last - self.producer),
+            weights=Table(self.weights.start, last - self.weights.data),
+            after=Table.of([(last - before[item]).tolist() for item in range(last, -1, -1)]),
+        )
 
 
 def contract(problem: Problem, request: Request, limit_s: float = inf, merge: bool = True) -> Items:
