@@ -14,6 +14,7 @@ from autosplit.commands.console import err
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.running import auto, export, run
 from autosplit.commands.searching import search
+from autosplit.commands.watching import status
 from autosplit.commands.workloads import evaluate
 from autosplit.errors import AutosplitError
 
@@ -47,7 +48,7 @@ def _complain(failure: AutosplitError) -> None:
     err.print(f"autosplit: {failure}", highlight=False, markup=False, soft_wrap=True)
 
 
-for command in (devices, profile, search, evaluate, run, auto, export):
+for command in (devices, profile, search, evaluate, run, auto, export, status):
     app.command(command.__name__)(options.command(_guarded(command)))
 
 

@@ -76,6 +76,13 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Status(Output):
+    """How to look at running hosts."""
+
+    watch: Annotated[bool, typer.Option(help="Look again every second, until Ctrl-C.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Devices(Output):
     """Which devices a command may use."""
 
@@ -213,6 +220,7 @@ class Run(Running, Devices):
         None
     )
     baselines: Annotated[bool, typer.Option(help="Run the simple ways beside the plan.")] = True
+    watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
     precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None
 
 

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
-    errors files tables limits
+    errors files tables limits status health
     graph machine samples profile constraints explanation plan planfile
     problem cost timeline simulation schedule workloads alternatives planners planning explaining
     results runreport modelspec

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
-from autosplit.running.executor import Tensors
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.request import Tensors
 from autosplit.tensorspec import differences
 
 
@@ -178,6 +178,7 @@ class Batcher:
         except AutosplitError as failure:
             _fail(pieces, failure)
             return
+        self._pipeline.batches.add(self.num_rows - missing, missing)
         future.add_done_callback(lambda done: self._receive(pieces, done))
 
     def _receive(self, pieces: Sequence[Piece], done: "Future[Tensors]") -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,8 +58,9 @@ class DeviceManager:
 class WorkerHealth:
     """How one worker fares, read from shared memory without asking it.
 
-    ``state`` is ``dead`` or what it does now, for ``since_s`` seconds. Counts and seconds are sums since the pipeline was
-    started, so the difference of two looks is what happened between them.
+    ``state`` is ``dead`` or what it does now, for ``since_s`` seconds. ``num_queued`` requests lie ready for it, and
+    ``queue_s`` is how long requests lay so. Counts and seconds are sums since the pipeline was started, so the difference of
+    two looks is what happened between them.
     """
 
     network: str
@@ -75,10 +76,14 @@ class WorkerHealth:
     busy_s: float
     wait_s: float
     transfer_s: float
+    queue_s: float
+    num_queued: int
     resident_bytes: int
 
 
-def worker_health(network: str, stage: str, replica: int, device: str, worker: Worker, status: memoryview) -> WorkerHealth:
+def worker_health(
+    network: str, stage: str, replica: int, device: str, worker: Worker, status: memoryview, num_queued: int
+) -> WorkerHealth:
     """The health of a worker from its status words."""
     alive = worker.alive()
     since_s = (time.monotonic_ns() - status[words.SINCE_NS]) / 1e9 if status[words.SINCE_NS] else 0.0
@@ -96,26 +101,28 @@ def worker_health(network: str, stage: str, replica: int, device: str, worker: W
         status[words.BUSY_NS] / 1e9,
         status[words.WAIT_NS] / 1e9,
         status[words.TRANSFER_NS] / 1e9,
+        status[words.QUEUE_NS] / 1e9,
+        num_queued,
         status[words.RESIDENT_BYTES],
     )
 
 
-def device_state(workers: Sequence[WorkerHealth], draining: bool) -> State:
-    """The state of a device from those of its workers."""
+def device_state(workers: Sequence[WorkerHealth], networks: Collection[str]) -> State:
+    """The state of a device from those of its workers and of its networks."""
     states = {worker.state for worker in workers}
-    if "dead" in states:
+    if "dead" in states or "failed" in networks:
         return "failed"
-    if states & {"starting", "paused"}:
+    if states & {"starting", "paused"} or "starting" in networks:
         return "starting"
-    if draining:
+    if "draining" in networks:
         return "draining"
     return "busy" if states & {"running", "sending"} else "ready"
 
 
-def device_health(manager: DeviceManager, workers: Sequence[WorkerHealth], draining: bool) -> dict[str, Any]:
+def device_health(manager: DeviceManager, workers: Sequence[WorkerHealth], networks: Collection[str]) -> dict[str, Any]:
     """A device as plain data."""
     return {
-        "state": device_state(workers, draining),
+        "state": device_state(workers, networks),
         "memory_bytes": manager.device.memory_bytes,
         "used_bytes": manager.used_bytes,
         "free_bytes": manager.free_bytes,

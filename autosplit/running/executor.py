@@ -16,50 +16,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
-from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, UsageError, WorkerError
+from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, WorkerError
 from autosplit.running.messages import Run
 from autosplit.running.provisioner import Deployment, host_channels
 from autosplit.running.recovery import Recovery
+from autosplit.running.request import Request, RequestTimes, Tensors
 from autosplit.running.ring import DATA, ERROR, FLAG, RingEnd
-
-Tensors = tuple[torch.Tensor, ...]
-
-
-class RequestTimes(NamedTuple):
-    """When a request was submitted, fed to the first stage, and answered, in monotonic nanoseconds."""
-
-    sequence: int
-    submitted_ns: int
-    fed_ns: int
-    done_ns: int
-
-
-@dataclass(eq=False)
-class Request:
-    """One request from the door to its answer."""
-
-    inputs: Sequence[torch.Tensor]
-    deadline_ns: int
-    submitted_ns: int
-    future: "Future[Tensors]" = field(default_factory=Future)
-    sequence: int = -1
-    fed_ns: int = 0
-    tokens: int = 0
-    values: dict[str, torch.Tensor] = field(default_factory=dict)
-    error: AutosplitError | None = None
-    answered: bool = False
-
-    def late(self) -> bool:
-        """Whether its deadline passed; asked while it waits at the door."""
-        if not 0 < self.deadline_ns <= time.monotonic_ns():
-            return False
-        self.error = DeadlineError("the request's deadline passed while it waited at the door")
-        return True
 
 
 @dataclass
@@ -131,6 +97,21 @@ class Executor:
     def restarts(self) -> int:
         """Workers that were started anew so far."""
         return self._recovery.restarts
+
+    @property
+    def failure(self) -> AutosplitError | None:
+        """Why it has given up or was closed, if it has."""
+        return self._broken
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the request that will be fed next."""
+        return self._next
+
+    @property
+    def num_answered(self) -> int:
+        """Requests that were let in and have their answer, and so have all before them."""
+        return self._base
 
     @property
     def num_waiting(self) -> int:
@@ -367,12 +348,3 @@ def _error(flag: int, text: str, sequence: int) -> AutosplitError:
     if flag == ERROR:
         return StageError(text)
     return DeadlineError(f"request {sequence} was skipped: its deadline passed before the last stage")
-
-
-def monotonic_deadline(deadline_s: float | None) -> int:
-    """Seconds from now as a monotonic nanosecond count; 0 for none."""
-    if deadline_s is None:
-        return 0
-    if not deadline_s > 0 or math.isinf(deadline_s):
-        raise UsageError(f"deadline_s must be more than 0 seconds from now, but is {deadline_s}")
-    return time.monotonic_ns() + int(deadline_s * 1e9)

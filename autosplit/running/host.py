@@ -4,7 +4,8 @@ import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,34 +14,49 @@ import torch
 from autosplit.errors import RefusedError, UsageError
 from autosplit.machine import Machine
 from autosplit.running.devices import DeviceManager, WorkerHealth, device_health
-from autosplit.running.executor import Tensors
 from autosplit.running.metrics import prometheus_text
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.request import Tensors
 from autosplit.running.wiring import StagePlacement
+from autosplit.status import Beacon
 
-State = Literal["starting", "ready", "draining"]
+State = Literal["starting", "ready", "draining", "failed"]
+
+NUM_LATEST = 1024
+"""Requests that the latency of a network's health is taken from."""
 
 
 @dataclass
 class Network:
     """A network of a host: its pipeline once it is loaded, and the devices that it is on."""
 
-    state: State
+    phase: Literal["starting", "ready", "draining"]
     devices: tuple[str, ...]
     pipeline: Pipeline | None = None
+
+    @property
+    def state(self) -> State:
+        """``failed`` is a network that has given up; it can be removed."""
+        failed = self.phase == "ready" and self.pipeline is not None and self.pipeline.failure is not None
+        return "failed" if failed else self.phase
 
 
 class HostManager:
     """The face of the runtime; every method may be called from any thread.
 
+    Other processes of the user see its health (``autosplit status``) as long as it is open.
+
     Args:
-        machine: the devices; their memory caps hold for all networks together.
+        machine: the devices; their memory caps hold for all networks together. None takes each device as it comes with a
+            network, without a cap.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self.devices = {device.name: DeviceManager(device) for device in machine.devices}
+    def __init__(self, machine: Machine | None = None) -> None:
+        self.devices = {device.name: DeviceManager(device) for device in machine.devices} if machine else {}
+        self._takes_any = machine is None
         self._networks: dict[str, Network] = {}
         self._lock = threading.Lock()
+        self._beacon = Beacon(self.health)
 
     def add_network(
         self, name: str, stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], **settings: Any
@@ -58,6 +74,9 @@ class HostManager:
             DeviceError: memory is short; the message has the numbers.
             PlanError, BackendError, WorkerError: as Pipeline.
         """
+        if self._takes_any:
+            for one in (device for stage in stages for device in stage.devices):
+                self.devices.setdefault(one.name, DeviceManager(replace(one, memory_bytes=None)))
         placed = {(device.name, stage.name): stage.module.num_bytes for stage in stages for device in stage.devices}
         unknown = sorted({device for device, _ in placed} - set(self.devices))
         if unknown:
@@ -74,26 +93,26 @@ class HostManager:
         except BaseException:
             self._forget(name)
             raise
-        network.state = "ready"
+        network.phase = "ready"
         return network.pipeline
 
-    def remove_network(self, name: str, *, when_busy: Literal["drain", "refuse"] = "drain") -> None:
-        """Unload a network: after its last answer (``drain``), or only if it has no requests (``refuse``).
+    def remove_network(self, name: str, *, when_busy: Literal["drain", "refuse", "fail"] = "drain") -> None:
+        """Unload a network: after its last answer (``drain``), only if it has no requests (``refuse``), or at once (``fail``).
 
         Raises: UsageError: there is no such network. RefusedError: it has requests, or is being added or removed.
         """
         with self._lock:
             network = self._known(name)
-            if network.state != "ready" or network.pipeline is None:
+            if network.phase != "ready" or network.pipeline is None:
                 raise RefusedError(f"network '{name}' is {network.state}: it cannot be removed now")
             held = network.pipeline.num_waiting + network.pipeline.num_running
             if held and when_busy == "refuse":
                 raise RefusedError(
                     f"network '{name}' has {held} requests without an answer; wait, or remove it with when_busy='drain'"
                 )
-            network.state = "draining"
+            network.phase = "draining"
         try:
-            network.pipeline.close()
+            network.pipeline.close(drain=when_busy != "fail")
         finally:
             self._forget(name)
 
@@ -101,7 +120,7 @@ class HostManager:
         """The pipeline of a network. Raises: UsageError: no such network. RefusedError: it is not ready."""
         with self._lock:
             network = self._known(name)
-            if network.pipeline is None or network.state != "ready":
+            if network.pipeline is None or network.phase != "ready":
                 raise RefusedError(f"network '{name}' is {network.state}: it takes no requests")
             return network.pipeline
 
@@ -124,19 +143,19 @@ class HostManager:
             return {name: network.state for name, network in self._networks.items()}
 
     def health(self) -> Mapping[str, Any]:
-        """Devices, workers and networks as plain data, read without asking a worker."""
+        """Devices, networks and workers as plain data, read without asking a worker; ``autosplit status`` shows the same."""
         with self._lock:
             networks = dict(self._networks)
         workers: list[WorkerHealth] = []
         for name, network in networks.items():
-            workers += network.pipeline.health(name) if network.pipeline is not None and network.state == "ready" else []
-        leaving = {device for network in networks.values() if network.state == "draining" for device in network.devices}
+            workers += network.pipeline.health(name) if network.pipeline is not None and network.phase == "ready" else []
         devices = {}
-        for name, manager in self.devices.items():
-            devices[name] = device_health(manager, [one for one in workers if one.device == name], name in leaving)
+        for name, manager in list(self.devices.items()):
+            states = {network.state for network in networks.values() if name in network.devices}
+            devices[name] = device_health(manager, [one for one in workers if one.device == name], states)
         return {
             "devices": devices,
-            "networks": {name: network.state for name, network in networks.items()},
+            "networks": {name: _network_health(network) for name, network in networks.items()},
             "workers": [asdict(worker) for worker in workers],
         }
 
@@ -144,19 +163,21 @@ class HostManager:
         """All counters and gauges in the text format that Prometheus reads."""
         with self._lock:
             ready = {
-                name: one.pipeline for name, one in self._networks.items() if one.pipeline is not None and one.state == "ready"
+                name: one.pipeline for name, one in self._networks.items() if one.pipeline is not None and one.phase == "ready"
             }
         return prometheus_text(ready, self.devices)
 
     def close(self, *, drain: bool = True) -> None:
-        """Remove every network."""
-        for name in list(self.networks()):
-            with self._lock:
-                network = self._networks.get(name)
-            if network is not None and network.pipeline is not None:
-                network.state = "draining"
-                network.pipeline.close(drain=drain)
-            self._forget(name)
+        """Remove every network, and be seen no more."""
+        with ExitStack() as stack:
+            stack.callback(self._beacon.close)
+            for name in list(self.networks()):
+                with self._lock:
+                    network = self._networks.get(name)
+                stack.callback(self._forget, name)
+                if network is not None and network.pipeline is not None:
+                    network.phase = "draining"
+                    stack.callback(network.pipeline.close, drain=drain)
 
     def __enter__(self) -> "HostManager":
         return self
@@ -174,3 +195,24 @@ class HostManager:
             manager.unload(name)
         with self._lock:
             self._networks.pop(name, None)
+
+
+def _network_health(network: Network) -> dict[str, Any]:
+    """A network as plain data; one that is not ready has a state only."""
+    pipeline = network.pipeline
+    if pipeline is None or network.phase != "ready":
+        return {"state": network.state}
+    latency, batches = pipeline.latency(NUM_LATEST), pipeline.batches
+    return {
+        "state": network.state,
+        "num_waiting": pipeline.num_waiting,
+        "room": pipeline.room,
+        "num_running": pipeline.num_running,
+        "window": pipeline.wiring.window,
+        "num_answered": pipeline.num_answered,
+        "restarts": pipeline.restarts,
+        "latency_s": {"p50": latency.p50_s, "p90": latency.p90_s, "p99": latency.p99_s},
+        "rows_per_request": batches.num_rows / batches.num_batches if batches.num_batches else pipeline.num_rows,
+        "num_batches": batches.num_batches,
+        "num_padding": batches.num_padding,
+    }

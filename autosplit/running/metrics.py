@@ -18,10 +18,14 @@ class Sample(NamedTuple):
 HELP = {
     "requests_total": ("counter", "Requests that passed a worker, by outcome."),
     "worker_seconds_total": ("counter", "What a worker did with its time."),
+    "worker_queue_seconds_total": ("counter", "How long requests lay ready for a worker."),
+    "worker_queue": ("gauge", "Requests that lie ready for a worker."),
     "worker_resident_bytes": ("gauge", "Physical memory of a worker once its stage was loaded."),
     "worker_up": ("gauge", "1 if the worker is alive."),
     "requests_waiting": ("gauge", "Requests at the door."),
     "requests_running": ("gauge", "Requests in the stages."),
+    "batches_total": ("counter", "Batches that were filled with rows of requests."),
+    "batch_rows_total": ("counter", "Rows in these batches, by what they are."),
     "restarts_total": ("counter", "Workers that died and were started anew."),
     "latency_seconds": ("gauge", "From the first stage to the answer, quantiles of the last requests."),
     "device_used_bytes": ("gauge", "Memory reserved for the stages on a device."),
@@ -52,10 +56,16 @@ def _network(name: str, pipeline: Pipeline) -> Iterable[Sample]:
             yield Sample("requests_total", {**labels, "outcome": outcome}, count)
         for kind, seconds in {"busy": worker.busy_s, "wait": worker.wait_s, "transfer": worker.transfer_s}.items():
             yield Sample("worker_seconds_total", {**labels, "kind": kind}, seconds)
+        yield Sample("worker_queue_seconds_total", labels, worker.queue_s)
+        yield Sample("worker_queue", labels, worker.num_queued)
         yield Sample("worker_resident_bytes", labels, worker.resident_bytes)
         yield Sample("worker_up", labels, worker.state != "dead")
     yield Sample("requests_waiting", {"network": name}, pipeline.num_waiting)
     yield Sample("requests_running", {"network": name}, pipeline.num_running)
+    if pipeline.batches.num_batches:
+        yield Sample("batches_total", {"network": name}, pipeline.batches.num_batches)
+        for kind, rows in {"request": pipeline.batches.num_rows, "padding": pipeline.batches.num_padding}.items():
+            yield Sample("batch_rows_total", {"network": name, "kind": kind}, rows)
     yield Sample("restarts_total", {"network": name}, pipeline.restarts)
     latency = pipeline.latency()
     for quantile, seconds in {"0.5": latency.p50_s, "0.9": latency.p90_s, "0.99": latency.p99_s}.items():

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -10,14 +11,17 @@ from types import TracebackType
 
 import torch
 
-from autosplit.errors import UsageError, WorkerError, raise_faults
+from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError, raise_faults
 from autosplit.processes import receive
 from autosplit.results import LatencyStats, RunStats, StageStats
 from autosplit.running import words
+from autosplit.running.counting import BatchCounts
 from autosplit.running.devices import WorkerHealth, worker_health
-from autosplit.running.executor import Executor, Request, Tensors, monotonic_deadline
+from autosplit.running.executor import Executor
+from autosplit.running.flow import Flow
 from autosplit.running.messages import Events, Report
 from autosplit.running.provisioner import provision
+from autosplit.running.request import Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, wire
 from autosplit.running.worker import Event
@@ -57,6 +61,12 @@ class Pipeline:
             raise UsageError(f"room must be at least 0 requests, but is {room}")
         self.wiring = wire(stages, inputs, outputs, max_in_flight)
         self.groups = {name: tuple(members) for name, members in (groups or {}).items()}
+        known = [stage.name for stage in stages]
+        strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]
+        faults = [f"group '{group}' names '{stage}'; the stages are: {', '.join(known)}" for group, stage in strange]
+        raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
+        self.batches = BatchCounts()
+        """The rows that batches carry, where a Batcher fills them."""
         self._deployment = provision(self.wiring)
         try:
             room = self.wiring.window if room is None else room
@@ -65,6 +75,7 @@ class Pipeline:
             self._deployment.close(timeout_s=0.5)
             raise
         self._specs = [self.wiring.input_specs.get(name) for name in inputs]
+        self._flow = Flow(self.wiring)
         self._started = time.monotonic()
         self._closed = False
 
@@ -126,16 +137,40 @@ class Pipeline:
         """Requests between the first stage and their answer."""
         return self._executor.num_running
 
-    def latency(self) -> LatencyStats:
-        """From the first stage to the answer, of the last requests; asks no worker."""
-        return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in list(self._executor.times)])
+    @property
+    def num_answered(self) -> int:
+        """Requests that were let in and have their answer, and so have all before them."""
+        return self._executor.num_answered
+
+    @property
+    def room(self) -> int:
+        """Requests that may wait at the door."""
+        return self._executor.room
+
+    @property
+    def num_rows(self) -> int | None:
+        """Size of dimension 0 of the first input: the rows that a request carries, where it has rows."""
+        shapes = [spec.shape for spec in self.wiring.input_specs.values()]
+        return shapes[0][0] if shapes and shapes[0] else None
+
+    @property
+    def failure(self) -> AutosplitError | None:
+        """Why the pipeline has given up or was closed, if it has."""
+        return self._executor.failure
+
+    def latency(self, last: int = 16_384) -> LatencyStats:
+        """From the first stage to the answer, of the ``last`` requests; asks no worker."""
+        times = list(itertools.islice(reversed(self._executor.times), last))
+        return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """How each worker fares now, read without asking it."""
         found = []
+        places = self._flow.places(self._deployment.words)
         for number, (duty, worker) in enumerate(zip(self._deployment.duties, self._deployment.workers, strict=True)):
             status = self._deployment.words.status(number)
-            found.append(worker_health(network, duty.stage, duty.replica, duty.device, worker, status))
+            num_queued = self._flow.num_queued(number, places, self._executor.next_sequence)
+            found.append(worker_health(network, duty.stage, duty.replica, duty.device, worker, status, num_queued))
         return found
 
     def stats(self, *, clear: bool = False) -> RunStats:

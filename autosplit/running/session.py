@@ -6,8 +6,8 @@ from concurrent.futures import Future
 import torch
 
 from autosplit.errors import UsageError
-from autosplit.running.executor import Tensors
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.request import Tensors
 
 
 class Session:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from autosplit.running.ring import create_shared, map_shared
 
 STATUS_WORDS = 16
-STATE, SEQUENCE, SINCE_NS, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, RESIDENT_BYTES = range(10)
+STATE, SEQUENCE, SINCE_NS, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, RESIDENT_BYTES, QUEUE_NS = range(11)
 """What each status word holds; sums run since the pipeline was started and outlive a restart."""
 
 STARTING, WAITING, RUNNING, SENDING, PAUSED = range(5)

@@ -310,6 +310,7 @@ class Stage:
         status[words.WAIT_NS] += event.got_ns - event.asked_ns + event.blocked_ns
         status[words.BUSY_NS] += event.ran_ns - event.got_ns
         status[words.TRANSFER_NS] += event.sent_ns - event.ran_ns - event.blocked_ns
+        status[words.QUEUE_NS] += max(0, event.got_ns - event.posted_ns)
 
     def _enter(self, state: int, sequence: int) -> int:
         now = time.monotonic_ns()

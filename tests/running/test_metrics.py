@@ -1,6 +1,7 @@
 """What is measured live, as Prometheus text."""
 
 import re
+import time
 
 import pytest
 from pipelines import double, fail_on_7, local, request
@@ -21,6 +22,8 @@ def test_prometheus_text_counts_what_happened() -> None:
         with pytest.raises(StageError):
             futures[7].result(10)
         futures[9].result(10)
+        while sum(worker["num_requests"] for worker in host.health()["workers"]) < 18:
+            time.sleep(0.001)  # a worker counts a request after it handed it on
         text = host.prometheus()
     lines = text.splitlines()
     assert all(line.startswith("# ") or LINE.fullmatch(line) for line in lines) and text.endswith("\n")

@@ -1,0 +1,103 @@
+"""Hosts while they run: what ``autosplit status`` shows, and the live table of ``autosplit run --watch``."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+
+from autosplit import options
+from autosplit.commands.console import json_safe, out, show
+from autosplit.health import Health, at_work, device_rows, lines, network_rows, worker_rows
+
+EVERY_S = 1.0
+"""Seconds between two looks."""
+
+NOTHING = "No host of this user is running."
+
+
+def status(given: options.Status) -> None:
+    """Show the hosts of this user that run now: devices, networks, workers, queues. It disturbs none of them."""
+    from autosplit.status import running_hosts
+
+    if not given.watch:
+        found = running_hosts()
+        show(given, json_safe({"hosts": found}), *_views(found))
+        return
+    with Live(console=out, auto_refresh=False, screen=False) as live:
+        try:
+            while True:
+                found = running_hosts()
+                if given.json:
+                    sys.stdout.write(json.dumps(json_safe({"hosts": found})) + "\n")
+                    sys.stdout.flush()
+                elif out.is_terminal:
+                    live.update(Group(*_views(found)), refresh=True)
+                else:
+                    out.print(*_views(found), sep="\n")
+                time.sleep(EVERY_S)
+        except KeyboardInterrupt:
+            return
+
+
+def _views(hosts: Sequence[Health]) -> list[RenderableType]:
+    from autosplit.report import table
+
+    views: list[RenderableType] = []
+    for host in hosts:
+        title = f"host {host['pid']}: {host['command']} (heart-beat {host['age_s']:.1f} s ago)"
+        views += [table(device_rows(host), title), table(network_rows(host), "networks"), table(worker_rows(host), "workers")]
+    return views or [NOTHING]
+
+
+class Watcher:
+    """Shows a host again and again while a block runs: a live table, or lines where the console is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._look: Callable[[], Health] | None = None
+        self._doing = ""
+        self._ended = threading.Event()
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._thread = threading.Thread(target=self._watch, name="autosplit-watcher", daemon=True)
+
+    def observe(self, host: Any) -> None:
+        """Show this host from now on."""
+        self._look = host.health
+
+    def progress(self, share: float, text: str) -> None:
+        """What is being done, for the line above the table."""
+        self._doing = f"{share:4.0%}  {text}"
+
+    def __enter__(self) -> "Watcher":
+        self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._live.stop()
+
+    def _watch(self) -> None:
+        before, then = None, time.monotonic()
+        while not self._ended.wait(EVERY_S):
+            if self._look is not None:
+                health, now = self._look(), time.monotonic()
+                self._show(at_work(health, before), before, now - then)
+                before, then = health, now
+
+    def _show(self, health: Health, before: Health | None, elapsed_s: float) -> None:
+        from autosplit.report import table
+
+        if not self._console.is_terminal:
+            for line in lines(health, before, elapsed_s):
+                self._console.print(line, highlight=False, soft_wrap=True)
+            return
+        networks = table(network_rows(health, before, elapsed_s), self._doing)
+        self._live.update(Group(networks, table(worker_rows(health, before), hide=("network", "device", "for_s"))), refresh=True)

@@ -1,0 +1,126 @@
+"""The health of a host as rows for tables, and what happened between two looks at it. No torch.
+
+A host counts from its start on; the difference of two looks is what happened between them, without asking anybody.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autosplit import tables
+
+Health = Mapping[str, Any]
+Row = dict[str, Any]
+
+
+def device_rows(health: Health) -> list[Row]:
+    """One row a device: its state, its memory, and the stages on it."""
+    return [
+        {
+            "device": name,
+            "state": device["state"],
+            "used_bytes": device["used_bytes"],
+            "free_bytes": device["free_bytes"],
+            "resident_bytes": device["resident_bytes"],
+            "stages": " ".join(device["stages"]),
+        }
+        for name, device in health["devices"].items()
+    ]
+
+
+def network_rows(health: Health, before: Health | None = None, elapsed_s: float = 0.0) -> list[Row]:
+    """One row a network.
+
+    Args:
+        health: a look at a host.
+        before: an earlier look, for the requests answered since.
+        elapsed_s: seconds between the two.
+    """
+    rows = []
+    for name, network in health["networks"].items():
+        known = "num_answered" in network
+        earlier = before["networks"].get(name, {}).get("num_answered") if before else None
+        rate = (network["num_answered"] - earlier) / elapsed_s if known and earlier is not None and elapsed_s > 0 else None
+        latency_s = network.get("latency_s", {})
+        rows.append(
+            {
+                "network": name,
+                "state": network["state"],
+                "waiting": f"{network['num_waiting']} of {network['room']}" if known else "-",
+                "running": f"{network['num_running']} of {network['window']}" if known else "-",
+                "answered": network.get("num_answered"),
+                "requests_per_s": rate,
+                **{f"{quantile}_s": latency_s.get(quantile) for quantile in ("p50", "p90", "p99")},
+                "rows": network.get("rows_per_request"),
+                "restarts": network.get("restarts"),
+            }
+        )
+    return rows
+
+
+def worker_rows(health: Health, before: Health | None = None) -> list[Row]:
+    """One row a worker: what it does, and how it spent its time, a request in the mean.
+
+    Args:
+        health: a look at a host.
+        before: an earlier look, to leave out what was before.
+    """
+    old = {_key(worker): worker for worker in before["workers"]} if before else {}
+    rows = []
+    for worker in health["workers"]:
+        earlier = old.get(_key(worker), {})
+        spent = {key: worker[key] - earlier.get(key, 0) for key in ("busy_s", "wait_s", "transfer_s", "queue_s", "num_requests")}
+        count = spent["num_requests"] or float("nan")
+        total_s = spent["busy_s"] + spent["wait_s"] + spent["transfer_s"]
+        rows.append(
+            {
+                "network": worker["network"],
+                "stage": f"{worker['stage']}.{worker['replica']}",
+                "device": worker["device"],
+                "state": worker["state"],
+                "for_s": worker["since_s"],
+                "requests": spent["num_requests"],
+                "queued": worker["num_queued"],
+                "busy": spent["busy_s"] / total_s if total_s else float("nan"),
+                "compute_s": spent["busy_s"] / count,
+                "queue_s": spent["queue_s"] / count,
+                "transfer_s": spent["transfer_s"] / count,
+                "rows": health["networks"][worker["network"]].get("rows_per_request"),
+                "resident_bytes": worker["resident_bytes"],
+            }
+        )
+    return rows
+
+
+def at_work(health: Health, before: Health | None) -> Health:
+    """The part of a look that is of networks which answered requests since the earlier one; all of it if none did."""
+    networks = health["networks"]
+    counts = {name: network.get("num_answered", 0) for name, network in (before or {"networks": {}})["networks"].items()}
+    busy = [name for name, network in networks.items() if network.get("num_answered", 0) > counts.get(name, 0)] or list(networks)
+    workers = [worker for worker in health["workers"] if worker["network"] in busy]
+    return {**health, "networks": {name: networks[name] for name in busy}, "workers": workers}
+
+
+def lines(health: Health, before: Health | None, elapsed_s: float) -> list[str]:
+    """The same as text, a line for each network, where no table can be drawn again and again."""
+    made = []
+    workers = worker_rows(health, before)
+    for network in network_rows(health, before, elapsed_s):
+        parts = [network["state"]]
+        if network["requests_per_s"] is not None:
+            parts.append(f"{network['requests_per_s']:.1f} requests/s")
+        if network["p50_s"]:
+            parts.append(" ".join(f"{name} {tables.seconds_text(network[f'{name}_s'])}" for name in ("p50", "p90", "p99")))
+        parts += [_worker_text(worker) for worker in workers if worker["network"] == network["network"]]
+        made.append(f"{network['network']}: {'; '.join(parts)}")
+    return made
+
+
+def _worker_text(row: Row) -> str:
+    if not row["requests"]:
+        return f"{row['stage']} {row['state']}"
+    times = (f"{what} {tables.seconds_text(row[f'{what}_s'])}" for what in ("queue", "transfer"))
+    return f"{row['stage']} busy {row['busy']:.0%} {' '.join(times)}"
+
+
+def _key(worker: Mapping[str, Any]) -> Sequence[Any]:
+    return worker["network"], worker["stage"], worker["replica"]
