@@ -7,7 +7,7 @@ paid by accelerators only is the one of Tarnawski et al., "Efficient Algorithms 
 Operators" (NeurIPS 2020).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -180,47 +180,80 @@ def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
     return [Block(tuple(ops), blocks[number].devices) for (_, number), ops in sorted(parts.items())]
 
 
+@dataclass(frozen=True, slots=True)
+class TimedPiece:
+    """A piece and what one sample costs it.
+
+    Attributes:
+        block: number of the block that it is a part of.
+        devices: the block's; a sample is on one of them.
+        work_s: seconds of compute on each device, shape (num_replicas,).
+        moved_s: seconds of sending and receiving on each device, shape (num_replicas,).
+        sources: the pieces that it reads, HOST for the host, to the seconds that their values are on the way.
+    """
+
+    block: int
+    devices: tuple[int, ...]
+    work_s: Floats
+    moved_s: Floats
+    sources: Mapping[int, float]
+
+
+def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedPiece], dict[int, float]]:
+    """The pieces of the blocks with their times, and those that make results, to the seconds until the host has these."""
+    parts = pieces(problem, blocks)
+    home = block_of(problem, blocks)
+    part_home = np.append(block_of(problem, parts), HOST)
+    owner = [int(home[part.ops[0]]) for part in parts]
+    moved = _piece_transfers(problem, blocks, parts, part_home, owner)
+    delay = problem.transfers.latency_s
+
+    def devices_of(part: int) -> list[int]:
+        return [HOST] if part == HOST else list(parts[part].devices)
+
+    reads: dict[int, dict[int, float]] = {number: {} for number in range(-1, len(parts))}
+    nets, readers = problem.pins
+    for net, reader in zip(nets.tolist(), readers.tolist(), strict=True):
+        source, target = int(part_home[problem.producers[net]]), int(part_home[reader])
+        if source != target and source not in reads[target]:
+            same = HOST not in (source, target) and owner[source] == owner[target]
+            reads[target][source] = 0.0 if same else float(delay[np.ix_(devices_of(source), devices_of(target))].max())
+    made = [
+        TimedPiece(
+            owner[number],
+            part.devices,
+            problem.compute_s[np.ix_(list(part.ops), list(part.devices))].sum(axis=0),
+            moved[number],
+            reads[number],
+        )
+        for number, part in enumerate(parts)
+    ]
+    return made, reads[HOST]
+
+
 def latency_s(problem: Problem, blocks: Sequence[Block]) -> float:
     """Seconds for one sample through an idle system.
 
     A piece of a block starts when its inputs are there and its device is free, receives, computes, sends, and its
     readers see the values ``latency_s`` later. Pieces of different devices run side by side.
     """
-    parts = pieces(problem, blocks)
-    home = block_of(problem, blocks)
-    part_home = np.append(block_of(problem, parts), HOST)
-    owner = [int(home[part.ops[0]]) for part in parts]
-    busy_s = _piece_seconds(problem, blocks, parts, part_home, owner)
-    nets, readers = problem.pins
-    waits: dict[int, set[int]] = {number: set() for number in range(-1, len(parts))}
-    for net, reader in zip(nets, readers, strict=True):
-        source, target = int(part_home[problem.producers[net]]), int(part_home[reader])
-        if source != target:
-            waits[target].add(source)
+    parts, results = timed_pieces(problem, blocks)
     end_s = {HOST: 0.0}
     free_s = np.zeros(problem.num_devices)
-    delay = problem.transfers.latency_s
-
-    def devices_of(part: int) -> list[int]:
-        return [HOST] if part == HOST else list(parts[part].devices)
-
-    def arrival_s(source: int, target: int) -> float:
-        same = source != HOST and target != HOST and owner[source] == owner[target]
-        return end_s[source] + (0.0 if same else float(delay[np.ix_(devices_of(source), devices_of(target))].max()))
-
     for number, part in enumerate(parts):
-        ready_s = max((arrival_s(source, number) for source in waits[number]), default=0.0)
-        start_s = max(ready_s, float(free_s[list(part.devices)].max()))
-        end_s[number] = start_s + busy_s[number]
+        busy = np.maximum(part.work_s, part.moved_s) if problem.overlap else part.work_s + part.moved_s
+        ready_s = max((end_s[source] + delay for source, delay in part.sources.items()), default=0.0)
+        end_s[number] = max(ready_s, float(free_s[list(part.devices)].max())) + float(busy.max())
         free_s[list(part.devices)] = end_s[number]
-    last_s = max((arrival_s(source, HOST) for source in waits[HOST] if source != HOST), default=0.0)
+    last_s = max((end_s[source] + delay for source, delay in results.items()), default=0.0)
     return max(last_s, *end_s.values())
 
 
-def _piece_seconds(
+def _piece_transfers(
     problem: Problem, blocks: Sequence[Block], parts: Sequence[Block], part_home: NDArray[np.int64], owner: Sequence[int]
-) -> list[float]:
-    """Seconds that one sample occupies each piece; a value is paid by its maker's piece, and by the first that reads it."""
+) -> list[Floats]:
+    """Seconds that each device of a piece moves values of one sample; a value is paid by its maker's piece, and by the
+    first that reads it."""
     crossings = _crossings(problem, blocks)
     first_reader: dict[tuple[int, int], int] = {}
     nets, readers = problem.pins
@@ -251,11 +284,7 @@ def _piece_seconds(
         if target != HOST:
             reader = first_reader[net, target]
             moved[reader] += mean(transfers.receive_s + size * transfers.receive_s_per_byte, senders, receivers, 0)
-    busy = []
-    for piece, extra in zip(parts, moved, strict=True):
-        work = problem.compute_s[np.ix_(list(piece.ops), list(piece.devices))].sum(axis=0)
-        busy.append(float((np.maximum(work, extra) if problem.overlap else work + extra).max()))
-    return busy
+    return moved
 
 
 def find_faults(problem: Problem, blocks: Sequence[Block], *, contiguous: bool = True) -> list[str]:

@@ -162,7 +162,27 @@ class Search(Profile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plans(Search):
+class Simulated:
+    """What to simulate of an answer."""
+
+    simulate: Annotated[
+        int | None, typer.Option(min=1, help="Simulate so many requests through queues, replicas and links; 1000 with a rate.")
+    ] = None
+    arrival_rate: Annotated[
+        float | None,
+        typer.Option(help="Requests a second (a workload file's own time unit) that come by chance; default: all wait at once."),
+    ] = None
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the simulation.")] = None
+
+    @property
+    def num_simulated(self) -> int:
+        """Requests to simulate; 0 where nothing is asked for."""
+        asked = self.arrival_rate is not None or self.trace is not None
+        return self.simulate or (1000 if asked else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans(Simulated, Search):
     """What a plan must be like, and what is to be told about it."""
 
     explain: Annotated[
@@ -186,12 +206,13 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Output):
+class Evaluate(Simulated, Output):
     """A split to judge."""
 
     workload: Annotated[Path, typer.Argument(help="A planner's workload file.")]
     split: Annotated[Path, typer.Argument(help="JSON: node id to device name.")]
     format: Annotated[str, typer.Option(help="dnn-partitioning or pipedream.")] = "dnn-partitioning"
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

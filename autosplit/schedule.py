@@ -15,16 +15,19 @@ short queues and random arrivals have none.
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from autosplit import tables
+from autosplit.cost import TimedPiece, timed_pieces
 from autosplit.errors import PlanError, UsageError, raise_faults
 from autosplit.graph import Graph
 from autosplit.machine import HOST
 from autosplit.plan import Plan, Stage
+from autosplit.problem import HOST as PROBLEM_HOST
+from autosplit.problem import Block, Problem
 from autosplit.profile import Profile
 from autosplit.simulation import LinkOf, SimStage, Simulation, StageTimes, free_link
 from autosplit.timeline import Action, grid
@@ -208,6 +211,7 @@ def schedule_plan(
     *,
     in_flight: int | None = None,
     arrivals_s: Sequence[float] | None = None,
+    microbatches: int = 1,
 ) -> "Schedule":
     """Simulate a plan with the stage seconds of its profile: see ``simulate``.
 
@@ -216,13 +220,79 @@ def schedule_plan(
         graph: its graph.
         profile: measured seconds of the graph.
         link: link between two devices by name, usually ``machine.link``.
-        num_requests: passes of the graph.
+        num_requests: passes of the graph, or as many times ``microbatches``.
         in_flight: requests between admission and result at most; None for what the slots hold.
         arrivals_s: when each request comes; None for all at once.
     Raises: ProfileError: a stage's backend was not measured on its device.
     """
     stages = plan_stages(plan, graph, lambda stage, device: profile.stage_s(stage.ops, device, stage.backend, stage.threads))
-    return simulate(stages, num_requests, link=link, slots=plan.queue_depth, in_flight=in_flight, arrivals_s=arrivals_s)
+    options: dict[str, Any] = {"in_flight": in_flight, "arrivals_s": arrivals_s, "microbatches": microbatches}
+    return simulate(stages, num_requests, link=link, slots=plan.queue_depth, **options)
+
+
+def schedule_blocks(
+    problem: Problem,
+    blocks: Sequence[Block],
+    num_requests: int = 32,
+    *,
+    slots: int | None = None,
+    in_flight: int | None = None,
+    arrivals_s: Sequence[float] | None = None,
+    microbatches: int = 1,
+) -> Schedule:
+    """Simulate a solution of a problem with the evaluator's seconds: see ``simulate``.
+
+    A block that is no interval of a chain runs as its pieces (``cost.pieces``), which take their turns on its devices in one
+    order for each sample. Where transfers overlap with compute, a device has a lane of its own for them. One sample alone
+    takes ``cost.latency_s``; at full load a device is busy for its ``cost.evaluate`` seconds a sample, the largest sets the pace.
+
+    Args:
+        problem: what the blocks solve.
+        blocks: a solution's.
+        num_requests: samples, or as many times ``microbatches``.
+        slots: slots of each ring; by default so many that no ring ever holds anybody up.
+        in_flight, arrivals_s, microbatches: as for ``simulate``.
+    Raises: UsageError: an op is on a device that cannot run it, or the arguments are wrong.
+    """
+    parts, results = timed_pieces(problem, blocks)
+    stages: list[SimStage] = []
+    delays: dict[tuple[str, str], float] = {}
+    lanes: dict[int, tuple[str, ...]] = {PROBLEM_HOST: (HOST,)}
+    last: dict[int, int] = {}
+    for number, part in enumerate(parts):
+        sources = dict.fromkeys((last[device] for device in part.devices if device in last), 0.0) | dict(part.sources)
+        reads = {lane: delay for source, delay in (sources or {PROBLEM_HOST: 0.0}).items() for lane in lanes[source]}
+        made = _part_stages(problem, part, number, dict.fromkeys(reads, ()), () if number in results else None)
+        lanes[number] = tuple(stage.name for stage in made)
+        stages += made
+        delays |= {(source, lane): delay for lane in lanes[number] for source, delay in reads.items()}
+        delays |= {(lane, HOST): results.get(number, 0.0) for lane in lanes[number]}
+        last |= dict.fromkeys(part.devices, number)
+    return simulate(
+        stages,
+        num_requests,
+        slots=num_requests * microbatches if slots is None else slots,
+        in_flight=in_flight,
+        arrivals_s=arrivals_s,
+        microbatches=microbatches,
+        delays_s=delays,
+    )
+
+
+def _part_stages(
+    problem: Problem, part: TimedPiece, number: int, sources: dict[str, tuple[float, ...]], results: tuple[float, ...] | None
+) -> list[SimStage]:
+    """A piece as one stage, or as two that run side by side where transfers overlap with compute."""
+    name = f"stage{part.block}" if number == part.block else f"stage{part.block}-{number}"
+    devices = tuple(problem.devices[device] for device in part.devices)
+    work, moved = tuple(part.work_s.tolist()), tuple(part.moved_s.tolist())
+    if not problem.overlap:
+        return [SimStage(name, devices, work, sources, results, moved)]
+    ports = tuple(f"{device} transfers" for device in devices)
+    return [
+        SimStage(name, devices, work, sources, results),
+        SimStage(f"{name} transfers", ports, (0.0,) * len(ports), sources, results, moved),
+    ]
 
 
 def simulate(
@@ -234,6 +304,7 @@ def simulate(
     in_flight: int | None = None,
     arrivals_s: Sequence[float] | None = None,
     microbatches: int = 1,
+    delays_s: Mapping[tuple[str, str], float] | None = None,
 ) -> Schedule:
     """Run requests through stages in simulated time.
 
@@ -246,6 +317,8 @@ def simulate(
         arrivals_s: when each request comes, ascending; None for a closed loop, where the next one is always there.
         microbatches: the microbatches of a request; they come together, pass the stages one by one, and a request is
             finished with its last one. Bytes and seconds of the stages are those of one microbatch.
+        delays_s: (stage, stage that reads it), ``host`` for the host, to the seconds that values are on the way beside what
+            the link says.
     Returns: the schedule; ``request`` in its actions counts microbatches.
     Raises: UsageError: every fault of the arguments.
 
@@ -267,7 +340,7 @@ def simulate(
     _verify(stages, num_requests, slots, in_flight, arrivals_s, microbatches)
     units = num_requests * microbatches
     come = [time for time in arrivals_s for _ in range(microbatches)] if arrivals_s is not None else [0.0] * units
-    simulation = Simulation(stages, units, link, slots, in_flight, come)
+    simulation = Simulation(stages, units, link, slots, in_flight, come, delays_s or {})
     simulation.run()
     started = tuple(arrivals_s) if arrivals_s is not None else tuple(simulation.admitted_s[::microbatches])
     finished = tuple(simulation.finished_s[microbatches - 1 :: microbatches])
@@ -293,7 +366,8 @@ def _verify(
             faults.append(
                 f"stage '{stage.name}' has {len(stage.devices)} devices and {len(stage.seconds)} times; give one for each"
             )
-        faults += [f"stage '{stage.name}' takes {s} s; give a duration" for s in stage.seconds if not 0 <= s < math.inf]
+        durations = (*stage.seconds, *stage.moved_s)
+        faults += [f"stage '{stage.name}' takes {s} s; give a duration" for s in durations if not 0 <= s < math.inf]
         faults += [f"stage '{stage.name}' reads '{name}', no earlier stage" for name in stage.sources if name not in known]
         faults += [] if stage.sources else [f"stage '{stage.name}' reads nothing, not even the host"]
         known.add(stage.name)

@@ -27,6 +27,7 @@ class SimStage:
         seconds: seconds of computing one request, one figure for each replica; transfers are not part of it.
         sources: whom it reads, an earlier stage or ``host``, to the bytes of each value of one request that it gets there.
         results: bytes of each value of one request that it returns to the host; None for a stage that returns nothing.
+        moved_s: seconds of copying for one request that no link accounts for, one figure for each replica, or nothing.
     """
 
     name: str
@@ -34,6 +35,7 @@ class SimStage:
     seconds: tuple[float, ...]
     sources: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: {HOST: ()})
     results: tuple[float, ...] | None = None
+    moved_s: tuple[float, ...] = ()
 
 
 class StageTimes(NamedTuple):
@@ -60,13 +62,14 @@ class StageTimes(NamedTuple):
 
 
 class _Device:
-    """Held by one worker at a time; the others queue, first come first served, the older request first."""
+    """Held by one worker at a time; the others queue, the older request first: then no device starves for long (the rule
+    "longest in system" of Andrews et al., 2001)."""
 
     __slots__ = ("held", "queue")
 
     def __init__(self) -> None:
         self.held = False
-        self.queue: list[tuple[float, int, int, _Worker]] = []
+        self.queue: list[tuple[int, float, int, _Worker]] = []
 
 
 class _Ring:
@@ -74,12 +77,14 @@ class _Ring:
 
     __slots__ = ("free", "latency_s", "receive_s", "receiver", "send_s", "sender", "sender_waits")
 
-    def __init__(self, sender: "_Worker", receiver: "_Worker", link: Link, sizes: tuple[float, ...], slots: int) -> None:
+    def __init__(
+        self, sender: "_Worker", receiver: "_Worker", link: Link, delay_s: float, sizes: tuple[float, ...], slots: int
+    ) -> None:
         self.sender = sender
         self.receiver = receiver
         self.free = slots
         self.sender_waits = False
-        self.latency_s = link.latency_s
+        self.latency_s = link.latency_s + delay_s
         self.send_s = len(sizes) * link.send_s + sum(sizes) * link.send_s_per_byte
         self.receive_s = len(sizes) * link.receive_s + sum(sizes) * link.receive_s_per_byte
 
@@ -93,6 +98,7 @@ class _Worker:
         "device",
         "device_name",
         "missing",
+        "moved_s",
         "order",
         "port",
         "queued_s",
@@ -115,6 +121,7 @@ class _Worker:
     ) -> None:
         self.stage, self.replica, self.step = stage, replica, step
         self.device_name, self.device, self.seconds, self.order = device_name, device, seconds, order
+        self.moved_s = 0.0
         self.request = replica
         self.missing: list[int] = []
         self.sources: list[list[_Ring]] = []
@@ -146,6 +153,7 @@ class Simulation:
         slots: int,
         in_flight: int | None,
         arrivals_s: Sequence[float],
+        delays_s: Mapping[tuple[str, str], float],
     ) -> None:
         self.units, self.in_flight = units, in_flight
         self.actions: list[Action] = []
@@ -153,7 +161,7 @@ class Simulation:
         self.finished_s: list[float] = []
         self._events: list[tuple[float, int, _Worker, int]] = []
         self._sequence = 0
-        self._build(stages, link, slots)
+        self._build(stages, link, slots, delays_s)
         for request, time in enumerate(arrivals_s):
             self._feed.missing[request] += time > 0
             if time > 0:
@@ -161,7 +169,7 @@ class Simulation:
         for request in range(in_flight or units, units):
             self._feed.missing[request] += 1
 
-    def _build(self, stages: Sequence[SimStage], link: LinkOf, slots: int) -> None:
+    def _build(self, stages: Sequence[SimStage], link: LinkOf, slots: int, delays_s: Mapping[tuple[str, str], float]) -> None:
         devices = {name: _Device() for stage in stages for name in stage.devices}
         self._feed = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -2)
         self._drain = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -1)
@@ -176,12 +184,14 @@ class Simulation:
                 _Worker(stage.name, replica, step, name, devices[name], stage.seconds[replica], len(self._workers) + replica)
                 for replica, name in enumerate(stage.devices)
             ]
-            _connect(workers, made, stage.sources, link, slots, self.units)
+            for worker, moved_s in zip(made, stage.moved_s, strict=False):
+                worker.moved_s = moved_s
+            _connect(workers, made, stage.sources, link, delays_s, slots, self.units)
             workers[stage.name] = made
             self._workers += made
             if stage.results is not None or stage.name not in read:
                 results[stage.name] = stage.results or ()
-        _connect(workers, [self._drain], results, link, slots, self.units)
+        _connect(workers, [self._drain], results, link, delays_s, slots, self.units)
 
     def run(self) -> None:
         """Process events until nothing happens any more."""
@@ -221,7 +231,7 @@ class Simulation:
     def _acquire(self, worker: _Worker, now: float) -> None:
         device = worker.device
         if device.held:
-            heapq.heappush(device.queue, (now, worker.request, worker.order, worker))
+            heapq.heappush(device.queue, (worker.request, now, worker.order, worker))
         else:
             device.held = True
             self._begin(worker, now)
@@ -238,7 +248,7 @@ class Simulation:
         if worker.sending:
             self._send(worker, worker.ring(), now)
             return
-        receive_s = 0.0
+        receive_s = worker.moved_s
         for rings in worker.sources:
             receive_s += rings[worker.request % len(rings)].receive_s
         begin = now + receive_s
@@ -325,6 +335,7 @@ def _connect(
     readers: Sequence[_Worker],
     sources: Mapping[str, tuple[float, ...]],
     link: LinkOf,
+    delays_s: Mapping[tuple[str, str], float],
     slots: int,
     units: int,
 ) -> None:
@@ -332,7 +343,8 @@ def _connect(
     missing = [len(sources)] * units
     for name, sizes in sources.items():
         senders = workers[name]
-        rings = [[_Ring(s, r, link(s.device_name, r.device_name), sizes, slots) for r in readers] for s in senders]
+        delay_s = delays_s.get((name, readers[0].stage), 0.0)
+        rings = [[_Ring(s, r, link(s.device_name, r.device_name), delay_s, sizes, slots) for r in readers] for s in senders]
         for sender, row in zip(senders, rings, strict=True):
             sender.targets.append(row)
         for reader, column in zip(readers, zip(*rings, strict=True), strict=True):

@@ -8,15 +8,26 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from problems import chain as chain_problem
+from problems import random_blocks, random_problem
 
-from autosplit.cost import evaluate
+from autosplit.cost import evaluate, latency_s
 from autosplit.errors import PlanError, UsageError
 from autosplit.graph import Graph, Op, Value, Weight
 from autosplit.machine import HOST, Link, Machine, parse_device
 from autosplit.plan import Plan, Prediction, Source, Stage
-from autosplit.problem import Block, problem_from
+from autosplit.problem import Block, Net, problem_from
 from autosplit.profile import Profile
-from autosplit.schedule import Schedule, chain, makespan_s, plan_stages, poisson_arrivals, schedule_plan, simulate
+from autosplit.schedule import (
+    Schedule,
+    chain,
+    makespan_s,
+    plan_stages,
+    poisson_arrivals,
+    schedule_blocks,
+    schedule_plan,
+    simulate,
+)
 from autosplit.simulation import SimStage
 
 SLOW_LINK = Link("any", "any", latency_s=0.25, send_s=0.5, send_s_per_byte=0.125, receive_s=0.25, receive_s_per_byte=0.0)
@@ -335,6 +346,57 @@ def test_device_loads_and_throughput_are_those_of_the_evaluator() -> None:
     for number, name in enumerate(problem.devices):
         assert schedule.device_busy_s[name] / 400 == pytest.approx(loads.device_s[number])
     assert 1 / schedule.steady_per_s == pytest.approx(loads.bottleneck_s, rel=0.01)
+
+
+def test_a_request_of_two_microbatches_is_done_with_its_second_one() -> None:
+    whole = schedule_plan(SPLIT, GRAPH, PROFILE, MACHINE.link, num_requests=8)
+    halves = schedule_plan(SPLIT, GRAPH, PROFILE, MACHINE.link, num_requests=4, microbatches=2)
+    assert halves.finished_s == whole.finished_s[1::2]
+
+
+# Solutions of a problem.
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.booleans(), st.integers(1, 2))
+def test_blocks_take_what_the_evaluator_says(seed: int, overlap: bool, microbatches: int) -> None:
+    """One sample alone is the critical path; many keep every device busy for its load, and the largest sets the pace."""
+    problem = random_problem(seed, unsupported=False, overlap=overlap, num_ops=1 + seed % 7, num_devices=1 + seed % 3)
+    blocks = random_blocks(problem, seed)
+    alone_s, loads = latency_s(problem, blocks), evaluate(problem, blocks)
+    one_s = schedule_blocks(problem, blocks, 1).makespan_s
+    if all(len(block.devices) == 1 for block in blocks):
+        assert one_s == pytest.approx(alone_s)
+    assert one_s <= alone_s * (1 + 1e-9)
+    turn = math.lcm(*(len(block.devices) for block in blocks))
+    samples = 12 * turn * microbatches
+    full = schedule_blocks(problem, blocks, 12 * turn, microbatches=microbatches)
+    for device, name in enumerate(problem.devices):
+        busy_s = max(full.device_busy_s.get(lane, 0.0) for lane in (name, f"{name} transfers"))
+        assert busy_s / samples == pytest.approx(loads.device_s[device])
+    least_s = samples * loads.bottleneck_s
+    assert least_s * (1 - 1e-9) <= full.makespan_s <= (least_s + 2 * turn * alone_s) * (1 + 1e-9)
+
+
+def test_a_sender_pays_once_and_transfers_run_beside_compute() -> None:
+    """One value to two readers: 1 s of work and 2 s of sending to each, or once; with overlap the longer of the two."""
+    fan = replace(
+        chain_problem([1.0, 1.0, 1.0], num_devices=3, num_bytes=2.0), nets=(Net(0, (1, 2), 2.0),), order=((0, 1), (0, 2))
+    ).verify()
+    blocks = [Block((op,), (op,)) for op in range(3)]
+    for once, overlap, busy_s in ((False, False, 5.0), (True, False, 3.0), (False, True, 4.0), (True, True, 2.0)):
+        schedule = schedule_blocks(replace(fan, send_once=once, overlap=overlap), blocks, 50)
+        assert max(schedule.device_busy_s.values()) / 50 == busy_s
+        assert 1 / schedule.steady_per_s == pytest.approx(busy_s)
+
+
+def test_blocks_wait_longer_the_faster_requests_come() -> None:
+    problem = chain_problem([1.0, 1.0, 1.0, 1.0], num_bytes=0.5)
+    blocks = [Block((0, 1), (0,)), Block((2, 3), (1,))]
+    slow, fast = (schedule_blocks(problem, blocks, 500, arrivals_s=poisson_arrivals(rate, 500, 7)) for rate in (0.05, 0.35))
+    assert slow.latency_s(0.0) == pytest.approx(latency_s(problem, blocks)) and slow.latency_s(0.5) < fast.latency_s(0.5)
+    short = schedule_blocks(problem, blocks, 50, slots=1, in_flight=1)
+    assert short.makespan_s == pytest.approx(50 * latency_s(problem, blocks))
 
 
 def test_every_fault_of_the_arguments_is_listed() -> None:

@@ -3,7 +3,9 @@ import math
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from autosplit import cli
 from autosplit.cost import evaluate
 from autosplit.errors import PlanError, UsageError
 from autosplit.problem import Block
@@ -168,3 +170,29 @@ def test_a_profile_from_a_file(tmp_path):
     path = tmp_path / "graph.txt"
     path.write_text(PROFILE)
     assert read_workload(path, "pipedream", num_devices=3).num_devices == 3
+
+
+def autosplit(*words):
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def test_a_split_is_simulated_at_full_load_and_under_a_rate(tmp_path):
+    (tmp_path / "small.json").write_text(json.dumps(small()))
+    (tmp_path / "split.json").write_text(json.dumps({"5": "acc0", "7": "acc1", "6": "cpu0"}))
+    words = ["evaluate", tmp_path / "small.json", tmp_path / "split.json", "--json"]
+    full = json.loads(autosplit(*words, "--simulate", 200).stdout)
+    assert full["simulated"]["per_s"] == pytest.approx(1 / full["objective"])
+    done = autosplit(*words, "--arrival-rate", 0.1, "--seed", 3, "--trace", tmp_path / "trace.json")
+    loaded = json.loads(done.stdout)["simulated"]
+    assert loaded["requests"] == 1000 and 5.5 <= loaded["latency"]["p50"] <= loaded["latency"]["p99"]
+    names = {
+        event["args"]["name"]
+        for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
+    assert names == {"stage0.0", "stage1.0", "stage2.0"}
+    planned = json.loads(
+        autosplit("search", tmp_path / "small.json", "--format", "dnn-partitioning", "--json", "--simulate", 200).stdout
+    )
+    assert planned["simulated"]["per_s"] == pytest.approx(1 / planned["objective"], rel=0.02)
+    assert "rate_per_s must be positive" in str(autosplit(*words, "--arrival-rate", 0).stderr)

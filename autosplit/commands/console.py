@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,34 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
 
     data["explanation"] = explanation.to_dict()
     views.append(table(explanation.rows(), "why", explanation.text))
+
+
+def add_simulation(given: Any, run: Callable[[int, Any], Any], data: dict[str, Any], views: list[Any]) -> None:
+    """What ``run(num_requests, arrivals_s)`` simulates beside what else is shown, and its trace, where they are asked for."""
+    from autosplit.files import write_atomic
+    from autosplit.report import table
+    from autosplit.schedule import poisson_arrivals
+    from autosplit.timeline import chrome_trace
+
+    count = given.num_simulated
+    if not count:
+        return
+    arrivals_s = None if given.arrival_rate is None else poisson_arrivals(given.arrival_rate, count, given.seed)
+    schedule = run(count, arrivals_s)
+    latency = {f"p{share}": schedule.latency_s(share / 100) for share in (50, 90, 99)}
+    data["simulated"] = {
+        "requests": count,
+        "arrival_rate": given.arrival_rate,
+        "per_s": schedule.steady_per_s,
+        "makespan": schedule.makespan_s,
+        "latency": latency,
+        "busy": {name: busy_s / schedule.makespan_s for name, busy_s in schedule.device_busy_s.items() if schedule.makespan_s},
+    }
+    row = {"requests": count, "come": given.arrival_rate or "all at once", "per unit": schedule.steady_per_s}
+    views.append(table([{**row, **{f"latency {name}": value for name, value in latency.items()}}], "simulated"))
+    if given.trace is not None:
+        write_atomic(given.trace, json.dumps(chrome_trace(schedule.actions)))
+        err.print(f"wrote {given.trace}; open it in https://ui.perfetto.dev", highlight=False)
 
 
 def require_equal(fault: str) -> None:

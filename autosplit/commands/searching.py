@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit import options
-from autosplit.commands.console import add_explanation, err, json_safe, log, show
+from autosplit.commands.console import add_explanation, add_simulation, err, json_safe, log, show
 from autosplit.commands.workloads import search_workload
 
 
@@ -60,7 +60,19 @@ def search(given: options.Plans) -> None:
         views.append(table([{k: v for k, v in row.items() if k != "assignment"} for row in data["front"]], "front"))
     if given.explain:
         add_explanation(found.plan.explain(), data, views)
+    add_simulation(given, _simulation(found, machine), data, views)
     show(given, json_safe(data), *views)
+
+
+def _simulation(found: Any, machine: Any) -> Any:
+    """The simulation of the plan, once it is known of how many requests and when they come."""
+    from autosplit.schedule import schedule_plan
+
+    plan, link = found.plan, machine.with_links(found.profile.links).link
+    cuts = plan.source.batch // plan.microbatch
+    return lambda count, arrivals_s: schedule_plan(
+        plan, found.traced.graph, found.profile, link, count, arrivals_s=arrivals_s, microbatches=cuts
+    )
 
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit import options
-from autosplit.commands.console import add_explanation, json_safe, log, show
+from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, show
 from autosplit.errors import UsageError
 
 
@@ -60,7 +60,15 @@ def search_workload(given: options.Plans) -> None:
         asked = {"objective": wanted.objective, **limits}
         limit_s = options.seconds(given.time_limit)
         add_explanation(explain_blocks(problem, solution.blocks, options=asked, time_limit_s=limit_s, unit=""), data, views)
+    add_simulation(given, _simulation(problem, solution.blocks), data, views)
     show(given, json_safe(data), *views)
+
+
+def _simulation(problem: Any, blocks: Any) -> Any:
+    """The simulation of blocks, once it is known of how many requests and when they come."""
+    from autosplit.schedule import schedule_blocks
+
+    return lambda count, arrivals_s: schedule_blocks(problem, blocks, count, arrivals_s=arrivals_s)
 
 
 def _placed(problem: Any, solution: Any) -> dict[str, Any]:
@@ -88,4 +96,6 @@ def evaluate(given: options.Evaluate) -> None:
     seconds = compute_loads(problem, blocks).device_s.tolist()
     loads = dict(zip(problem.devices, seconds, strict=True))
     data = {"workload": problem.name, "objective": max(loads.values()), "loads": loads}
-    show(given, data, table([{"device": name, "load": load} for name, load in loads.items()], f"{max(loads.values()):.6g}"))
+    views = [table([{"device": name, "load": load} for name, load in loads.items()], f"{max(loads.values()):.6g}")]
+    add_simulation(given, _simulation(problem, blocks), data, views)
+    show(given, json_safe(data), *views)
