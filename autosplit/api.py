@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from autosplit import loading, measuring, searching, tracing
+from autosplit.accuracy import run_of, runs_of_report
 from autosplit.alternatives import UNKNOWN, eager_today, machine_of, simple_plans
 from autosplit.backends.base import Precision, get_backend
 from autosplit.comparing import Progress, run_report
@@ -23,7 +25,7 @@ from autosplit.plan import Plan
 from autosplit.planfile import read_plan
 from autosplit.planning import Log, predict
 from autosplit.profile import Profile
-from autosplit.runreport import RunReport
+from autosplit.runreport import PLAN, RunReport
 from autosplit.schedule import plan_stages, simulate
 from autosplit.searching import Job, SearchResult, Subject
 from autosplit.splitting import split
@@ -142,6 +144,7 @@ def run(
     machine: Machine,
     *,
     profile: Profile | None = None,
+    profiles: Path | None = None,
     baselines: bool = True,
     forced: bool = False,
     num_requests: int = 200,
@@ -155,6 +158,7 @@ def run(
         plan: the plan.
         machine: the devices.
         profile: gives the simple ways their prediction, and says which device is the fastest.
+        profiles: the store where predicted is kept beside measured; see ``autosplit profile --accuracy``.
         baselines: whether the simple ways run too.
         forced: whether the plan's shape was asked for, and is kept even where a simple way is faster.
         num_requests: requests of each way, over all rounds.
@@ -163,7 +167,7 @@ def run(
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
     simple = _simple_ways(traced, plan, machine, profile) if baselines else {}
-    return run_report(
+    report = run_report(
         traced,
         plan,
         simple,
@@ -174,6 +178,9 @@ def run(
         num_rounds=num_rounds,
         progress=progress,
     )
+    if profiles is not None:
+        measuring.Store(profiles).add_runs(runs_of_report(report, _now()))
+    return report
 
 
 def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None) -> dict[str, Plan]:
@@ -283,19 +290,29 @@ def auto(
         found.plan,
         machine,
         profile=found.profile,
+        profiles=profiles,
         forced=wanted.forced,
         num_requests=num_requests,
         num_rounds=num_rounds,
         progress=step("run"),
     )
     if profiles is not None:
-        keep_stages(found.traced, found.profile, profiles)
+        keep_search(found, profiles)
     return AutoResult(machine, found.profile, found, report)
 
 
-def keep_stages(traced: Traced, profile: Profile, profiles: Path) -> None:
-    """Store the stages that a search measured, so that the next search begins with them."""
-    measuring.Store(profiles).save(traced.graph, profile, dict.fromkeys(stage.setting for stage in profile.stages))
+def keep_search(found: SearchResult, profiles: Path) -> None:
+    """Store the stages that a search measured, so that the next search begins with them, and how its candidates ran."""
+    store = measuring.Store(profiles)
+    store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))
+    name, now = found.traced.graph.name, _now()
+    ran = [(trial.plan, trial.outcome) for trial in found.trials if trial.outcome is not None]
+    runs = [run_of("searched", name, PLAN, plan, outcome, now) for plan, outcome in ran]
+    store.add_runs(run for run in runs if run is not None)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def run_trace(traced: Traced, report: RunReport, machine: Machine, num_requests: int = 64) -> dict[str, Any]:

@@ -112,6 +112,16 @@ class Profile(Devices):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measure(Profile):
+    """What to measure, or how good the predictions were."""
+
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = ""
+    accuracy: Annotated[
+        bool, typer.Option("--accuracy", help="Show predicted against measured of all runs in the store; takes no MODEL.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Search(Profile):
     """What a plan must be like."""
 
@@ -243,6 +253,9 @@ class Run(Running, Devices):
     baselines: Annotated[bool, typer.Option(help="Run the simple ways beside the plan.")] = True
     watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
     precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None
+    profiles: Annotated[Path, typer.Option(help="Folder of the profile store, which keeps how well the run was predicted.")] = (
+        Path("profiles")
+    )
 
 
 T = TypeVar("T", bound=Output)

@@ -13,7 +13,8 @@ from autosplit.plan import Plan
 from autosplit.results import RunStats
 from autosplit.runreport import RunReport
 
-SHARES = ("spread", "gap", "busy", "bubble")
+ERRORS = ("error", "stage_error", "median_error", "worst_error", "median_stage_error", "worst_stage_error")
+SHARES = ("spread", "gap", "busy", "bubble", *ERRORS)
 """Columns that hold a share of 1, shown in percent."""
 
 

@@ -102,6 +102,7 @@ class Trial:
     """A candidate: what was asked of the planner, its plan, and what was measured beside the first plan.
 
     ``times_first`` is how many times as good as the first plan it was; None if it did not run, and ``note`` says why.
+    ``plan`` has the prediction from before the run, ``outcome`` all that was measured.
     """
 
     asked: Mapping[str, Any]
@@ -109,6 +110,7 @@ class Trial:
     measured_per_s: float | None = None
     times_first: float | None = None
     note: str = ""
+    outcome: Outcome | None = None
 
     def row(self) -> dict[str, Any]:
         """One row of the table of trials."""
@@ -298,7 +300,7 @@ class _Hunt:
         events = entry.pipeline.events()
         outcome = entry.outcome()
         beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))
-        trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault)
+        trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault, outcome)
         self.trials.append(trial)
         for stats, times in zip(outcome.stats.stages, events, strict=True):
             stage = next(stage for stage in plan.stages if stage.name == stats.stage)

@@ -65,6 +65,23 @@ def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits(made: tuple[Pa
     assert list(result["baselines"]) == ["even split"]
 
 
+def test_runs_are_shown_beside_their_predictions(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, result = made
+    shown = json.loads(inside("profile", "--accuracy", "--json", cwd=folder, monkeypatch=monkeypatch).stdout)
+    ran = next(run for run in shown["runs"] if (run["kind"], run["way"]) == ("run", "plan"))
+    assert ran["measured_per_s"] == result["plan_throughput_per_s"] and len(ran["stages"]) == 2
+    assert {run["kind"] for run in shown["runs"]} == {"run", "searched"}
+    assert shown["summary"][0]["runs"] == len(shown["runs"]) and shown["summary"][0]["median_error"] >= 0
+    table = inside("profile", "--accuracy", cwd=folder, monkeypatch=monkeypatch).stdout
+    assert "worst error" in table and " %" in table
+    empty = inside("profile", "--accuracy", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert empty.exit_code == 1 and "holds no run yet" in empty.stderr
+    nothing = inside("profile", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert nothing.exit_code == 1 and "autosplit profile MODEL measures one" in nothing.stderr
+
+
 @pytest.mark.timeout(200)
 def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = made

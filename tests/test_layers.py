@@ -16,7 +16,7 @@ LAYERS = """
     errors files tables limits status health
     graph machine samples profile constraints explanation plan planfile
     problem cost timeline simulation schedule workloads alternatives planners planning explaining
-    results runreport modelspec
+    results runreport accuracy modelspec
     -- torch --
     tensorspec programs examples architectures loading flattening tracing splitting
     accelerators cuda

@@ -4,6 +4,10 @@ from dataclasses import asdict
 
 from autosplit import options
 from autosplit.commands.console import err, json_safe, show
+from autosplit.errors import UsageError
+
+SHOWN = 40
+"""Runs that are listed; --json gives all."""
 
 
 def devices(given: options.Output) -> None:
@@ -17,8 +21,13 @@ def devices(given: options.Output) -> None:
     show(given, found.to_dict(), *views)
 
 
-def profile(given: options.Profile) -> None:
-    """Measure every op of a model on every device and backend, and the links between them."""
+def profile(given: options.Measure) -> None:
+    """Measure every op of a model on every device and backend, and the links between them; or show how runs were predicted."""
+    if given.accuracy:
+        _accuracy(given)
+        return
+    if not given.model:
+        raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
     from autosplit import api
     from autosplit.discovering import machine_for
     from autosplit.progress import bars
@@ -43,3 +52,17 @@ def profile(given: options.Profile) -> None:
     rows = measured.summary()
     data |= {"settings": rows, "links": [asdict(link) for link in measured.links], "notes": list(measured.notes)}
     show(given, json_safe(data), table(rows, f"{traced.graph.name}: {len(traced.graph.ops)} ops"))
+
+
+def _accuracy(given: options.Measure) -> None:
+    """All runs of the store, predicted against measured."""
+    from autosplit.measuring import Store
+    from autosplit.report import table
+
+    found = Store(given.profiles).accuracy()
+    if not found.runs:
+        raise UsageError(f"the store '{given.profiles}' holds no run yet: autosplit auto, search or run adds some")
+    runs = [{key: value for key, value in row.items() if key != "date"} for row in found.rows()[-SHOWN:]]
+    title = f"the last {SHOWN} of {len(found.runs)} runs" if len(found.runs) > SHOWN else f"{len(found.runs)} runs"
+    views = table(runs, title), table(found.summary(), "size of the error: predicted over measured, less one")
+    show(given, json_safe(found.to_dict()), *views)

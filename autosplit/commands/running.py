@@ -24,6 +24,7 @@ def run(given: options.Run) -> None:
             traced,
             plan,
             machine,
+            profiles=given.profiles,
             baselines=given.baselines,
             forced=True,
             num_requests=given.requests,

@@ -48,7 +48,7 @@ def search(given: options.Plans) -> None:
         )
     for note in measured.notes:
         err.print(f"note: {note}", highlight=False)
-    api.keep_stages(found.traced, found.profile, given.profiles)
+    api.keep_search(found, given.profiles)
     write_plan(found.plan, found.traced.graph, given.output)
     err.print(f"wrote {given.output}", highlight=False)
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}

@@ -5,6 +5,7 @@
     profiles/ResNet-0a1b2c3d/graph.json    the model as planners see it
     profiles/ResNet-0a1b2c3d/cpu-0.json    entries by backend, threads, machine and versions
     profiles/links/1f2e3d4c.json           links of one machine
+    profiles/runs.jsonl                    a line for each plan that ran: predicted beside measured
 
 A file is written whole under its lock, after each device and backend, so whatever stops a measurement keeps what was
 finished. A file that cannot be read is set aside under a new name and measured again.
@@ -12,12 +13,14 @@ finished. A file that cannot be read is set aside under a new name and measured 
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autosplit.accuracy import Accuracy, Run
 from autosplit.errors import ProfileError
 from autosplit.files import content_hash, locked, read_mapping, write_atomic
 from autosplit.graph import Graph
@@ -37,6 +40,7 @@ from autosplit.samples import (
 
 SCHEMA = 1
 LINKS = "links"
+RUNS = "runs.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,27 @@ class Store:
 
     def _links_path(self, provenance: Provenance) -> Path:
         return self.root / LINKS / f"{machine_hash(provenance)[:8]}.json"
+
+    def add_runs(self, runs: Iterable[Run]) -> None:
+        """Put runs at the end of those that are kept; what a writer that was killed left unfinished stays a line of its own."""
+        lines = b"".join(json.dumps(asdict(run)).encode() + b"\n" for run in runs)
+        if not lines:
+            return
+        path = self.root / RUNS
+        with locked(path), path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                lines = lines if file.read() == b"\n" else b"\n" + lines
+            file.write(lines)
+
+    def accuracy(self) -> Accuracy:
+        """All runs that are kept, oldest first; lines that cannot be read are passed over."""
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for line in (self.root / RUNS).read_bytes().splitlines():
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    found.append(Run.from_dict(json.loads(line)))
+        return Accuracy(tuple(found))
 
     def _read(self, path: Path, graph: Graph, notes: list[str]) -> list[Entry]:
         """The entries of a file that verify. A file that cannot be read is renamed, and a note says so."""

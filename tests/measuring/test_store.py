@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autosplit.accuracy import Run, StageRun
 from autosplit.errors import ProfileError
 from autosplit.graph import Graph, Op, Value
 from autosplit.machine import shared_memory_link
@@ -144,6 +145,31 @@ def test_links_are_kept_for_each_machine(tmp_path) -> None:
 def test_stored_models_need_only_the_folder(store: Store) -> None:
     [(name, (graph, found))] = stored_models(store.root).items()
     assert name.startswith("a-chain-") and graph == chain() and found == profile()
+
+
+def test_runs_are_added_by_many_and_survive_a_cut(tmp_path) -> None:
+    store = Store(tmp_path / "profiles")
+    assert store.accuracy().runs == ()
+    store.add_runs([])
+    assert not store.root.exists()
+    threads = [threading.Thread(target=store.add_runs, args=([a_run(predicted)] * 3,)) for predicted in (101.0, 102.0, 103.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(run.predicted_per_s for run in store.accuracy().runs) == [101.0] * 3 + [102.0] * 3 + [103.0] * 3
+    path = store.root / "runs.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert len(store.accuracy().runs) == 8
+    store.add_runs([a_run(104.0)])
+    assert [run.predicted_per_s for run in store.accuracy().runs][-1] == 104.0 and len(store.accuracy().runs) == 9
+    path.write_text(path.read_text() + json.dumps({"kind": "run"}) + "\n[1]\n")
+    assert len(store.accuracy().runs) == 9
+
+
+def a_run(predicted_per_s: float) -> Run:
+    stage = StageRun("stage0", "cpu:0", "eager", 1, 5, 0.01, 0.0105)
+    return Run("run", "net", "plan", "hash", "f32", predicted_per_s, 100.0, 0.1, (stage,), "2026-01-01T00:00:00+00:00")
 
 
 def test_precisions_stand_side_by_side_and_a_file_without_one_is_f32(store: Store) -> None:
