@@ -15,6 +15,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m autosplit.planners.warming
 	@touch $@
 
 demo: install ## the main job on a ResNet-50 and a BERT-base class model, on the devices found

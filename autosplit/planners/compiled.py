@@ -1,9 +1,17 @@
-"""Compilation of the inner loops with numba; the machine code is cached beside the sources."""
+"""Compilation of the inner loops with numba; the machine code is cached beside the sources.
 
+`python -m autosplit.planners.warming` compiles everything ahead of time. Whoever comes without is told that it takes a while.
+"""
+
+import logging
 from collections.abc import Callable
-from typing import TypeVar, cast
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -13,15 +21,53 @@ def compiled(function: Function) -> Function:
 
     It may not allocate: without numba's reference counting it compiles several times faster and runs twice as fast.
     """
-    return cast(Function, numba.njit(cache=True, nogil=True, _nrt=False, no_cfunc_wrapper=True)(function))
+    return _cached(function, _nrt=False)
 
 
 def allocating(function: Function) -> Function:
     """Likewise, for a function that makes arrays."""
-    return cast(Function, numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function))
+    return _cached(function)
 
 
 def inner(function: Function) -> Function:
     """Like ``compiled``, for a function that only compiled code calls: no wrapper for Python, which saves half the time."""
-    options = {"cache": True, "nogil": True, "_nrt": False, "no_cfunc_wrapper": True, "no_cpython_wrapper": True}
-    return cast(Function, numba.njit(**options)(function))
+    return _cached(function, _nrt=False, no_cpython_wrapper=True)
+
+
+def _cached(function: Function, **options: bool) -> Function:
+    dispatcher: Any = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, **options)(function)
+    # numba looks at the one file in which a function stands; what is compiled into it may stand in another
+    dispatcher._cache._cache_file._source_stamp = source_stamp(Path(__file__).parent)
+    return cast(Function, dispatcher)
+
+
+@cache
+def source_stamp(folder: Path) -> str:
+    """A digest of every module in the folder that is compiled: machine code of any other sources is made anew."""
+    digest = sha256()
+    for path in sorted(folder.glob("*.py")):
+        source = path.read_bytes()
+        if b"planners.compiled import" in source:
+            digest.update(source)
+    return digest.hexdigest()
+
+
+class _Notice(event.Listener):  # type: ignore[misc]
+    """Says once in a process that something of this package is being compiled."""
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith("autosplit."):
+            _say_once()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@cache
+def _say_once() -> None:
+    logging.getLogger(__name__).warning(
+        "compiling the planner's inner loops, once after each installation; this takes half a minute or less"
+    )
+
+
+event.register("numba:compile", _Notice())

@@ -136,7 +136,7 @@ def _forward(
 ) -> None:  # fmt: skip
     """Fill in the values of (prefix length, usage), and for each the (prefix, usage, move) that it came from."""
     count = len(order)
-    widest = 0
+    widest, one = 0, np.int64(1)
     for move in range(len(width)):
         widest = max(widest, width[move])
     strict = limit * (1 - ROUNDING)
@@ -155,7 +155,7 @@ def _forward(
                         _relax(value, parent, after, room, start, end, move, top, rest[end] / (1 + ROUNDING), limit)
             for position in range(start, end):
                 remove(costs, filling, order[position])
-        shift(costs, filling, order[start], 1)
+        shift(costs, filling, order[start], one)
 
 
 @inner

@@ -109,36 +109,36 @@ def _go_to(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk,
                         bit -= 1
                 change ^= np.uint64(1) << np.uint64(bit)
                 item = 64 * word + bit
-                _flip(rules, walk, item, adding == 1)
-                _count(costs, filling, rules, walk, item, 1 if adding else -1)
-                shift(costs, filling, item, 1 if adding else -1)
+                change_of_count = np.int64(1 if adding else -1)
+                _flip(rules, walk, item, change_of_count)
+                _count(costs, filling, rules, walk, item, change_of_count)
+                shift(costs, filling, item, change_of_count)
 
 
 @inner
-def _flip(rules: Rules, walk: Walk, item: int, adding: bool) -> None:
-    """Put an item into the set at hand or take it out, and keep the list of ready items."""
+def _flip(rules: Rules, walk: Walk, item: int, change: int) -> None:
+    """Put an item into the set at hand (change = 1) or take it out (-1), and keep the list of ready items."""
     walk.bits[item // 64] ^= np.uint64(1) << np.uint64(item % 64)
     walk.hashed[0] ^= walk.hash_of[item]
-    walk.state[1] += 1 if adding else -1
-    if adding:
-        _set_ready(walk, item, False)
+    walk.state[1] += change
+    if change > 0:
+        _set_ready(walk, item, change)
     for slot in range(rules.after_start[item], rules.after_start[item + 1]):
         goal = rules.after[slot]
-        if adding:
+        if change > 0:
             walk.waiting[goal] -= 1
-            if walk.waiting[goal] == 0:
-                _set_ready(walk, goal, True)
-        else:
-            if walk.waiting[goal] == 0:
-                _set_ready(walk, goal, False)
+        if walk.waiting[goal] == 0:
+            _set_ready(walk, goal, -change)
+        if change < 0:
             walk.waiting[goal] += 1
-    if not adding:
-        _set_ready(walk, item, True)
+    if change < 0:
+        _set_ready(walk, item, change)
 
 
 @inner
-def _set_ready(walk: Walk, item: int, ready: bool) -> None:
-    if ready:
+def _set_ready(walk: Walk, item: int, change: int) -> None:
+    """An item is ready (change = -1), or no longer (1)."""
+    if change < 0:
         walk.place[item] = walk.state[0]
         walk.ready[walk.state[0]] = item
         walk.state[0] += 1
@@ -174,7 +174,7 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
     """Reach every larger down-set by one block from this one; returns steps taken, -1 for no room, -2 for too many."""
     reset(filling)
     load = filling.load
-    depth = 0
+    depth, one = np.int64(0), np.int64(1)  # not literals, for which numba compiles all that is called once more
     walk.low[0], walk.cursor[0], walk.high[0] = 0, 0, walk.state[0]
     for slot in range(walk.state[0]):
         walk.candidates[slot] = walk.ready[slot]
@@ -196,8 +196,8 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
             walk.cursor[depth] = walk.high[depth] if rules.behind[item] > spare else walk.cursor[depth] + 1
             continue
         _save(filling, walk, depth)
-        _count(costs, filling, rules, walk, item, 1)
-        _flip(rules, walk, item, True)
+        _count(costs, filling, rules, walk, item, one)
+        _flip(rules, walk, item, one)
         add(costs, filling, item)
         if price(costs, filling) < limit[0] * (1 - ROUNDING) * rules.widest:
             status = _reach(rules, sets, walk, number, load, limit)
@@ -275,7 +275,7 @@ def _undo(costs: Costs, filling: Filling, rules: Rules, walk: Walk, depth: int) 
     classes = len(filling.work)
     saved = walk.saved
     remove(costs, filling, item)
-    _flip(rules, walk, item, False)
+    _flip(rules, walk, item, np.int64(-1))
     for k in range(classes):
         filling.work[k] = saved[depth, k]
         filling.moved[k] = saved[depth, classes + k]

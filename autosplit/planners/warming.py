@@ -1,0 +1,84 @@
+"""Compile the inner loops of all planners ahead of time: ``python -m autosplit.planners.warming``, with a line for each part."""
+
+import logging
+import sys
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+
+import numpy as np
+
+from autosplit.planners import annealing, bounds, columns, compiled, downsets, linear, resplitting
+from autosplit.planners.hypergraph import hypergraph_of
+from autosplit.planners.items import contract
+from autosplit.planners.reached import grown
+from autosplit.planners.request import Request
+from autosplit.planners.usage import usage_of
+from autosplit.problem import Net, Problem, Transfers
+
+
+def small_problem() -> Problem:
+    """Five ops in a row with a branch, on two devices and a third of another kind."""
+    transfers = Transfers.free(3)
+    transfers.send_s_per_byte[:] = transfers.receive_s_per_byte[:] = 1.0
+    compute = np.array([[2.0, 2.0, 3.0]] * 5)
+    nets = (Net(0, (1, 2), 1.0), Net(1, (3,), 1.0), Net(2, (3,), 1.0), Net(3, (4,), 1.0))
+    order = tuple((net.producer, reader) for net in nets for reader in net.consumers)
+    names = "abcde"
+    return Problem(
+        "small", tuple(names), ("one", "two", "three"), compute, nets, order, transfers, np.zeros(5), np.full(3, np.inf),
+        send_once=True,
+    ).verify()  # fmt: skip
+
+
+def chains() -> None:
+    """Along one order."""
+    request = Request()
+    items = contract(small_problem(), request, merge=False)
+    usage, weights = usage_of(items, request), bounds.multipliers(items)
+    if usage is not None:
+        linear.best_chain(items, request, usage, weights, 0.0, inf, inf)
+
+
+def down_sets() -> None:
+    """Over all orders."""
+    request = Request()
+    items = contract(small_problem(), request, merge=False)
+    usage, weights = usage_of(items, request), bounds.multipliers(items)
+    if usage is not None:
+        downsets.best_chain(items, request, usage, weights, inf, inf)
+        grown(downsets.new_sets(4, 4, 1, 5))
+
+
+def any_sets() -> None:
+    """Sweeps, pricing, annealing and resplits."""
+    graph = hypergraph_of(small_problem())
+    home = annealing.anneal(graph, np.zeros(5, dtype=np.int64), seed=0, num_moves=100).home
+    home[0], home[1] = 0, 1
+    resplitting.resplit(graph, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
+    values = np.ones(5, dtype=np.int64)
+    for pricer in columns.pricers_of(graph, tries=2) or ():
+        pricer.profile(values, 20.0)
+        pricer.best_set(values, 20.0, 1)
+
+
+PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
+    ("chains along one order", chains),
+    ("chains over all orders", down_sets),
+    ("any sets of ops", any_sets),
+)
+
+
+def main() -> None:
+    """Compile what is not compiled yet, and say how long each part took."""
+    logging.getLogger(compiled.__name__).setLevel(logging.ERROR)  # these lines say it better
+    for number, (name, part) in enumerate(PARTS, start=1):
+        sys.stderr.write(f"compiling the planner, {number} of {len(PARTS)}: {name} … ")
+        sys.stderr.flush()
+        begun = monotonic()
+        part()
+        sys.stderr.write(f"{monotonic() - begun:.1f} s\n")
+
+
+if __name__ == "__main__":
+    main()

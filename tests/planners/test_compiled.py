@@ -1,0 +1,32 @@
+"""Machine code is kept by the sources of all compiled modules, and everything can be compiled ahead of time."""
+
+from pathlib import Path
+
+from autosplit.planners import compiled, walking, warming
+from autosplit.planners.filling import add
+from autosplit.planners.hypergraph import hypergraph_of
+
+
+def test_a_changed_module_changes_the_stamp_of_all(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("from autosplit.planners.compiled import inner\n")
+    (tmp_path / "other.py").write_text("x = 1\n")
+    before = compiled.source_stamp(tmp_path)
+    (tmp_path / "other.py").write_text("x = 2\n")
+    compiled.source_stamp.cache_clear()
+    assert compiled.source_stamp(tmp_path) == before
+    (tmp_path / "one.py").write_text("from autosplit.planners.compiled import inner, compiled\n")
+    compiled.source_stamp.cache_clear()
+    assert compiled.source_stamp(tmp_path) != before
+
+
+def test_numba_keeps_machine_code_by_that_stamp() -> None:
+    stamp = compiled.source_stamp(Path(compiled.__file__).parent)
+    for function in (add, walking.run):
+        assert function._cache._cache_file._source_stamp == stamp
+
+
+def test_everything_is_compiled_ahead(capsys) -> None:
+    warming.main()
+    assert len(capsys.readouterr().err.splitlines()) == len(warming.PARTS)
+    assert hypergraph_of(warming.small_problem()).exact
+    assert walking.run.signatures
