@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import torch
-
 from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, WorkerError
+from autosplit.running.copying import Copies
 from autosplit.running.messages import Run
 from autosplit.running.provisioner import Deployment, host_channels
 from autosplit.running.recovery import Recovery
@@ -28,12 +27,12 @@ from autosplit.running.request import Request, RequestTimes, Tensors
 from autosplit.running.ring import DATA, ERROR, FLAG, RingEnd
 
 
-@dataclass
+@dataclass(slots=True)
 class Drain:
-    """The host's end of a ring that brings results: the names of its values and the number of its next request."""
+    """The host's end of a ring that brings results: its values by name and the number of its next request."""
 
     end: RingEnd
-    names: tuple[str, ...]
+    copies: dict[str, Copies]
     first: int
     every: int
     next: int
@@ -81,8 +80,14 @@ class Executor:
             channel = wiring.channels[number]
             for first, ring in enumerate(deployment.rings[number]):
                 end = RingEnd(ring, sends=False)
-                self._drains[end.fd] = Drain(end, tuple(spec.name for spec in channel.specs), first, channel.every, first)
+                copies = {spec.name: Copies(spec, 2 * wiring.window) for spec in channel.specs}
+                self._drains[end.fd] = Drain(end, copies, first, channel.every, first)
         self._num_tokens = len(drains)
+        self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
+        self._kept_inputs = [
+            Copies(wiring.input_specs[name], room) if name in wiring.input_specs and name not in wiring.outputs else None
+            for name in wiring.inputs
+        ]
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()
         for fd in (*self._drains, self._wake_fd, *(worker.pidfd for worker in deployment.workers)):
@@ -148,7 +153,10 @@ class Executor:
             late = self._admit()
             if not keep and request.sequence < 0:
                 # The caller may write into its tensors once submit returns.
-                request.inputs = tuple(value.clone() for value in request.inputs)
+                request.inputs = tuple(
+                    copies.copy(value) if copies else value.clone()
+                    for copies, value in zip(self._kept_inputs, request.inputs, strict=True)
+                )
             if request.sequence < 0 and 0 < request.deadline_ns < self._alarm_ns:
                 self._alarm_ns = request.deadline_ns
                 os.eventfd_write(self._wake_fd, 1)
@@ -213,16 +221,14 @@ class Executor:
         request.sequence = sequence = self._next
         request.fed_ns = time.monotonic_ns()
         request.tokens = self._num_tokens
-        inputs = dict(zip(self.deployment.wiring.inputs, request.inputs, strict=True))
-        request.values = {name: inputs[name].clone() for name in self.deployment.wiring.outputs if name in inputs}
+        request.values = {name: request.inputs[position].clone() for name, position in self._passed}
         self.deployment.words.set_deadline(sequence, request.deadline_ns)
         self._window[sequence] = request
         self._next += 1
-        with torch.inference_mode():
-            for ends, index in self._feeds:
-                end = ends[sequence % len(ends)]
-                end.acquire(sequence, timeout_s=60.0).write(sequence, [request.inputs[position] for position in index])
-                end.release()
+        for ends, index in self._feeds:
+            end = ends[sequence % len(ends)]
+            end.acquire(sequence, timeout_s=60.0).write(sequence, [request.inputs[position] for position in index])
+            end.release()
         request.inputs = ()
 
     def _live(self) -> None:
@@ -240,7 +246,7 @@ class Executor:
                 for fd in fds & self._drains.keys():
                     self._drain(self._drains[fd])
                 self._recovery.kill_hanging(self._next)
-                if any(worker.pidfd in fds for worker in self.deployment.workers):
+                if not fds <= self._drains.keys():
                     with self.deployment.control_lock:
                         self._recover()
         except AutosplitError as failure:
@@ -263,8 +269,8 @@ class Executor:
         request = self._window[sequence]
         flag = slot.header[FLAG]
         if flag == DATA:
-            with torch.inference_mode():
-                request.values |= zip(drain.names, slot.copies(), strict=True)
+            for (name, copies), value in zip(drain.copies.items(), slot.tensors, strict=True):
+                request.values[name] = copies.copy(value)
         elif request.error is None:
             request.error = _error(flag, slot.read_text().decode(errors="replace"), sequence)
         drain.end.release()

@@ -12,7 +12,7 @@ from types import TracebackType
 import torch
 
 from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError, raise_faults
-from autosplit.processes import receive
+from autosplit.processes import proportional_bytes, receive
 from autosplit.results import LatencyStats, RunStats, StageStats
 from autosplit.running import words
 from autosplit.running.counting import BatchCounts
@@ -74,7 +74,8 @@ class Pipeline:
         except BaseException:
             self._deployment.close(timeout_s=0.5)
             raise
-        self._specs = [self.wiring.input_specs.get(name) for name in inputs]
+        specs = self.wiring.input_specs
+        self._specs = [(position, specs[name]) for position, name in enumerate(inputs) if name in specs]
         self._flow = Flow(self.wiring)
         self._started = time.monotonic()
         self._closed = False
@@ -163,6 +164,10 @@ class Pipeline:
         times = list(itertools.islice(reversed(self._executor.times), last))
         return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
 
+    def answered_ns(self, count: int) -> list[int]:
+        """When the last ``count`` requests were answered, oldest first, in monotonic nanoseconds: at most the last 16,384."""
+        return [one.done_ns for one in list(self._executor.times)[-count:]]
+
     def health(self, network: str = "") -> list[WorkerHealth]:
         """How each worker fares now, read without asking it."""
         found = []
@@ -236,9 +241,10 @@ class Pipeline:
         names = self.wiring.inputs
         if len(inputs) != len(names):
             raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
-        used = [(spec, value) for spec, value in zip(self._specs, inputs, strict=True) if spec is not None]
-        faults = differences([spec for spec, _ in used], [value for _, value in used])
-        raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
+        used = [(spec, inputs[position]) for position, spec in self._specs]
+        if any(value.shape != spec.shape or value.dtype != spec.torch_dtype for spec, value in used):
+            faults = differences([spec for spec, _ in used], [value for _, value in used])
+            raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
         return Request(tuple(inputs), monotonic_deadline(deadline_s), time.monotonic_ns())
 
     def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:
@@ -261,4 +267,5 @@ class Pipeline:
             resident_after_bytes=ready.resident_after_bytes,
             load_s=ready.load_s,
             note=ready.note,
+            proportional_bytes=proportional_bytes(self._deployment.workers[number].pid),
         )

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
-from autosplit.tensorspec import ALIGNMENT, TensorSpec, copy_into, empty_like_spec, storage_bytes, view_storage
+from autosplit.running.copying import Copier
+from autosplit.tensorspec import ALIGNMENT, TensorSpec, storage_bytes, view_storage
 
 PAGE = mmap.PAGESIZE
 HEADER_WORDS = 8
@@ -61,14 +62,13 @@ class Slot:
     def __init__(self, specs: Sequence[TensorSpec], header: memoryview, payload: torch.Tensor, offsets: Sequence[int]) -> None:
         self.header = header
         self.text = payload.numpy().data
-        self.specs = specs
         self.tensors = [view_storage(payload[offset:], spec) for spec, offset in zip(specs, offsets, strict=True)]
-        self._copy = [copy_into if 0 in spec.stride else torch.Tensor.copy_ for spec in specs]
+        self._copiers = [Copier(spec) for spec in specs]
 
     def write(self, sequence: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors in, with the strides of the specs."""
-        for copy, target, source in zip(self._copy, self.tensors, tensors, strict=True):
-            copy(target, source)
+        """Copy the tensors in, with the strides of the specs; shapes and dtypes were checked."""
+        for copier, target, source in zip(self._copiers, self.tensors, tensors, strict=True):
+            copier.copy(target, source)
         self._stamp(sequence, DATA)
 
     def write_text(self, sequence: int, flag: int, text: bytes = b"") -> None:
@@ -83,13 +83,6 @@ class Slot:
     def read_text(self) -> bytes:
         """The text of an error."""
         return bytes(self.text[: self.header[TEXT_BYTES]])
-
-    def copies(self) -> list[torch.Tensor]:
-        """Private copies of the tensors, laid out alike."""
-        copies = [empty_like_spec(spec) for spec in self.specs]
-        for copy, target, source in zip(self._copy, copies, self.tensors, strict=True):
-            copy(target, source)
-        return copies
 
     def _stamp(self, sequence: int, flag: int) -> None:
         self.header[SEQUENCE] = sequence
@@ -201,8 +194,9 @@ class RingEnd:
         if self._spin_s:
             until = time.perf_counter() + self._spin_s
             while time.perf_counter() < until:
-                if self._poll.poll(0) and self._ready(()):
+                if self._poll.poll(0) and _take(self.fd):
                     return
+                os.sched_yield()  # the host, say, may have work on this core
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = until - time.monotonic()

@@ -36,6 +36,7 @@ from autosplit.running.words import Words
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Runnable
+    from autosplit.backends.placing import Begun
 
 KEPT_EVENTS = 16_384
 _WARM_UP_PASSES = 3
@@ -114,22 +115,30 @@ class Stage:
         self._control_poll.register(control.fileno(), select.POLLIN)
         self._sources = [(self._ends(port, sends=False), port.index) for port in duty.sources]
         self._sinks = [(self._ends(port, sends=True), port.index) for port in duty.sinks]
+        self._announced = [
+            (position, view.shape, view.dtype)
+            for ends, index in self._sinks
+            for position, view in zip(index, _any_ring(ends).slots[0].tensors, strict=True)
+        ]
 
     def serve(self) -> None:
         """Obey the host and take requests, in turn, until the control channel closes."""
         sequence = self._obey(None)
-        while True:
-            try:
-                if self._control_poll.poll(0):
-                    sequence = self._obey(sequence)
-                self._take(sequence)
-                sequence += self.duty.num_replicas
-            except _Rewound as pause:
-                sequence = pause.first
+        step = self.duty.num_replicas
+        with torch.inference_mode():
+            while True:
+                try:
+                    if self._control_poll.poll(0):
+                        sequence = self._obey(sequence)
+                    self._take(sequence)
+                    sequence += step
+                except _Rewound as pause:
+                    sequence = pause.first
 
     def load(self, module: Module) -> None:
         """Load a module beside those in use, and warm it up."""
-        self._loaded = module, module.load(self.duty.threads, self.duty.device)
+        with torch.inference_mode(False):
+            self._loaded = module, module.load(self.duty.threads, self.duty.device)
         if module.warms_up:
             self._warm_up(self._loaded[1])
 
@@ -143,8 +152,7 @@ class Stage:
         """A few passes over zeros; what they raise is for the first request to show."""
         inputs: list[Any] = [None] * self.duty.num_inputs
         for ends, index in self._sources:
-            end = next(end for end in ends if end is not None)
-            for position, view in zip(index, end.ring.slots[0].tensors, strict=True):
+            for position, view in zip(index, _any_ring(ends).slots[0].tensors, strict=True):
                 inputs[position] = torch.zeros_like(view)
         for _ in range(_WARM_UP_PASSES):
             try:
@@ -273,27 +281,26 @@ class Stage:
 
     def _check(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""
-        for ends, index in self._sinks:
-            views = next(end for end in ends if end is not None).ring.slots[0].tensors
-            for position, view in zip(index, views, strict=True):
-                made = outputs[position]
-                if made.shape != view.shape or made.dtype != view.dtype:
-                    raise ValueError(
-                        f"output {position} is {made.dtype} {list(made.shape)}, and {view.dtype} {list(view.shape)} was announced"
-                    )
+        for position, shape, dtype in self._announced:
+            made = outputs[position]
+            if made.shape != shape or made.dtype != dtype:
+                raise ValueError(f"output {position} is {made.dtype} {list(made.shape)}, and {dtype} {list(shape)} was announced")
+            if made.layout != torch.strided:
+                raise ValueError(f"output {position} is {made.layout}, and stages hand on {torch.strided}; call its to_dense()")
 
     def _version(self, sequence: int) -> "tuple[Version, Runnable]":
         """What a request runs on; a version goes once no request of its time can come again."""
         versions = self.versions
         while len(versions) > 1 and sequence >= versions[1][0].first + self.duty.words.window:
             versions.pop(0)
+        if len(versions) == 1:
+            return versions[0]
         return next(one for one in reversed(versions) if one[0].first <= sequence)
 
     def _explain(self, sequence: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
         duty = self.duty
         try:
-            with torch.inference_mode():
-                op = module.failing_op(inputs)
+            op = module.failing_op(inputs)
         except Exception:
             op = None
         where = f" while executing '{op}'" if op else ""
@@ -333,3 +340,8 @@ class Stage:
         end = ends[sequence % len(ends)]
         assert end is not None  # the wiring gives this worker the rings of all its requests
         return end
+
+
+def _any_ring(ends: Sequence[RingEnd | None]) -> Ring:
+    """One of the rings of a port; they are all alike."""
+    return next(end for end in ends if end is not None).ring
