@@ -44,7 +44,21 @@ class PlanError(AutosplitError):
 
 
 class InfeasibleError(AutosplitError):
-    """No plan meets the constraints; the message names those that cannot hold together."""
+    """No plan meets the constraints; the message names those that cannot hold together.
+
+    It reads ``no plan fits: these cannot hold together: ONE; ANOTHER. The way out.``, or else no plan was found in time.
+
+    >>> InfeasibleError("no plan fits: these cannot hold together: 'a' holds 1 B; 2 stages are asked for. Drop one.").conflict
+    ("'a' holds 1 B", '2 stages are asked for')
+    """
+
+    @property
+    def conflict(self) -> tuple[str, ...]:
+        """What cannot hold together, in words; nothing where no plan was found but none was ruled out."""
+        kind, _, rest = str(self).partition("no plan fits: ")
+        if kind or not rest:
+            return ()
+        return tuple(rest.removeprefix("these cannot hold together: ").rsplit(". ", 1)[0].split("; "))
 
 
 class BackendError(AutosplitError):

@@ -96,16 +96,23 @@ def parse_dnn_partitioning(data: Any, name: str) -> Problem:
     ).verify()
 
 
+LARGEST = 1e300
+"""Numbers above this, infinity aside, are no times or sizes, and their sums would overflow."""
+
+
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not math.isnan(value) and value >= 0
+    return isinstance(value, int | float) and (0 <= value <= LARGEST or value == math.inf)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= 10_000
 
 
 def _json_faults(data: Any) -> list[str]:
     if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("nodes", "edges")):
         return ["it must be an object with the lists 'nodes' and 'edges'"]
-    faults = [
-        f"'{key}' must be a number, 0 or more" for key in ("maxSizePerFPGA", "maxFPGAs", "maxCPUs") if not _number(data.get(key))
-    ]
+    faults = [] if _number(data.get("maxSizePerFPGA")) else ["'maxSizePerFPGA' must be a number, 0 or more"]
+    faults += [f"'{key}' must be a whole number, 0 to 10000" for key in ("maxFPGAs", "maxCPUs") if not _count(data.get(key))]
     if not faults and data["maxFPGAs"] + data["maxCPUs"] < 1:
         faults.append("it has no devices: 'maxFPGAs' and 'maxCPUs' are both 0")
     if not data["nodes"]:
@@ -125,7 +132,11 @@ def _json_faults(data: Any) -> list[str]:
 
 
 def _node_faults(node: Mapping[str, Any]) -> list[str]:
-    missing = [f"node {node['id']} has no '{key}'" for key in ("supportedOnFpga", "cpuLatency", "fpgaLatency") if key not in node]
+    colour = node.get("colorClass")
+    missing = [] if colour is None or isinstance(colour, int | float | str) else [f"node {node['id']} has colorClass {colour!r}"]
+    missing += [
+        f"node {node['id']} has no '{key}'" for key in ("supportedOnFpga", "cpuLatency", "fpgaLatency") if key not in node
+    ]
     values = {"cpuLatency": node.get("cpuLatency", 0), "fpgaLatency": node.get("fpgaLatency", 0), "size": node.get("size") or 0}
     if not node.get("supportedOnFpga"):
         del values["fpgaLatency"]
@@ -144,8 +155,11 @@ def _edge_faults(edges: Sequence[Any], known: set[int]) -> list[str]:
             faults.append(f"entry {position} of 'edges' needs 'sourceId', 'destId' and 'cost'")
             continue
         source, target, cost = edge["sourceId"], edge["destId"], edge["cost"]
+        if not isinstance(source, int) or not isinstance(target, int):
+            faults.append(f"edge {source!r} -> {target!r} must name nodes by their whole numbers")
+            continue
         faults += [f"edge {source} -> {target} names unknown node {node}" for node in (source, target) if node not in known]
-        if not _number(cost) or math.isinf(cost):
+        if not _number(cost) or cost == math.inf:
             faults.append(f"edge {source} -> {target} has cost {cost!r}; a number, 0 or more, is needed")
         elif abs(costs.setdefault(source, cost) - cost) > COST_TOLERANCE:
             faults.append(f"the out-edges of node {source} have costs {costs[source]} and {cost}; one node has one cost")
@@ -207,6 +221,8 @@ def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float) 
         if line[0].isspace() and len(ends) == 2:
             edges.append((ends[0], ends[1]))
         elif match := _NODE.match(line):
+            if match[1] in entries:
+                faults.append(f"line {number} names node {match[1]} again")
             entries[match[1]] = _pipedream_fields(match[3], number, faults)
         else:
             faults.append(f"line {number} is neither a node nor an edge: {line.strip()[:60]!r}")
@@ -254,35 +270,54 @@ def _pipedream_fields(text: str, line: int, faults: list[str]) -> dict[str, floa
             faults.append(f"line {line} has no {key}")
         except ValueError:
             faults.append(f"line {line} has {key}={found[key]}, which is no number")
-        if not values[key] >= 0:
-            faults.append(f"line {line} has {key}={found[key]}; 0 or more is needed")
+        if not 0 <= values[key] <= LARGEST:
+            faults.append(f"line {line} has {key}={found[key]}; 0 or more is needed, and no infinity")
     return values
 
 
 def read_split(problem: Problem, data: Any) -> tuple[Block, ...]:
     """The blocks that a split describes: {op: device}, {"assignment": {...}}, or the paper's {"fpgas": [...], "cpus": [...]}.
 
-    The paper's form may leave out backward nodes: they follow their colour class. Blocks come in the order of the devices.
-    Raises: PlanError: an op that is unknown, on no device or on two, an unknown device, or a broken rule.
+    A list of devices stands for replicas. The paper's form may leave out backward nodes: they follow their colour class. Blocks
+    come in the order of their devices.
+    Raises: PlanError: no split, an op that is unknown, on no device or on two, an unknown device, or a broken rule.
     """
-    if not isinstance(data, dict):
-        raise PlanError(f"a split is a mapping from op to device, not {type(data).__name__}")
-    assignment = data.get("assignment", data)
-    if "fpgas" in data:
-        assignment = {str(n): f"acc{number}" for number, part in enumerate(data["fpgas"]) for n in part["nodes"]}
-        assignment |= {str(node): "cpu0" for part in data.get("cpus", []) for node in part["nodes"]}
-        for group in problem.groups:
-            homes = {assignment[problem.ops[op]] for op in group if problem.ops[op] in assignment}
-            if len(homes) == 1:
-                assignment |= {problem.ops[op]: next(iter(homes)) for op in group}
+    assignment = data.get("assignment", data) if isinstance(data, dict) else data
+    if isinstance(data, dict) and "fpgas" in data:
+        assignment = _paper_split(problem, data)
+    if not isinstance(assignment, dict):
+        raise PlanError(f"a split is a mapping from op to device, not {type(assignment).__name__}")
+    homes = {op: tuple(devices) if isinstance(devices, list) else (devices,) for op, devices in assignment.items()}
     place = {name: number for number, name in enumerate(problem.devices)}
-    faults = [f"op '{op}' is unknown" for op in assignment if op not in problem.index]
-    faults += [f"device '{device}' is unknown" for device in dict.fromkeys(assignment.values()) if device not in place]
-    faults += [f"op '{op}' is on no device" for op in problem.ops if op not in assignment]
+    named = [device for devices in homes.values() for device in devices]
+    unknown = [device for device in named if not isinstance(device, str) or device not in place]
+    faults = [f"op '{op}' is unknown" for op in homes if op not in problem.index]
+    faults += [f"device '{device}' is unknown" for device in dict.fromkeys(map(str, unknown))]
+    faults += [f"op '{op}' is on no device" for op in problem.ops if not homes.get(op)]
     raise_faults(PlanError, f"the split does not fit '{problem.name}'", faults)
-    members: dict[int, list[int]] = {}
+    members: dict[tuple[int, ...], list[int]] = {}
     for number, op in enumerate(problem.ops):
-        members.setdefault(place[assignment[op]], []).append(number)
-    blocks = tuple(Block(tuple(ops), (device,)) for device, ops in sorted(members.items()))
+        members.setdefault(tuple(sorted(place[device] for device in homes[op])), []).append(number)
+    blocks = tuple(Block(tuple(ops), devices) for devices, ops in sorted(members.items()))
     raise_faults(PlanError, f"the split does not fit '{problem.name}'", find_faults(problem, blocks, contiguous=False))
     return blocks
+
+
+def _paper_split(problem: Problem, data: Mapping[str, Any]) -> dict[str, str]:
+    """Op to device; ops that are left out follow their group where that is on one device."""
+    parts = [(f"acc{number}", part) for number, part in enumerate(data["fpgas"])] if isinstance(data["fpgas"], list) else []
+    cpus = data.get("cpus", [])
+    parts += [("cpu0", part) for part in cpus] if isinstance(cpus, list) else []
+    lists = [(device, part.get("nodes")) for device, part in parts if isinstance(part, dict)]
+    if not parts or len(lists) < len(parts) or not all(isinstance(nodes, list) for _, nodes in lists):
+        raise PlanError("'fpgas' and 'cpus' of a split must be lists of objects with a list 'nodes'")
+    assignment: dict[str, str] = {}
+    for device, nodes in lists:
+        for op in map(str, nodes or []):
+            if assignment.setdefault(op, device) != device:
+                raise PlanError(f"op '{op}' is on two devices of the split, '{assignment[op]}' and '{device}'")
+    for group in problem.groups:
+        homes = {assignment[problem.ops[op]] for op in group if problem.ops[op] in assignment}
+        if len(homes) == 1:
+            assignment |= {problem.ops[op]: next(iter(homes)) for op in group}
+    return assignment

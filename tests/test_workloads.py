@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -7,7 +8,8 @@ from typer.testing import CliRunner
 
 from autosplit import cli
 from autosplit.cost import evaluate
-from autosplit.errors import PlanError, UsageError
+from autosplit.errors import InfeasibleError, PlanError, UsageError
+from autosplit.planners.portfolio import solve
 from autosplit.problem import Block
 from autosplit.workloads import parse_dnn_partitioning, parse_pipedream, read_split, read_workload
 
@@ -172,8 +174,169 @@ def test_a_profile_from_a_file(tmp_path):
     assert read_workload(path, "pipedream", num_devices=3).num_devices == 3
 
 
+# The same faults from Python and from the command line.
+
+
 def autosplit(*words):
     return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def edges(*pairs, cost=0.5):
+    return [{"sourceId": source, "destId": target, "cost": cost} for source, target in pairs]
+
+
+UNEVEN = [*edges((5, 7)), *edges((5, 6), cost=0.7)]
+JSON = json.dumps(small())
+BAD_FILES = {
+    "a cycle": (json.dumps(small(edges=edges((5, 7), (7, 5)))), "has a cycle: "),
+    "an edge to itself": (json.dumps(small(edges=edges((5, 5)))), "has a cycle: "),
+    "an unknown id": (json.dumps(small(edges=edges((5, 99)))), "unknown node 99"),
+    "a negative time": (json.dumps(small(nodes=[node(fpgaLatency=-2.0)], edges=[])), "fpgaLatency -2.0"),
+    "no number": (json.dumps(small(nodes=[node(cpuLatency=math.nan)], edges=[])), "cpuLatency nan"),
+    "uneven costs": (json.dumps(small(edges=UNEVEN)), "one node has one cost"),
+    "no nodes": (json.dumps(small(nodes=[], edges=[])), "it has no nodes"),
+    "half a device": (json.dumps(small(maxFPGAs=1.5)), "'maxFPGAs' must be a whole number"),
+    "cut short": (JSON[: len(JSON) // 2], "truncated or no JSON"),
+    "a list": ("[]", "must be an object"),
+    "no text": ("", "truncated or no JSON"),
+}
+BAD_PROFILES = {
+    "a cycle": (PROFILE + "\tnode3 -- node1\n", "has a cycle: "),
+    "an unknown id": (PROFILE + "\tnode3 -- node9\n", "unknown node node9"),
+    "a negative time": (PROFILE.replace("=2.5", "=-2.5"), "0 or more is needed"),
+    "no number": (PROFILE.replace("=2.5", "=nan"), "0 or more is needed"),
+    "infinity": (PROFILE.replace("=2.5", "=inf"), "no infinity"),
+    "no nodes": ("", "it has no nodes"),
+    "a node twice": (PROFILE + profile_line("node1", 0, 0, 0, 0), "names node node1 again"),
+    "cut short": (PROFILE[: PROFILE.index("activation_size=1000000.0")], "line 2 has no activation_size"),
+}
+BAD = [("dnn-partitioning", *case) for case in BAD_FILES.values()] + [("pipedream", *case) for case in BAD_PROFILES.values()]
+
+
+@pytest.mark.parametrize(("format", "text", "message"), BAD, ids=[*BAD_FILES, *(f"pipedream {name}" for name in BAD_PROFILES)])
+def test_a_bad_file_is_one_message_from_python_and_from_the_command_line(tmp_path, format, text, message):
+    path = tmp_path / "bad"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_workload(path, format)
+    done = autosplit("search", path, "--format", format, "--json")
+    assert (done.exit_code, done.stdout) == (1, "") and message in done.stderr and "Traceback" not in done.stderr
+
+
+ODD_FILES = {
+    "one op": (small(nodes=[node()], edges=[]), 1.0),
+    "more devices than ops": (small(maxFPGAs=9, nodes=[node(), node(id=2, cpuLatency=9.0, fpgaLatency=3.0)], edges=[]), 3.0),
+    "zero-time ops": (small(nodes=[node(fpgaLatency=0.0), node(id=2, fpgaLatency=0.0)], edges=edges((1, 2), cost=0.0)), 0.0),
+}
+LINE = profile_line("node1", 1.0, 2.0, 0.0, 0.0)
+ODD_PROFILES = {
+    "one op": (LINE, 3.0),
+    "more devices than ops": (LINE + profile_line("node2", 2.0, 2.0, 0.0, 0.0) + "\tnode1 -- node2\n", 4.0),
+    "zero-time ops": (profile_line("node1", 0.0, 0.0, 5.0, 0.0), 0.0),
+}
+ODD = [("dnn-partitioning", json.dumps(data), value) for data, value in ODD_FILES.values()]
+ODD += [("pipedream", *case) for case in ODD_PROFILES.values()]
+
+
+@pytest.mark.parametrize(("format", "text", "value"), ODD, ids=[*ODD_FILES, *(f"pipedream {name}" for name in ODD_PROFILES)])
+@pytest.mark.parametrize("objective", ["throughput", "latency", "pareto"])
+@pytest.mark.parametrize("shape", ["--contiguous", "--non-contiguous"])
+def test_odd_files_have_right_answers(tmp_path, format, text, value, objective, shape):
+    path = tmp_path / "odd"
+    path.write_text(text)
+    problem = read_workload(path, format)
+    if objective == "throughput":
+        assert solve(problem, contiguous=shape == "--contiguous").objective_s == value
+    words = ["search", path, "--format", format, shape, "--objective", objective, "--time-limit", "2s", "--seed", 1, "--json"]
+    done = autosplit(*words)
+    assert done.exit_code == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert {"objective", "bound", "gap", "status", "method", "solve_s", "assignment", "loads"} <= set(answer)
+    assert set(answer["assignment"]) == set(problem.ops) and set(answer["loads"]) == set(problem.devices)
+    if objective == "throughput":
+        assert (answer["objective"], answer["bound"], answer["gap"], answer["status"]) == (value, value, 0.0, "optimal")
+
+
+def test_a_cap_below_the_largest_op_is_answered_with_what_cannot_hold_together(tmp_path):
+    path = tmp_path / "tight.json"
+    path.write_text(json.dumps(small(maxSizePerFPGA=2.0, maxCPUs=0, nodes=[node(size=3.0)], edges=[])))
+    with pytest.raises(InfeasibleError, match="op '1' needs 3 B") as caught:
+        solve(read_workload(path))
+    for shape in ("--contiguous", "--non-contiguous"):
+        done = autosplit("search", path, "--format", "dnn-partitioning", shape, "--json")
+        answer = json.loads(done.stdout)
+        assert done.exit_code == 1 and str(caught.value) in done.stderr
+        assert answer["status"] == "infeasible" and answer["conflict"] == list(caught.value.conflict) != []
+        assert (answer["objective"], answer["bound"], answer["gap"], answer["assignment"]) == (None, None, None, {})
+
+
+@pytest.mark.parametrize("shape", ["--contiguous", "--non-contiguous"])
+def test_no_time_at_all_gives_a_plan_with_its_gap(shape):
+    path = FOLDER / "op-bert_l-3_training.json"
+    done = autosplit("search", path, "--format", "dnn-partitioning", shape, "--time-limit", "0s", "--json")
+    answer = json.loads(done.stdout)
+    assert answer["status"] in ("optimal", "feasible") and 0 <= answer["gap"] <= 1
+    blocks = read_split(read_workload(path), answer)
+    assert evaluate(read_workload(path), blocks).bottleneck_s == pytest.approx(answer["objective"])
+
+
+def test_replicas_of_an_answer_are_judged_as_replicas(tmp_path):
+    (tmp_path / "graph.txt").write_text(LINE)
+    words = ["search", tmp_path / "graph.txt", "--format", "pipedream", "--max-replicas", 3, "--json"]
+    answer = autosplit(*words).stdout
+    (tmp_path / "split.json").write_text(answer)
+    judged = json.loads(
+        autosplit("evaluate", tmp_path / "graph.txt", tmp_path / "split.json", "--format", "pipedream", "--json").stdout
+    )
+    assert judged["loads"] == json.loads(answer)["loads"] and judged["objective"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--pin", "5=acc0"], "leave out --pin"),
+        (["--format", "onnx"], "valid: model, dnn-partitioning"),
+        (["--objective", "x"], "valid"),
+    ],
+)
+def test_flags_that_mean_nothing_for_a_workload_are_refused(tmp_path, words, message):
+    (tmp_path / "small.json").write_text(JSON)
+    done = autosplit("search", tmp_path / "small.json", "--format", "dnn-partitioning", *words)
+    assert done.exit_code == 1 and message in done.stderr
+    (tmp_path / "split.json").write_text("{}")
+    assert "is on no device" in autosplit("evaluate", tmp_path / "small.json", tmp_path / "split.json").stderr
+    assert "'x' is not known" in autosplit("evaluate", tmp_path / "small.json", tmp_path / "split.json", "--format", "x").stderr
+
+
+def parts_of(data, path=()):
+    yield path
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield from parts_of(value, (*path, key))
+
+
+def with_part(data, path, value):
+    if not path:
+        return value
+    changed = json.loads(json.dumps(data))
+    place = changed
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return changed
+
+
+SPLITS = [{"5": "acc0", "7": "acc1", "6": "cpu0"}, {"fpgas": [{"nodes": [5]}, {"nodes": [7]}], "cpus": [{"nodes": [6]}]}]
+
+
+@pytest.mark.parametrize("data", [small(), *SPLITS])
+def test_any_part_may_be_anything_and_the_fault_is_named(data):
+    """Every part of a file, put to everything that JSON can hold: read, or refused with a message."""
+    problem = parse_dnn_partitioning(small(), "small")
+    for path in parts_of(data):
+        for value in (None, True, -1, 1.5, math.nan, math.inf, 10**400, "x", [], {}, [1]):
+            with contextlib.suppress(UsageError, PlanError):
+                other = with_part(data, path, value)
+                parse_dnn_partitioning(other, "other") if data == small() else read_split(problem, other)
 
 
 def test_a_split_is_simulated_at_full_load_and_under_a_rate(tmp_path):

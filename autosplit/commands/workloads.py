@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from autosplit import options
 from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, show
-from autosplit.errors import UsageError
+from autosplit.errors import InfeasibleError, UsageError
+
+NOT_FOR_WORKLOADS = ("devices", "machine", "memory", "pin", "forbid", "together", "front")
+"""Flags that say something about a model or its machine."""
 
 
 def search_workload(given: options.Plans) -> None:
@@ -15,12 +19,12 @@ def search_workload(given: options.Plans) -> None:
     from autosplit.planners.pareto import pareto, point_of
     from autosplit.planners.portfolio import solve
     from autosplit.report import table
-    from autosplit.workloads import read_workload
 
-    if given.format not in ("dnn-partitioning", "pipedream"):
-        raise UsageError(f"format '{given.format}' is not known; valid: model, dnn-partitioning, pipedream")
     wanted = given.constraints()
-    problem = read_workload(Path(given.model), "pipedream" if given.format == "pipedream" else "dnn-partitioning")
+    ignored = [flag for flag in NOT_FOR_WORKLOADS if getattr(given, flag)]
+    if ignored:
+        raise UsageError(f"a workload file names its own devices and ops; leave out --{', --'.join(ignored)}".replace("_", "-"))
+    problem = _read(Path(given.model), given.format, "model, ")
     limits: dict[str, Any] = {
         "contiguous": given.contiguous,
         "num_stages": wanted.num_stages,
@@ -30,11 +34,17 @@ def search_workload(given: options.Plans) -> None:
     }
     calls: dict[str, Any] = {"time_limit_s": options.seconds(given.time_limit), "seed": given.seed, "log": log(given)}
     front: tuple[Any, ...] = ()
-    if given.objective == "pareto":
-        front = pareto(problem, **limits, **calls)
-        solution = front[0]
-    else:
-        solution = solve(problem, objective=wanted.objective, **limits, **calls)
+    started = monotonic()
+    try:
+        if given.objective == "pareto":
+            front = pareto(problem, **limits, **calls)
+            solution = front[0]
+        else:
+            solution = solve(problem, objective=wanted.objective, **limits, **calls)
+    except InfeasibleError as failure:
+        if given.json:
+            show(given, _refusal(problem, failure, monotonic() - started))
+        raise
     loads = dict(zip(problem.devices, solution.loads_s, strict=True))
     data = {
         "workload": problem.name,
@@ -64,11 +74,28 @@ def search_workload(given: options.Plans) -> None:
     show(given, json_safe(data), *views)
 
 
+def _read(path: Path, format: str, others: str = "") -> Any:
+    """The problem in a workload file. Raises: UsageError: an unknown format, or every fault of the file."""
+    from autosplit.workloads import read_workload
+
+    if format not in ("dnn-partitioning", "pipedream"):
+        raise UsageError(f"format '{format}' is not known; valid: {others}dnn-partitioning, pipedream")
+    return read_workload(path, "pipedream" if format == "pipedream" else "dnn-partitioning")
+
+
 def _simulation(problem: Any, blocks: Any) -> Any:
     """The simulation of blocks, once it is known of how many requests and when they come."""
     from autosplit.schedule import schedule_blocks
 
     return lambda count, arrivals_s: schedule_blocks(problem, blocks, count, arrivals_s=arrivals_s)
+
+
+def _refusal(problem: Any, failure: InfeasibleError, solve_s: float) -> dict[str, Any]:
+    """The answer where there is no plan: the same fields, empty, and what cannot hold together."""
+    nothing = dict.fromkeys(("objective", "bound", "gap", "method"))
+    proved = "infeasible" if failure.conflict else None
+    data = {"workload": problem.name, **nothing, "status": proved, "solve_s": solve_s, "assignment": {}, "loads": {}}
+    return data | {"conflict": list(failure.conflict), "message": str(failure)}
 
 
 def _placed(problem: Any, solution: Any) -> dict[str, Any]:
@@ -85,14 +112,14 @@ def evaluate(given: options.Evaluate) -> None:
     """Give the load of any split of a planner's workload file: SPLIT is JSON, node id to device name."""
     from autosplit.cost import evaluate as compute_loads
     from autosplit.report import table
-    from autosplit.workloads import read_split, read_workload
+    from autosplit.workloads import read_split
 
     try:
         split = json.loads(given.split.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
         raise UsageError(f"split file '{given.split}' cannot be read as JSON: {failure}") from None
-    problem = read_workload(given.workload, "pipedream" if given.format == "pipedream" else "dnn-partitioning")
-    blocks = read_split(problem, split.get("assignment", split) if isinstance(split, dict) else split)
+    problem = _read(given.workload, given.format)
+    blocks = read_split(problem, split)
     seconds = compute_loads(problem, blocks).device_s.tolist()
     loads = dict(zip(problem.devices, seconds, strict=True))
     data = {"workload": problem.name, "objective": max(loads.values()), "loads": loads}
