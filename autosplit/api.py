@@ -14,7 +14,7 @@ from autosplit import loading, measuring, searching, tracing
 from autosplit.accuracy import run_of, runs_of_report
 from autosplit.alternatives import UNKNOWN, eager_today, machine_of, simple_plans
 from autosplit.backends.base import Precision, get_backend
-from autosplit.comparing import Progress, run_report
+from autosplit.comparing import Observe, Progress, run_report
 from autosplit.constraints import Constraints
 from autosplit.discovering import machine_for
 from autosplit.errors import ProfileError, UsageError
@@ -150,6 +150,7 @@ def run(
     num_requests: int = 200,
     num_rounds: int = 5,
     progress: Progress | None = None,
+    observe: Observe | None = None,
 ) -> RunReport:
     """Run a plan, checked against the unsplit model, beside the simple ways to run the same model.
 
@@ -164,6 +165,7 @@ def run(
         num_requests: requests of each way, over all rounds.
         num_rounds: interleaved rounds.
         progress: called with the share done and what is being done.
+        observe: called once with the host on which all of them run, to look at it meanwhile.
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
     simple = _simple_ways(traced, plan, machine, profile) if baselines else {}
@@ -177,6 +179,7 @@ def run(
         num_requests=num_requests,
         num_rounds=num_rounds,
         progress=progress,
+        observe=observe,
     )
     if profiles is not None:
         measuring.Store(profiles).add_runs(runs_of_report(report, _now()))

@@ -16,6 +16,7 @@ from autosplit.errors import AutosplitError, BackendError
 from autosplit.machine import Machine
 from autosplit.plan import Plan
 from autosplit.results import LatencyStats, RunStats
+from autosplit.running.host import HostManager
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
 from autosplit.runreport import PLAN, Outcome, RunReport, judge
@@ -30,6 +31,7 @@ NUM_ALONE = 20
 
 ALONE_S = 2.0
 Progress = Callable[[float, str], None]
+Observe = Callable[[HostManager], None]
 Microbatch = tuple[torch.Tensor, ...]
 
 
@@ -80,6 +82,7 @@ class Arena:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.loaded: dict[str, Loaded] = {}
+        self.host = HostManager()
         self._workspace = Workspace()
 
     def load(self, name: str, plan: Plan, traced: Traced) -> Loaded:
@@ -91,17 +94,18 @@ class Arena:
             traced: the model, traced for the plan's microbatch.
         Raises: PlanError, BackendError, WorkerError: the plan cannot be run; StageError: a request failed.
         """
-        pipeline = deploy(traced, plan, self.machine, self._workspace)
+        pipeline = deploy(self.host, name, traced, plan, self.machine, self._workspace)
         try:
             self.loaded[name] = self._check(plan, pipeline, traced)
         except BaseException:
-            pipeline.close(drain=False)
+            self.host.remove_network(name, when_busy="fail")
             raise
         return self.loaded[name]
 
     def unload(self, name: str) -> None:
         """End the workers of a plan."""
-        self.loaded.pop(name).pipeline.close()
+        del self.loaded[name]
+        self.host.remove_network(name)
 
     def run_round(self, names: Sequence[str], number: int, num_items: int) -> None:
         """Run each named plan once; the order depends on the number of the round, so that none always follows the same."""
@@ -114,8 +118,7 @@ class Arena:
         """End all workers and remove all files."""
         with ExitStack() as stack:
             stack.callback(self._workspace.close)
-            for entry in self.loaded.values():
-                stack.callback(entry.pipeline.close, drain=False)
+            stack.callback(self.host.close, drain=False)
         self.loaded.clear()
 
     def __enter__(self) -> "Arena":
@@ -208,6 +211,7 @@ def run_report(
     num_requests: int = 200,
     num_rounds: int = 5,
     progress: Progress | None = None,
+    observe: Observe | None = None,
 ) -> RunReport:
     """Run the plan and the simple ways in the same rounds, and say which one to use.
 
@@ -221,12 +225,15 @@ def run_report(
         num_requests: requests of each plan, over all rounds.
         num_rounds: rounds; each runs every plan once.
         progress: called with the share done and what is being done.
+        observe: called once with the host on which all of them run, to look at it meanwhile.
     Raises: PlanError, BackendError, WorkerError: the plan itself cannot be run; StageError: a request failed.
     """
     tell = progress or (lambda share, text: None)
     same_as: dict[str, str] = {}
     left_out: dict[str, str] = {}
     with Arena(machine) as arena:
+        if observe is not None:
+            observe(arena.host)
         for number, (name, candidate) in enumerate({PLAN: plan, **simple}.items()):
             tell(0.4 * number / (1 + len(simple)), f"loading '{name}'")
             twin = next((other for other, entry in arena.loaded.items() if entry.plan.hash == candidate.hash), None)

@@ -12,6 +12,7 @@ from autosplit.backends.base import Precision, get_backend, require_device
 from autosplit.files import content_hash, temporary_folder
 from autosplit.machine import Device, Machine
 from autosplit.plan import Plan
+from autosplit.running.host import HostManager
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
@@ -78,12 +79,12 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) ->
     ]
 
 
-def deploy(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Pipeline:
-    """The plan, loaded and waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
+def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Pipeline:
+    """The plan as a network of a host, waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
 
     Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
     """
-    return Pipeline(place(traced, plan, machine, workspace), traced.graph.inputs, traced.graph.outputs)
+    return host.add_network(name, place(traced, plan, machine, workspace), traced.graph.inputs, traced.graph.outputs)
 
 
 @contextmanager
@@ -97,7 +98,8 @@ def open_pipeline(traced: Traced, plan: Plan, machine: Machine) -> Iterator[Call
     Yields: the function. Its attribute ``submit`` gives a future instead, so that several requests are in flight at once.
     Raises: PlanError, BackendError, WorkerError: as ``deploy``.
     """
-    with Workspace() as workspace, deploy(traced, plan, machine, workspace) as pipeline:
+    with Workspace() as workspace, HostManager() as host:
+        pipeline = deploy(host, traced.graph.name, traced, plan, machine, workspace)
 
         def submit(*args: Any, **kwargs: Any) -> "Future[Any]":
             answer: Future[Any] = Future()

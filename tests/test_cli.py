@@ -86,7 +86,18 @@ def test_runs_are_shown_beside_their_predictions(
 def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = made
     ran = autosplit(
-        "run", "plan.yaml", "--requests", "20", "--rounds", "1", "--no-baselines", "--trace", "t.json", "--json", cwd=folder
+        "run",
+        "plan.yaml",
+        "--requests",
+        "20",
+        "--rounds",
+        "1",
+        "--no-baselines",
+        "--trace",
+        "t.json",
+        "--watch",
+        "--json",
+        cwd=folder,
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["outputs_equal"]

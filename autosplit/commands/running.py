@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from autosplit import options
 from autosplit.commands.console import err, json_safe, log, require_equal, show, write_trace
+from autosplit.commands.watching import watched
 
 
 def run(given: options.Run) -> None:
@@ -20,6 +21,7 @@ def run(given: options.Run) -> None:
         if given.devices or given.machine or given.memory:
             machine = machine_for(given.devices, given.machine, given.memory)
         check_here(machine)
+    with watched(err, given.watch) as (progress, observe):
         report = api.run(
             traced,
             plan,
@@ -29,7 +31,8 @@ def run(given: options.Run) -> None:
             forced=True,
             num_requests=given.requests,
             num_rounds=given.rounds,
-            progress=start("run"),
+            progress=progress,
+            observe=observe,
         )
     write_trace(given.trace, traced, report, machine)
     data = {**report.to_dict(), "plan": str(given.plan)}
