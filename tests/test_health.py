@@ -1,8 +1,14 @@
 """What happened between two looks at a host, as rows and as lines."""
 
 import math
+import threading
+from io import StringIO
 from typing import Any
 
+import pytest
+from rich.console import Console
+
+from autosplit.commands import watching
 from autosplit.health import at_work, device_rows, lines, network_rows, worker_rows
 
 
@@ -52,3 +58,28 @@ def test_lines_where_no_table_can_be_drawn() -> None:
         "new: starting",
     ]
     assert lines(look(1, 1.0, 10), look(1, 1.0, 10), 2.0)[0].endswith("; first.1 running")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_watcher_shows_a_host_again_and_again(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Host:
+        def __init__(self) -> None:
+            self.looks = 0
+            self.enough = threading.Event()
+
+        def health(self) -> dict[str, Any]:
+            self.looks += 1
+            if self.looks > 3:
+                self.enough.set()
+            return look(10 * self.looks, 1.0 * self.looks, 10 * self.looks)
+
+    monkeypatch.setattr(watching, "EVERY_S", 0.01)
+    screen, host = StringIO(), Host()
+    with watching.watched(Console(file=screen, force_terminal=terminal, width=200), True) as (progress, observe):
+        assert observe is not None
+        progress(0.5, "round 1")
+        observe(host)
+        assert host.enough.wait(10)
+    shown = screen.getvalue()
+    assert "requests/s" in shown and "first.1" in shown and ("round 1" in shown) == terminal
+    assert ("\x1b" in shown) == terminal

@@ -1,10 +1,11 @@
 """Hosts while they run: what ``autosplit status`` shows, and the live table of ``autosplit run --watch``."""
 
+import contextlib
 import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.live import Live
 from autosplit import options
 from autosplit.commands.console import json_safe, out, show
 from autosplit.health import Health, at_work, device_rows, lines, network_rows, worker_rows
+from autosplit.progress import Report, bars
 
 EVERY_S = 1.0
 """Seconds between two looks."""
@@ -53,6 +55,17 @@ def _views(hosts: Sequence[Health]) -> list[RenderableType]:
         title = f"host {host['pid']}: {host['command']} (heart-beat {host['age_s']:.1f} s ago)"
         views += [table(device_rows(host), title), table(network_rows(host), "networks"), table(worker_rows(host), "workers")]
     return views or [NOTHING]
+
+
+@contextlib.contextmanager
+def watched(console: Console, watch: bool) -> Iterator[tuple[Report, Callable[[Any], None] | None]]:
+    """What ``api.run`` tells how far it is, and what host it runs on: a Watcher if that is wanted, else a bar."""
+    if watch:
+        with Watcher(console) as watcher:
+            yield watcher.progress, watcher.observe
+    else:
+        with bars(console) as start:
+            yield start("run"), None
 
 
 class Watcher:
