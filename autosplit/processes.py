@@ -170,6 +170,18 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def proportional_bytes(pid: int) -> int:
+    """Bytes of physical memory of a process, each page divided by the number of processes that map it; 0 if it is gone.
+
+    Linux calls it PSS; processes that map the same weights share their bytes, and the sums over processes add up.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
 def _start(command: list[str], environment: dict[str, str], fds: Sequence[int]) -> tuple["subprocess.Popen[bytes]", int]:
     # A process group of its own: Ctrl-C in the terminal reaches the host alone, which then ends its workers.
     process = subprocess.Popen(command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL, process_group=0)

@@ -47,6 +47,7 @@ class StageStats:
         queue: requests ready in the rings before the worker took them.
         resident_before_bytes: physical memory of the worker before it loaded its stage, and after.
         load_s: loading and warming up.
+        proportional_bytes: physical memory of the worker now, pages that several processes map divided among them.
         note: what could not be done as it should, such as recording a stage on a GPU as one graph.
     """
 
@@ -66,6 +67,7 @@ class StageStats:
     resident_after_bytes: int
     load_s: float
     note: str = ""
+    proportional_bytes: int = 0
 
     @property
     def stage_bytes(self) -> int:
@@ -107,6 +109,7 @@ class RunStats:
                 "transfer_s": stage.transfer.p50_s,
                 "queue_s": stage.queue.p50_s,
                 "resident_bytes": stage.resident_after_bytes,
+                "proportional_bytes": stage.proportional_bytes,
                 "stage_bytes": stage.stage_bytes,
             }
             for stage in self.stages

@@ -120,6 +120,7 @@ class RunReport:
                 "wait_s": stats.wait.p50_s,
                 "transfer_s": stats.transfer.p50_s,
                 "resident_bytes": stats.resident_after_bytes,
+                "proportional_bytes": stats.proportional_bytes,
                 "stage_bytes": stats.stage_bytes,
             }
             for stats in self.best.stats.stages

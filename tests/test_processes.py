@@ -13,7 +13,7 @@ import pytest
 
 from autosplit.errors import UsageError, WorkerError
 from autosplit.limits import affinity
-from autosplit.processes import receive, resident_bytes, spawn_worker
+from autosplit.processes import proportional_bytes, receive, resident_bytes, spawn_worker
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -149,6 +149,30 @@ def test_workers_die_with_the_host_however_it_dies(tmp_path: Path, end: signal.S
         host.send_signal(end)
         host.wait(10)
     assert gone(worker_pid)
+
+
+def test_a_page_that_two_processes_map_counts_half_for_each() -> None:
+    size = 32 << 20
+    with mmap.mmap(-1, size, flags=mmap.MAP_SHARED) as shared:
+        shared.write(b"x" * size)
+        alone = proportional_bytes(os.getpid())
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            sum(shared[::4096])
+            os.write(write, b"x")
+            time.sleep(60)
+            os._exit(0)
+        try:
+            os.read(read, 1)
+            # The child maps all that was there before, so at least half of the shared pages is its share.
+            assert alone - proportional_bytes(os.getpid()) > 0.4 * size
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(read)
+            os.close(write)
+    assert proportional_bytes(child) == 0
 
 
 def test_resident_bytes_grow_with_what_is_touched() -> None:

@@ -8,7 +8,11 @@ import torch
 from autosplit.accelerators import Accelerator, Queue
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.lowering import lower_to_bf16
-from autosplit.splitting import StageProgram, load_stage, place_stage
+from autosplit.errors import BackendError
+from autosplit.splitting import StageProgram, load_stage, place_stage, save_stage
+
+LOWERED = "bf16"
+"""Folder of the stage in bf16, inside the stage's own."""
 
 
 class EagerBackend:
@@ -27,27 +31,24 @@ class EagerBackend:
         return {}
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Nothing to write: the saved stage is enough."""
+        """Nothing to write in f32, the saved stage is enough; in bf16 the lowered stage, so that replicas share its weights."""
         require_precision(self, precision)
+        if precision == "bf16" and not (folder / LOWERED).is_dir():
+            save_stage(lower_to_bf16(program), folder / LOWERED)
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
         """The stage in ``folder``, its weights mapped from the file."""
-        return self.compile(load_stage(folder), threads, precision)
+        require_precision(self, precision)
+        if precision == "f32":
+            return _runnable(load_stage(folder), threads)
+        if not (folder / LOWERED).is_dir():
+            raise BackendError(f"stage folder '{folder}' is not prepared for eager in bf16: prepare the stage")
+        return _runnable(load_stage(folder / LOWERED), threads)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
-        """The stage as a function. Torch has one thread count for the whole process, so each call makes sure of its own."""
+        """The stage in memory as a function."""
         require_precision(self, precision)
-        module = lower_to_bf16(program).module if precision == "bf16" else program.module
-        forward = module.forward
-
-        def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
-            with torch.inference_mode():
-                outputs: Sequence[torch.Tensor] = forward(*inputs)
-            return outputs
-
-        return run
+        return _runnable(lower_to_bf16(program) if precision == "bf16" else program, threads)
 
     def refuses_kind(self, kind: str) -> str | None:
         """None: torch runs everywhere."""
@@ -56,6 +57,20 @@ class EagerBackend:
     def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
         """The same graph with its weights on the accelerator."""
         return placed_module(folder, accelerator, precision), True
+
+
+def _runnable(program: StageProgram, threads: int) -> Runnable:
+    """The stage as a function. Torch has one thread count for the whole process, so each call makes sure of its own."""
+    forward = program.module.forward
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        with torch.inference_mode():
+            outputs: Sequence[torch.Tensor] = forward(*inputs)
+        return outputs
+
+    return run
 
 
 def placed_module(folder: Path, accelerator: Accelerator, precision: Precision) -> Runnable:

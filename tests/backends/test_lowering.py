@@ -4,7 +4,9 @@ from torch import nn
 
 from autosplit.backends.base import check, get_backend
 from autosplit.backends.lowering import LOWERED, lower_to_bf16
+from autosplit.errors import BackendError
 from autosplit.loading import load_model
+from autosplit.splitting import load_stage, save_stage
 from autosplit.tracing import trace
 
 
@@ -40,6 +42,18 @@ def test_products_run_in_bf16_and_all_else_as_before(program):
     assert [value.dtype for value in found] == [value.dtype for value in expected]
     assert torch.equal(found[1], expected[1])
     assert 0 < float((found[0] - expected[0]).abs().max()) < 0.1
+
+
+def test_workers_load_the_lowered_weights_from_one_file(program, tmp_path):
+    stage, inputs = program
+    save_stage(stage, tmp_path / "stage")
+    with pytest.raises(BackendError, match="not prepared for eager in bf16"):
+        get_backend("eager").load(tmp_path / "stage", 1, "bf16")
+    get_backend("eager").prepare(stage, tmp_path / "stage", "bf16")
+    found = get_backend("eager").load(tmp_path / "stage", 1, "bf16")(inputs)
+    expected = get_backend("eager").compile(stage, 1, "bf16")(inputs)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert {w.dtype for w in load_stage(tmp_path / "stage" / "bf16").weights.values()} == {torch.bfloat16, torch.float32}
 
 
 def test_operators_are_named_as_torch_names_them():

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from autosplit.backends.base import get_backend
 from autosplit.backends.eager import EagerBackend
 from autosplit.backends.profiling import RuntimeNode
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
@@ -207,6 +208,7 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
     [program] = split(traced, [[op.name for op in traced.graph.ops]])
     save_stage(program, tmp_path)
     torch.save(list(traced.example_inputs), tmp_path / INPUTS)
+    get_backend("eager").prepare(program, tmp_path, "bf16")
     bench = Bench()
     bench.obey(Load(tmp_path, CORES[:1]))
     with torch.inference_mode():
