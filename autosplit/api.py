@@ -12,8 +12,8 @@ from torch.export import ExportedProgram
 
 from autosplit import loading, measuring, searching, tracing
 from autosplit.accuracy import run_of, runs_of_report
-from autosplit.alternatives import UNKNOWN, eager_today, machine_of, simple_plans
-from autosplit.backends.base import Precision, get_backend
+from autosplit.alternatives import UNKNOWN, every_way, machine_of, out_of_reach, today
+from autosplit.backends.base import Precision, get_backend, usual
 from autosplit.comparing import Observe, Progress, run_report
 from autosplit.constraints import Constraints
 from autosplit.discovering import machine_for
@@ -168,13 +168,15 @@ def run(
         observe: called once with the host on which all of them run, to look at it meanwhile.
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
-    simple = _simple_ways(traced, plan, machine, profile) if baselines else {}
+    simple, left_out = _simple_ways(traced, plan, machine, profile) if baselines else ({}, {})
     report = run_report(
         traced,
         plan,
         simple,
         machine,
         objective=plan.objective,
+        keep=today(simple),
+        left_out=left_out,
         forced=forced,
         num_requests=num_requests,
         num_rounds=num_rounds,
@@ -186,23 +188,32 @@ def run(
     return report
 
 
-def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None) -> dict[str, Plan]:
-    """The simple ways with the plan's main backend, predicted where the profile can, and eager with every core."""
+def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None) -> tuple[dict[str, Plan], dict[str, str]]:
+    """The simple ways with every backend of the plan and the profile and with eager, predicted where the profile can.
+
+    Returns: the ways; and the names of those that cannot be the fastest by the profile, with the reason.
+    """
     graph = traced.graph
-    backend = max((stage.backend for stage in plan.stages), key=[s.backend for s in plan.stages for _ in s.ops].count)
-    fastest = machine.devices[0].name
-    if profile is not None and all(_measured(profile, device.name, backend) for device in machine.devices):
-        fastest = min((device.name for device in machine.devices), key=lambda name: profile.whole_s(name, backend))
-    ways = simple_plans(graph, machine, plan.source, backend, fastest)
-    if backend != "eager":
-        ways |= eager_today(graph, machine, plan.source)
+    used = [stage.backend for stage in plan.stages for _ in stage.ops]
+    main = max(used, key=used.count)
+    known = measured_backends(profile, machine) if profile is not None else ()
+    fastest, alone_s = machine.devices[0].name, {}
+    if profile is not None and main in known:
+        there = [device.name for device in machine.devices if _measured(profile, device.name, main)]
+        fastest = min(there, key=lambda name: profile.whole_s(name, main))
+        alone_s = {b: profile.whole_s(fastest, b, busy=False) for b in known if _measured(profile, fastest, b)}
+    ways = every_way(graph, machine, plan.source, [*known, *used, "eager"], main, fastest)
     same = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
     ways = {name: replace(way, **same, status="measured") for name, way in ways.items()}
     for name, way in ways.items():
         devices = {device for stage in way.stages for device in stage.devices}
         if profile is not None and all(_measured(profile, device, way.stages[0].backend) for device in devices):
             ways[name] = predict(way, graph, machine_of([way], machine), profile)
-    return ways
+    if plan.objective != "throughput":
+        return ways, {}
+    reasons = out_of_reach(ways, plan.prediction.throughput_per_s, alone_s)
+    reasons.pop(today(ways), None)
+    return {name: way for name, way in ways.items() if name not in reasons}, reasons
 
 
 def _measured(profile: Profile, device: str, backend: str) -> bool:
@@ -242,7 +253,7 @@ def auto(
     seq_len: int | None = None,
     *,
     inputs: Inputs | None = None,
-    backends: Sequence[str] = ("eager", "onnxruntime"),
+    backends: Sequence[str] | None = None,
     constraints: Constraints | None = None,
     profiles: Path | None = None,
     remeasure: bool = False,
@@ -258,28 +269,30 @@ def auto(
 ) -> AutoResult:
     """Trace, measure, search and run a model on devices: the arguments are those of the four calls.
 
+    Without ``backends`` all that are installed are considered, apart from those that compile for long (``backends.base.usual``).
     ``progress`` is called with the name of each step and gives the step's progress function.
     """
     wanted = constraints or Constraints()
-    for backend in backends:
+    names = tuple(usual() if backends is None else backends)
+    for backend in names:
         get_backend(backend)
     machine = devices if isinstance(devices, Machine) else machine_for(devices)
     step = progress or (lambda name: lambda share, text: None)
     traced = trace(model, batch, seq_len, inputs=inputs)
     profile = measure(
-        traced, machine, backends, profiles=profiles, remeasure=remeasure, precision=precision, progress=step("profile")
+        traced, machine, names, profiles=profiles, remeasure=remeasure, precision=precision, progress=step("profile")
     )
 
     def subject_for(microbatch: int) -> Subject:
         smaller = trace(model, microbatch, seq_len)
-        return smaller, measure(smaller, machine, backends, profiles=profiles, precision=precision)
+        return smaller, measure(smaller, machine, names, profiles=profiles, precision=precision)
 
     found = search(
         traced,
         profile,
         machine,
         wanted,
-        backends=[backend for backend in backends if backend in measured_backends(profile, machine)],
+        backends=[backend for backend in names if backend in measured_backends(profile, machine)],
         budget_s=budget_s,
         queue_depth=queue_depth,
         time_limit_s=time_limit_s,

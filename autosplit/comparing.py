@@ -29,7 +29,12 @@ NUM_DISTINCT = 4
 NUM_ALONE = 20
 """Requests sent one at a time for the latency of an idle pipeline, or as many as fit into ``ALONE_S``."""
 
-ALONE_S = 2.0
+ALONE_S = 1.0
+
+MOST_BESIDE = 5
+"""Simple ways that run beside the plan in all rounds; where there are more, short runs say which."""
+
+SCREEN_S = 0.5
 Progress = Callable[[float, str], None]
 Observe = Callable[[HostManager], None]
 Microbatch = tuple[torch.Tensor, ...]
@@ -51,12 +56,22 @@ class Loaded:
     rounds_per_s: list[float] = field(default_factory=list)
 
     def run(self, num_items: int) -> None:
-        """Run about so many items and note the throughput."""
+        """Run about so many items and note the throughput while all stages are busy.
+
+        Filling and draining the pipeline are left out: for each worker one microbatch runs before the clock and one after it.
+        """
+        workers = sum(len(stage.devices) for stage in self.plan.stages)
         count = max(2 * len(self.microbatches), round(num_items / self.plan.microbatch))
-        work = [self.microbatches[k % len(self.microbatches)] for k in range(count)]
-        start = time.perf_counter()
-        self.pipeline.run_many(work)
-        self.rounds_per_s.append(count * self.plan.microbatch / (time.perf_counter() - start))
+        count += -count % workers
+        self.pipeline.run_many([self.microbatches[k % len(self.microbatches)] for k in range(count + 2 * workers)])
+        answered = self.pipeline.answered_ns(count + workers + 1)[:-workers]
+        seconds = (answered[-1] - answered[0]) / 1e9
+        self.rounds_per_s.append((len(answered) - 1) * self.plan.microbatch / seconds)
+
+    def restart(self) -> None:
+        """Forget the rounds so far."""
+        self.rounds_per_s.clear()
+        self.pipeline.stats(clear=True)
 
     def outcome(self) -> Outcome:
         """What was measured until now."""
@@ -200,6 +215,31 @@ class _Threaded(fx.Interpreter):
         return super().run_node(n)
 
 
+class _Contest:
+    """Which simple ways stay in the arena beside the plan: the MOST_BESIDE best ones in short runs."""
+
+    def __init__(self, arena: Arena, objective: str, keep: str) -> None:
+        self._arena = arena
+        self._objective = objective
+        self._keep = keep
+        self._times_plan: dict[str, float] = {}
+
+    def admit(self, name: str) -> dict[str, str]:
+        """Run a way that was loaded beside the plan; unload the worst if they are too many, and say why."""
+        plan, entry = self._arena.loaded[PLAN], self._arena.loaded[name]
+        if self._objective == "latency":
+            self._times_plan[name] = plan.latency.p50_s / entry.latency.p50_s
+        else:
+            num_items = round(min(1e6, SCREEN_S * plan.plan.microbatch / plan.latency.p50_s))
+            self._arena.run_round([PLAN, name], 0, num_items)
+            self._times_plan[name] = entry.rounds_per_s[-1] / plan.rounds_per_s[-1]
+        if len(self._times_plan) <= MOST_BESIDE:
+            return {}
+        worst = min((other for other in self._times_plan if other != self._keep), key=self._times_plan.__getitem__)
+        self._arena.unload(worst)
+        return {worst: f"a short run was {self._times_plan.pop(worst):.2f} times as good as the plan's"}
+
+
 def run_report(
     traced: Traced,
     plan: Plan,
@@ -208,6 +248,8 @@ def run_report(
     *,
     objective: str = "throughput",
     forced: bool = False,
+    keep: str = "",
+    left_out: Mapping[str, str] | None = None,
     num_requests: int = 200,
     num_rounds: int = 5,
     progress: Progress | None = None,
@@ -222,6 +264,8 @@ def run_report(
         machine: the devices.
         objective: ``throughput`` or ``latency``.
         forced: whether the user asked for a plan of this shape.
+        keep: the simple way that runs in all rounds however slow it is.
+        left_out: ways that were ruled out before, with the reason, for the report.
         num_requests: requests of each plan, over all rounds.
         num_rounds: rounds; each runs every plan once.
         progress: called with the share done and what is being done.
@@ -230,10 +274,11 @@ def run_report(
     """
     tell = progress or (lambda share, text: None)
     same_as: dict[str, str] = {}
-    left_out: dict[str, str] = {}
+    reasons = dict(left_out or {})
     with Arena(machine) as arena:
         if observe is not None:
             observe(arena.host)
+        contest = _Contest(arena, objective, keep) if len(simple) > MOST_BESIDE else None
         for number, (name, candidate) in enumerate({PLAN: plan, **simple}.items()):
             tell(0.4 * number / (1 + len(simple)), f"loading '{name}'")
             twin = next((other for other, entry in arena.loaded.items() if entry.plan.hash == candidate.hash), None)
@@ -245,18 +290,23 @@ def run_report(
             except AutosplitError as failure:
                 if name == PLAN:
                     raise
-                left_out[name] = str(failure)
+                reasons[name] = str(failure)
+                continue
+            if contest is not None and name != PLAN:
+                reasons |= contest.admit(name)
+        for entry in arena.loaded.values():
+            entry.restart()
         for number in range(num_rounds):
             tell(0.4 + 0.6 * number / num_rounds, f"round {number + 1} of {num_rounds}")
             arena.run_round(list(arena.loaded), number, plan.source.batch * num_requests // num_rounds)
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items()}
-    left_out |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
+    reasons |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
     chosen, sentence = judge(outcomes, objective, forced)
     if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):
         sentence += f" Workers that died and were started anew, their requests run again: {restarts}."
     tell(1.0, "done")
-    return RunReport(traced.graph.name, plan.source.batch, outcomes, chosen, sentence, left_out)
+    return RunReport(traced.graph.name, plan.source.batch, outcomes, chosen, sentence, reasons)
 
 
 def distinct_inputs(example: Sequence[torch.Tensor], count: int = NUM_DISTINCT, seed: int = 0) -> list[Microbatch]:

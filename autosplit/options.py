@@ -20,7 +20,12 @@ from autosplit.constraints import Constraints
 from autosplit.errors import UsageError
 from autosplit.samples import Precision
 
-BACKENDS_DEFAULT = "eager,onnxruntime"
+BACKENDS_DEFAULT = "usual"
+
+BACKEND_HELP = (
+    "Backends to consider: eager, onnxruntime, openvino, inductor with commas between; "
+    "'usual': all that are installed but inductor, which compiles for long; 'all'."
+)
 
 MODEL_HELP = (
     "transformers:ClassName?field=value&..., package.module:function returning (module, inputs), or a .pt2 file. "
@@ -98,7 +103,7 @@ class Profile(Devices):
     model: Annotated[str, typer.Argument(help=MODEL_HELP)]
     batch: Annotated[int, typer.Option(min=1, help="Items in one request.")] = 1
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens in one item; default: the model's example.")] = None
-    backend: Annotated[str, typer.Option(help="Backends to consider: eager, onnxruntime, openvino, inductor.")] = BACKENDS_DEFAULT
+    backend: Annotated[str, typer.Option(help=BACKEND_HELP)] = BACKENDS_DEFAULT
     profiles: Annotated[Path, typer.Option(help="Folder of the profile store.")] = Path("profiles")
     remeasure: Annotated[bool, typer.Option(help="Measure again what the store already has.")] = False
     precision: Annotated[
@@ -107,7 +112,11 @@ class Profile(Devices):
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backend names, in the order given."""
+        """The backend names, in the order given; those installed for ``usual`` and ``all``."""
+        from autosplit.backends.base import installed, usual
+
+        if self.backend in (BACKENDS_DEFAULT, "all"):
+            return tuple(usual() if self.backend == BACKENDS_DEFAULT else installed())
         return tuple(name.strip() for name in self.backend.split(",") if name.strip())
 
 

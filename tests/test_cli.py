@@ -62,7 +62,7 @@ def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits(made: tuple[Pa
     plan = yaml.safe_load((folder / "plan.yaml").read_text())
     sizes = [stage["weight_bytes"] for stage in plan["stages"]]
     assert sum(sizes) > parse_bytes("1MB") >= max(sizes)
-    assert list(result["baselines"]) == ["even split"]
+    assert list(result["baselines"]) == ["even split (eager)"]
 
 
 def test_runs_are_shown_beside_their_predictions(
