@@ -71,7 +71,7 @@ def measure(
 
     store = measuring.Store(profiles) if profiles is not None else None
     tell = (lambda p: progress(p.done, p.what)) if progress else None
-    threads = {device.name: sorted({1, len(device.cores)}, reverse=True) for device in machine.devices}
+    threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
     return measure_ops(
         traced, machine, backends, threads=threads, store=store, remeasure=remeasure, precision=precision, progress=tell
     )
@@ -125,17 +125,20 @@ def search(
 
 
 def measured_backends(profile: Profile, machine: Machine) -> tuple[str, ...]:
-    """The backends that the profile has on every device. Raises: ProfileError: none."""
+    """The backends that the profile has on every device of a kind. Raises: ProfileError: a device has none."""
     found: dict[str, set[str]] = {}
     for setting in profile.measured:
         found.setdefault(setting.backend, set()).add(setting.device)
-    names = {device.name for device in machine.devices}
-    backends = tuple(backend for backend, devices in found.items() if names <= devices)
-    if not backends:
-        raise ProfileError(
-            f"the profile of '{profile.graph_name}' has no backend on all of {', '.join(sorted(names))}; measure it"
-        )
-    return backends
+    backends: dict[str, None] = {}
+    for kind in dict.fromkeys(device.kind for device in machine.devices):
+        names = {device.name for device in machine.devices if device.kind == kind}
+        there = [backend for backend, devices in found.items() if names <= devices]
+        if not there:
+            raise ProfileError(
+                f"the profile of '{profile.graph_name}' has no backend on all of {', '.join(sorted(names))}; measure it"
+            )
+        backends |= dict.fromkeys(there)
+    return tuple(backends)
 
 
 def run(

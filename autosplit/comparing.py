@@ -9,7 +9,7 @@ from types import TracebackType
 import torch
 from torch import fx
 
-from autosplit.backends.base import NumericalError, check, compare, get_backend, tolerance
+from autosplit.backends.base import NumericalError, check, compare, exact_on, get_backend, tolerance
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.deploying import Workspace, deploy
 from autosplit.errors import AutosplitError, BackendError
@@ -175,7 +175,8 @@ def _expected(traced: Traced, work: Sequence[Microbatch], plan: Plan) -> list[Mi
 def _limit(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: Sequence[Microbatch]) -> float:
     """The largest relative error that the plan's outputs may have: 0 where every stage is exact."""
     if plan.precision == "f32":
-        return 0.0 if all(get_backend(stage.backend).exact for stage in plan.stages) else tolerance("f32")
+        exact = (exact_on(get_backend(stage.backend), name, "f32") for stage in plan.stages for name in stage.devices)
+        return 0.0 if all(exact) else tolerance("f32")
     [program] = split(traced, [[op.name for op in traced.graph.ops]])
     lowered = lower_to_bf16(program).module
     with torch.inference_mode():

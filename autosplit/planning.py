@@ -58,7 +58,7 @@ def plan_model(
     constraints.verify(graph, machine)
     plans: list[Plan] = []
     refusal: InfeasibleError | None = None
-    for choice in backend_choices(machine, backends):
+    for choice in backend_choices(machine, backends, profile):
         threads = {name: threads_on(machine, name, max_threads) for name in choice}
         problem = _problem(graph, machine, profile, constraints, choice, threads)
         try:
@@ -107,7 +107,7 @@ def plan_front(
     constraints.verify(graph, machine)
     plans: dict[Point, Plan] = {}
     refusal: InfeasibleError | None = None
-    choices = backend_choices(machine, backends)
+    choices = backend_choices(machine, backends, profile)
     for choice in choices:
         threads = {name: threads_on(machine, name) for name in choice}
         problem = _problem(graph, machine, profile, constraints, choice, threads)
@@ -143,19 +143,28 @@ def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
     return lambda plan: plan.prediction.bottleneck_s / plan.microbatch
 
 
-def backend_choices(machine: Machine, backends: Sequence[str]) -> list[Mapping[str, str]]:
+def backend_choices(machine: Machine, backends: Sequence[str], profile: Profile | None = None) -> list[Mapping[str, str]]:
     """Device name to backend: one backend for all first, then the mixtures, where they are few.
+
+    Where they are many, all devices of a kind get the same one. A profile leaves out what was not measured: a backend may not
+    run on a kind of device at all.
 
     >>> from autosplit.machine import parse_device
     >>> [list(c.values()) for c in backend_choices(Machine.of([parse_device("cpu:0"), parse_device("cpu:1")]), ["a", "b"])]
     [['a', 'a'], ['b', 'b'], ['a', 'b'], ['b', 'a']]
     """
     names = [device.name for device in machine.devices]
-    same = [dict.fromkeys(names, backend) for backend in backends]
-    if len(backends) ** len(names) > MAX_CHOICES:
-        return list(same)
-    mixed = [dict(zip(names, choice, strict=True)) for choice in product(backends, repeat=len(names)) if len(set(choice)) > 1]
-    return [*same, *mixed]
+    kinds = [device.kind for device in machine.devices]
+    parts = names if len(backends) ** len(names) <= MAX_CHOICES else list(dict.fromkeys(kinds))
+    same = [dict.fromkeys(parts, backend) for backend in backends]
+    mixed = [dict(zip(parts, choice, strict=True)) for choice in product(backends, repeat=len(parts)) if len(set(choice)) > 1]
+    choices: list[Mapping[str, str]] = [
+        {name: by.get(name) or by[kind] for name, kind in zip(names, kinds, strict=True)} for by in [*same, *mixed]
+    ]
+    if profile is None:
+        return choices
+    measured = {(setting.device, setting.backend) for setting in profile.measured}
+    return [choice for choice in choices if choice.items() <= measured] or choices
 
 
 def threads_on(machine: Machine, device: str, most: int | None = None) -> int:

@@ -66,6 +66,7 @@ class Provenance:
         canary_s: seconds that a fixed small piece of work took on this device then; a later run compares it.
         note: anything a reader should know, such as that the machine was not quiet.
         precision: what the backend computed in.
+        accelerator: of a GPU, its name, compute capability, driver and CUDA version; empty for CPU cores.
     """
 
     cpu: str = ""
@@ -76,6 +77,7 @@ class Provenance:
     canary_s: float = 0.0
     note: str = ""
     precision: Precision = "f32"
+    accelerator: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Measured:
         alone: the whole model with the other devices idle, or None.
         provenance: where and when.
         error: largest error of the whole model's outputs against f32 eager, relative to their largest value; None if not known.
+        peak_bytes: most bytes that the whole model took of a GPU's memory; None for CPU cores.
     """
 
     ops: Mapping[str, Samples]
@@ -100,6 +103,7 @@ class Measured:
     alone: Samples | None = None
     provenance: Provenance = Provenance()
     error: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
         "ops": {key: _seconds(samples) for key, samples in measured.ops.items()},
         "provenance": asdict(measured.provenance),
         "error": measured.error,
+        "peak_bytes": measured.peak_bytes,
     }
 
 
@@ -138,6 +143,7 @@ def measured_from_dict(data: Mapping[str, Any]) -> Measured:
         alone=_samples(data["alone"]) if data["alone"] is not None else None,
         provenance=Provenance(**data["provenance"]),
         error=data.get("error"),
+        peak_bytes=data.get("peak_bytes"),
     )
 
 

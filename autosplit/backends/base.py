@@ -176,6 +176,7 @@ def check(
     precision: Precision = "f32",
     threads: int = 1,
     runnable: Runnable | None = None,
+    exact: bool | None = None,
 ) -> NumericalError:
     """The largest error of a backend on one stage against eager, on the inputs given.
 
@@ -187,6 +188,7 @@ def check(
         precision: what the backend computes in; the reference is f32 always.
         threads: threads for the backend, and for the reference: eager itself sums in another order on another number.
         runnable: the compiled stage, if there is one already.
+        exact: whether its bits must be eager's; by default those of an exact backend in f32, as on a CPU.
     Raises: BackendError: the error is beyond the tolerance, or the backend cannot run the stage.
     """
     run = runnable or backend.compile(program, threads, precision)
@@ -203,7 +205,7 @@ def check(
         if limit is None:
             beside = compare(names, lower_to_bf16(program).module(*inputs), expected) if precision == "bf16" else None
             limit = tolerance(precision, beside)
-    if backend.exact and precision == "f32":
+    if (backend.exact and precision == "f32") if exact is None else exact:
         limit = 0.0
     if not error.relative <= limit:
         raise BackendError(

@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autosplit import discovering
-from autosplit.backends.base import get_backend, require_precision
+from autosplit.accelerators import PROVIDERS, Facts, is_accelerator
+from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import onnx_names
-from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
+from autosplit.errors import BackendError, WorkerError
 from autosplit.files import temporary_folder
 from autosplit.graph import Graph
-from autosplit.limits import affinity
 from autosplit.machine import HOST, Device, Link, Machine
+from autosplit.measuring.asking import able_backends, refused_devices, require_measurable, settings_of, stamps_of
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
 from autosplit.measuring.canary import CANARY_LIMIT, drift
 from autosplit.measuring.links import measure_links
@@ -62,7 +64,7 @@ def measure(
 
     Args:
         traced: the model.
-        machine: the devices; CPU core sets.
+        machine: the devices; CPU core sets and CUDA devices.
         backends: names, eager first or not at all.
         threads: device name to the thread counts to measure; by default one thread for each core.
         store: where measurements are kept and reused; None keeps nothing.
@@ -79,11 +81,12 @@ def measure(
         BackendError, MissingExtraError: the only backend refuses the model, or a runtime is not installed.
         WorkerError: a worker died or an op failed in it; what was measured before is kept in the store.
     """
-    _require_measurable(machine, backends)
-    backends, refused = _able(backends, precision)
+    require_measurable(machine, backends)
+    backends, refused = able_backends(backends, precision)
+    refused += refused_devices(machine, backends)
     keeper = Store(store) if isinstance(store, Path) else store
-    wanted = _settings(machine, backends, threads)
-    job = _Job(traced, machine, wanted, keeper, _stamps(backends, precision), Steps(progress), precision)
+    wanted = settings_of(machine, backends, threads)
+    job = _Job(traced, machine, wanted, keeper, stamps_of(backends, precision), Steps(progress), precision)
     profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
     if len(profile.measured) < len(set(wanted)):
         with _exclusive(keeper):
@@ -107,6 +110,11 @@ class _Job:
     steps: Steps
     precision: Precision
 
+    @cached_property
+    def facts(self) -> Mapping[str, Facts]:
+        """What the accelerators of the machine are."""
+        return discovering.facts_of(tuple(device.name for device in self.machine.devices if is_accelerator(device)))
+
     @property
     def graph(self) -> Graph:
         return self.traced.graph
@@ -121,7 +129,13 @@ class _Job:
             measured = stored.measured.get(setting)
             if measured is None:
                 continue
-            off = drift(self.machine[setting.device].cores, measured.provenance.canary_s)
+            now = self.facts.get(setting.device)
+            if now is not None and now.identity != dict(measured.provenance.accelerator):
+                then = ", ".join(measured.provenance.accelerator.values())
+                notes.append(f"{setting}: stored, but measured on {then}, and here it is {', '.join(now.identity.values())}")
+                continue
+            then_s = measured.provenance.canary_s
+            off = drift(self.machine[setting.device].cores, then_s) if now is None else now.drift(then_s)
             if abs(off) > CANARY_LIMIT:
                 notes.append(
                     f"{setting}: stored, but the canary takes {abs(off):.0%} {'more' if off > 0 else 'less'} time than then "
@@ -187,11 +201,18 @@ class _Job:
                 date=datetime.now(UTC).isoformat(timespec="seconds"),
                 canary_s=bench.canaries[setting.device],
                 note=busy,
+                accelerator=self.facts[setting.device].identity if setting.device in self.facts else {},
             )
             if busy:
                 profile = replace(profile, notes=(*profile.notes, f"{setting}: {busy}; measure again when it is quiet"))
             error = float(f"{prepared[setting.device].error:.3g}")
-            measured = replace(measured, alone=_samples(alone) if alone else None, provenance=stamp, error=error)
+            measured = replace(
+                measured,
+                alone=_samples(alone) if alone else None,
+                provenance=stamp,
+                error=error,
+                peak_bytes=prepared[setting.device].peak_bytes,
+            )
             kept = tuple(stage for stage in profile.stages if stage.setting != setting)
             profile = replace(profile, stages=kept).with_measured(setting, measured)
         if self.store is not None:
@@ -268,7 +289,7 @@ def _bench(traced: Traced, machine: Machine) -> Iterator[_Bench]:
         bench = _Bench(program, folder / "stage", workers)
         # One after the other: the canary is later repeated with its neighbours idle.
         for device in machine.devices:
-            bench.canaries |= bench.all({device.name: Load(folder / "stage", device.cores)})
+            bench.canaries |= bench.all({device.name: Load(folder / "stage", device.cores, device.name, dict(PROVIDERS))})
         yield bench
 
 
@@ -326,17 +347,6 @@ def _eager(profile: Profile, setting: Setting) -> dict[str, float] | None:
     return {op: profile.op_s(op, *eager) for op in profile.signatures}
 
 
-def _settings(machine: Machine, backends: Sequence[str], threads: Mapping[str, Sequence[int]] | None) -> list[Setting]:
-    settings = []
-    for backend in backends:
-        for device in machine.devices:
-            for count in (threads or {}).get(device.name, [len(device.cores)]):
-                if not 1 <= count <= len(device.cores):
-                    raise UsageError(f"device '{device.name}' has {len(device.cores)} cores, so it cannot run {count} threads")
-                settings.append(Setting(device.name, backend, count))
-    return list(dict.fromkeys(settings))
-
-
 def _groups(settings: Sequence[Setting]) -> list[list[Setting]]:
     """Settings to be timed at once: one backend, one setting a device; the second thread count of each device after the first."""
     groups: dict[tuple[str, int], list[Setting]] = {}
@@ -351,39 +361,6 @@ def _batches(group: Sequence[Setting], size: int) -> list[Sequence[Setting]]:
     return [group[start : start + size] for start in range(0, len(group), size)]
 
 
-def _able(backends: Sequence[str], precision: Precision) -> tuple[list[str], list[str]]:
-    """The backends that compute in a precision, and a note on each of the others. Raises: BackendError: none does."""
-    able, notes = [], []
-    for backend in backends:
-        try:
-            require_precision(get_backend(backend), precision)
-        except BackendError as failure:
-            notes.append(f"{backend} is left out: {failure}")
-            if len(notes) == len(backends):
-                raise
-        else:
-            able.append(backend)
-    return able, notes
-
-
-def _stamps(backends: Sequence[str], precision: Precision) -> dict[str, Provenance]:
-    """For each backend what a measurement made here is stamped with, but for date and canary."""
-    cores = affinity()
-    here = Provenance(discovering.cpu_name(), len(cores), discovering.caches(cores[0]), precision=precision)
-    return {backend: replace(here, versions=discovering.versions([backend])) for backend in backends}
-
-
 def _concerns(note: str, wanted: Sequence[Setting]) -> bool:
     """Whether a note of the store is about a wanted setting, or about a whole file."""
     return ": stored, but" not in note or any(note.startswith(f"{setting}: ") for setting in wanted)
-
-
-def _require_measurable(machine: Machine, backends: Sequence[str]) -> None:
-    if not backends:
-        raise UsageError("no backend is named; name one, such as eager")
-    discovering.check_here(machine)
-    for device in machine.devices:
-        if device.kind != "cpu":
-            raise DeviceError(
-                f"device '{device.name}' cannot be measured: only CPU core sets can. Profile.given takes seconds of its ops"
-            )

@@ -7,16 +7,18 @@ hand-over; the rest of half a round trip is latency, the time to wake a process 
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from multiprocessing.connection import Connection
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
+from autosplit.accelerators import PROVIDERS, Accelerator, is_accelerator, open_accelerator
+from autosplit.backends.placing import Berth
 from autosplit.machine import HOST, Device, Link
 from autosplit.processes import WorkerProcess, receive, spawn_worker
 from autosplit.running.ring import Ring, RingEnd, RingHandle
@@ -32,11 +34,13 @@ MAX_DEVICES = 6
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """One side of a measurement: send or receive on these two rings."""
+    """One side of a measurement: send or receive on these two rings; ``device`` may be an accelerator."""
 
     role: Literal["send", "receive"]
     forth: RingHandle
     back: RingHandle
+    device: str = ""
+    providers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,15 @@ class Side:
 
 
 def measure_links(devices: Sequence[Device]) -> list[Link]:
-    """Links for every ordered pair of CPU devices, and between each of them and the host.
+    """Links for every ordered pair of devices, and between each of them and the host.
+
+    On an accelerator the data begins and ends in its memory: its share holds the copy through staging memory.
 
     Args:
         devices: disjoint; those of other kinds are left out.
     Returns: links whose cost is ``a + bytes * b`` for each share, fitted to the medians by relative least squares.
     """
-    devices = [device for device in devices if device.kind == "cpu"]
+    devices = [device for device in devices if device.kind == "cpu" or is_accelerator(device)]
     names = [HOST, *(device.name for device in devices[:MAX_DEVICES])]
     links: list[Link] = []
     with ExitStack() as stack:
@@ -86,30 +92,100 @@ def fit(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, fl
 
 def main(connection: Connection) -> None:
     """The worker: play the sides that the host names until it closes the connection."""
+    places: dict[str, Place] = {}
     while True:
         duty = connection.recv()
-        connection.send(_play(duty.role, Ring(duty.forth), Ring(duty.back)))
+        PROVIDERS.update(duty.providers)
+        if duty.device not in places:
+            accelerator = open_accelerator(duty.device)
+            places[duty.device] = InHost() if accelerator is None else OnAccelerator(accelerator)
+        connection.send(_play(duty.role, Ring(duty.forth), Ring(duty.back), places[duty.device]))
 
 
-def _play(role: Literal["send", "receive"], forth: Ring, back: Ring) -> Side:
+class Place(Protocol):
+    """Where the data is that one side sends, or that it needs."""
+
+    def make(self, size: int) -> None:
+        """Compute what is sent next: ``size`` bytes."""
+
+    def put(self, size: int, view: torch.Tensor) -> None:
+        """Copy it into a slot."""
+
+    def take(self, size: int, view: torch.Tensor) -> float:
+        """Get ``size`` bytes from a slot to where they are needed; returns the seconds that takes."""
+
+
+class InHost:
+    """A stage on CPU cores: it sends from its own memory and reads in the slot."""
+
+    def __init__(self) -> None:
+        self._source = torch.ones(SIZES_BYTES[-1] // 4)
+
+    def make(self, size: int) -> None:
+        """Touch every element."""
+        self._source[: size // 4].add_(1)
+
+    def put(self, size: int, view: torch.Tensor) -> None:
+        """One copy."""
+        view.copy_(self._source[: size // 4])
+
+    def take(self, size: int, view: torch.Tensor) -> float:
+        """What a first read takes longer than a second one."""
+        start = time.perf_counter()
+        view.sum()
+        first = time.perf_counter()
+        view.sum()
+        return max(0.0, (first - start) - (time.perf_counter() - first))
+
+
+class OnAccelerator:
+    """A stage on an accelerator: the berths that it runs with, one for each size."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator, self._queue, self._done = accelerator, accelerator.queue(), accelerator.event()
+        self._berths = {size: Berth(accelerator, TensorSpec("payload", (size // 4,), (1,), "float32")) for size in SIZES_BYTES}
+
+    def make(self, size: int) -> None:
+        """Touch every element there."""
+        self._accelerator.enqueue(self._queue, lambda: self._berths[size].zero())
+        self._wait()
+
+    def put(self, size: int, view: torch.Tensor) -> None:
+        """To staging memory, and from there."""
+        self._accelerator.enqueue(self._queue, self._berths[size].leave)
+        self._wait()
+        view.copy_(self._berths[size].host)
+
+    def take(self, size: int, view: torch.Tensor) -> float:
+        """To staging memory, and from there to the device."""
+        start = time.perf_counter()
+        self._berths[size].host.copy_(view)
+        self._accelerator.enqueue(self._queue, self._berths[size].arrive)
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        self._done.record(self._queue)
+        self._done.synchronise()
+
+
+def _play(role: Literal["send", "receive"], forth: Ring, back: Ring, place: Place) -> Side:
     with torch.inference_mode():
-        return _send(forth, back) if role == "send" else _receive(forth, back)
+        return _send(forth, back, place) if role == "send" else _receive(forth, back, place)
 
 
-def _send(forth: Ring, back: Ring) -> Side:
+def _send(forth: Ring, back: Ring, place: Place) -> Side:
     """Send each message and wait for the token that answers it."""
     to, answer = RingEnd(forth, sends=True), RingEnd(back, sends=False)
-    source = torch.ones(SIZES_BYTES[-1] // 4)
     shares, rounds = [], []
     sequence = 0
     for size, messages in zip(SIZES_BYTES, MESSAGES, strict=True):
         busy, whole = [], []
-        part = source[: size // 4]
         for _ in range(messages + WARM_UP):
-            part.add_(1)  # what is sent was computed just before, as a stage's output is
+            place.make(size)  # what is sent was computed just before, as a stage's output is
             start = time.perf_counter()
             slot = to.acquire(sequence, TIMEOUT_S)
-            slot.tensors[0][: size // 4].copy_(part)
+            place.put(size, slot.tensors[0][: size // 4])
             to.release()
             sent = time.perf_counter()
             answer.acquire(sequence, TIMEOUT_S)
@@ -122,8 +198,8 @@ def _send(forth: Ring, back: Ring) -> Side:
     return Side(tuple(shares), tuple(rounds))
 
 
-def _receive(forth: Ring, back: Ring) -> Side:
-    """Answer each message, then read it twice."""
+def _receive(forth: Ring, back: Ring, place: Place) -> Side:
+    """Answer each message, then get it to where it is needed."""
     source, answer = RingEnd(forth, sends=False), RingEnd(back, sends=True)
     shares = []
     sequence = 0
@@ -133,14 +209,10 @@ def _receive(forth: Ring, back: Ring) -> Side:
             slot = source.acquire(sequence, TIMEOUT_S)
             answer.acquire(sequence, TIMEOUT_S)
             answer.release()
-            view = slot.tensors[0][: size // 4]
+            taken_s = place.take(size, slot.tensors[0][: size // 4])
             start = time.perf_counter()
-            view.sum()
-            first = time.perf_counter()
-            view.sum()
-            second = time.perf_counter()
             source.release()
-            busy.append(max(0.0, (first - start) - (second - first)) + time.perf_counter() - second)
+            busy.append(taken_s + time.perf_counter() - start)
             sequence += 1
         shares.append(statistics.median(busy[WARM_UP:]))
     return Side(tuple(shares))
@@ -153,8 +225,8 @@ def _link(source: str, target: str, forth: Ring, back: Ring, workers: dict[str, 
     roles: tuple[tuple[str, Literal["send", "receive"]], ...] = ((target, "receive"), (source, "send"))
     for name, role in roles:
         if name != HOST:
-            workers[name].connection.send(Duty(role, forth.handle, back.handle))
-    seen = [(name, role, _play(role, forth, back) if name == HOST else None) for name, role in roles]
+            workers[name].connection.send(Duty(role, forth.handle, back.handle, name, dict(PROVIDERS)))
+    seen = [(name, role, _play(role, forth, back, InHost()) if name == HOST else None) for name, role in roles]
     sides = {role: own or receive(workers[name], TIMEOUT_S, "a measurement of links") for name, role, own in seen}
     send, got = sides["send"], sides["receive"]
     send_s, send_s_per_byte = fit(SIZES_BYTES, send.share_s)

@@ -3,16 +3,19 @@
 import math
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from autosplit import accelerators
+from autosplit.accelerators import PROVIDERS, Accelerator, open_accelerator
 from autosplit.backends.base import check, get_backend
 from autosplit.errors import BackendError
 from autosplit.measuring.canary import canary_s
+from autosplit.measuring.events import AcceleratedTimer
 from autosplit.measuring.timing import Rounds, Timed, Timer, eager_weights
 from autosplit.samples import Precision
 from autosplit.splitting import StageProgram, load_stage
@@ -23,10 +26,15 @@ WEIGHT_PASSES = 2
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load the stage saved in ``folder`` with the inputs beside it. Answer: the canary's seconds on this core."""
+    """Load the stage saved in ``folder`` with the inputs beside it. Answer: the canary's seconds on this core, or this GPU.
+
+    ``providers``: who serves the kinds of accelerators, of which ``device`` may be one.
+    """
 
     folder: Path
     cores: tuple[int, ...]
+    device: str = ""
+    providers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +54,7 @@ class Prepared:
     weights: Mapping[str, float]
     error: float
     fault: str = ""
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +86,18 @@ class Bench:
         self._folder = Path()
         self._program: StageProgram | None = None
         self._inputs: tuple[torch.Tensor, ...] = ()
-        self._timer: Timer | None = None
+        self._timer: Timer | AcceleratedTimer | None = None
+        self._accelerator: Accelerator | None = None
 
     def obey(self, command: Load | Prepare | TimeWhole | TimeOps) -> Any:
         """Carry one command out."""
         match command:
-            case Load(folder, cores):
+            case Load(folder, cores, device, providers):
                 self._folder, self._program = folder, load_stage(folder)
                 self._inputs = tuple(torch.load(folder / INPUTS, weights_only=True))
-                return canary_s(cores)
+                PROVIDERS.update(providers)
+                self._accelerator = open_accelerator(device)
+                return canary_s(cores) if self._accelerator is None else accelerators.canary_s(self._accelerator)
             case Prepare(backend, threads, weights, precision):
                 return self._prepare(backend, threads, weights, precision)
             case TimeWhole(rounds):
@@ -94,7 +106,7 @@ class Bench:
                 return self._ready.interleaved(rounds)
 
     @property
-    def _ready(self) -> Timer:
+    def _ready(self) -> Timer | AcceleratedTimer:
         if self._timer is None:
             raise RuntimeError("the host timed a stage before it prepared it")
         return self._timer
@@ -103,6 +115,8 @@ class Bench:
         if self._program is None:
             raise RuntimeError("the host prepared a stage before it loaded it")
         self._timer = None
+        if self._accelerator is not None:
+            return self._place(self._program, self._accelerator, backend, weights, precision)
         shares = eager_weights(self._program, threads, self._inputs, WEIGHT_PASSES) if weights else {}
         self._timer = timer = Timer(self._program, self._folder, backend, threads, self._inputs, precision)
         try:
@@ -112,6 +126,18 @@ class Bench:
         except BackendError as failure:
             return Prepared(shares, math.inf, str(failure))
         return Prepared(shares, error.relative)
+
+    def _place(
+        self, program: StageProgram, accelerator: Accelerator, backend: str, weights: bool, precision: Precision
+    ) -> Prepared:
+        """The same on an accelerator; no backend has eager's bits there."""
+        self._timer = timer = AcceleratedTimer(program, self._folder, backend, accelerator, self._inputs, precision)
+        shares = timer.weights(program, WEIGHT_PASSES) if weights else {}
+        try:
+            error = check(get_backend(backend), program, self._inputs, precision=precision, runnable=timer.run, exact=False)
+        except BackendError as failure:
+            return Prepared(shares, math.inf, str(failure))
+        return Prepared(shares, error.relative, peak_bytes=timer.peak_bytes)
 
 
 def main(connection: Connection) -> None:

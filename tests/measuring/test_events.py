@@ -1,0 +1,136 @@
+"""Timing by events on a simulated accelerator with a clock of its own: no time of this machine is in these numbers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from simulated import Simulated
+
+from autosplit import discovering
+from autosplit.accelerators import Facts
+from autosplit.errors import BackendError
+from autosplit.loading import load_model
+from autosplit.machine import Machine, parse_device
+from autosplit.measuring import host
+from autosplit.measuring.asking import refused_devices, settings_of
+from autosplit.measuring.events import AcceleratedTimer, EventProbe, event_probe
+from autosplit.measuring.links import OnAccelerator
+from autosplit.measuring.timing import Rounds
+from autosplit.profile import Profile
+from autosplit.samples import Measured, Samples, Setting
+from autosplit.splitting import save_stage, split
+from autosplit.tracing import Traced, trace
+
+STEP_S = 0.5
+
+
+class Clock:
+    """Half a second later each time that somebody looks."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.looks * STEP_S
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=8"))
+
+
+@pytest.fixture(scope="module")
+def program(traced):
+    return split(traced, [[op.name for op in traced.graph.ops]])[0]
+
+
+@pytest.fixture
+def device() -> Simulated:
+    device = Simulated()
+    device.clock = Clock()
+    return device
+
+
+def test_every_op_is_between_two_events_and_a_pass_is_waited_for_once(program, traced, device) -> None:
+    probe = event_probe(program, device, device.queue(), "f32")
+    for _ in range(3):
+        probe.sample(traced.example_inputs)
+    assert {node.name: node.samples_s for node in probe.nodes()} == dict.fromkeys(program.ops, (STEP_S,) * 3)
+    assert device.calls["record"] == 3 * 2 * len(program.ops)
+    assert device.calls["synchronise"] == device.calls["enqueue"] == 3
+
+
+def test_casts_of_bf16_count_for_their_op(program, traced, device) -> None:
+    probe = event_probe(program, device, device.queue(), "bf16")
+    probe.sample(traced.example_inputs)
+    seconds = {node.name: node.samples_s[0] for node in probe.nodes()}
+    assert set(seconds) == set(program.ops) and sum(seconds.values()) > STEP_S * len(seconds)
+
+
+def test_picks_are_no_ops(device) -> None:
+    class Halves(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            one, other = x.chunk(2)
+            return one + other
+
+    traced = trace(load_model(Halves().eval(), inputs=(torch.randn(4, 4),), name="halves"))
+    [whole] = split(traced, [[op.name for op in traced.graph.ops]])
+    probe = EventProbe(whole.module, device, device.queue())
+    probe.sample(traced.example_inputs)
+    assert [node.name for node in probe.nodes()] == list(whole.ops)
+
+
+def test_the_whole_is_timed_as_it_runs_without_the_copies(program, traced, device, tmp_path) -> None:
+    save_stage(program, tmp_path / "stage")
+    timer = AcceleratedTimer(program, tmp_path / "stage", "eager", device, traced.example_inputs)
+    assert timer.peak_bytes == 12345 and torch.equal(
+        timer.run(traced.example_inputs)[0], program.module(*traced.example_inputs)[0]
+    )
+    rounds = Rounds(0.0, least=3, overlap_s=0.0)
+    device.calls.clear()
+    assert timer.whole(rounds) == (STEP_S,) * 3
+    assert (device.calls["enqueue"], device.calls["event.synchronise"]) == (3, 3)
+    timed = timer.interleaved(rounds)
+    assert timed.whole_s == (STEP_S,) * 3 and timed.waited == 0.0
+    assert {node.name: node.samples_s for node in timed.nodes} == dict.fromkeys(program.ops, (STEP_S,) * 3)
+    assert timer.weights(program, 2) == dict.fromkeys(program.ops, STEP_S)
+
+
+def test_data_goes_to_the_device_and_back_through_staging_memory() -> None:
+    place = OnAccelerator(Simulated())
+    view, back = torch.arange(1024.0), torch.zeros(1024)
+    assert place.take(4096, view) > 0
+    place.put(4096, back)
+    assert torch.equal(back, view)
+
+
+def test_what_a_device_does_not_run_is_left_out_with_the_reason(monkeypatch) -> None:
+    machine = Machine.of([parse_device("cpu:0"), parse_device("cuda:0")])
+    assert settings_of(machine, ["eager", "openvino"], None) == [
+        Setting("cpu:0", "eager", 1),
+        Setting("cuda:0", "eager", 1),
+        Setting("cpu:0", "openvino", 1),
+    ]
+    [note] = refused_devices(machine, ["eager", "openvino"])
+    assert note.startswith("backend 'openvino' does not run on 'cuda:0': OpenVINO has no plug-in for it")
+    with pytest.raises(BackendError, match="no backend is left for 'cuda:0'"):
+        refused_devices(machine, ["openvino"])
+
+
+@pytest.mark.parametrize("driver,canary_s,note", [("1", 1.1, ""), ("2", 1.0, "measured on GPU"), ("1", 2.0, "takes 100% more")])
+def test_what_was_measured_on_another_gpu_is_measured_again(traced, tmp_path, monkeypatch, driver, canary_s, note) -> None:
+    machine = Machine.of([parse_device("cuda:0")])
+    then, now = (Facts("GPU", 2, 1, "9.0", version, "CUDA", seconds) for version, seconds in (("1", 1.0), (driver, canary_s)))
+    monkeypatch.setattr(discovering, "facts_of", lambda names: dict.fromkeys(names, now))
+    stamps = host.stamps_of(["eager"], "f32")
+    stamp = replace(stamps["eager"], canary_s=then.canary_s, accelerator=then.identity, date="2026-01-01")
+    setting = Setting("cuda:0", "eager", 1)
+    ops = {op.signature: Samples((1e-3,)) for op in traced.graph.ops}
+    profile = replace(Profile.empty(traced.graph), measured={setting: Measured(ops, provenance=stamp, peak_bytes=7)})
+    store = host.Store(tmp_path)
+    store.save(traced.graph, profile)
+    known = host._Job(traced, machine, [setting], store, stamps, host.Steps(), "f32").known()
+    assert (setting in known.measured) == (not note) and all(note in line for line in known.notes)
+    if not note:
+        assert known.measured[setting].peak_bytes == 7

@@ -1,0 +1,47 @@
+"""CPU cores and a simulated accelerator together: everything is real but the calls of torch.cuda."""
+
+import pytest
+from simulated import cuda
+
+from autosplit import api
+from autosplit.constraints import Constraints
+from autosplit.limits import affinity
+from autosplit.machine import HOST, Machine, parse_device
+from autosplit.measuring import measure
+from autosplit.planning import backend_choices
+from autosplit.profile import Profile
+from autosplit.samples import Measured, Setting
+
+
+@pytest.mark.timeout(120)
+def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator() -> None:
+    core = f"cpu:{affinity()[0]}"
+    with cuda():
+        machine = api.machine_for(f"{core},cuda:0")
+        traced = api.trace("autosplit.examples.mlp:mlp?depth=3&width=16")
+        profile = measure(traced, machine, budget_s=0.3)
+        found = profile.measured[Setting("cuda:0", "eager", 1)]
+        assert found.source == "in-graph" and found.error == 0 and found.peak_bytes == 12345
+        assert found.provenance.accelerator == {"name": "Simulated", "capability": "0.0", "driver": "1.0", "runtime": "none"}
+        pairs = {(link.source, link.target) for link in profile.links}
+        assert pairs == {(a, b) for a in (HOST, core, "cuda:0") for b in (HOST, core, "cuda:0") if a != b}
+        first, last = traced.graph.ops[0].name, traced.graph.ops[-1].name
+        wanted = Constraints(pins={first: core, last: "cuda:0"}, num_stages=2)
+        plan = api.search(traced, profile, machine, wanted, budget_s=0, explain_s=0).plan
+        assert [stage.devices for stage in plan.stages] == [(core,), ("cuda:0",)]
+        report = api.run(traced, plan, machine, baselines=False, num_requests=20, num_rounds=1)
+    outcome = report.best
+    assert outcome.outputs_equal and outcome.max_abs_error == 0
+    assert [stage.note for stage in outcome.stats.stages] == ["", ""]
+
+
+def measured(*settings: tuple[str, str]) -> Profile:
+    return Profile("model", "", {}, measured={Setting(*setting, 1): Measured({}) for setting in settings})
+
+
+def test_a_backend_that_one_kind_of_device_lacks_is_used_on_the_other() -> None:
+    machine = Machine.of([parse_device(name) for name in ("cpu:0", "cpu:1", "cuda:0")])
+    profile = measured(("cpu:0", "a"), ("cpu:1", "a"), ("cpu:0", "b"), ("cpu:1", "b"), ("cuda:0", "b"), ("cuda:0", "c"))
+    assert api.measured_backends(profile, machine) == ("a", "b", "c")
+    choices = [" ".join(choice.values()) for choice in backend_choices(machine, ["a", "b", "c"], profile)]
+    assert choices == ["b b b", "a a b", "a a c", "b b c"]
