@@ -8,13 +8,14 @@ The way from a placement to an answer, a module a step::
     messages     what the host and a worker say to each other
     worker       the loop of one stage replica; threads: the same loop without a process, on null devices
     provisioner  puts the stages on their devices, all or none
-    executor     takes requests in, feeds, drains, answers; recovery: replaces dead workers and replays
+    executor     takes requests in, feeds, drains, answers; request: one of them; flow: where they are, and who holds them up
+    recovery     kills hanging workers, replaces dead ones and replays
     pipeline     Pipeline: all of it for one network; swapping: its weights, under way
     config       PipelineConfig: modules joined by name; configfile: as a folder that can be moved
     devices      DeviceManager: memory and health of a device
     recording    record(): what a pipeline did, as a timeline
-    host         HostManager: several networks on one machine; metrics: as Prometheus text
-    session      Session: a pipeline one step at a time; batching: Batcher, requests of any number of rows
+    host         HostManager: several networks on one machine; chaining: one behind the other; metrics: as Prometheus text
+    session      Session: a pipeline one step at a time; batching: Batcher, requests of any number of rows (counting: how full)
 
 In code::
 

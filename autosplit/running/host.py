@@ -13,12 +13,15 @@ import torch
 
 from autosplit.errors import RefusedError, UsageError
 from autosplit.machine import Machine
+from autosplit.running.chaining import Chain
 from autosplit.running.devices import DeviceManager, WorkerHealth, device_health
 from autosplit.running.metrics import prometheus_text
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.recording import record_all
 from autosplit.running.request import Tensors
 from autosplit.running.wiring import StagePlacement
 from autosplit.status import Beacon
+from autosplit.timeline import Action
 
 State = Literal["starting", "ready", "draining", "failed"]
 
@@ -137,6 +140,17 @@ class HostManager:
         future = await asyncio.to_thread(self.submit, name, inputs, **settings)
         return await asyncio.wrap_future(future)
 
+    def chain(self, *names: str) -> Chain:
+        """Networks one behind the other: each runs the next request while the one after it runs this one.
+
+        Raises: UsageError: no such network, or the outputs of one do not fit the inputs of the next.
+        """
+        return Chain([(name, self[name]) for name in names])
+
+    def record(self, *, clear: bool = False) -> tuple[Action, ...]:
+        """What the workers of all networks did lately, on one time axis, for ``timeline.chrome_trace``."""
+        return record_all(self._ready(), clear=clear)
+
     def networks(self) -> dict[str, State]:
         """The networks and their states."""
         with self._lock:
@@ -161,11 +175,7 @@ class HostManager:
 
     def prometheus(self) -> str:
         """All counters and gauges in the text format that Prometheus reads."""
-        with self._lock:
-            ready = {
-                name: one.pipeline for name, one in self._networks.items() if one.pipeline is not None and one.phase == "ready"
-            }
-        return prometheus_text(ready, self.devices)
+        return prometheus_text(self._ready(), self.devices)
 
     def close(self, *, drain: bool = True) -> None:
         """Remove every network, and be seen no more."""
@@ -184,6 +194,10 @@ class HostManager:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(drain=kind is None)
+
+    def _ready(self) -> dict[str, Pipeline]:
+        with self._lock:
+            return {name: one.pipeline for name, one in self._networks.items() if one.pipeline and one.phase == "ready"}
 
     def _known(self, name: str) -> Network:
         if name not in self._networks:

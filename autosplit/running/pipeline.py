@@ -104,6 +104,13 @@ class Pipeline:
         """
         return self._executor.submit(self._request(inputs, deadline_s), priority, timeout_s)
 
+    def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> "Future[Tensors]":
+        """Take in tensors that fit and that nobody writes to any more, room or not: the caller bounds how many come.
+
+        Raises: RefusedError: the pipeline is closed. WorkerError: it has given up.
+        """
+        return self._executor.submit(Request(tuple(inputs), deadline_ns, time.monotonic_ns()), priority, None, keep=True)
+
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """One request, start to end."""
         return self.submit(inputs).result()

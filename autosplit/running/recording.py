@@ -1,6 +1,6 @@
 """What a pipeline did as a timeline: measured actions, to be drawn and traced beside the simulated ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import DATA
@@ -15,8 +15,14 @@ def record(pipeline: Pipeline, *, clear: bool = False) -> tuple[Action, ...]:
         pipeline: it goes on running.
         clear: begin anew, so that the next call knows later requests only.
     """
-    workers = [(stats.stage, stats.replica) for stats in pipeline.stats().stages]
+    workers = [(worker.stage, worker.replica) for worker in pipeline.health()]
     return actions_of(workers, pipeline.events(clear=clear))
+
+
+def record_all(pipelines: Mapping[str, Pipeline], *, clear: bool = False) -> tuple[Action, ...]:
+    """What the workers of several networks did, on one time axis; stages are called ``network/stage``."""
+    workers = [(f"{name}/{worker.stage}", worker.replica) for name, one in pipelines.items() for worker in one.health()]
+    return actions_of(workers, [events for one in pipelines.values() for events in one.events(clear=clear)])
 
 
 def actions_of(workers: Sequence[tuple[str, int]], events: Sequence[Sequence[Event]]) -> tuple[Action, ...]:

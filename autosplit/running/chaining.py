@@ -1,0 +1,132 @@
+"""Chain: networks one behind the other, the answer of each the request of the next, all of them at work at once.
+
+::
+
+    first network   0 1 2 3
+    second network    0 1 2 3
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+
+from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.request import Tensors, monotonic_deadline
+from autosplit.tensorspec import TensorSpec, layout
+
+
+@dataclass(eq=False)
+class Whole:
+    """A request on its way through the chain, with what it waits for now."""
+
+    priority: int
+    deadline_ns: int
+    future: "Future[Tensors]" = field(default_factory=Future)
+    current: "Future[Tensors] | None" = None
+
+
+class Chain:
+    """Runs requests through several networks; the outputs of one are the inputs of the next, in order.
+
+    At most ``limit`` requests are in the chain, as many as its networks hold in their stages and the first one at its door, so
+    that a slow network holds up the caller and not the memory.
+
+    Args:
+        networks: names and pipelines, the first one first; one may stand there again.
+    Raises: UsageError: outputs and inputs that do not fit, all of them named.
+    """
+
+    def __init__(self, networks: Sequence[tuple[str, Pipeline]]) -> None:
+        self._names = [name for name, _ in networks]
+        self._pipelines = [pipeline for _, pipeline in networks]
+        faults = [fault for number in range(1, len(self._names)) for fault in self._misfits(number)]
+        raise_faults(UsageError, f"the networks cannot be chained: {' -> '.join(self._names)}", faults)
+        self.limit = sum(pipeline.wiring.window for pipeline in self._pipelines) + self._pipelines[0].room
+        self._room = threading.BoundedSemaphore(self.limit)
+
+    def submit(
+        self,
+        inputs: Sequence[torch.Tensor],
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        timeout_s: float | None = None,
+    ) -> "Future[Tensors]":
+        """One request to the first network, and the future of the last one's answer; the arguments are those of ``Pipeline``.
+
+        Priority and deadline go with the request. A failure in any network is the answer; cancelling ends it wherever it is.
+        """
+        whole = Whole(priority, monotonic_deadline(deadline_s))
+        start = time.monotonic()
+        if not self._room.acquire(timeout=timeout_s):
+            raise RefusedError(
+                f"the request was refused: {self.limit} requests are in the chain {' -> '.join(self._names)}, which is its "
+                "limit. Submit with a longer timeout_s, or less often."
+            )
+        left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - start))
+        try:
+            first = self._pipelines[0].submit(inputs, priority=priority, deadline_s=deadline_s, timeout_s=left_s)
+        except BaseException:
+            self._room.release()
+            raise
+        whole.future.add_done_callback(lambda future: _cancel(whole) if future.cancelled() else None)
+        self._await(whole, 0, first)
+        return whole.future
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
+        """One request, start to end."""
+        return self.submit(inputs).result()
+
+    def _await(self, whole: Whole, number: int, step: "Future[Tensors]") -> None:
+        whole.current = step
+        step.add_done_callback(lambda done: self._go_on(whole, number, done))
+        if whole.future.cancelled():
+            step.cancel()
+
+    def _go_on(self, whole: Whole, number: int, done: "Future[Tensors]") -> None:
+        """A network is done with the request: hand it to the next, or answer."""
+        failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
+        if failure is None and number + 1 < len(self._pipelines):
+            following = self._pipelines[number + 1]
+            try:
+                step = following.forward(done.result(), priority=whole.priority, deadline_ns=whole.deadline_ns)
+            except AutosplitError as refusal:
+                failure = refusal
+            else:
+                self._await(whole, number + 1, step)
+                return
+        self._room.release()
+        if not whole.future.set_running_or_notify_cancel():
+            return
+        if failure is None:
+            whole.future.set_result(done.result())
+        else:
+            whole.future.set_exception(failure)
+
+    def _misfits(self, number: int) -> list[str]:
+        """How the outputs of the network before this one differ from its inputs."""
+        before, after = self._names[number - 1 : number + 1]
+        source, target = (pipeline.wiring for pipeline in self._pipelines[number - 1 : number + 1])
+        if len(source.outputs) != len(target.inputs):
+            return [f"'{before}' has {len(source.outputs)} outputs, and '{after}' takes {len(target.inputs)} inputs"]
+        made = {spec.name: spec for stage in source.stages for spec in (*stage.inputs, *stage.outputs)}
+        return [
+            f"output '{out}' of '{before}' is {layout(made[out])}, and input '{name}' of '{after}' is "
+            f"{layout(target.input_specs[name])}"
+            for out, name in zip(source.outputs, target.inputs, strict=True)
+            if out in made and name in target.input_specs and _kind(made[out]) != _kind(target.input_specs[name])
+        ]
+
+
+def _kind(spec: TensorSpec) -> tuple[tuple[int, ...], str]:
+    return spec.shape, spec.dtype
+
+
+def _cancel(whole: Whole) -> None:
+    if whole.current is not None:
+        whole.current.cancel()
