@@ -1,0 +1,65 @@
+"""CP-SAT on every rule at once: with time enough its plans are the best there are, and its bounds are bounds."""
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import chain, random_problem
+
+from autosplit.planners import exhaustive, ilp
+from autosplit.planners.items import contract
+from autosplit.planners.request import Request, objective_s, request_faults
+from autosplit.problem import Block
+
+
+def answer_of(problem, request, **changes):
+    options = {"limit_s": inf, "bound_s": 0.0, "hint": (), "time_limit_s": 20.0} | changes
+    slots = request.num_stages or (min(problem.num_ops, request.max_stages or problem.num_ops, problem.num_devices))
+    return ilp.solve_ilp(problem, contract(problem, request, merge=False), request, num_slots=slots, **options)
+
+
+REQUESTS = {
+    "a chain": Request(),
+    "any sets": Request(contiguous=False),
+    "two stages": Request(num_stages=2),
+    "three stages on two devices": Request(num_stages=3, reuse=True),
+    "at most two": Request(max_stages=2),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_plans_equal_brute_force(name, seed):
+    request = REQUESTS[name]
+    problem = random_problem(seed, num_ops=max(request.num_stages or 1, 2 + seed % 3), num_devices=2)
+    best, answer = exhaustive.best_blocks(problem, request), answer_of(problem, request)
+    if best is None:
+        assert answer.infeasible and answer.blocks is None
+        return
+    assert not answer.infeasible and answer.bound_s <= best[1] * (1 + 2e-6) + 1e-9
+    assert request_faults(problem, request, answer.blocks) == []
+    assert objective_s(problem, request, answer.blocks) == pytest.approx(best[1], rel=2e-6, abs=1e-9)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_bounds_hold_with_replicas_too(seed):
+    request = Request(max_replicas=2)
+    problem = random_problem(seed, num_ops=2 + seed % 3, num_devices=2)
+    best, answer = exhaustive.best_blocks(problem, request), answer_of(problem, request)
+    assert answer.infeasible == (best is None)
+    if best is not None:
+        assert answer.bound_s <= best[1] * (1 + 2e-6) + 1e-9
+
+
+def test_below_a_limit_that_nothing_reaches_there_is_no_plan():
+    problem = chain([2.0, 2.0], num_bytes=0.0)
+    assert answer_of(problem, Request(), limit_s=1.9).infeasible
+    hinted = answer_of(problem, Request(), limit_s=2.0, bound_s=2.0, hint=(Block((0,), (0,)), Block((1,), (1,))))
+    assert objective_s(problem, Request(), hinted.blocks) == hinted.bound_s == pytest.approx(2.0)
+
+
+def test_what_cannot_be_built_in_time_is_not_begun():
+    assert answer_of(chain([1.0] * 400, num_devices=8), Request(), time_limit_s=0.01) is None

@@ -1,0 +1,62 @@
+"""More blocks than devices: on tiny problems the beam search finds what brute force finds."""
+
+from itertools import combinations, pairwise, product
+from time import monotonic
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import chain, random_problem
+
+from autosplit.cost import evaluate
+from autosplit.planners import bounds, exhaustive
+from autosplit.planners.items import contract
+from autosplit.planners.request import Request, objective_s, request_faults
+from autosplit.planners.reusing import best_reuse
+from autosplit.problem import Block
+
+
+def found_by(problem, request):
+    items = contract(problem, request)
+    return best_reuse(problem, items, request, bounds.multipliers(items), request.num_stages, monotonic() + 20)
+
+
+def best_chain_s(problem, num_stages):
+    """The best of all ways to cut a chain and to put its parts on devices."""
+    found = []
+    for cuts in combinations(range(1, problem.num_ops), num_stages - 1):
+        parts = [tuple(range(a, b)) for a, b in pairwise([0, *cuts, problem.num_ops])]
+        for devices in product(range(problem.num_devices), repeat=num_stages):
+            blocks = [Block(ops, (device,)) for ops, device in zip(parts, devices, strict=True)]
+            found.append(evaluate(problem, blocks).bottleneck_s)
+    return min(found)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.sampled_from([3, 4]))
+def test_tiny_chains_equal_brute_force(seed, num_stages):
+    """Every order of a chain is the order, so that nothing is left to luck but the beam, which holds all labels here."""
+    times = [1.0 + (seed // 7**place) % 7 for place in range(5)]
+    problem = chain(times, num_bytes=0.25 * (seed % 4))
+    request = Request(num_stages=num_stages, reuse=True)
+    blocks, value_s = found_by(problem, request)
+    assert request_faults(problem, request, blocks) == []
+    assert value_s == objective_s(problem, request, blocks) == pytest.approx(best_chain_s(problem, num_stages))
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_what_is_found_is_a_plan_and_never_better_than_brute_force(seed):
+    problem = random_problem(seed, num_ops=4, num_devices=2)
+    request = Request(num_stages=3, reuse=True)
+    found, best = found_by(problem, request), exhaustive.best_blocks(problem, request)
+    if found is not None:
+        assert request_faults(problem, request, found[0]) == []
+        assert best is not None and found[1] >= best[1] * (1 - 1e-9)
+
+
+def test_several_stages_share_a_device_where_that_balances():
+    """1 + 3 on one device, 2 + 2 on the other: a chain of two blocks gives 5 s, one of three gives 4 s."""
+    problem = chain([1.0, 4.0, 3.0], num_bytes=0.0)
+    assert found_by(problem, Request(num_stages=3, reuse=True))[1] == 4.0
+    assert found_by(chain([1.0]), Request(num_stages=2, reuse=True)) is None
