@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Literal
 
 import torch
 
@@ -20,12 +21,12 @@ NUM_SLOTS = 4
 
 @dataclass(frozen=True)
 class Role:
-    """What one end does: echo (there and back) or stream (one way), how often, and how long it spins."""
+    """What one end does: echo (there and back), stream (one way) or only copy; how often, and how long it spins."""
 
     there: RingHandle
     back: RingHandle
     leads: bool
-    echoes: bool
+    kind: Literal["echo", "stream", "copy"]
     count: int
     spin_s: float
 
@@ -42,14 +43,16 @@ def play(control: Connection) -> None:
         control.recv()
         start = time.perf_counter()
         for number in range(role.count):
-            if role.leads or role.echoes:
-                if not role.leads:
-                    read(receiver, number)
+            if role.kind == "copy":
+                if role.leads:
+                    sender.ring.slot(number).write(number, payload)
+                continue
+            if not role.leads:
+                read(receiver, number)
+            if role.leads or role.kind == "echo":
                 sender.acquire(number, 30).write(number, payload)
                 sender.release()
-            if not role.leads and not role.echoes:
-                read(receiver, number)
-            if role.leads and role.echoes:
+            if role.leads and role.kind == "echo":
                 read(receiver, number)
         control.send(time.perf_counter() - start)
 
@@ -62,8 +65,9 @@ def read(receiver: RingEnd, number: int) -> None:
 
 
 def measure(rounds: int = 5) -> Iterator[dict[str, object]]:
-    """One row a size and way of waiting: medians over interleaved rounds, with the quartiles' distance."""
+    """One row a size and way of waiting: medians over interleaved rounds; beside the stream, the sender's copies alone."""
     cores = affinity()
+    kinds: tuple[Literal["echo", "stream", "copy"], ...] = ("echo", "copy", "stream")
     settings = [(size, spin_s) for size in SIZES for spin_s in (0.0, SPIN_S)]
     rings = {size: [Ring.create([TensorSpec("x", (size // 4,), (1,), "float32")], NUM_SLOTS) for _ in range(2)] for size in SIZES}
     fds = [fd for pair in rings.values() for ring in pair for fd in ring.handle.fds]
@@ -72,22 +76,23 @@ def measure(rounds: int = 5) -> Iterator[dict[str, object]]:
     ]
     one_way: dict[tuple[int, float], list[float]] = {setting: [] for setting in settings}
     streamed: dict[tuple[int, float], list[float]] = {setting: [] for setting in settings}
+    copied: dict[tuple[int, float], list[float]] = {setting: [] for setting in settings}
     try:
         for _ in range(rounds):
             for size, spin_s in settings:
                 count = max(100, min(2000, 200_000_000 // size))
-                for echoes, found in ((True, one_way), (False, streamed)):
+                for kind, found in zip(kinds, (one_way, copied, streamed), strict=True):
                     for ring in rings[size]:
                         ring.refill()
                     for worker, leads in zip(workers, (True, False), strict=True):
                         there, back = (ring.handle for ring in rings[size])
-                        worker.connection.send(Role(there, back, leads, echoes, count, spin_s))
+                        worker.connection.send(Role(there, back, leads, kind, count, spin_s))
                     for worker in workers:
                         receive(worker, 60, "its role")
                     for worker in workers:
                         worker.connection.send("go")
                     seconds = max(receive(worker, 60, "the end") for worker in workers) / count
-                    found[size, spin_s].append(seconds / 2 if echoes else size / seconds)
+                    found[size, spin_s].append(seconds / 2 if kind == "echo" else size / seconds)
     finally:
         for worker in workers:
             worker.close()
@@ -101,4 +106,5 @@ def measure(rounds: int = 5) -> Iterator[dict[str, object]]:
             "max_us": max(times) * 1e6,
             "streamed_gb_per_s": statistics.median(rates) / 1e9,
             "best_gb_per_s": max(rates) / 1e9,
+            "copy_alone_gb_per_s": statistics.median(copied[size, spin_s]) / 1e9,
         }

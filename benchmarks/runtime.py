@@ -5,14 +5,16 @@ largest round: on a shared machine a single figure says little.
 """
 
 import argparse
+import itertools
 import logging
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -22,9 +24,13 @@ from autosplit.machine import parse_device
 from autosplit.running.modules import PythonFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
+from autosplit.running.worker import Event
 from autosplit.tensorspec import TensorSpec
 from autosplit.tracing import trace
 from benchmarks import peers, ringbench
+
+MODELS = ["autosplit.examples.mlp:mlp?depth=8&width=256", "transformers:MobileNetV2Model"]
+"""Stages so small that the transport decides, and stages of a common size."""
 
 
 def same(x: torch.Tensor) -> torch.Tensor:
@@ -40,6 +46,12 @@ def show(title: str, rows: Iterable[Mapping[str, object]]) -> None:
     print("  ".join(key.rjust(width) for key, width in widths.items()))
     for row in cells:
         print("  ".join(row[key].rjust(width) for key, width in widths.items()), flush=True)
+
+
+def take(pipeline: Pipeline, request: Sequence[torch.Tensor], count: int) -> None:
+    """Stream ``count`` requests through, and let go of each answer."""
+    for _ in pipeline.stream(itertools.repeat(request, count)):
+        pass
 
 
 def empty_pipeline(num_bytes: int, num_stages: int) -> Pipeline:
@@ -63,11 +75,11 @@ def empty(rounds: int = 5) -> None:
         for num_bytes in (4096, 614_400):
             with empty_pipeline(num_bytes, num_stages) as pipeline:
                 request = [torch.ones(num_bytes // 4)]
-                pipeline.run_many([request] * 200)
+                take(pipeline, request, 200)
                 rates = []
                 for _ in range(rounds):
                     start = time.perf_counter()
-                    pipeline.run_many([request] * 1000)
+                    take(pipeline, request, 1000)
                     rates.append(1000 / (time.perf_counter() - start))
                 pipeline.stats(clear=True)
                 for _ in range(300):
@@ -87,8 +99,8 @@ def empty(rounds: int = 5) -> None:
     show("Empty stages: throughput in a stream, latency of one request at a time", rows)
 
 
-def compare(spec: str, rounds: int = 7, num_requests: int = 96) -> None:
-    """The same two stages through this runtime and through others."""
+def compare(spec: str, rounds: int = 7, round_s: float = 1.5) -> None:
+    """The same two stages through this runtime and through others, each on one thread of a core of its own."""
     traced = trace(load_model(spec))
     programs = peers.balanced_cut(traced)
     value = traced.example_inputs[0]
@@ -100,11 +112,14 @@ def compare(spec: str, rounds: int = 7, num_requests: int = 96) -> None:
             for program, folder, core in zip(programs, folders, cores, strict=True)
         ]
         pipeline = stack.enter_context(Pipeline(stages, traced.graph.inputs, traced.graph.outputs))
+        shares: list[Shares] = []
 
         def ours(count: int) -> float:
             start = time.perf_counter()
-            pipeline.run_many([[value]] * count)
-            return time.perf_counter() - start
+            take(pipeline, [value], count)
+            seconds = time.perf_counter() - start
+            shares.append(bottleneck_shares(pipeline.events(clear=True), seconds))
+            return seconds
 
         ways = {
             "autosplit": ours,
@@ -117,13 +132,15 @@ def compare(spec: str, rounds: int = 7, num_requests: int = 96) -> None:
         except ImportError:
             print("Ray is left out: it is not installed (pip install 'autosplit[ray]')", file=sys.stderr)
         rates: dict[str, list[float]] = {name: [] for name in ways}
-        pipeline.run_many([[value]] * 16)
-        pipeline.stats(clear=True)
+        ours(64)
+        batch = peers.NUM_MICROBATCHES
+        num_requests = batch * max(4, min(1000, round(round_s * 64 / ours(64) / batch)))
+        for way in ways.values():
+            way(2 * batch)
+        shares.clear()
         for number in range(rounds):
             for name in list(ways)[:: 1 if number % 2 == 0 else -1]:
                 rates[name].append(num_requests / ways[name](num_requests))
-        stats = pipeline.stats()
-    best = 1 / stats.bottleneck_s
     rows = [
         {
             "way": name,
@@ -134,9 +151,31 @@ def compare(spec: str, rounds: int = 7, num_requests: int = 96) -> None:
         }
         for name, found in rates.items()
     ]
-    show(f"{spec} in two stages, {peers.stages_between(programs)} bytes between them", rows)
-    share = statistics.median(rates["autosplit"]) / best
-    print(f"1 / slowest measured stage: {best:.4g} items/s, of which autosplit reaches {share:.3f}")
+    crossing = peers.stages_between(programs)
+    show(f"{spec} in two stages, {crossing} bytes between them, rounds of {num_requests} requests", rows)
+    busy, transfer, wait = (statistics.median(part) for part in zip(*shares, strict=True))
+    print(f"throughput x mean time of the slowest stage: {busy:.3f}; it copies {transfer:.3f} of the time, and waits {wait:.3f}")
+
+
+class Shares(NamedTuple):
+    """What the busiest worker did with the time of a round; the rest is its bookkeeping."""
+
+    busy: float
+    transfer: float
+    wait: float
+
+
+def bottleneck_shares(events: Sequence[Sequence[Event]], seconds: float) -> Shares:
+    """Shares of the round's ``seconds``, of the worker that was busy longest.
+
+    Its busy share is the number of requests times its mean time over the seconds: the throughput over 1 / that time.
+    """
+    busiest = max(events, key=lambda mine: sum(event.ran_ns - event.got_ns for event in mine))
+    first_ns = busiest[0].got_ns
+    busy = sum(event.ran_ns - event.got_ns for event in busiest)
+    transfer = sum(event.sent_ns - event.ran_ns - event.blocked_ns for event in busiest)
+    wait = sum(max(0, event.got_ns - max(event.asked_ns, first_ns)) + event.blocked_ns for event in busiest)
+    return Shares(busy / 1e9 / seconds, transfer / 1e9 / seconds, wait / 1e9 / seconds)
 
 
 def soak(seconds: float = 60.0) -> None:
@@ -145,12 +184,12 @@ def soak(seconds: float = 60.0) -> None:
     with empty_pipeline(65_536, 2) as pipeline:
         request = [torch.ones(16_384)]
         for _ in range(20):  # until the bounded histories are full
-            pipeline.run_many([request] * 1000)
+            take(pipeline, request, 1000)
         processes = [host, *(psutil.Process(pid) for pid in pipeline.pids)]
         before = [(one.memory_info().rss, one.num_fds()) for one in processes]
         count, until = 0, time.monotonic() + seconds
         while time.monotonic() < until:
-            pipeline.run_many([request] * 1000)
+            take(pipeline, request, 1000)
             count += 1000
         after = [(one.memory_info().rss, one.num_fds()) for one in processes]
         restarts = pipeline.restarts
@@ -171,7 +210,7 @@ def main() -> None:
     """Run what is named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=["ring", "empty", "peers", "soak"], help="ring, empty, peers, soak")
-    parser.add_argument("--model", default="transformers:MobileNetV2Model", help="the model of the comparison with peers")
+    parser.add_argument("--models", nargs="+", default=MODELS, help="the models of the comparison with peers")
     parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of the soak")
     options = parser.parse_args()
@@ -179,7 +218,7 @@ def main() -> None:
     parts = {
         "ring": lambda: show("Ring between two pinned processes", ringbench.measure(options.rounds)),
         "empty": lambda: empty(options.rounds),
-        "peers": lambda: compare(options.model, options.rounds),
+        "peers": lambda: [compare(model, options.rounds) for model in options.models],
         "soak": lambda: soak(options.seconds),
     }
     for part in options.parts:

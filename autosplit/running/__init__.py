@@ -25,6 +25,8 @@ In code::
     ]
     with Pipeline(stages, inputs=graph.inputs, outputs=graph.outputs) as pipeline:
         answers = pipeline.run_many(requests)        # a request is a sequence of tensors; answers in order
+        for answer in pipeline.stream(requests):     # the same for any number: few requests and answers in memory at a time
+            ...
         future = pipeline.submit(request, priority=0, deadline_s=None, timeout_s=None)
         stats = pipeline.stats(clear=True)           # results.RunStats: latency, busy / wait / transfer of each worker
         live = pipeline.health()                     # state and sums of each worker, read without asking it

@@ -80,7 +80,7 @@ class Executor:
             channel = wiring.channels[number]
             for first, ring in enumerate(deployment.rings[number]):
                 end = RingEnd(ring, sends=False)
-                copies = {spec.name: Copies(spec, 2 * wiring.window) for spec in channel.specs}
+                copies = {spec.name: Copies(spec, 4 * wiring.window) for spec in channel.specs}
                 self._drains[end.fd] = Drain(end, copies, first, channel.every, first)
         self._num_tokens = len(drains)
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]

@@ -4,7 +4,8 @@ import concurrent.futures
 import contextlib
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -124,6 +125,21 @@ class Pipeline:
         futures = [self._executor.submit(request, 0, None, keep=True) for request in taken]
         concurrent.futures.wait(futures)
         return [future.result() for future in futures]
+
+    def stream(self, requests: Iterable[Sequence[torch.Tensor]]) -> Iterator[Tensors]:
+        """The answers to any number of requests, in the same order, with no more than a few of either in memory at a time.
+
+        A request's inputs must stay as they are until its answer is taken.
+
+        Raises: StageError, WorkerError: a request failed; those after it that were taken in are run all the same.
+        """
+        under_way: deque[Future[Tensors]] = deque()
+        for inputs in requests:
+            under_way.append(self._executor.submit(self._request(inputs, None), 0, None, keep=True))
+            if len(under_way) == 2 * self.wiring.window:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
 
     @property
     def pids(self) -> list[int]:

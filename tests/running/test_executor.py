@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import add, double, fail_on_7, increment, local, request
 
-from autosplit.errors import BackendError, DeadlineError, RefusedError, StageError, UsageError, WorkerError
+from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
@@ -74,6 +75,33 @@ def test_any_network_gives_every_answer_in_order(
         for one, other in reads:
             values.append(values[one] + values[other])
         assert [float(value[0]) for value in answer] == [values[one] for one in outputs]
+
+
+def test_a_stream_takes_requests_in_as_its_answers_are_taken() -> None:
+    taken: list[int] = []
+
+    def requests() -> Iterator[list[torch.Tensor]]:
+        for number in range(40):
+            taken.append(number)
+            yield request(number)
+
+    with Pipeline([local("s", fail_on_7, "x", "y")], ["x"], ["y"]) as pipeline:
+        answers = pipeline.stream(requests())
+        for number in range(7):
+            assert next(answers)[0][0] == number + 1
+            assert len(taken) == number + 2 * pipeline.wiring.window
+        with pytest.raises(StageError, match="seven"):
+            next(answers)
+        assert [answer[0].item() for (answer,) in pipeline.stream(map(request, range(10, 40)))] == list(range(11, 41))
+
+
+def test_stages_run_in_inference_mode_and_answers_are_ordinary_tensors() -> None:
+    def mode(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.is_inference_mode_enabled()
+
+    with Pipeline([local("s", mode, "x", "y")], ["x"], ["y"]) as pipeline:
+        (answer,) = pipeline.run(request(0))
+        assert answer[0] == 1 and not answer.is_inference()
 
 
 def test_a_request_that_fails_fails_alone() -> None:
@@ -336,6 +364,11 @@ def test_close_drains_or_fails_what_it_holds() -> None:
 def test_inputs_that_do_not_fit(inputs: list[torch.Tensor], fault: str) -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline, pytest.raises(UsageError, match=fault):
         pipeline.submit(inputs)
+
+
+def test_a_parameter_group_of_no_stage_is_refused() -> None:
+    with pytest.raises(PlanError, match="group 'g' names 'none'; the stages are: a"):
+        Pipeline([local("a", double, "x", "y")], ["x"], ["y"], groups={"g": ["a", "none"]})
 
 
 def test_many_threads_may_submit_at_once() -> None:
