@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from autosplit.planners.frontier import narrow_order, sweep_of
+from autosplit.planners.frontier import Sweep, cheap_nets, narrow_order, sifted_order, sweep_of
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints, Table
 from autosplit.planners.pricing import Pricer
@@ -31,7 +31,16 @@ MOST_STRETCHES = 400
 MOST_ROWS = 6000
 """Items above which no linear program is solved."""
 
-PATIENCE = 0.5
+MANY_TRIES = 3000
+"""Items above which fewer orders are tried."""
+
+FAR = 0.97
+"""A bound below this share of the best plan is first brought half the way."""
+
+TABLE_CELLS = 120_000_000
+"""Most cells of a table of states and values, 8 bytes each."""
+
+PATIENCE = 0.25
 """Share of the time left that one target gets; the next one is closer."""
 
 PER_ITEM, FIRST_CELLS = 40, 20_000_000
@@ -43,19 +52,42 @@ FINEST_CELLS = 300_000_000
 Members = NDArray[np.bool_]
 
 
-def pricers_of(graph: Hypergraph, *, tries: int = 24, seed: int = 0, max_states: int = 300_000) -> list[Pricer] | None:
-    """A pricer for each class of devices; None where the graph is too wide to sweep."""
+def pricers_of(graph: Hypergraph, *, tries: int = 200, seed: int = 0, max_states: int = 60_000) -> list[Pricer]:
+    """A pricer for each class of devices; where the graph is too wide, its cheapest nets are left aside."""
     everything = np.ones(graph.num_items, dtype=np.bool_)
+    max_states = max(max_states, 8 * graph.num_items)
     found = []
     for members in graph.classes:
         device = members[0]
         paying = _only(graph, graph.net_s[:, device] > 0)
-        order = narrow_order(paying, everything, tries=tries, seed=seed)
-        sweep = sweep_of(paying, order, everything, device, device, max_states=max_states)
-        if sweep is None:
-            return None
+        sweep, order = _narrowest(paying, device, tries, seed, max_states)
+        room = float(max_states)
+        while sweep is None:
+            thin = _only(paying, ~cheap_nets(paying, order, device, max(room, 4.0 * graph.num_items)))
+            sweep = sweep_of(thin, order, everything, device, device, max_states=max_states)
+            room /= 2.0
         found.append(Pricer(sweep, np.ascontiguousarray(graph.compute_s[:, device]), len(members)))
     return found
+
+
+def _narrowest(graph: Hypergraph, device: int, tries: int, seed: int, max_states: int) -> tuple[Sweep | None, Ints]:
+    """The sweep with the fewest states of those along several orders, and its order; None where all have too many."""
+    everything = np.ones(graph.num_items, dtype=np.bool_)
+    given = np.arange(graph.num_items)
+    best, order = sweep_of(graph, given, everything, device, device, max_states=max_states), given
+    if not graph.num_nets:
+        return best, order
+    starts = [given]
+    starts.append(narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=seed))
+    for start in starts:
+        for tried in (start, sifted_order(graph, start, seed=seed)):
+            most = max_states if best is None else best.num_states
+            sweep = sweep_of(graph, tried, everything, device, device, max_states=most)
+            if sweep is not None and (best is None or sweep.num_states < best.num_states):
+                best, order = sweep, tried
+            elif best is None:
+                order = tried
+    return best, order
 
 
 def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
@@ -212,7 +244,11 @@ class ColumnBound:
 
 
 def generate_columns(
-    bound: ColumnBound, known: Sequence[Sequence[Members]], target_s: float, halt: Callable[[], bool]
+    bound: ColumnBound,
+    known: Sequence[Sequence[Members]],
+    target_s: float,
+    halt: Callable[[], bool],
+    centre: Floats | None = None,
 ) -> tuple[str, Floats, list[list[Members]]]:
     """Raise a bound by column generation until it reaches a target, the target proves out of reach, or a halt.
 
@@ -221,17 +257,14 @@ def generate_columns(
         known: for each class, sets that one of its devices may hold; those above the target are left aside.
         target_s: load to refute.
         halt: asked after each pricing.
+        centre: prices to begin near; those of the sets known where none are given.
     Returns: ``refuted``, ``covered`` (fractional sets within the target exist: no prices can refute it), ``stalled`` (prices as
         coarse as these bring nothing new) or ``halted``; the best prices; and all sets known now.
     """
     graph, pricers = bound.graph, bound.pricers
-    cover = _Cover.of(graph.num_items, pricers)
-    for kind, members in enumerate(graph.classes):
-        for part in (*known[kind], *_stretches(graph, pricers[kind], members[0], target_s)):
-            if graph.load_s(part, members[0]) <= target_s:
-                cover.add(kind, part)
+    cover = _starting_cover(graph, pricers, known, target_s)
     _, fresh = cover.solve()
-    centre = bound.prices if bound.prices is not None else fresh
+    centre = fresh if centre is None else centre
     weight, best_share = 0.9, np.inf
     while True:
         mix, added, better = weight, False, False
@@ -254,6 +287,16 @@ def generate_columns(
         share, fresh = cover.solve()
         if share >= 1.0 - 1e-7:
             return "covered", centre, cover.columns
+
+
+def _starting_cover(graph: Hypergraph, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float) -> _Cover:
+    """The known sets and stretches of the sweeps that are within the target."""
+    cover = _Cover.of(graph.num_items, pricers)
+    for kind, members in enumerate(graph.classes):
+        for part in (*known[kind], *_stretches(graph, pricers[kind], members[0], target_s)):
+            if graph.load_s(part, members[0]) <= target_s:
+                cover.add(kind, part)
+    return cover
 
 
 def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
@@ -281,14 +324,16 @@ def rising_bound(
     """
     pricers = pricers_of(graph)
     value_s, home = best()
-    if pricers is None or not 0.0 < value_s < np.inf:
+    if not 0.0 < value_s < np.inf:
         return
     bound = ColumnBound(graph, pricers, value_s, deadline=deadline)
     _first_prices(bound, report)
     finest = max(PER_ITEM * graph.num_items, FIRST_CELLS // bound.num_states)
-    grains = [int(np.clip(finest * factor, 1500, 60000)) for factor in (1, 3, 9)]
+    most = min(int(TABLE_CELLS * pricer.count / (1.3 * pricer.sweep.num_states)) for pricer in pricers)
+    grains = [int(np.clip(finest * factor, 1500, max(1500, min(60000, most)))) for factor in (0.2, 1, 3, 9)]
     columns: list[list[Members]] = [[] for _ in graph.classes]
-    reach, level = 1.0, 0
+    prices = bound.prices
+    reach, level = 1.0 if bound.bound_s > FAR * value_s else 0.5, 0
     while monotonic() < deadline and graph.num_items <= MOST_ROWS:
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - SLACK):
@@ -303,11 +348,13 @@ def rising_bound(
         def halt(value_s: float = value_s, until: float = until) -> bool:
             return monotonic() > until or not bound.affords(2 * bound.grain) or best()[0] < value_s * (1.0 - 1e-4)
 
-        outcome, prices, columns = generate_columns(bound, columns, target_s, halt)
+        outcome, prices, columns = generate_columns(bound, columns, target_s, halt, prices)
         bound.try_prices(prices)
         report(bound.bound_s * (1.0 - SLACK), "columns")
         if outcome == "stalled" and level + 1 < len(grains):
             level += 1
+        elif outcome == "halted" and bound.bound_s > FAR * value_s and level + 1 < len(grains) and best()[0] == value_s:
+            level, reach = level + 1, 0.8 * reach
         elif outcome == "refuted":
             reach = min(1.0, 1.3 * reach)
         elif best()[0] == value_s:

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 from numba.core import event
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+whole = cast(Callable[[int], int], np.int64)
+"""For whole numbers given to compiled functions: for a literal numba would compile all that is called once more."""
 
 
 def compiled(function: Function) -> Function:

@@ -69,6 +69,43 @@ def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 
     return best[1] if best else np.zeros(0, dtype=np.int64)
 
 
+def sifted_order(graph: Hypergraph, order: Ints, *, seed: int = 0, work: int = 200_000_000) -> Ints:
+    """An order of all items with fewer open nets: each item is moved beside those that it shares nets with while that helps.
+
+    After Rudell's sifting of decision diagrams (1993). The sum of 2 to the number open stands for the states.
+
+    Args:
+        graph: items and nets.
+        order: all items.
+        seed: of the sequence in which items are tried.
+        work: steps after which no further item is tried.
+    """
+    found: Any = _sift(order, graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, work, seed)
+    return np.asarray(found)
+
+
+def cheap_nets(graph: Hypergraph, order: Ints, device: int, most: float) -> NDArray[np.bool_]:
+    """The nets to leave aside for a narrow sweep: the cheapest at the widest place, until the sum of 2 to the number open fits.
+
+    What is proved without them holds with them, for they only add to loads.
+    """
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    nets = [place[graph.pins(net)] for net in range(graph.num_nets)]
+    first, last = np.array([pins.min() for pins in nets]), np.array([pins.max() for pins in nets])
+    num_open = np.zeros(len(order), dtype=np.int64)
+    for net in range(graph.num_nets):
+        num_open[first[net] : last[net]] += 1
+    dropped = np.zeros(graph.num_nets, dtype=np.bool_)
+    while (2.0**num_open).sum() > most:
+        widest = int(num_open.argmax())
+        there = np.flatnonzero(~dropped & (first <= widest) & (widest < last))
+        net = int(there[graph.net_s[there, device].argmin()])
+        dropped[net] = True
+        num_open[first[net] : last[net]] -= 1
+    return dropped
+
+
 def sweep_of(
     graph: Hypergraph, order: Ints, members: NDArray[np.bool_], device_1: int, device_0: int, *, max_states: int = 2_000_000
 ) -> Sweep | None:
@@ -88,6 +125,69 @@ def sweep_of(
     )  # fmt: skip
     layer, into, source, side, cost_1, cost_0 = found
     return None if len(layer) < len(order) + 2 else Sweep(order, layer, into, source, side, cost_1, cost_0)
+
+
+@allocating
+def _area(place: Ints, net_start: Ints, net_pins: Ints, change: Ints) -> float:
+    """Sum over positions of 2 to the number of open nets."""
+    change[:] = 0
+    for net in range(len(net_start) - 1):
+        low, high = len(place), -1
+        for entry in range(net_start[net], net_start[net + 1]):
+            low, high = min(low, place[net_pins[entry]]), max(high, place[net_pins[entry]])
+        change[low] += 1
+        change[high] -= 1
+    area, num_open = 0.0, 0
+    for position in range(len(place)):
+        num_open += change[position]
+        area += 2.0**num_open
+    return area
+
+
+@allocating
+def _sift(  # noqa: C901 - one compiled loop
+    start: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, work: int, seed: int
+) -> Ints:
+    np.random.seed(seed)
+    count, order = len(start), start.copy()
+    place = np.zeros(count, np.int64)
+    for position in range(count):
+        place[order[position]] = position
+    trial, change = place.copy(), np.zeros(count + 1, np.int64)
+    best, cost, spent = _area(place, net_start, net_pins, change), count + len(net_pins), 0
+    better = True
+    while better and spent < work:
+        better = False
+        for item in np.random.permutation(count):
+            old, goal = place[item], -1
+            for spot in range(item_start[item], item_start[item + 1]):
+                net = item_nets[spot]
+                for entry in range(net_start[net], net_start[net + 1]):
+                    for side in range(2):
+                        new = place[net_pins[entry]] + side
+                        if new > old:
+                            new -= 1
+                        if new == old or spent > work:
+                            continue
+                        shift = -1 if old < new else 1
+                        for position in range(min(old, new), max(old, new) + 1):
+                            trial[order[position]] = position + shift
+                        trial[item] = new
+                        area = _area(trial, net_start, net_pins, change)
+                        spent += cost
+                        if area < best * (1.0 - 1e-9):
+                            best, goal = area, new
+                        for position in range(min(old, new), max(old, new) + 1):
+                            trial[order[position]] = position
+            if goal >= 0:
+                shift = 1 if old < goal else -1
+                for position in range(old, goal, shift):
+                    order[position] = order[position + shift]
+                order[goal] = item
+                for position in range(min(old, goal), max(old, goal) + 1):
+                    place[order[position]] = trial[order[position]] = position
+                better = True
+    return order
 
 
 @allocating

@@ -1,13 +1,16 @@
 """CP-SAT: what the dynamic programs cannot hold, with a bound: links by pair, pools, shared devices, non-contiguous plans.
 
-Where items stand is for slots.py; here is what they cost. A value costs a slot through one Boolean for each slot that makes
-or reads it, or, where the price depends on the neighbour, for each pair of slots. Every coefficient is rounded down, so
-what the solver proves is a bound; every plan is evaluated again in float64 by the caller.
+Where items stand is for slots.py, when blocks begin for timing.py; here is what they cost. A value costs a slot through one
+Boolean for each slot that makes or reads it, or, where the price depends on the neighbour, for each pair of slots. Every
+coefficient is rounded down, so what the solver proves is a bound. Every plan is evaluated in float64; one that costs more than
+the model says, or breaks the request, is excluded and the solver asked again (logic-based Benders, Hooker & Ottosson, 2003).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor, isfinite
+from itertools import permutations
+from math import floor, inf, isfinite
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -15,14 +18,19 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from autosplit.planners.items import Items
-from autosplit.planners.request import Request
+from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.planners.slots import Slots
+from autosplit.planners.timing import MOST_STEPS, Timing, price_spread_s
 from autosplit.problem import HOST, Block, Problem
 
 SCALE = 1e9
 """Steps that the limit is divided into."""
+CLOSED = 1e-7
 TERMS_PER_SECOND = 20_000
 """A model with more terms than this for each second left takes too long to build."""
+
+MOST_ORDERED = 5
+"""Blocks that are no chain stand in every order of so few, to see which gives the least latency."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ def solve_ilp(
     hint: Sequence[Block],
     time_limit_s: float,
     seed: int = 0,
+    any_plan: bool = False,
 ) -> Answer | None:
     """The best plan with at most ``num_slots`` blocks that is no worse than ``limit_s``; None when the model is too large.
 
@@ -58,28 +67,58 @@ def solve_ilp(
         hint: blocks of a known plan.
         time_limit_s: for the solver.
         seed: of the solver.
+        any_plan: the first plan that meets the request is enough.
     """
-    if _num_terms(problem, items, request, num_slots) > TERMS_PER_SECOND * time_limit_s:
+    timeless = any_plan and request.min_stage_s <= 0 and request.max_latency_s == inf
+    if _num_terms(problem, items, request, num_slots, timeless) > TERMS_PER_SECOND * time_limit_s:
         return None
-    model = _Model(problem, items, request, num_slots, limit_s)
-    model.bound_below(bound_s)
+    deadline = monotonic() + time_limit_s
+    model = _Model(problem, items, request, num_slots, limit_s, timeless)
+    if not any_plan:
+        model.bound_below(bound_s)
+        model.model.Minimize(model.goal)
     if hint:
         model.hint(hint)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.num_search_workers = 2
-    solver.parameters.random_seed = seed
-    status = solver.Solve(model.model)
-    if status == cp_model.INFEASIBLE:
-        return Answer(None, limit_s, True)
-    proved = max(bound_s, (solver.BestObjectiveBound() - model.slack) / model.scale)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Answer(None, proved, False)
-    return Answer(model.blocks(solver), proved, False)
+    return _answer(model, limit_s, bound_s, deadline, seed, any_plan)
 
 
-def _num_terms(problem: Problem, items: Items, request: Request, num_slots: int) -> int:
+def _answer(model: "_Model", limit_s: float, bound_s: float, deadline: float, seed: int, any_plan: bool) -> Answer:
+    """Ask until a plan costs what the model says, or is enough."""
+    best: tuple[Block, ...] | None = None
+    best_s, proved_s = limit_s, bound_s
+    while True:
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds = max(deadline - monotonic(), 0.01)
+        solver.parameters.num_search_workers = 2
+        solver.parameters.random_seed = seed
+        status = solver.Solve(model.model)
+        if status == cp_model.INFEASIBLE:
+            return Answer(best, best_s, best is None)
+        if not any_plan:
+            proved_s = max(proved_s, min(best_s, (solver.BestObjectiveBound() - model.slack) / model.scale))
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Answer(best, proved_s, False)
+        blocks = model.true_blocks(solver)
+        if not (blocks or model.sure):
+            return Answer(best, proved_s, False)
+        value_s = objective_s(model.problem, model.request, blocks) if blocks else inf
+        if blocks and value_s <= best_s:
+            best, best_s = blocks, value_s
+        if _is_enough(best, best_s, proved_s, any_plan) or monotonic() > deadline:
+            return Answer(best, min(proved_s, best_s), False)
+        model.exclude(solver)
+        if not any_plan:
+            model.limit(best_s)
+
+
+def _is_enough(best: tuple[Block, ...] | None, best_s: float, proved_s: float, any_plan: bool) -> bool:
+    return best is not None and (any_plan or best_s <= proved_s * (1 + CLOSED))
+
+
+def _num_terms(problem: Problem, items: Items, request: Request, num_slots: int, timeless: bool) -> int:
     types = problem.num_devices if request.reuse else len(items.classes)
+    if timeless:
+        return num_slots * (types * items.num_items + len(items.weights.data))
     pairs = 0 if _own_price(problem, items, request) else num_slots * num_slots * types * types
     return num_slots * types * items.num_items + len(items.pins.data) * num_slots + len(problem.nets) * pairs
 
@@ -90,53 +129,87 @@ def _own_price(problem: Problem, items: Items, request: Request) -> bool:
 
 
 class _Model(Slots):
-    """The loads of the slots and of the devices, in whole steps of the limit."""
+    """The loads of the slots and of the devices, in whole steps of the limit.
 
-    def __init__(self, problem: Problem, items: Items, request: Request, num_slots: int, limit_s: float) -> None:
+    ``goal`` is what is made small; ``sure`` says whether every order of the last blocks was looked at. A ``timeless``
+    model has no loads: it asks what fits.
+    """
+
+    def __init__(
+        self, problem: Problem, items: Items, request: Request, num_slots: int, limit_s: float, timeless: bool = False
+    ) -> None:
         super().__init__(problem, items, request, num_slots)
         finite = np.where(np.isfinite(items.compute_s), items.compute_s, 0.0)
-        self.top_s = limit_s if isfinite(limit_s) else float(finite.max(axis=1).sum()) + self._most_transfer_s() + 1e-12
+        all_s = float(finite.max(axis=1).sum()) + self._most_transfer_s() + 1e-12
+        self.top_s = limit_s if isfinite(limit_s) else all_s
         self.scale = SCALE / self.top_s if self.top_s > 0 else 1.0
+        self.sure = True
+        if timeless:
+            return
+        quick = request.objective == "latency"
+        self.load = self.model.NewIntVar(0, int(MOST_STEPS if quick else SCALE + 1), "load")
+        own = _own_price(problem, items, request)
         self.slack = 1 if request.max_replicas > 1 else 0
-        self.load = self.model.NewIntVar(0, int(SCALE) + 1, "load")
-        self._loads(_own_price(problem, items, request))
+        work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
+        moved = self._own_transfers() if own else self._pair_transfers()
+        self._loads(work, moved)
+        timing = Timing(self, work, moved, self.scale)
+        if request.min_stage_s > 0:
+            timing.least_stage(request.min_stage_s, 0.0 if own or request.max_replicas == 1 else price_spread_s(self))
+        self.goal = self.load
+        if quick or request.max_latency_s < all_s:
+            makespan = timing.makespan(min(request.max_latency_s, all_s, self.top_s if quick else inf))
+            self.goal = makespan if quick else self.load
 
     def bound_below(self, bound_s: float) -> None:
-        """No load below a known bound; the load is what the solver makes small."""
-        self.model.Add(self.load >= min(floor(bound_s * self.scale * (1 - 1e-9)), int(SCALE)))
-        self.model.Minimize(self.load)
+        """Nothing below a known bound."""
+        self.model.Add(self.goal >= min(floor(bound_s * self.scale * (1 - 1e-9)), int(SCALE)))
+
+    def limit(self, limit_s: float) -> None:
+        """Nothing above what a known plan reaches."""
+        if limit_s < self.top_s:
+            self.model.Add(self.goal <= int(np.ceil(limit_s * self.scale * (1 + 1e-9))))
+
+    def true_blocks(self, solver: cp_model.CpSolver) -> tuple[Block, ...]:
+        """The solver's blocks if they meet the request, in the order that is best; else none."""
+        row = self.blocks(solver)
+        rows = [row]
+        if not self.request.contiguous and (self.request.objective == "latency" or self.request.max_latency_s < inf):
+            self.sure = len(row) <= MOST_ORDERED
+            rows = list(permutations(row)) if self.sure else [row]
+        rows = [row for row in rows if not request_faults(self.problem, self.request, row)]
+        return min(rows, key=lambda row: objective_s(self.problem, self.request, row), default=())
 
     def _most_transfer_s(self) -> float:
         t = self.problem.transfers
-        each = (t.send_s + t.receive_s).max() + self.problem.net_bytes * (t.send_s_per_byte + t.receive_s_per_byte).max()
+        each = (t.send_s + t.receive_s + t.latency_s).max() + self.problem.net_bytes * (
+            t.send_s_per_byte + t.receive_s_per_byte
+        ).max()
         pins = np.array([len(net.consumers) for net in self.problem.nets])
         return float((each * pins).sum()) if len(pins) else 0.0
 
     def _steps(self, seconds: float) -> int:
-        return floor(seconds * self.scale * (1 + 1e-15))
+        return floor(min(seconds * self.scale * (1 + 1e-15), MOST_STEPS / 10))
 
-    def _loads(self, own: bool) -> None:
+    def _work(self, s: int, column: int) -> Any:
+        """Compute of a slot on a class."""
+        costs = self.items.compute_s[:, column]
+        return sum(self.inside[item][s] * self._steps(cost) for item, cost in enumerate(costs) if isfinite(cost) and cost)
+
+    def _loads(self, work: list[list[Any]], moved: list[list[Any]]) -> None:
         """The load of each slot on each type, and of each device where slots share it."""
-        moved = self._own_transfers() if own else self._pair_transfers()
         shares: list[list[Any]] = [[] for _ in self.types]
         moves: list[list[Any]] = [[] for _ in self.types]
         for s in range(self.num_slots):
-            for k, column in enumerate(self.type_class):
-                work = sum(
-                    self.inside[item][s] * self._steps(cost)
-                    for item, cost in enumerate(self.items.compute_s[:, column])
-                    if isfinite(cost) and cost
-                )
+            for k in range(len(self.types)):
                 if self.request.reuse:
-                    shares[k].append(self._share(work, s, k))
+                    shares[k].append(self._share(work[s][k], s, k))
                     moves[k].append(self._share(moved[s][k], s, k))
                     continue
                 for r, flag in enumerate(self.wide[s]):
-                    parts = [work, moved[s][k]] if self.problem.overlap else [work + moved[s][k]]
+                    parts = [work[s][k], moved[s][k]] if self.problem.overlap else [work[s][k] + moved[s][k]]
                     for part in parts:
                         self.model.Add((r + 1) * self.load >= part).OnlyEnforceIf(self.chosen[s][k], flag)
-            if self.request.min_stage_s > 0:
-                self._least_stage(s)
         for k in range(len(self.types) if self.request.reuse else 0):
             parts = [sum(shares[k]), sum(moves[k])] if self.problem.overlap else [sum(shares[k]) + sum(moves[k])]
             for part in parts:
@@ -144,22 +217,10 @@ class _Model(Slots):
 
     def _share(self, amount: Any, s: int, k: int) -> Any:
         """What a device bears of a slot: the amount over the replicas if it is chosen, else nothing."""
-        share = self.model.NewIntVar(0, int(SCALE) + 1, "")
+        share = self.model.NewIntVar(0, int(MOST_STEPS), "")
         for r, flag in enumerate(self.wide[s]):
             self.model.Add((r + 1) * share >= amount - r).OnlyEnforceIf(self.chosen[s][k], flag)
         return share
-
-    def _least_stage(self, s: int) -> None:
-        """A stage of at least ``min_stage_s``: necessary on compute and on every transfer that it could have."""
-        reach: float = float(sum(net.num_bytes for net in self.problem.nets))
-        t = self.problem.transfers
-        extra_s = reach * float((t.send_s_per_byte + t.receive_s_per_byte).max())
-        extra_s += len(self.problem.nets) * self.num_slots * float((t.send_s + t.receive_s).max())
-        slowest = np.where(np.isfinite(self.items.compute_s), self.items.compute_s, 0.0).max(axis=1)
-        work = sum(self.inside[item][s] * int(np.ceil(cost * self.scale)) for item, cost in enumerate(slowest) if cost)
-        least = floor((self.request.min_stage_s - extra_s) * self.scale)
-        if least > 0:
-            self.model.Add(work >= least).OnlyEnforceIf(self.used[s])
 
     def _own_transfers(self) -> list[list[Any]]:
         """What each slot moves on each type: every net costs a sender and each receiver once."""
@@ -175,6 +236,8 @@ class _Model(Slots):
             for s in range(self.num_slots):
                 made = self.inside[producer][s] if producer != HOST else 0
                 sends, receives = self.model.NewBoolVar(""), self.model.NewBoolVar("")
+                self._only_if(sends, made, [1 - self.inside[reader][s] for reader in readers])
+                self._only_if(receives, 1 - made, [self.inside[reader][s] for reader in readers])
                 for reader in readers:
                     if producer != HOST:
                         self.model.Add(sends >= made - self.inside[reader][s])
@@ -184,9 +247,15 @@ class _Model(Slots):
                     moved[s][k] += receives * self._steps(self.items.receive_s[net, column])
         return moved
 
+    def _only_if(self, flag: Any, needed: Any, causes: Sequence[Any]) -> None:
+        """A transfer that is not there may not make a stage longer: the flag needs one, and any of the causes."""
+        if self.request.min_stage_s > 0:
+            self.model.Add(flag <= needed)
+            self.model.Add(flag <= sum(causes))
+
     def _pair_transfers(self) -> list[list[Any]]:
         """What each slot moves on each type when the price depends on the neighbour's device."""
-        home = {op: item for item, ops in enumerate(self.items.ops) for op in ops}
+        home = self.item_of
         moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
         for net in self.problem.nets:
             readers = {home[op] for op in net.consumers if op != HOST}
@@ -201,6 +270,7 @@ class _Model(Slots):
 
     def _from_host(self, num_bytes: float, readers: set[int], t: int, moved: list[list[Any]]) -> None:
         arrives = self.model.NewBoolVar("")
+        self._only_if(arrives, 1, [self.inside[reader][t] for reader in readers])
         for reader in readers:
             self.model.Add(arrives >= self.inside[reader][t])
         transfers = self.problem.transfers
@@ -214,7 +284,7 @@ class _Model(Slots):
         """The price of one net if slot s makes it: to every slot that reads it, and to the host."""
         transfers = self.problem.transfers
         made = self.inside[producer][s]
-        once = [self.model.NewIntVar(0, int(SCALE) + 1, "") for _ in self.types] if self.problem.send_once else None
+        once = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.types] if self.problem.send_once else None
         for k, group in enumerate(self.types):
             host_s = transfers.send_s[group[0], HOST] + num_bytes * transfers.send_s_per_byte[group[0], HOST]
             if to_host and once is None:
@@ -225,6 +295,7 @@ class _Model(Slots):
             if t == s or not readers:
                 continue
             crosses = self.model.NewBoolVar("")
+            self._only_if(crosses, made, [self.inside[reader][t] for reader in readers])
             for reader in readers:
                 self.model.Add(crosses >= made + self.inside[reader][t] - 1)
             self._pair_prices(num_bytes, crosses, s, t, once, moved)
@@ -271,5 +342,7 @@ class _Model(Slots):
 
     def _product(self, flags: Sequence[Any]) -> Any:
         both = self.model.NewBoolVar("")
+        for flag in flags:
+            self._only_if(both, flag, [1])
         self.model.AddBoolOr([both, *(flag.Not() for flag in flags)])
         return both

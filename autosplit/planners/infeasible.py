@@ -1,20 +1,28 @@
 """What keeps a problem from having any plan, in words: what can be seen without a search, and small sets that conflict."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from time import monotonic
 
 import numpy as np
 
 from autosplit.errors import InfeasibleError
+from autosplit.planners.asking import is_hopeless
 from autosplit.planners.items import Items
 from autosplit.planners.request import Request
 from autosplit.problem import Problem
 from autosplit.tables import bytes_text
 
+MOST_NAMED = 12
+"""Constraints in one message."""
 
-def refuse_hopeless(problem: Problem, items: Items) -> None:
-    """Raise InfeasibleError when an op, or ops that stay together, fit no device alone, or all ops do not fit all devices."""
+
+def refuse_hopeless(problem: Problem, items: Items, most_blocks: int | None) -> None:
+    """Raise InfeasibleError when an op, or ops that stay together, fit no device alone, or all ops do not fit all devices.
+
+    With ``most_blocks``, no more than so many devices count.
+    """
     for ops in items.ops:
         allowed = np.flatnonzero(np.isfinite(problem.compute_s[list(ops)]).all(axis=0))
         if not len(allowed):
@@ -30,6 +38,12 @@ def refuse_hopeless(problem: Problem, items: Items) -> None:
         raise InfeasibleError(
             f"no plan fits: the ops need {bytes_text(total)} of weights, and all devices together hold {bytes_text(room)} "
             f"({caps}). Raise a device's memory, or add a device."
+        )
+    largest = float(np.sort(problem.memory_bytes)[::-1][:most_blocks].sum())
+    if total > largest * (1 + 1e-9):
+        raise InfeasibleError(
+            f"no plan fits: these cannot hold together: at most {most_blocks} stages, {bytes_text(total)} of weights, and the "
+            f"{bytes_text(largest)} that the {most_blocks} largest devices hold. Allow more stages, or raise a device's memory."
         )
 
 
@@ -70,33 +84,53 @@ def _too_large(problem: Problem, ops: Sequence[int], need: float, roomy: int, nu
     )
 
 
-Feasible = Callable[[Problem, Request], bool]
+def refuse_latency(request: Request, bound_s: float, method: str) -> None:
+    """Raise InfeasibleError when a sample is proved to take longer than it may."""
+    if bound_s > request.max_latency_s * (1 + 1e-9):
+        raise InfeasibleError(
+            f"no plan fits: a sample takes at least {bound_s:.3g} s ({method}), and at most "
+            f"{request.max_latency_s:.3g} s are asked for. Raise that limit, or use faster devices."
+        )
 
 
-def conflict(problem: Problem, request: Request, feasible: Feasible) -> list[str]:
-    """A set of constraints that cannot hold together, of which none can be left out; a sentence each.
+def conflict(problem: Problem, request: Request, deadline: float, seed: int = 0) -> str:
+    """A set of constraints that cannot hold together, of which none can be left out, in words.
 
-    Constraints are dropped one after the other, and stay dropped while no plan fits (the deletion filter of Chinneck and
-    Dravnieks, 1991); first whole kinds, then the members of the kinds that remain.
+    Constraints are dropped, and stay dropped while it is proved that no plan fits: first whole kinds, then halves of what
+    remains, quarters, and at last single ones (ddmin of Zeller and Hildebrandt, 2002). What is left always conflicts, so
+    that the search may end at any time.
+
+    Args:
+        problem, request: no plan meets these.
+        deadline: monotonic seconds after which nothing more is dropped; the words then say so.
+        seed: of the solver.
     """
     kept = _constraints(problem, request)
-    kinds = list(dict.fromkeys(kind for kind, _, _ in kept))
-    for kind in kinds:
+    for kind in dict.fromkeys(kind for kind, _, _ in kept):
         fewer = [entry for entry in kept if entry[0] != kind]
-        if len(fewer) < len(kept) and not feasible(*_with(problem, request, fewer)):
+        if fewer and monotonic() < deadline and is_hopeless(*_with(problem, request, fewer), deadline, seed):
             kept = fewer
-    for entry in list(kept):
-        fewer = [other for other in kept if other is not entry]
-        if not feasible(*_with(problem, request, fewer)):
-            kept = fewer
-    return [words for _, words, _ in kept]
+    size = len(kept) // 2
+    while size >= 1 and monotonic() < deadline:
+        place = 0
+        while place < len(kept) and len(kept) > 1 and monotonic() < deadline:
+            fewer = kept[:place] + kept[place + size :]
+            if fewer and is_hopeless(*_with(problem, request, fewer), deadline, seed):
+                kept = fewer
+            else:
+                place += size
+        size //= 2
+    words = [words for _, words, _ in kept]
+    more = f"; and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
+    late = " (there was no time to find out whether fewer of them conflict)" if monotonic() >= deadline else ""
+    return f"these cannot hold together: {'; '.join(words[:MOST_NAMED]) or 'no constraint was given'}{more}{late}"
 
 
 Constraint = tuple[str, str, int | str]
 
 
 def _constraints(problem: Problem, request: Request) -> list[Constraint]:
-    """(kind, in words, key) of all that may be dropped."""
+    """(kind, in words, key) of all that may be dropped; the chain last, since proofs are quicker with it."""
     found: list[Constraint] = []
     for name, words in (
         ("num_stages", f"exactly {request.num_stages} stages are asked for"),
@@ -106,9 +140,6 @@ def _constraints(problem: Problem, request: Request) -> list[Constraint]:
     ):
         if getattr(request, name) != getattr(Request(), name):
             found.append((name, words, name))
-    if request.contiguous and problem.order:
-        shape = f"a chain of {request.num_stages} blocks in all" if request.num_stages else "stages form a chain"
-        found.append(("chain", shape if request.reuse else "stages form a chain, with one block on a device", 0))
     for group, ops in enumerate(problem.groups):
         found.append(("group", f"{_names(problem, ops)} stay together".replace(", which stay together,", ""), group))
     for device in np.flatnonzero(np.isfinite(problem.memory_bytes)):
@@ -124,6 +155,9 @@ def _constraints(problem: Problem, request: Request) -> list[Constraint]:
             for d in devices
         ]
         found.append(("place", "; ".join(dict.fromkeys(reasons)), int(op)))
+    if request.contiguous and problem.order:
+        shape = f"a chain of {request.num_stages} blocks in all" if request.num_stages else "stages form a chain"
+        found.append(("chain", shape if request.reuse else "stages form a chain, with one block on a device", 0))
     return found
 
 

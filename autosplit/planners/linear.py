@@ -12,7 +12,7 @@ from time import monotonic
 import numpy as np
 
 from autosplit.planners.bounds import item_work
-from autosplit.planners.compiled import compiled, inner
+from autosplit.planners.compiled import compiled, inner, whole
 from autosplit.planners.filling import (
     ROUNDING,
     Costs,
@@ -136,7 +136,7 @@ def _forward(
 ) -> None:  # fmt: skip
     """Fill in the values of (prefix length, usage), and for each the (prefix, usage, move) that it came from."""
     count = len(order)
-    widest, one = 0, np.int64(1)
+    widest, one = 0, whole(1)
     for move in range(len(width)):
         widest = max(widest, width[move])
     strict = limit * (1 - ROUNDING)

@@ -1,28 +1,40 @@
 """solve(): the planners one after the other, each with what the last one found, until the gap is closed or time is up."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
+from random import Random
 from time import monotonic
 
 import numpy as np
 
 from autosplit.cost import evaluate, verify
 from autosplit.errors import InfeasibleError
-from autosplit.planners import bounds, downsets, ilp, infeasible, latency, linear, reusing
+from autosplit.planners import bounds, downsets, infeasible, latency, linear, reusing
+from autosplit.planners.asking import MORE_BLOCKS, ask, rows_on_one_device
+from autosplit.planners.heft import Delays, critical_path_s
 from autosplit.planners.items import Items, contract
+from autosplit.planners.limited import quick_chains
+from autosplit.planners.lumps import fewer_lumps, forced_lumps
 from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.request import Objective, Request, objective_s, request_faults
-from autosplit.planners.usage import sequence_usage, usage_of
-from autosplit.problem import Block, Floats, Problem, Solution
+from autosplit.planners.rows import RowSearch
+from autosplit.planners.usage import Usage, sequence_usage, usage_of
+from autosplit.problem import HOST, Block, Floats, Problem, Solution
 
 CLOSED = 1e-6
 """A gap below this share of the objective is rounding: the plan is optimal."""
 
-MAX_ILP_OPS = 5000
 MANY_ITEMS = 5000
 SMALL = 200
+FEW = 60
+"""So many ops times devices let CP-SAT place blocks and time them exactly."""
+REUSE_SHARE = 0.2
+LEAST_TO_START_S = 0.2
+"""For each look for a first plan, even where compiling has taken all the time."""
+LEAST_TO_NAME_S = 0.5
+"""For finding out what conflicts."""
 NEARLY = 0.991
 """On many items, that no plan is better by this factor is proved first: it takes a fraction of the time."""
 
@@ -40,6 +52,7 @@ class Search:
     objective_s: float = inf
     bound_s: float = 0.0
     hopeless: bool = False
+    nowhere: bool = False
     methods: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
@@ -88,6 +101,7 @@ def solve(
     max_replicas: int | None = None,
     min_stage_s: float | None = None,
     max_latency_s: float | None = None,
+    reuse: bool | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
     log: Callable[[str], None] | None = None,
@@ -104,6 +118,8 @@ def solve(
         max_replicas: at most so many devices for one block; None for no replication.
         min_stage_s: every block takes at least so many seconds per sample.
         max_latency_s: one sample takes at most so many seconds.
+        reuse: whether several blocks may share a device. By default they do where there are more blocks than devices, where that
+            makes the latency small, and where no chain with one block on a device meets all this.
         time_limit_s: seconds after which the best plan so far is returned.
         seed: of everything random.
         log: called with a line for each step.
@@ -114,35 +130,73 @@ def solve(
     started = monotonic()
     request = Request(
         objective, contiguous, num_stages, max_stages, max_replicas or 1, min_stage_s or 0.0, max_latency_s or inf,
-        reuse=num_stages is not None and num_stages > problem.num_devices,
+        reuse=bool(reuse) or (reuse is None and num_stages is not None and num_stages > problem.num_devices),
     ).verify(problem)  # fmt: skip
-    request = latency.with_reuse(request)
+    request = request if reuse is not None else latency.with_reuse(request)
     search = Search(problem, request, started, started + time_limit_s, log or (lambda line: None))
-    items = contract(problem, request)
-    if np.isinf(problem.compute_s).any() or np.isfinite(problem.memory_bytes).any():
-        infeasible.refuse_hopeless(problem, contract(problem, request, merge=False))
-    _one_device(search)
-    _chain(search, items if contiguous else contract(problem, replace(request, contiguous=True)))
-    if request.objective == "throughput":
-        if request == Request(contiguous=False):
-            _any_sets(search, seed)
-        _integer_program(search, seed)
-    else:
-        _latency(search, seed)
-    if not search.blocks and not name_conflict:
-        raise InfeasibleError(
-            "no plan was found in time that meets all constraints together. Relax one, or raise the time limit."
-        )
+    _refuse_hopeless(problem, request)
+    _attempt(search, seed)
+    if not (search.blocks or search.nowhere) and reuse is None and contiguous and not request.reuse:
+        search.note("no plan has one block on a device: devices may hold several", "shared devices")
+        search.request, refuted, search.hopeless, search.bound_s = replace(request, reuse=True), search.hopeless, False, 0.0
+        _attempt(search, seed)
+        if not (search.blocks or search.hopeless or refuted):
+            search.request = request
+            _integer_program(search, seed)
     if not search.blocks:
-        _refuse(search, seed)
+        _refuse(search, seed, name_conflict)
     return _solution(search, monotonic() - started)
+
+
+def _refuse_hopeless(problem: Problem, request: Request) -> None:
+    """Raise InfeasibleError for what can be seen without a search."""
+    if np.isinf(problem.compute_s).any() or np.isfinite(problem.memory_bytes).any():
+        infeasible.refuse_hopeless(problem, contract(problem, request, merge=False), request.num_stages or request.max_stages)
+    if request.max_latency_s < inf:
+        bound_s = critical_path_s(problem, Delays(problem, request.max_replicas))
+        infeasible.refuse_latency(request, bound_s, "critical path")
+
+
+def _attempt(search: Search, seed: int) -> None:
+    """All planners that the request is for, with a share of the time until there is a plan and all that is left from then on."""
+    problem, request = search.problem, search.request
+    items = contract(problem, replace(request, contiguous=True))
+    _one_device(search)
+    _chain(search, items)
+    if not search.blocks and _is_nowhere(search, seed):
+        return
+    if not search.blocks:
+        _integer_program(search, seed, share=0.25, any_plan=True)
+    if not search.blocks:
+        _integer_program(search, seed, share=0.5)
+    if not search.blocks and not search.hopeless and (request.objective == "latency" or request.max_latency_s < inf):
+        _quickest(search, seed, share=0.5)
+    if not search.blocks:
+        return
+    if request.objective == "latency":
+        _latency(search, seed)
+        return
+    if request == Request(contiguous=False):
+        _any_sets(search, seed)
+    elif request.max_latency_s < inf:
+        _integer_program(search, seed, share=0.3)
+        _anneal(search, seed)
+    _integer_program(search, seed)
+
+
+def _is_nowhere(search: Search, seed: int) -> bool:
+    """Whether it is proved that the ops go on the devices in no way, chain or not: what conflicts is then looked for in that."""
+    loosest = Request(contiguous=False)
+    answer = ask(search.problem, loosest, inf, 0.0, (), 0.2 * search.left_s, seed, any_plan=True)
+    if answer is not None and answer.infeasible:
+        search.request, search.hopeless, search.nowhere = loosest, True, True
+    return search.nowhere
 
 
 def _one_device(search: Search) -> None:
     """Everything on one device: always worth a look, and the only plan there is when devices are one."""
-    everything = tuple(range(search.problem.num_ops))
-    for members in search.problem.device_classes:
-        search.offer((Block(everything, (members[0],)),), "one device")
+    for row in rows_on_one_device(search.problem):
+        search.offer(row, "one device")
 
 
 def _chain(search: Search, items: Items) -> None:
@@ -152,17 +206,70 @@ def _chain(search: Search, items: Items) -> None:
     bound_s = bounds.compute_bound_s(items, request, weights)
     if request.objective == "throughput" and isfinite(bound_s):
         search.prove(bound_s, "compute bound")
-    if request.reuse and request.num_stages:
-        found = reusing.best_reuse(search.problem, items, request, weights, request.num_stages, search.deadline)
-        if found:
-            search.offer(found[0], "beam search")
+    if request.reuse and request.objective == "throughput":
+        _reuse(search, items, weights)
         return
     usage = usage_of(items, request) or sequence_usage(items, request, _by_speed(items))
     chain = linear.best_chain(items, request, usage, weights, bound_s, search.objective_s, search.deadline)
     if chain is not None:
         search.offer(chain_blocks(items, chain), "linear orders")
+    if request.max_latency_s < inf and not search.closed:
+        _quick_chains(search, items, usage)
     if search.request.contiguous:
         _prove_chain(search, items, weights)
+
+
+def _reuse(search: Search, items: Items, weights: Floats) -> None:
+    """Chains in which several blocks share a device: of as many blocks as are asked for, else of ever more."""
+    request, problem = search.request, search.problem
+    most = min(items.num_items, request.max_stages or MORE_BLOCKS * problem.num_devices)
+    for count in (request.num_stages,) if request.num_stages else range(2, most + 1):
+        if count != request.num_stages and search.left_s <= 0:
+            return
+        found = reusing.best_reuse(problem, items, request, weights, count, monotonic() + REUSE_SHARE * search.left_s)
+        if found:
+            search.offer(found[0], "beam search")
+
+
+def _quick_chains(search: Search, items: Items, usage: Usage) -> None:
+    """Chains along single orders that hold the latency limit."""
+    problem = search.problem
+    request = replace(search.request, contiguous=True)
+
+    def judge(chain: linear.Chain) -> float:
+        blocks = chain_blocks(items, chain)
+        faults = request_faults(problem, search.request, blocks)
+        return inf if faults else objective_s(problem, search.request, blocks)
+
+    delay_s = float(problem.transfers.latency_s[:HOST, :HOST].max())
+    deadline = monotonic() + 0.3 * search.left_s
+    for chain in quick_chains(items, request, usage, delay_s, search.bound_s, judge, deadline):
+        search.offer(chain_blocks(items, chain), "quick chains")
+
+
+def _quickest(search: Search, seed: int, share: float) -> None:
+    """The plan of the smallest latency, as a start where nothing else meets the limits."""
+    starts = [search.blocks] if search.blocks else []
+    quick = replace(search.request, objective="latency")
+    found = latency.best_latency(search.problem, quick, starts, monotonic() + share * search.left_s, seed)
+    infeasible.refuse_latency(search.request, found.bound_s, found.bound_method)
+    search.offer(found.blocks, found.method)
+
+
+def _anneal(search: Search, seed: int) -> None:
+    """Moves of single ops and borders from the best plan: under a latency limit, chains along single orders are not all."""
+    if search.closed or search.left_s <= 0:
+        return
+    deadline = monotonic() + 0.5 * search.left_s
+    forced = forced_lumps(search.problem, search.request.contiguous)
+    for lumps in (fewer_lumps(forced, latency.MAX_LUMPS), forced):
+        rows = RowSearch(lumps, search.request, Random(seed), deadline)
+        rows.offer(search.blocks, "start")
+        rows.anneal(deadline, search.bound_s)
+        if rows.row is not None:
+            search.offer(lumps.expand(rows.row), "annealing")
+        if lumps is forced or search.left_s <= 0:
+            return
 
 
 def _prove_chain(search: Search, items: Items, weights: Floats) -> None:
@@ -173,7 +280,11 @@ def _prove_chain(search: Search, items: Items, weights: Floats) -> None:
     request = search.request
     if search.closed or request.objective != "throughput":
         return
-    limit_s = search.objective_s
+    if not items.exact:
+        request = replace(request, min_stage_s=0.0)
+    limit_s, deadline = search.objective_s, search.deadline
+    if limit_s == inf:
+        deadline = monotonic() + 0.2 * search.left_s
     if (items.compute_s >= limit_s * request.max_replicas).any():
         items = contract(search.problem, request, limit_s=limit_s)
     usage = usage_of(items, request)
@@ -181,7 +292,7 @@ def _prove_chain(search: Search, items: Items, weights: Floats) -> None:
         return
     steps = (NEARLY, 1.0) if items.num_items > MANY_ITEMS else (1.0,)
     for share in steps:
-        outcome = downsets.best_chain(items, request, usage, weights, share * limit_s, search.deadline)
+        outcome = downsets.best_chain(items, request, usage, weights, share * limit_s, deadline)
         search.note(f"down-sets: {outcome.num_sets} reached below {share * limit_s:.6g} s", "down-sets")
         found_s = share * limit_s
         if outcome.chain is not None:
@@ -206,15 +317,13 @@ def _any_sets(search: Search, seed: int) -> None:
         search.prove(found.bound_s, found.method)
 
 
-def _integer_program(search: Search, seed: int, share: float = 1.0) -> None:
-    """CP-SAT for a share of the time that is left, on every rule at once."""
+def _integer_program(search: Search, seed: int, share: float = 1.0, any_plan: bool = False) -> None:
+    """CP-SAT for a share of the time that is left, on every rule at once; for the best plan, or for any."""
     if search.closed or search.hopeless:
         return
-    if search.problem.num_ops > MAX_ILP_OPS:
-        return
-    answer = _ask_ilp(
-        search.problem, search.request, search.objective_s, search.bound_s, search.blocks, share * search.left_s, seed
-    )
+    limit_s, bound_s = search.objective_s, search.bound_s
+    time_limit_s = share * search.left_s if search.blocks else max(share * search.left_s, LEAST_TO_START_S)
+    answer = ask(search.problem, search.request, limit_s, bound_s, search.blocks, time_limit_s, seed, any_plan)
     if answer is None:
         return
     search.hopeless = answer.infeasible and not search.blocks
@@ -224,66 +333,28 @@ def _integer_program(search: Search, seed: int, share: float = 1.0) -> None:
         search.prove(answer.bound_s, "CP-SAT")
 
 
-def _ask_ilp(
-    problem: Problem, request: Request, limit_s: float, bound_s: float, hint: Sequence[Block], time_limit_s: float, seed: int
-) -> ilp.Answer | None:
-    exact = contract(problem, request).exact
-    items = contract(problem, request, limit_s=limit_s, merge=exact)
-    most = min(items.num_items, problem.num_devices if not request.reuse else inf)
-    num_slots = request.num_stages or int(min(most, request.max_stages or most))
-    if not request.contiguous and request.num_stages is None and request.max_stages is None:
-        num_slots = problem.num_devices
-    if num_slots > items.num_items and request.num_stages:
-        return ilp.Answer(None, inf, True)
-    return ilp.solve_ilp(
-        problem,
-        items,
-        request,
-        num_slots=num_slots,
-        limit_s=limit_s,
-        bound_s=bound_s,
-        hint=hint,
-        time_limit_s=time_limit_s,
-        seed=seed,
-    )
-
-
 def _latency(search: Search, seed: int) -> None:
-    """Schedules of one sample; where memory leaves nothing to start from, CP-SAT is asked for any plan."""
-    problem, request = search.problem, search.request
-    starts = [search.blocks] if search.blocks else []
-    for reuse in () if starts else (request.reuse,) if request.num_stages else (False, True):
-        loose = replace(request, objective="throughput", max_latency_s=inf, reuse=reuse)
-        if reuse and request.num_stages is None:
-            loose = replace(loose, max_stages=request.max_stages or min(2 * problem.num_devices, problem.num_ops))
-        answer = _ask_ilp(problem, loose, inf, 0.0, (), search.left_s / 4, seed)
-        starts += [answer.blocks] if answer is not None and answer.blocks else []
-    found = latency.best_latency(problem, request, starts, search.deadline, seed)
-    if found.bound_s > request.max_latency_s * (1 + 1e-9):
-        raise InfeasibleError(
-            f"no plan fits: a sample takes at least {found.bound_s:.3g} s ({found.bound_method}), and at most "
-            f"{request.max_latency_s:.3g} s are asked for. Raise that limit, or use faster devices."
-        )
-    search.offer(found.blocks, found.method)
-    search.prove(found.bound_s, found.bound_method)
+    """Schedules of one sample; where ops are few, CP-SAT is asked for the best row of blocks first."""
+    if search.problem.num_ops * search.problem.num_devices <= FEW:
+        _integer_program(search, seed, share=0.5)
+    if not search.closed:
+        found = latency.best_latency(search.problem, search.request, [search.blocks], search.deadline, seed)
+        search.offer(found.blocks, found.method)
+        search.prove(found.bound_s, found.bound_method)
 
 
-def _refuse(search: Search, seed: int) -> None:
+def _refuse(search: Search, seed: int, name_conflict: bool) -> None:
     """Raise InfeasibleError with a small set of constraints that cannot hold together, or with what was tried."""
-
-    def feasible(problem: Problem, request: Request) -> bool:
-        answer = _ask_ilp(problem, request, inf, 0.0, (), 5.0, seed)
-        return answer is None or not answer.infeasible
-
-    request = replace(search.request, max_latency_s=inf)
-    if feasible(search.problem, request):
+    if not search.hopeless:
+        tried = ", ".join(search.methods) or "nothing fits"
         raise InfeasibleError(
-            f"no plan was found in time that meets all constraints together ({', '.join(search.methods) or 'nothing fits'}). "
-            "Raise the time limit, or relax a constraint."
+            f"no plan was found in time that meets all constraints together ({tried}). Raise the time limit, or relax them."
         )
-    reasons = infeasible.conflict(search.problem, request, feasible)
-    listed = "; ".join(reasons) or "no constraint was given"
-    raise InfeasibleError(f"no plan fits: these cannot hold together: {listed}. Drop or relax one of them.")
+    if not name_conflict:
+        raise InfeasibleError("no plan meets all constraints together. Drop or relax one of them.")
+    deadline = max(search.deadline, monotonic() + LEAST_TO_NAME_S)
+    found = infeasible.conflict(search.problem, search.request, deadline, seed)
+    raise InfeasibleError(f"no plan fits: {found}. Drop or relax one of them.")
 
 
 def _by_speed(items: Items) -> list[int]:

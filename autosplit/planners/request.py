@@ -59,8 +59,9 @@ class Request:
 
     @property
     def counted(self) -> bool:
-        """Whether merging two blocks may break the request."""
-        return self.num_stages is not None or self.min_stage_s > 0
+        """Whether more counts than the largest load of a chain with one block on a device, so that ops may not be merged."""
+        limited = self.num_stages is not None or self.min_stage_s > 0 or self.max_latency_s < inf
+        return limited or self.reuse or self.objective == "latency"
 
 
 def objective_s(problem: Problem, request: Request, blocks: Sequence[Block]) -> float:

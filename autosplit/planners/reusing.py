@@ -57,7 +57,7 @@ def best_reuse(
             width = max(2, NUM_CUTS // (2 * num_stages))
             near = {cut + step for cut in used for step in range(-width, width + 1)}
             cuts = np.array(sorted({0, items.num_items, *(cut for cut in near if 0 < cut < items.num_items)}), dtype=np.int64)
-        if best is not None and monotonic() > deadline:
+        if monotonic() > deadline:
             break
     return best
 

@@ -5,6 +5,8 @@ Memory caps, pools and what may not be done are constraints on these alone.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from math import floor, isfinite
 from typing import Any
@@ -115,7 +117,11 @@ class Slots:
                 self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
 
     def _break_symmetry(self) -> None:
-        """Without order, the i-th heaviest item is in one of the first i + 1 of equal slots."""
+        """Without order, the i-th heaviest item is in one of the first i + 1 of equal slots; equal devices are begun in turn."""
+        for group in self.items.classes if self.request.reuse else []:
+            for before, device in pairwise(group):
+                for s in range(self.num_slots):
+                    self.model.AddBoolOr([self.chosen[s][device].Not(), *(self.chosen[t][before] for t in range(s + 1))])
         if self.request.contiguous or (len(self.types) > 1 and not self.fixed):
             return
         for k in range(len(self.types)):
@@ -123,6 +129,11 @@ class Slots:
             for rank, item in enumerate(self.by_weight[: len(equal)]):
                 for s in equal[rank + 1 :]:
                     self.model.Add(self.inside[item][s] == 0)
+
+    @cached_property
+    def item_of(self) -> dict[int, int]:
+        """The item of each op."""
+        return {op: item for item, ops in enumerate(self.items.ops) for op in ops}
 
     @property
     def by_weight(self) -> list[int]:
@@ -203,7 +214,7 @@ class Slots:
 
     def hint(self, blocks: Sequence[Block]) -> None:
         """Start from a known plan."""
-        rows: list[Block | None] = list(blocks)
+        rows: list[Block | None] = list(self._renamed(blocks) if self.request.reuse else blocks)
         if not self.request.contiguous and (self.fixed or len(self.types) == 1):
             home = {op: number for number, block in enumerate(blocks) for op in block.ops}
             heavy = [blocks[number] for number in dict.fromkeys(home[self.items.ops[item][0]] for item in self.by_weight)]
@@ -224,6 +235,26 @@ class Slots:
             for k, group in enumerate(self.types):
                 self.model.AddHint(self.chosen[s][k], int(row is not None and any(device in group for device in row.devices)))
             self.model.AddHint(self.used[s], int(row is not None))
+
+    def _renamed(self, blocks: Sequence[Block]) -> list[Block]:
+        """The blocks with equal devices named in the order in which they are first used."""
+        names: dict[int, int] = {}
+        free = [list(members) for members in self.items.classes]
+        for device in (device for block in blocks for device in sorted(block.devices)):
+            if device not in names:
+                names[device] = next(row.pop(0) for row, group in zip(free, self.items.classes, strict=True) if device in group)
+        return [replace(block, devices=tuple(names[device] for device in block.devices)) for block in blocks]
+
+    def exclude(self, solver: cp_model.CpSolver) -> None:
+        """Never again the solver's plan: the same items in the same slots, on as many devices of each type."""
+        flags = [flag for row in (self.stairs if self.request.contiguous else self.inside) for flag in row]
+        flags += [flag for row in self.chosen for flag in row] + [flag for row in self.wide for flag in row]
+        changes = [flag.Not() if solver.Value(flag) else flag for flag in flags]
+        for row in self.takes if self.request.max_replicas > 1 else []:
+            for number in row:
+                changes.append(self.model.NewBoolVar(""))
+                self.model.Add(number != solver.Value(number)).OnlyEnforceIf(changes[-1])
+        self.model.AddBoolOr(changes)
 
     def blocks(self, solver: cp_model.CpSolver) -> tuple[Block, ...]:
         """The solver's plan, with devices by name."""

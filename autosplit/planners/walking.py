@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.planners.compiled import compiled, inner
+from autosplit.planners.compiled import compiled, inner, whole
 from autosplit.planners.filling import ROUNDING, Costs, Filling, add, price, remove, reset, shift, widest_load
 from autosplit.planners.items import Ints
 from autosplit.planners.reached import Sets, Words
@@ -109,7 +109,7 @@ def _go_to(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk,
                         bit -= 1
                 change ^= np.uint64(1) << np.uint64(bit)
                 item = 64 * word + bit
-                change_of_count = np.int64(1 if adding else -1)
+                change_of_count = whole(1 if adding else -1)
                 _flip(rules, walk, item, change_of_count)
                 _count(costs, filling, rules, walk, item, change_of_count)
                 shift(costs, filling, item, change_of_count)
@@ -174,7 +174,7 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
     """Reach every larger down-set by one block from this one; returns steps taken, -1 for no room, -2 for too many."""
     reset(filling)
     load = filling.load
-    depth, one = np.int64(0), np.int64(1)  # not literals, for which numba compiles all that is called once more
+    depth, one = whole(0), whole(1)
     walk.low[0], walk.cursor[0], walk.high[0] = 0, 0, walk.state[0]
     for slot in range(walk.state[0]):
         walk.candidates[slot] = walk.ready[slot]
@@ -185,12 +185,12 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
         if walk.cursor[depth] == walk.high[depth] or status < 0:
             depth -= 1
             if depth >= 0:
-                item = walk.candidates[walk.cursor[depth]]
+                item = int(walk.candidates[walk.cursor[depth]])
                 _undo(costs, filling, rules, walk, depth)
                 if rules.behind[item] > spare:
                     walk.cursor[depth] = walk.high[depth]
             continue
-        item = walk.candidates[walk.cursor[depth]]
+        item = int(walk.candidates[walk.cursor[depth]])
         steps += 1
         if not _least_with(costs, filling, item) < limit[0] * (1 - ROUNDING) * rules.widest:
             walk.cursor[depth] = walk.high[depth] if rules.behind[item] > spare else walk.cursor[depth] + 1
@@ -271,11 +271,11 @@ def _save(filling: Filling, walk: Walk, depth: int) -> None:
 @inner
 def _undo(costs: Costs, filling: Filling, rules: Rules, walk: Walk, depth: int) -> None:
     """Take back the item at the cursor of this depth, and go on to the next."""
-    item = walk.candidates[walk.cursor[depth]]
+    item = int(walk.candidates[walk.cursor[depth]])
     classes = len(filling.work)
     saved = walk.saved
     remove(costs, filling, item)
-    _flip(rules, walk, item, np.int64(-1))
+    _flip(rules, walk, item, whole(-1))
     for k in range(classes):
         filling.work[k] = saved[depth, k]
         filling.moved[k] = saved[depth, classes + k]

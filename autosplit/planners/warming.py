@@ -8,10 +8,10 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.planners import annealing, bounds, columns, compiled, downsets, linear, resplitting
+from autosplit.planners import annealing, bounds, columns, compiled, downsets, limited, linear, resplitting
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import contract
-from autosplit.planners.reached import grown
+from autosplit.planners.reached import grown, new_sets
 from autosplit.planners.request import Request
 from autosplit.planners.usage import usage_of
 from autosplit.problem import Net, Problem, Transfers
@@ -38,6 +38,7 @@ def chains() -> None:
     usage, weights = usage_of(items, request), bounds.multipliers(items)
     if usage is not None:
         linear.best_chain(items, request, usage, weights, 0.0, inf, inf)
+        limited.soonest_chain(items, request, usage, np.arange(items.num_items), inf)
 
 
 def down_sets() -> None:
@@ -47,7 +48,7 @@ def down_sets() -> None:
     usage, weights = usage_of(items, request), bounds.multipliers(items)
     if usage is not None:
         downsets.best_chain(items, request, usage, weights, inf, inf)
-        grown(downsets.new_sets(4, 4, 1, 5))
+        grown(new_sets(4, 4, 1, 5))
 
 
 def any_sets() -> None:
