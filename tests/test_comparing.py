@@ -1,6 +1,9 @@
 """What is said of a plan whose numbers are wrong."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
+from typing import cast
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, NumericalErro
 from autosplit.backends.eager import EagerBackend
 from autosplit.loading import load_model
 from autosplit.plan import Plan, Stage
+from autosplit.results import LatencyStats
+from autosplit.running.pipeline import Pipeline
 from autosplit.tracing import Traced, trace
 
 ERROR = NumericalError(1.0, 0.5, "y")
@@ -59,3 +64,57 @@ def test_bits_are_asked_of_exact_stages_in_f32_only(traced: Traced, plan: Plan) 
     assert comparing._limit(plan, traced, work, expected) == F32_TOLERANCE
     least, most = BF16_TOLERANCE
     assert least <= comparing._limit(replace(exact, precision="bf16"), traced, work, expected) < most
+
+
+class _Ran:
+    """A pipeline of two workers that answers a microbatch every 10 ms once it is full, and a whole second later at both ends."""
+
+    def __init__(self) -> None:
+        self.answered: list[int] = []
+
+    def run_many(self, work: Sequence[object]) -> None:
+        steps_ns = [10_000_000] * len(work)
+        steps_ns[0] = steps_ns[1] = steps_ns[-1] = steps_ns[-2] = 1_000_000_000
+        self.answered = list(accumulate(steps_ns))
+
+    def answered_ns(self, count: int) -> list[int]:
+        return self.answered[-count:]
+
+
+def _loaded(plan: Plan, pipeline: object, p50_s: float = 0.1) -> comparing.Loaded:
+    error = NumericalError(0.0, 0.0, "y")
+    return comparing.Loaded(plan, cast(Pipeline, pipeline), [()], error, "", LatencyStats.of([p50_s]))
+
+
+@pytest.mark.parametrize("num_items", [1, 20, 31])
+def test_filling_and_draining_a_pipeline_do_not_count(plan: Plan, num_items: int) -> None:
+    two = replace(plan, stages=(replace(plan.stages[0], devices=("cpu:0", "cpu:1")),))
+    entry = _loaded(two, _Ran())
+    entry.run(num_items)
+    assert entry.rounds_per_s == [pytest.approx(100.0)]
+
+
+class _Ring:
+    """An arena in which each way has a speed of its own."""
+
+    def __init__(self, plan: Plan, per_s: dict[str, float]) -> None:
+        self.per_s = per_s
+        self.loaded = {name: _loaded(plan, None, 1 / speed) for name, speed in per_s.items()}
+
+    def run_round(self, names: Sequence[str], number: int, num_items: int) -> None:
+        for name in names:
+            self.loaded[name].rounds_per_s.append(self.per_s[name])
+
+    def unload(self, name: str) -> None:
+        del self.loaded[name]
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan, objective: str) -> None:
+    ways = {f"way {number}": 10.0 * number for number in range(1, 8)}
+    ring = _Ring(plan, {comparing.PLAN: 35.0, **ways})
+    contest = comparing._Contest(cast(comparing.Arena, ring), objective, keep="way 1")
+    reasons = {name: reason for way in ways for name, reason in contest.admit(way).items()}
+    assert list(ring.loaded) == [comparing.PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
+    assert list(reasons) == ["way 2", "way 3"]
+    assert reasons["way 2"] == "a short run was 0.57 times as good as the plan's"

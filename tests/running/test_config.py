@@ -64,6 +64,32 @@ def test_printing_shows_it_and_changes_nothing(config: PipelineConfig) -> None:
     assert str(config) == SHOWN == str(config)
 
 
+def test_one_input_feeds_several_modules_and_an_output_skips_some(tmp_path: Path) -> None:
+    config = PipelineConfig()
+    for name, function, reads in [("a", "increment", "v"), ("b", "double", "v"), ("c", "add", "v w"), ("d", "add", "v w")]:
+        add(config, name, function, reads)
+    for source, target in [("a", "b"), ("b", "c"), ("c", "d")]:
+        config[source].output(0).connect(config[target].input("v"))
+    for name, reads in [("a", "v"), ("c", "w")]:
+        config.input("x").connect(config[name].input(reads))
+    config["a"].output(0).connect(config["d"].input("w"))
+    for name in "cd":
+        config[name].output(0).connect(config.output(f"{name}_out"))
+    with config.build(tmp_path) as pipeline:
+        assert [float(value[0]) for value in pipeline.run([torch.full((4,), 3.0)])] == [8 + 3, 11 + 4]
+
+
+def test_a_graph_module_is_a_module_like_others(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval())
+    config = PipelineConfig()
+    net = config.add_model("net", load_model(graph, inputs=(torch.ones(1, 4),)), [NULL])
+    config.input("x").connect(net.input(net.inputs[0].name))
+    net.output(0).connect(config.output("y"))
+    with config.build(tmp_path) as pipeline, torch.inference_mode():
+        assert torch.equal(pipeline.run([torch.ones(1, 4)])[0], graph(torch.ones(1, 4)))
+
+
 def test_a_cycle_is_refused_with_its_path() -> None:
     config = PipelineConfig()
     for name in "abc":
@@ -161,6 +187,29 @@ def test_a_wrong_file_says_what_is_wrong(
     with pytest.raises(AutosplitError) as caught:
         load_config(tmp_path, ["pipelines"])
     assert fault in str(caught.value)
+
+
+def test_reading_a_config_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even code that is allowed, which is for workers to import; and no tag of YAML makes an object."""
+    marker = tmp_path / "ran"
+    (tmp_path / "sly.py").write_text(f"open({str(marker)!r}, 'w')\ndef f(x):\n    return x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = PipelineConfig()
+    sly = config.add_function("a", "sly:f", ["sly"], [spec("v")], [spec("out")], [NULL])
+    config.input("x").connect(sly.input("v"))
+    sly.output(0).connect(config.output("y"))
+    save_config(config, tmp_path)
+    with pytest.raises(UsageError, match="not in an allowed module"):
+        load_config(tmp_path, ["pipelines"])
+    again = load_config(tmp_path, ["sly"])
+    assert str(again) == str(config) and not marker.exists()
+    text = (tmp_path / FILE).read_text()
+    (tmp_path / FILE).write_text(f"{text}more: !!python/object/apply:os.mkdir ['{marker}']\n")
+    with pytest.raises(PlanError, match="not valid"):
+        load_config(tmp_path, ["sly"])
+    assert not marker.exists()
+    with again.build(tmp_path / "work") as pipeline:
+        assert pipeline.run([torch.ones(4)])[0][0] == 1 and marker.exists()
 
 
 def test_a_plan_becomes_a_config() -> None:

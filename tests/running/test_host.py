@@ -1,8 +1,10 @@
 """Several networks on one host: added, run, drained and refused from many threads; memory caps; sessions."""
 
 import asyncio
+import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +138,25 @@ def test_two_networks_share_the_cores_of_one_host() -> None:
         assert [float(host.run(name, request(5))[0][0]) for name in ("one", "two")] == [10, 6]
         state = host.health()["devices"][CORES[0].name]
         assert state["stages"] == ["one/a", "two/a"] and state["resident_bytes"] > 2 << 20
+        for pid in (worker["pid"] for worker in host.health()["workers"]):
+            assert os.sched_getaffinity(pid) == set(CORES[0].cores)
+            held = [(path, str(path.readlink())) for path in Path(f"/proc/{pid}/fd").iterdir()]
+            shared = [path for path, target in held if target.startswith("/memfd:autosplit")]
+            assert len(shared) == 3 and {path.stat().st_mode & 0o777 for path in shared} == {0o600}
+            sockets = {target[len("socket:[") : -1] for _, target in held if target.startswith("socket:[")}
+            assert len(sockets) == 1 and not sockets & listening(pid)
+
+
+def listening(pid: int) -> set[str]:
+    """Inodes of sockets that others could reach: all of the internet's, and those of Unix that listen or have a name."""
+    found = set()
+    for name in ("tcp", "tcp6", "udp", "udp6", "raw", "raw6"):
+        found |= {line.split()[9] for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]}
+    for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+        words = line.split()
+        if int(words[3], 16) & 0x10000 or len(words) > 7:
+            found.add(words[6])
+    return found
 
 
 def test_a_session_steps_through_a_pipeline() -> None:
