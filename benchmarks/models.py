@@ -1,24 +1,38 @@
-"""The best way to run each model here: the searched plan beside every backend with all cores and with one process a core.
+"""The best way to run each model here: what ``autosplit auto`` chooses, beside each runtime used without autosplit.
 
-All ways of a model run in the same interleaved rounds, in float32. A row gives the plan, its items per second (median of the
-rounds), the fastest other way, and the median over rounds of the ratio of the two.
+    python -m benchmarks.models [--models NAME ...] [--batch 1 8] [--budget 15] [--rounds 5] [--note quiet]
+    python -m benchmarks.models --write-table
+
+The runtimes are torch eager, torch.compile (inductor), ONNX Runtime, and OpenVINO with its latency and its throughput
+hint, each in one process with every core and in a pinned process on each core. A short run of each says which are near the
+front; these and autosplit's way then run in the same rounds, order turning, all in f32. The ratio is the median over
+rounds of autosplit's items per second over those of the fastest runtime. Every run is appended to benchmarks/models.json,
+so the table can be made in pieces; ``--write-table`` makes benchmarks/models.md from the newest run of each model and batch.
 """
 
 import argparse
+import json
 import sys
-from dataclasses import replace
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from rich.console import Console
 
 from autosplit import api
-from autosplit.alternatives import ALL_CORES, REPLICAS, simple_plans
-from autosplit.backends.base import installed
-from autosplit.comparing import run_report
-from autosplit.discovering import machine_for
+from autosplit.comparing import Arena
+from autosplit.discovering import describe
+from autosplit.errors import AutosplitError
+from autosplit.limits import usable_cores
 from autosplit.progress import bars
-from autosplit.report import baselines_table, table
-from autosplit.runreport import PLAN, RunReport
+from autosplit.splitting import split
+from benchmarks import natives
 
 MODELS = {
     "resnet50": "transformers:ResNetForImageClassification",
@@ -34,55 +48,129 @@ MODELS = {
     "mlp1024": "autosplit.examples.mlp:mlp?depth=24&width=1024",
     "mlp512": "autosplit.examples.mlp:mlp?depth=24&width=512",
 }
+RESULTS, TABLE = Path("benchmarks/models.json"), Path("benchmarks/models.md")
+PROFILES = Path("autosplit-run/profiles")
+NEAR, MOST_NEAR = 0.8, 4
+"""A runtime at less than this share of the fastest one's short run is not run again, nor are more than so many."""
+
+ROUND_S = 1.0
 
 
-def best_way(name: str, batch: int, backends: list[str], budget_s: float, console: Console) -> RunReport:
-    """Search with the backends, then run the plan beside the simple ways of each of them."""
-    machine = machine_for()
-    traced = api.trace(MODELS[name], batch)
-    with bars(console) as start:
-        profile = api.measure(traced, machine, backends, profiles=Path("autosplit-run/profiles"), progress=start(name))
-        found = api.search(traced, profile, machine, budget_s=budget_s, progress=start(name))
-        ways = {
-            f"{way} ({backend})": replace(plan, microbatch=batch)
-            for backend in backends
-            for way, plan in simple_plans(traced.graph, machine, traced.source, backend, machine.devices[0].name).items()
-            if way in (ALL_CORES, REPLICAS)
-        }
-        return run_report(traced, found.plan, ways, machine, num_requests=100, progress=start(name))
-
-
-def row(name: str, batch: int, report: RunReport) -> dict[str, object]:
-    others = {way: outcome for way, outcome in report.outcomes.items() if way != PLAN}
-    best = max(others, key=lambda way: others[way].throughput_per_s)
-    stages = " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.backend})" for s in report.plan.plan.stages)
+def measure(name: str, batch: int, given: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """One row: let autosplit choose, then run its choice beside the runtimes."""
+    start_s = time.monotonic()
+    with bars(console) as step:
+        result = api.auto(
+            MODELS[name], batch=batch, profiles=PROFILES, budget_s=given.budget, num_requests=40, num_rounds=3, progress=step
+        )
+    plan, traced = result.plan, result.search.traced
+    whole = traced if plan.microbatch == batch else api.trace(MODELS[name], batch)
+    auto_s = time.monotonic() - start_s
+    with ExitStack() as stack:
+        loaded, failures = _natives(whole, batch, given, stack)
+        short = {native.name: batch * native.run(0.5 * ROUND_S) for native in loaded}
+        near = sorted(loaded, key=lambda native: -short[native.name])[:MOST_NEAR]
+        near = [native for native in near if short[native.name] > NEAR * max(short.values())]
+        arena = stack.enter_context(Arena(result.machine))
+        ours = arena.load("ours", plan, traced)
+        num_items = max(batch, round(ROUND_S * result.report.best.throughput_per_s))
+        for number in range(given.rounds):
+            turns = [lambda: ours.run(num_items), *(lambda native=native: _round(native, batch) for native in near)]
+            for turn in turns if number % 2 == 0 else reversed(turns):
+                turn()
+        error = ours.error
+    best = max(near, key=lambda native: native.throughput_per_s)
+    rates = ours.rounds_per_s
     return {
         "model": name,
         "batch": batch,
-        "plan": stages,
-        "items_per_s": report.plan.throughput_per_s,
-        "predicted_per_s": report.plan.plan.prediction.throughput_per_s,
-        "best_other": best,
-        "other_per_s": others[best].throughput_per_s,
-        "ratio": report.plan.faster_than(others[best], "throughput"),
-        "max_abs_error": report.plan.max_abs_error,
+        "way": result.report.chosen,
+        "plan": [asdict(stage) | {"ops": len(stage.ops)} for stage in plan.stages],
+        "microbatch": plan.microbatch,
+        "items_per_s": median(rates),
+        "spread": (max(rates) - min(rates)) / median(rates),
+        "predicted_per_s": plan.prediction.throughput_per_s or None,
+        "best_runtime": best.name,
+        "runtime_per_s": best.throughput_per_s,
+        "ratio": median(a / b for a, b in zip(rates, best.rounds_per_s, strict=True)),
+        "max_relative_error": error.relative,
+        "rounds": {"autosplit": rates} | {native.name: native.rounds_per_s for native in near},
+        "short_runs": short,
+        "failures": failures,
+        "ways": {row["way"]: row["items_per_s"] for row in result.report.rows()} | dict(result.report.left_out),
+        "auto_s": round(auto_s, 1),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "note": given.note,
+        "cpu": dict(describe().facts),
+        "versions": {package: version(package) for package in ("torch", "onnxruntime", "openvino")},
     }
 
 
+def _natives(traced: Any, batch: int, given: argparse.Namespace, stack: ExitStack) -> tuple[list[natives.Native], dict[str, str]]:
+    """Every runtime that takes the model, both ways, and the reasons of those that do not."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autosplit-bench-"))) / "stage"
+    [program] = split(traced, [[op.name for op in traced.graph.ops]])
+    loaded, failures = [], {}
+    for name in given.runtimes:
+        for apart in (False, True):
+            try:
+                native = natives.start(name, program, folder, traced.example_inputs, usable_cores(), apart=apart, stack=stack)
+            except AutosplitError as failure:
+                failures[name] = str(failure).splitlines()[0]
+                break
+            loaded.append(native)
+    return loaded, failures
+
+
+def _round(native: natives.Native, batch: int) -> None:
+    native.rounds_per_s.append(batch * native.run(ROUND_S))
+
+
+def write_table() -> None:
+    """benchmarks/models.md from the newest run of each model and batch."""
+    newest: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in json.loads(RESULTS.read_text(encoding="utf-8")):
+        newest[row["model"], row["batch"]] = row
+    rows = [newest[name, batch] for name in MODELS for batch in (1, 8) if (name, batch) in newest]
+    lines = [
+        "| model | batch | autosplit's way | items/s | spread | fastest runtime alone | items/s | ratio | max error | machine |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        stages = " → ".join(f"{stage['backend']} on {' + '.join(stage['devices'])}" for stage in row["plan"])
+        cells = [row["model"], row["batch"], stages, f"{row['items_per_s']:.4g}", f"{row['spread']:.0%}", row["best_runtime"]]
+        cells += [f"{row['runtime_per_s']:.4g}", f"{row['ratio']:.2f}", f"{row['max_relative_error']:.1g}", row["note"]]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    text = TABLE.read_text(encoding="utf-8") if TABLE.exists() else "# The best way to run each model\n\n<!-- table -->\n"
+    head = text.split("<!-- table -->")[0]
+    TABLE.write_text(head + "<!-- table -->\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def keep(row: dict[str, Any]) -> None:
+    """Append a row to the results; a run that is stopped loses at most the model under way."""
+    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    partial = RESULTS.with_suffix(".partial")
+    partial.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
+    partial.replace(RESULTS)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS), help="names with commas between")
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--backends", nargs="+", choices=installed(), default=["eager", "onnxruntime", "openvino"])
-    parser.add_argument("--budget", type=float, default=40.0, help="seconds for candidate plans")
+    parser.add_argument("--runtimes", type=lambda text: text.split(","), default=list(natives.RUNTIMES))
+    parser.add_argument("--budget", type=float, default=15.0, help="seconds for candidate plans")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--note", default="not known to be quiet", help="what a reader should know of the machine meanwhile")
+    parser.add_argument("--write-table", action="store_true", help="only write the table from the results")
     given = parser.parse_args()
-    console, err, rows = Console(width=180), Console(stderr=True), []
-    for name in given.models:
+    for name in [] if given.write_table else given.models:
         for batch in given.batch:
-            report = best_way(name, batch, given.backends, given.budget, err)
-            console.print(baselines_table(report))
-            rows.append(row(name, batch, report))
-    console.print(table(rows, "the plan beside the fastest other way"))
+            row = measure(name, batch, given, Console(stderr=True))
+            keep(row)
+            shown = ("model", "batch", "way", "items_per_s", "best_runtime", "runtime_per_s", "ratio", "auto_s")
+            print(*(f"{key}={row[key]}" for key in shown), flush=True)
+    write_table()
     return 0
 
 

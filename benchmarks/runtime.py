@@ -54,14 +54,19 @@ def take(pipeline: Pipeline, request: Sequence[torch.Tensor], count: int) -> Non
         pass
 
 
-def empty_pipeline(num_bytes: int, num_stages: int) -> Pipeline:
+def empty_pipeline(num_bytes: int, num_stages: int, queue_depth: int = 4) -> Pipeline:
     """Stages that do nothing, on the two cores in turn."""
     cores = peers.two_cores()
     module = PythonFunction("benchmarks.runtime:same", ("benchmarks",))
     specs = [TensorSpec(f"v{number}", (num_bytes // 4,), (1,), "float32") for number in range(num_stages + 1)]
     stages = [
         StagePlacement(
-            f"empty{number}", module, (specs[number],), (specs[number + 1],), (parse_device(f"cpu:{cores[number % 2]}"),)
+            f"empty{number}",
+            module,
+            (specs[number],),
+            (specs[number + 1],),
+            (parse_device(f"cpu:{cores[number % 2]}"),),
+            queue_depth=queue_depth,
         )
         for number in range(num_stages)
     ]
@@ -71,31 +76,31 @@ def empty_pipeline(num_bytes: int, num_stages: int) -> Pipeline:
 def empty(rounds: int = 5) -> None:
     """Requests per second and latency of stages that do nothing: the cost of the runtime itself."""
     rows = []
-    for num_stages in (1, 2, 3):
-        for num_bytes in (4096, 614_400):
-            with empty_pipeline(num_bytes, num_stages) as pipeline:
-                request = [torch.ones(num_bytes // 4)]
-                take(pipeline, request, 200)
-                rates = []
-                for _ in range(rounds):
-                    start = time.perf_counter()
-                    take(pipeline, request, 1000)
-                    rates.append(1000 / (time.perf_counter() - start))
-                pipeline.stats(clear=True)
-                for _ in range(300):
-                    pipeline.run(request)
-                alone = pipeline.stats().latency
-            rows.append(
-                {
-                    "stages": num_stages,
-                    "bytes": num_bytes,
-                    "requests_per_s": statistics.median(rates),
-                    "min": min(rates),
-                    "max": max(rates),
-                    "latency_us": alone.p50_s * 1e6,
-                    "p99_us": alone.p99_s * 1e6,
-                }
-            )
+    for num_stages, (num_bytes, queue_depth) in itertools.product((1, 2, 3), ((4096, 4), (4096, 16), (614_400, 4))):
+        with empty_pipeline(num_bytes, num_stages, queue_depth) as pipeline:
+            request = [torch.ones(num_bytes // 4)]
+            take(pipeline, request, 200)
+            rates = []
+            for _ in range(rounds):
+                start = time.perf_counter()
+                take(pipeline, request, 1000)
+                rates.append(1000 / (time.perf_counter() - start))
+            pipeline.stats(clear=True)
+            for _ in range(300):
+                pipeline.run(request)
+            alone = pipeline.stats().latency
+        rows.append(
+            {
+                "stages": num_stages,
+                "bytes": num_bytes,
+                "queue_depth": queue_depth,
+                "requests_per_s": statistics.median(rates),
+                "min": min(rates),
+                "max": max(rates),
+                "latency_us": alone.p50_s * 1e6,
+                "p99_us": alone.p99_s * 1e6,
+            }
+        )
     show("Empty stages: throughput in a stream, latency of one request at a time", rows)
 
 
