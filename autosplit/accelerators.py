@@ -70,10 +70,6 @@ class Facts:
         whole = {key: str(value) for key, value in asdict(self).items()}
         return {key: whole[key] for key in ("name", "capability", "driver", "runtime")}
 
-    def drift(self, then_s: float) -> float:
-        """How far the canary is off, as a share of what it took then: positive is slower now. 0 if it was never measured."""
-        return self.canary_s / then_s - 1 if then_s > 0 else 0.0
-
     def __str__(self) -> str:
         return f"{self.name}, {bytes_text(self.total_bytes)}, compute capability {self.capability}"
 

@@ -4,12 +4,16 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 CANARY_LIMIT = 0.15
 """A canary that differs by more than this share means that the profile no longer matches the device."""
+
+PATIENCE_S = 3.0
+"""A core that seems slower than then is looked at for so long: the clock falls for seconds while a neighbour is busy."""
 
 Array = NDArray[np.float32]
 
@@ -24,7 +28,7 @@ _AGREEMENT = 0.02
 _PAUSE_S = 0.01
 
 
-def canary_s(cores: Sequence[int]) -> float:
+def canary_s(cores: Sequence[int], enough_s: float = inf, patience_s: float = 0.0) -> float:
     """Seconds of the canary on the first of these cores: what float32 arithmetic in the L2 cache takes at its fastest.
 
     The fastest, not the median: a passing load on the core is no change of the core. Attempts go on, with pauses, until three
@@ -32,24 +36,32 @@ def canary_s(cores: Sequence[int]) -> float:
 
     Args:
         cores: the device's cores; empty leaves the thread where it is.
+        enough_s: attempts also go on until one takes no longer than this,
+        patience_s: but for no longer than this because of it.
     """
     found: list[float] = []
-    thread = threading.Thread(target=_attempts, args=(cores, found), name="autosplit-canary")
+    thread = threading.Thread(target=_attempts, args=(cores, enough_s, patience_s, found), name="autosplit-canary")
     thread.start()
     thread.join()
     return min(found)
 
 
-def drift(cores: Sequence[int], then_s: float) -> float:
+def now_s(cores: Sequence[int], then_s: float) -> float:
+    """Seconds of the canary now, after some patience with a core that is slower than ``then_s`` and the limit allow."""
+    return canary_s(cores, then_s * (1 + CANARY_LIMIT), PATIENCE_S)
+
+
+def drift(seconds: float, then_s: float) -> float:
     """How far the canary is off, as a share of what it took then: positive is slower now. 0 if it was never measured."""
-    return canary_s(cores) / then_s - 1 if then_s > 0 else 0.0
+    return seconds / then_s - 1 if then_s > 0 else 0.0
 
 
-def _attempts(cores: Sequence[int], found: list[float]) -> None:
+def _attempts(cores: Sequence[int], enough_s: float, patience_s: float, found: list[float]) -> None:
     if cores:
         os.sched_setaffinity(0, cores[:1])
     one, two, result = _operands()
-    for _ in range(_ATTEMPTS):
+    begun_s = time.perf_counter()
+    while True:
         rounds = []
         for _ in range(_ROUNDS):
             start = time.perf_counter()
@@ -58,7 +70,9 @@ def _attempts(cores: Sequence[int], found: list[float]) -> None:
                 np.add(result, two, out=result)
             rounds.append(time.perf_counter() - start)
         found.append(min(rounds))
-        if sum(seconds <= min(found) * (1 + _AGREEMENT) for seconds in found) >= _AGREE:
+        agree = sum(seconds <= min(found) * (1 + _AGREEMENT) for seconds in found) >= _AGREE
+        enough = min(found) <= enough_s or time.perf_counter() - begun_s > patience_s
+        if enough and (agree or len(found) >= _ATTEMPTS):
             return
         time.sleep(_PAUSE_S)
 

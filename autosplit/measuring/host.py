@@ -24,7 +24,7 @@ from autosplit.graph import Graph
 from autosplit.machine import HOST, Device, Link, Machine
 from autosplit.measuring.asking import able_backends, refused_devices, require_measurable, settings_of, stamps_of
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
-from autosplit.measuring.canary import CANARY_LIMIT, drift
+from autosplit.measuring.canary import CANARY_LIMIT, drift, now_s
 from autosplit.measuring.links import measure_links
 from autosplit.measuring.steps import Progress, Step, Steps
 from autosplit.measuring.store import Store
@@ -125,6 +125,7 @@ class _Job:
             return Profile.empty(self.graph, self.precision)
         stored = self.store.load(self.graph, self.stamps, self.precision)
         kept, notes = {}, [note for note in stored.notes if _concerns(note, self.wanted)]
+        canaries = self._canaries(stored)
         for setting in self.wanted:
             measured = stored.measured.get(setting)
             if measured is None:
@@ -135,7 +136,7 @@ class _Job:
                 notes.append(f"{setting}: stored, but measured on {then}, and here it is {', '.join(now.identity.values())}")
                 continue
             then_s = measured.provenance.canary_s
-            off = drift(self.machine[setting.device].cores, then_s) if now is None else now.drift(then_s)
+            off = drift(canaries[setting.device] if now is None else now.canary_s, then_s)
             if abs(off) > CANARY_LIMIT:
                 notes.append(
                     f"{setting}: stored, but the canary takes {abs(off):.0%} {'more' if off > 0 else 'less'} time than then "
@@ -145,6 +146,14 @@ class _Job:
                 kept[setting] = measured
         stages = tuple(stage for stage in stored.stages if stage.setting in kept)
         return replace(stored, measured=kept, stages=stages, notes=tuple(notes))
+
+    def _canaries(self, stored: Profile) -> dict[str, float]:
+        """What the canary takes now on every device whose cores were measured before."""
+        thens: dict[str, list[float]] = {}
+        for setting in self.wanted:
+            if setting in stored.measured and setting.device not in self.facts:
+                thens.setdefault(setting.device, []).append(stored.measured[setting].provenance.canary_s)
+        return {device: now_s(self.machine[device].cores, min(seconds)) for device, seconds in thens.items()}
 
     def measure_missing(self, profile: Profile, budget_s: float | None) -> Profile:
         """Measure each group of settings that lacks one, and store it as soon as it is done."""

@@ -84,7 +84,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> 
     """In place of worker processes; the canary takes 1 ms, as it did when the fake measured."""
     fake = FakeBench(traced, machine)
     monkeypatch.setattr(host, "_bench", lambda traced, machine: contextlib.nullcontext(fake))
-    monkeypatch.setattr(host, "drift", lambda cores, then_s: 0.0)
+    monkeypatch.setattr(host, "now_s", lambda cores, then_s: then_s)
     return fake
 
 
@@ -139,7 +139,7 @@ def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, m
 
 def test_a_drifted_canary_measures_again_and_says_which_and_why(traced, machine, bench, tmp_path, monkeypatch) -> None:
     fake_measure(traced, machine, store=tmp_path)
-    monkeypatch.setattr(host, "drift", lambda cores, then_s: -0.3 if cores == (CORES[0],) else 0.05)
+    monkeypatch.setattr(host, "now_s", lambda cores, then_s: then_s * (0.7 if cores == (CORES[0],) else 1.05))
     bench.commands.clear()
     profile = fake_measure(traced, machine, store=tmp_path)
     assert bench.commands
@@ -296,7 +296,7 @@ from autosplit.measuring import host, measure
 from autosplit.tracing import trace
 
 # A neighbour on the core must not look like another machine to the second of two processes.
-host.drift = lambda cores, then_s: 0.0
+host.now_s = lambda cores, then_s: then_s
 machine = Machine.of([parse_device(f"cpu:{{affinity()[0]}}")])
 traced = trace(load_model({MODEL!r}))
 print("traced", flush=True)
