@@ -1,6 +1,7 @@
 """Small pipelines for tests: stages on null devices (threads) or on cores (processes), functions that workers import."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from autosplit.limits import affinity
 from autosplit.machine import Device, parse_device
 from autosplit.running.modules import LocalFunction, PythonFunction
+from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
 from autosplit.tensorspec import TensorSpec
 
@@ -41,6 +43,34 @@ def spawned(
     inputs, outputs = tuple(map(spec, reads.split())), tuple(map(spec, makes.split()))
     module = PythonFunction(f"pipelines:{function}", ("pipelines",))
     return StagePlacement(name, module, inputs, outputs, tuple(devices), **settings)
+
+
+class Gate:
+    """A function that holds every request until it is opened, and notes the order in which they came."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.entered = threading.Semaphore(0)
+        self.seen: list[int] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(int(x[0]))
+        self.entered.release()
+        self.opened.wait(30)
+        return x + 1
+
+
+class Once:
+    """A function during which the worker dies, a number of times, on one request."""
+
+    def __init__(self, number: int, times: int) -> None:
+        self.number, self.left = number, times
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x[0] == self.number and self.left:
+            self.left -= 1
+            raise SimulatedDeath
+        return x + 1
 
 
 def double(x: torch.Tensor) -> torch.Tensor:

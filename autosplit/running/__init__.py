@@ -6,6 +6,7 @@ The way from a placement to an answer, a module a step::
     wiring       StagePlacement; wire(): placements to channels
     ring, words  shared memory: tensors; deadlines and the state of each worker
     messages     what the host and a worker say to each other
+    inbox        what lies ready for a worker, the most urgent first, where requests may overtake each other
     worker       the loop of one stage replica; threads: the same loop without a process, on null devices
     provisioner  puts the stages on their devices, all or none
     executor     takes requests in, feeds, drains, answers; request: one of them; flow: where they are, and who holds them up

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 
 from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, WorkerError
 from autosplit.running.copying import Copies
+from autosplit.running.inbox import Inbox
 from autosplit.running.messages import Run
 from autosplit.running.provisioner import Deployment, host_channels
 from autosplit.running.recovery import Recovery
 from autosplit.running.request import Request, RequestTimes, Tensors
-from autosplit.running.ring import DATA, ERROR, FLAG, RingEnd
+from autosplit.running.ring import DATA, ERROR, FLAG, RingEnd, Slot
 
 
 @dataclass(slots=True)
@@ -36,10 +37,26 @@ class Drain:
     first: int
     every: int
     next: int
+    inbox: Inbox | None
+    """What takes results as they come, where they need not keep their order."""
 
     def rewind(self, base: int) -> None:
         """Expect the first request of this ring from number ``base`` on."""
         self.next = base + (self.first - base) % self.every
+        if self.inbox is not None:
+            self.inbox.restart()
+
+    def take(self) -> tuple[int, Slot] | None:
+        """A request with its slot, if one is here."""
+        if self.inbox is not None:
+            found = self.inbox.pick()
+            return (found[0], found[1][0]) if found else None
+        try:
+            slot = self.end.acquire(self.next, timeout_s=0)
+        except TimeoutError:
+            return None
+        self.next += self.every
+        return self.next - self.every, slot
 
 
 class Executor:
@@ -48,15 +65,14 @@ class Executor:
     Args:
         deployment: rings and loaded workers.
         room: requests that may wait at the door while the window is full.
-        in_order: answer in the order of admission; False answers each request as soon as it is done.
         max_restarts: restarts in a row, without a request done in between, after which the pipeline gives up.
     """
 
-    def __init__(self, deployment: Deployment, *, room: int, in_order: bool = True, max_restarts: int = 3) -> None:
+    def __init__(self, deployment: Deployment, *, room: int, max_restarts: int = 3) -> None:
         self.deployment = deployment
         self.times: deque[RequestTimes] = deque(maxlen=16_384)
         self.room = room
-        self._in_order = in_order
+        self._in_order = deployment.wiring.in_order
         self._lock = threading.Condition()
         self._door: list[tuple[int, int, Request]] = []
         self._arrivals = itertools.count()
@@ -81,7 +97,8 @@ class Executor:
             for first, ring in enumerate(deployment.rings[number]):
                 end = RingEnd(ring, sends=False)
                 copies = {spec.name: Copies(spec, 4 * wiring.window) for spec in channel.specs}
-                self._drains[end.fd] = Drain(end, copies, first, channel.every, first)
+                inbox = None if wiring.in_order else Inbox([[end]], deployment.words)
+                self._drains[end.fd] = Drain(end, copies, first, channel.every, first, inbox)
         self._num_tokens = len(drains)
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         self._kept_inputs = [
@@ -194,11 +211,11 @@ class Executor:
         """Feed waiting requests while the window has room (the lock is held); return those past their deadline."""
         late = []
         while self._door and self._window_has_room():
-            _, _, request = heapq.heappop(self._door)
+            priority, _, request = heapq.heappop(self._door)
             if request.late():
                 late.append(request)
             elif not request.future.cancelled():
-                self._feed(request)
+                self._feed(request, priority)
         return late
 
     def _expire(self) -> None:
@@ -217,12 +234,13 @@ class Executor:
             heapq.heapify(self._door)
             self._lock.notify_all()
 
-    def _feed(self, request: Request) -> None:
+    def _feed(self, request: Request, priority: int) -> None:
         request.sequence = sequence = self._next
         request.fed_ns = time.monotonic_ns()
         request.tokens = self._num_tokens
         request.values = {name: request.inputs[position].clone() for name, position in self._passed}
         self.deployment.words.set_deadline(sequence, request.deadline_ns)
+        self.deployment.words.set_priority(sequence, priority)
         self._window[sequence] = request
         self._next += 1
         for ends, index in self._feeds:
@@ -244,7 +262,11 @@ class Executor:
                 if self._alarm_ns <= time.monotonic_ns():
                     self._expire()
                 for fd in fds & self._drains.keys():
-                    self._drain(self._drains[fd])
+                    drain = self._drains[fd]
+                    while (found := drain.take()) is not None:
+                        self._receive(drain, *found)
+                        if self._in_order:
+                            break
                 self._recovery.kill_hanging(self._next)
                 if not fds <= self._drains.keys():
                     with self.deployment.control_lock:
@@ -259,13 +281,8 @@ class Executor:
         patience_s = min(self._recovery.look_s, max(0.0, self._alarm_ns - time.monotonic_ns()) / 1e9)
         return None if math.isinf(patience_s) else math.ceil(patience_s * 1000)
 
-    def _drain(self, drain: Drain) -> None:
-        """Take one token off a ring, and answer what is done with it."""
-        sequence = drain.next
-        try:
-            slot = drain.end.acquire(sequence, timeout_s=0)
-        except TimeoutError:
-            return
+    def _receive(self, drain: Drain, sequence: int, slot: Slot) -> None:
+        """Read one token of a ring, and answer what is done with it."""
         request = self._window[sequence]
         flag = slot.header[FLAG]
         if flag == DATA:
@@ -274,7 +291,6 @@ class Executor:
         elif request.error is None:
             request.error = _error(flag, slot.read_text().decode(errors="replace"), sequence)
         drain.end.release()
-        drain.next += drain.every
         request.tokens -= 1
         if request.tokens == 0:
             self._done(request)

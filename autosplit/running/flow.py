@@ -13,7 +13,7 @@ from autosplit.running.words import Words
 
 
 class Place(NamedTuple):
-    """The state of a worker (see words) and the request that it is at."""
+    """The state of a worker (see words) and the request that it is at, or the first it has not handed over if they overtake."""
 
     state: int
     sequence: int
@@ -24,6 +24,7 @@ class Flow:
 
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
+        self._at = words.SEQUENCE if wiring.in_order else words.FLOOR
         self._workers = list(wiring.workers())
         self._replicas = [len(stage.devices) for stage in wiring.stages]
         self._first = [sum(self._replicas[:stage]) for stage in range(len(self._replicas))]
@@ -31,7 +32,7 @@ class Flow:
     def places(self, block: Words) -> list[Place]:
         """Where each worker is now."""
         found = (block.status(number) for number in range(len(self._workers)))
-        return [Place(status[words.STATE], status[words.SEQUENCE]) for status in found]
+        return [Place(status[words.STATE], status[self._at]) for status in found]
 
     def num_queued(self, number: int, places: Sequence[Place], next_sequence: int) -> int:
         """Requests that lie ready for a worker, all their inputs there.

@@ -46,6 +46,8 @@ class Duty:
     words: WordsHandle
     number: int
     spin_s: float
+    in_order: bool = True
+    """False lets a worker take the most urgent of the requests that lie ready for it."""
     providers: Mapping[str, str] = field(default_factory=dict)
     """Who serves the kinds of accelerators (``accelerators.PROVIDERS`` of the host)."""
 

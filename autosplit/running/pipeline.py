@@ -38,7 +38,8 @@ class Pipeline:
         outputs: names of the outputs, in the order in which answers bring them; an input may be an output too.
         max_in_flight: requests between the first stage and their answer; by default enough to keep every stage at work.
         room: requests that may wait at the door beside those, before ``submit`` blocks or refuses; as many by default.
-        in_order: answer in the order of admission; False answers each request as soon as it is done.
+        in_order: answer in the order of admission; False answers each request as soon as it is done, and lets more urgent
+            ones overtake it at every stage.
         max_restarts: restarts of workers in a row, without a request done in between, before giving up.
         groups: names of parameter groups, each with the names of its stages, for ``swap``.
     Raises:
@@ -60,7 +61,7 @@ class Pipeline:
     ) -> None:
         if room is not None and room < 0:
             raise UsageError(f"room must be at least 0 requests, but is {room}")
-        self.wiring = wire(stages, inputs, outputs, max_in_flight)
+        self.wiring = wire(stages, inputs, outputs, max_in_flight, in_order)
         self.groups = {name: tuple(members) for name, members in (groups or {}).items()}
         known = [stage.name for stage in stages]
         strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]
@@ -71,7 +72,7 @@ class Pipeline:
         self._deployment = provision(self.wiring)
         try:
             room = self.wiring.window if room is None else room
-            self._executor = Executor(self._deployment, room=room, in_order=in_order, max_restarts=max_restarts)
+            self._executor = Executor(self._deployment, room=room, max_restarts=max_restarts)
         except BaseException:
             self._deployment.close(timeout_s=0.5)
             raise
@@ -95,7 +96,7 @@ class Pipeline:
 
         Args:
             inputs: one tensor for each input, with the shapes and dtypes that the pipeline was built for.
-            priority: lower is sooner among the requests at the door, then arrival counts.
+            priority: lower is sooner, then arrival counts: at the door, and at every stage if answers may come as ready.
             deadline_s: seconds from now after which the answer is not wanted any more.
             timeout_s: seconds to wait for room at the door; None waits as long as it takes, 0 refuses at once.
         Raises:

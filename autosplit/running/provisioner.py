@@ -16,7 +16,7 @@ from autosplit.running.messages import Duty, Failed, Port, Ready, Version
 from autosplit.running.ring import Ring
 from autosplit.running.threads import start_thread
 from autosplit.running.wiring import HOST, Channel, StagePlacement, Wiring
-from autosplit.running.words import SEQUENCE, SINCE_NS, STARTING, STATE, Words
+from autosplit.running.words import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, Words
 
 LOAD_TIMEOUT_S = 300.0
 SPIN_S = 50e-6
@@ -85,7 +85,7 @@ class Deployment:
         duty, device = self.duties[number], self.device(number)
         status = self.words.status(number)
         # What the one before it did last is not what it does now.
-        status[STATE], status[SEQUENCE], status[SINCE_NS] = STARTING, 0, time.monotonic_ns()
+        status[STATE], status[SEQUENCE], status[FLOOR], status[SINCE_NS] = STARTING, 0, 0, time.monotonic_ns()
         name = f"{duty.stage}/{duty.replica} on {device.name}"
         if device.kind == "null":
             return start_thread(name, duty)
@@ -164,6 +164,7 @@ def _duty(
         words=words.handle,
         number=number,
         spin_s=SPIN_S if owns else 0.0,
+        in_order=wiring.in_order,
         providers=dict(PROVIDERS),
     )
 

@@ -112,11 +112,8 @@ class Recovery:
         deployment = self._deployment
         for channel, rings in zip(deployment.wiring.channels, deployment.rings, strict=True):
             for first, ring in enumerate(rings):
-                held = 0
-                if channel.source == HOST:
-                    oldest = base + (first - base) % channel.every
-                    held = len(range(oldest, next_sequence, channel.every))
-                ring.refill(held)
+                oldest = base + (first - base) % channel.every
+                ring.refill(range(oldest, next_sequence, channel.every) if channel.source == HOST else ())
         for worker in deployment.workers:
             with contextlib.suppress(OSError):  # one that has died since is found by its descriptor
                 worker.connection.send(Run(base))

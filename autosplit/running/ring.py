@@ -28,6 +28,9 @@ SEQUENCE, FLAG, TEXT_BYTES, POSTED_NS = range(4)
 DATA, ERROR, SKIPPED = range(3)
 """Flags of a token: tensors, the text of an error, or nothing (the request was cancelled or is past its deadline)."""
 
+EMPTY = -1
+"""The number of a slot with nothing in it."""
+
 _TEXT_ROOM = 32 * 1024
 """Least size of a slot, so that a traceback fits; pages that nobody writes take no memory."""
 
@@ -126,17 +129,23 @@ class Ring:
         _, header_bytes, slot_bytes = _layout(specs, num_slots)
         flags = os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC
         memory_fd = create_shared(header_bytes + num_slots * slot_bytes)
-        handle = RingHandle(tuple(specs), num_slots, every, memory_fd, os.eventfd(0, flags), os.eventfd(num_slots, flags))
-        return Ring(handle)
+        handle = RingHandle(tuple(specs), num_slots, every, memory_fd, os.eventfd(0, flags), os.eventfd(0, flags))
+        ring = Ring(handle)
+        ring.refill()
+        return ring
 
     def slot(self, sequence: int) -> Slot:
         """The slot of request ``sequence``."""
         return self.slots[sequence // self.handle.every % self.handle.num_slots]
 
-    def refill(self, num_filled: int = 0) -> None:
-        """Set the tokens anew: ``num_filled`` slots wait for the receiver. Neither end may be at work."""
-        for fd, count in ((self.handle.filled_fd, num_filled), (self.handle.free_fd, self.handle.num_slots - num_filled)):
-            while _take(fd):
+    def refill(self, held: Sequence[int] = ()) -> None:
+        """Set tokens and numbers anew: these requests, still in their slots, wait for the receiver. No end may be at work."""
+        for slot in self.slots:
+            slot.header[SEQUENCE] = EMPTY
+        for sequence in held:
+            self.slot(sequence).header[SEQUENCE] = sequence
+        for fd, count in ((self.handle.filled_fd, len(held)), (self.handle.free_fd, self.handle.num_slots - len(held))):
+            while take_token(fd):
                 pass
             if count:
                 os.eventfd_write(fd, count)
@@ -178,9 +187,10 @@ class RingEnd:
             Interrupted: the interrupt descriptor became readable first.
             TimeoutError: ``timeout_s`` passed.
         """
-        if not _take(self.fd):
+        slot = self.ring.slot(sequence)
+        if not take_token(self.fd) and not (self._spin_s and self._spin(slot, sequence)):
             self._wait(timeout_s)
-        return self.ring.slot(sequence)
+        return slot
 
     def waiting(self) -> bool:
         """Whether ``acquire`` would return at once."""
@@ -190,13 +200,16 @@ class RingEnd:
         """Hand the acquired slot to the other end."""
         os.eventfd_write(self._gives, 1)
 
+    def _spin(self, slot: Slot, sequence: int) -> bool:
+        """Look for the number in the slot for a while; a look at the descriptor would hold up the sender, who locks it."""
+        header, until = slot.header, time.perf_counter() + self._spin_s
+        while time.perf_counter() < until:
+            if header[SEQUENCE] == sequence and take_token(self.fd):
+                return True
+            os.sched_yield()  # the host, say, may have work on this core
+        return False
+
     def _wait(self, timeout_s: float | None) -> None:
-        if self._spin_s:
-            until = time.perf_counter() + self._spin_s
-            while time.perf_counter() < until:
-                if self._poll.poll(0) and _take(self.fd):
-                    return
-                os.sched_yield()  # the host, say, may have work on this core
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left = until - time.monotonic()
@@ -209,10 +222,10 @@ class RingEnd:
     def _ready(self, events: Sequence[tuple[int, int]]) -> bool:
         if any(fd == self._interrupt_fd for fd, _ in events):
             raise Interrupted
-        return _take(self.fd)
+        return take_token(self.fd)
 
 
-def _take(fd: int) -> bool:
+def take_token(fd: int) -> bool:
     """Take one token if there is one."""
     try:
         os.eventfd_read(fd)

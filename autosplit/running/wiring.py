@@ -81,13 +81,20 @@ class Wiring:
     channels: tuple[Channel, ...]
     window: int
     input_specs: dict[str, TensorSpec] = field(default_factory=dict)
+    in_order: bool = True
 
     def workers(self) -> Iterator[tuple[int, int]]:
         """(stage, replica) of each worker, in order."""
         return ((number, replica) for number, stage in enumerate(self.stages) for replica in range(len(stage.devices)))
 
 
-def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], window: int | None = None) -> Wiring:
+def wire(
+    stages: Sequence[StagePlacement],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    window: int | None = None,
+    in_order: bool = True,
+) -> Wiring:
     """Connect the stages by the names of their values.
 
     Args:
@@ -95,6 +102,7 @@ def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Seque
         inputs: names of the pipeline's inputs, in the order in which a request gives them.
         outputs: names of the pipeline's outputs: values of stages or inputs; a name may stand twice.
         window: requests in flight at most; by default as many as keep every replica at work and every ring half full.
+        in_order: False lets requests overtake each other; then every ring has a slot for each request in flight.
     Raises: PlanError: every value that nobody makes, that is made twice or too late, and every empty setting.
     """
     makers = {spec.name: number for number, stage in enumerate(stages) for spec in stage.outputs}
@@ -113,16 +121,16 @@ def wire(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Seque
             wanted = [position for position, spec in enumerate(stage.inputs) if places[spec.name][0] == source]
             specs = [stage.inputs[position] for position in wanted]
             made = [places[spec.name][1] for spec in specs]
-            channels.append(_channel(stages, source, target, specs, made, wanted, levels, window))
+            channels.append(_channel(stages, source, target, specs, made, wanted, levels, window, in_order))
         places |= {spec.name: (target, position) for position, spec in enumerate(stage.outputs)}
     read = {channel.source for channel in channels}
     for source, stage in enumerate(stages):
         drained = [position for position, spec in enumerate(stage.outputs) if spec.name in outputs]
         if drained or source not in read:
             specs = [stage.outputs[position] for position in drained]
-            channels.append(_channel(stages, source, HOST, specs, drained, [], levels, window))
+            channels.append(_channel(stages, source, HOST, specs, drained, [], levels, window, in_order))
     input_specs = {spec.name: spec for stage in stages for spec in stage.inputs if spec.name in inputs}
-    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, input_specs)
+    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, input_specs, in_order)
 
 
 def _channel(
@@ -134,6 +142,7 @@ def _channel(
     target_index: Sequence[int],
     levels: Sequence[int],
     window: int,
+    in_order: bool,
 ) -> Channel:
     source_replicas = 1 if source == HOST else len(stages[source].devices)
     target_replicas = 1 if target == HOST else len(stages[target].devices)
@@ -141,7 +150,7 @@ def _channel(
     if source == HOST:
         # The host never waits for a slot, and a slot keeps its request until that is delivered, ready for a replay.
         num_slots = share + 1
-    elif target == HOST:
+    elif target == HOST or not in_order:
         num_slots = share
     else:
         # A value that skips stages waits for them: one slot more for each.

@@ -1,7 +1,7 @@
 """Words of shared memory: deadlines that every stage reads, and each worker's state that the host reads without asking.
 
-One block for a pipeline: first the deadlines of the requests in flight, then ``STATUS_WORDS`` for each worker. A word has
-one writer and 8 aligned bytes, so a reader sees the old value or the new one.
+One block for a pipeline: first the deadlines of the requests in flight, then their priorities, then ``STATUS_WORDS`` for each
+worker. A word has one writer and 8 aligned bytes, so a reader sees the old value or the new one.
 """
 
 import os
@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from autosplit.running.ring import create_shared, map_shared
 
 STATUS_WORDS = 16
-STATE, SEQUENCE, SINCE_NS, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, RESIDENT_BYTES, QUEUE_NS = range(11)
-"""What each status word holds; sums run since the pipeline was started and outlive a restart."""
+STATE, SEQUENCE, SINCE_NS, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, RESIDENT_BYTES, QUEUE_NS, FLOOR = range(12)
+"""What each status word holds; sums run since the pipeline was started and outlive a restart.
+
+``FLOOR``: in a pipeline that answers as ready, the worker has handed over all its requests before this one, and maybe later
+ones; elsewhere ``SEQUENCE`` says so.
+"""
 
 STARTING, WAITING, RUNNING, SENDING, PAUSED = range(5)
 STATES = ("starting", "waiting", "running", "sending", "paused")
 
 _PAST = 1
+_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class WordsHandle:
     @property
     def num_bytes(self) -> int:
         """Size of the block."""
-        return 8 * (self.window + STATUS_WORDS * self.num_workers)
+        return 8 * (2 * self.window + STATUS_WORDS * self.num_workers)
 
 
 class Words:
@@ -44,17 +49,25 @@ class Words:
     @staticmethod
     def create(window: int, num_workers: int) -> "Words":
         """A block of zeros for ``window`` requests in flight."""
-        fd = create_shared(8 * (window + STATUS_WORDS * num_workers))
+        fd = create_shared(WordsHandle(-1, window, num_workers).num_bytes)
         return Words(WordsHandle(fd, window, num_workers))
 
     def status(self, worker: int) -> memoryview:
         """The status words of one worker."""
-        start = self.handle.window + STATUS_WORDS * worker
+        start = 2 * self.handle.window + STATUS_WORDS * worker
         return self._words[start : start + STATUS_WORDS]
 
     def set_deadline(self, sequence: int, deadline_ns: int) -> None:
         """Stages skip request ``sequence`` from ``deadline_ns`` (monotonic) on; 0 stands for never."""
         self._words[sequence % self.handle.window] = deadline_ns
+
+    def set_priority(self, sequence: int, priority: int) -> None:
+        """Stages that may choose take the request with the lowest number first."""
+        self._words[self.handle.window + sequence % self.handle.window] = max(-_MOST, min(priority, _MOST))
+
+    def priority(self, sequence: int) -> int:
+        """The priority of request ``sequence``."""
+        return self._words[self.handle.window + sequence % self.handle.window]
 
     def skip(self, sequence: int) -> None:
         """Stages skip request ``sequence`` from now on."""

@@ -14,6 +14,7 @@ import torch
 from autosplit.accelerators import PROVIDERS
 from autosplit.processes import resident_bytes
 from autosplit.running import words
+from autosplit.running.inbox import Inbox
 from autosplit.running.messages import (
     Duty,
     Events,
@@ -51,8 +52,9 @@ class _Rewound(Exception):  # noqa: N818 - not an error: the tokens were counted
 
 
 class _Ahead(NamedTuple):
-    """The request after the one that runs: its slots, and what was begun of it, if it could be."""
+    """The request to run after this one: its slots, and what was begun of it, if it could be."""
 
+    sequence: int
     slots: list[Slot]
     begun: "Begun | None" = None
 
@@ -115,6 +117,12 @@ class Stage:
         self._control_poll.register(control.fileno(), select.POLLIN)
         self._sources = [(self._ends(port, sends=False), port.index) for port in duty.sources]
         self._sinks = [(self._ends(port, sends=True), port.index) for port in duty.sinks]
+        self._inbox: Inbox | None = None
+        self._early: set[int] = set()
+        """Requests that were handed over before others that came before them."""
+        if not duty.in_order:
+            ports = [[end for end in ends if end is not None] for ends, _ in self._sources]
+            self._inbox = Inbox(ports, self.words, control.fileno(), duty.spin_s)
         self._announced = [
             (position, view.shape, view.dtype)
             for ends, index in self._sinks
@@ -124,14 +132,12 @@ class Stage:
     def serve(self) -> None:
         """Obey the host and take requests, in turn, until the control channel closes."""
         sequence = self._obey(None)
-        step = self.duty.num_replicas
         with torch.inference_mode():
             while True:
                 try:
                     if self._control_poll.poll(0):
                         sequence = self._obey(sequence)
-                    self._take(sequence)
-                    sequence += step
+                    sequence = self._take(sequence)
                 except _Rewound as pause:
                     sequence = pause.first
 
@@ -168,8 +174,12 @@ class Stage:
                 case Run(first):
                     replica, count = self.duty.replica, self.duty.num_replicas
                     sequence = first + (replica - first) % count
+                    if self._inbox is not None:
+                        self._inbox.restart()
+                        self._early.clear()
                 case Pause():
                     self._enter(words.PAUSED, 0)
+                    self.status[words.FLOOR] = 0
                     self._ahead = None
                     self.control.send(Paused())
                     sequence = None
@@ -189,15 +199,20 @@ class Stage:
                         self.events.clear()
         return sequence
 
-    def _take(self, sequence: int) -> None:
-        """One request: wait for its inputs, run, hand over its outputs, free its inputs."""
-        asked = self._enter(words.WAITING, sequence)
+    def _take(self, first: int) -> int:
+        """One request: wait for its inputs, run, hand over its outputs, free its inputs.
+
+        Args:
+            first: the oldest request that was not taken yet.
+        Returns: the same for the next call.
+        """
+        if self._inbox is not None:
+            self.status[words.FLOOR] = first
+        asked = self._enter(words.WAITING, first)
         ahead, self._ahead = self._ahead, None
-        slots = ahead.slots if ahead else []
-        for ends, _ in () if ahead else self._sources:
-            slots.append(self._acquire(self._end(ends, sequence), sequence))
+        sequence, slots, begun = ahead or (*self._next(first), None)
         got = self._enter(words.RUNNING, sequence)
-        flag, result = self._compute(sequence, slots, ahead.begun if ahead else None)
+        flag, result = self._compute(sequence, slots, begun)
         ran = self._enter(words.SENDING, sequence)
         if self._begins and flag == DATA:
             result = result.outputs()
@@ -217,21 +232,45 @@ class Stage:
             self._end(ends, sequence).release()
         sent = time.monotonic_ns()
         self._count(Event(sequence, flag, asked, posted, got, ran, sent, blocked))
+        return self._after(sequence, first)
+
+    def _next(self, first: int) -> tuple[int, list[Slot]]:
+        """The request to run now, once its inputs are here: the oldest one, or the most urgent one of a pipeline as ready."""
+        if self._inbox is None:
+            return first, [self._acquire(self._end(ends, first), first) for ends, _ in self._sources]
+        while True:
+            try:
+                return self._inbox.wait()
+            except Interrupted:
+                self._heed(first)
+
+    def _after(self, sequence: int, first: int) -> int:
+        """The oldest request that was not taken yet, now that this one was."""
+        step = self.duty.num_replicas
+        if sequence != first:
+            self._early.add(sequence)
+            return first
+        first += step
+        while first in self._early:
+            self._early.remove(first)
+            first += step
+        return first
 
     def _acquire(self, end: RingEnd, sequence: int) -> Slot:
-        """The next slot of a ring; messages that come meanwhile are obeyed, and the request goes on where it was.
-
-        Raises: _Rewound: the worker was paused, and its requests begin anew.
-        """
+        """The next slot of a ring; messages that come meanwhile are obeyed, and the request goes on where it was."""
         while True:
             try:
                 return end.acquire(sequence)
             except Interrupted:
-                state = self.status[words.STATE]
-                first = self._obey(sequence)
-                if self.status[words.STATE] == words.PAUSED:
-                    raise _Rewound(first) from None
-                self.status[words.STATE] = state
+                self._heed(sequence)
+
+    def _heed(self, sequence: int) -> None:
+        """Obey messages that came during a wait. Raises: _Rewound: the worker was paused, and its requests begin anew."""
+        state = self.status[words.STATE]
+        first = self._obey(sequence)
+        if self.status[words.STATE] == words.PAUSED:
+            raise _Rewound(first) from None
+        self.status[words.STATE] = state
 
     def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None" = None) -> tuple[int, Any]:
         """The flag of the request's tokens from here on, and its outputs or the text of the error.
@@ -268,16 +307,24 @@ class Stage:
 
         So copies run beside the computing, and the accelerator never waits for this process in between.
         """
-        following = sequence + self.duty.num_replicas
-        ends = [self._end(ends, following) for ends, _ in self._sources]
-        if all(end.waiting() for end in ends):
-            slots = [end.acquire(following) for end in ends]
-            self._ahead = _Ahead(slots)
+        found = self._following(sequence)
+        if found is not None:
+            following, slots = found
+            self._ahead = _Ahead(following, slots)
             if all(slot.header[FLAG] == DATA for slot in slots) and not self.words.expired(following):
                 with contextlib.suppress(Exception):  # it is begun again in its turn, and what it raises is told then
-                    self._ahead = _Ahead(slots, self._version(following)[1].begin(self._inputs(slots)))  # type: ignore[attr-defined]
+                    begun_ahead = self._version(following)[1].begin(self._inputs(slots))  # type: ignore[attr-defined]
+                    self._ahead = _Ahead(following, slots, begun_ahead)
         begun.wait()
         return begun
+
+    def _following(self, sequence: int) -> tuple[int, list[Slot]] | None:
+        """The request to run after this one, if its inputs are here."""
+        if self._inbox is not None:
+            return self._inbox.pick()
+        following = sequence + self.duty.num_replicas
+        ends = [self._end(ends, following) for ends, _ in self._sources]
+        return (following, [end.acquire(following) for end in ends]) if all(end.waiting() for end in ends) else None
 
     def _check(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""

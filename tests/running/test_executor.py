@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import add, double, fail_on_7, increment, local, request
+from pipelines import Gate, Once, add, double, fail_on_7, increment, local, request
 
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.pipeline import Pipeline
@@ -17,34 +17,6 @@ from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
 
 pytestmark = pytest.mark.timeout(60)
-
-
-class Gate:
-    """A function that holds every request until it is opened, and notes the order in which they came."""
-
-    def __init__(self) -> None:
-        self.opened = threading.Event()
-        self.entered = threading.Semaphore(0)
-        self.seen: list[int] = []
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append(int(x[0]))
-        self.entered.release()
-        self.opened.wait(30)
-        return x + 1
-
-
-class Once:
-    """A function during which the worker dies, a number of times, on one request."""
-
-    def __init__(self, number: int, times: int) -> None:
-        self.number, self.left = number, times
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x[0] == self.number and self.left:
-            self.left -= 1
-            raise SimulatedDeath
-        return x + 1
 
 
 @st.composite
