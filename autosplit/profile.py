@@ -198,6 +198,14 @@ class Profile:
         stage = StageMeasured(frozenset(ops), setting, samples, tuple(busy), date)
         return replace(self, stages=(*self.stages, stage)).verify()
 
+    def with_newest(self, stages: Iterable[tuple[Iterable[str], Setting]]) -> "Profile":
+        """The same profile with the measurements of these stages as its newest.
+
+        Stages that overlap may contradict each other; the newest ones hold then, so that a plan is predicted by its own stages.
+        """
+        wanted = {(setting, frozenset(ops)) for ops, setting in stages}
+        return replace(self, stages=tuple(sorted(self.stages, key=lambda stage: (stage.setting, stage.ops) in wanted)))
+
     def current_stages(self, setting: Setting) -> Sequence[StageMeasured]:
         """The measured stages that count in a setting: of one op set the newest, and rather one with busy neighbours."""
         return self._current_stages.get(setting, [])
@@ -216,6 +224,7 @@ class Profile:
         for stage in self.stages:
             known = newest.get((stage.setting, stage.ops))
             if known is None or stage.busy or not known.busy:
+                newest.pop((stage.setting, stage.ops), None)
                 newest[stage.setting, stage.ops] = stage
         by_setting: dict[Setting, list[StageMeasured]] = {}
         for stage in newest.values():
@@ -230,7 +239,7 @@ class Profile:
         """Factors for the ops so that every measured stage sums to its median.
 
         Iterative proportional fitting (Deming and Stephan, 1940): each stage in turn scales its ops to its sum. Ops that no
-        stage holds take the ratio of all stages together. Stages that contradict each other end between them.
+        stage holds take the ratio of all stages together. Where stages contradict each other, the newest ones hold.
         """
         base = {op: self.op_samples(op, setting).median_s * self.scale(setting) for op in self.signatures}
         predicted = [sum(base[op] for op in stage.ops) for stage in stages]

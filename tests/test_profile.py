@@ -92,6 +92,21 @@ def test_the_newest_measurement_of_a_stage_counts_and_busy_neighbours_beat_idle_
     assert profile.with_stage(stage, ON_0, samples(10.0), busy=["cpu:1"]).stage_s(stage, "cpu:0", "eager") == 10
 
 
+def test_the_newest_of_stages_that_contradict_each_other_hold() -> None:
+    halves, model = (["op0"], ["op1", "op2"]), ["op0", "op1", "op2"]
+    profile = profiled()
+    for stage, seconds in ((halves[0], 3.0), (halves[1], 4.0), (model, 9.0)):
+        profile = profile.with_stage(stage, ON_0, samples(seconds), busy=["cpu:1"])
+
+    def predicted(profile: Profile) -> list[float]:
+        return [sum(profile.op_s(op, "cpu:0", "eager") for op in stage) for stage in (*halves, model)]
+
+    assert predicted(profile)[2] == pytest.approx(9)
+    again = profile.with_newest((stage, ON_0) for stage in halves)
+    assert predicted(again) == pytest.approx([3, 4, 7]) and set(again.stages) == set(profile.stages)
+    assert predicted(again.with_stage(model, ON_0, samples(9.0), busy=["cpu:1"]))[2] == pytest.approx(9)
+
+
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=3))
 def test_overlapping_stages_that_agree_are_all_met(truth: list[float]) -> None:
     profile = profiled(whole=None)

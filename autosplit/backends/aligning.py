@@ -2,7 +2,7 @@
 
 ONNX Runtime appends the weights it packed to the data file as they come. Its matrix kernels read packed weights with
 aligned loads, so after a tensor of an odd size a session on that file ends the process with a segmentation fault (seen
-with Swin in 1.31). Written down anew with gaps, the file may be mapped.
+with Swin in 1.31). Written down anew with gaps, the file may be mapped. One that has no such tensor is left as it is.
 """
 
 import mmap
@@ -25,7 +25,7 @@ def align(path: Path) -> None:
 
     model = onnx.load(str(path), load_external_data=False)
     tensors = [tensor for tensor in _tensors(model.graph) if tensor.external_data]
-    if not tensors:
+    if all(offset % ALIGNMENT == 0 for tensor in tensors for offset in _offsets(tensor)):
         return
     source = path.with_name(f"{path.name}.data")
     draft = source.with_suffix(".aligned")
@@ -45,6 +45,15 @@ def _tensors(graph: Any) -> Iterator[Any]:
                 yield attribute.t
             if attribute.HasField("g"):
                 yield from _tensors(attribute.g)
+
+
+def _offsets(tensor: Any) -> Iterator[int]:
+    """Where the data of a tensor begins, and each of its packed buffers."""
+    for entry in tensor.external_data:
+        if entry.key == "offset":
+            yield int(entry.value)
+        elif entry.key.startswith(PREPACKED):
+            yield from (int(buffer.split(";")[0]) for buffer in entry.value.split("|")[1:])
 
 
 def _move(tensor: Any, data: mmap.mmap, new: BinaryIO) -> None:

@@ -161,27 +161,40 @@ class _Job:
         if not groups:
             return profile
         rounds = Rounds(ROUNDS_S) if budget_s is None else Rounds(max(0.05, 0.7 * budget_s / len(groups)), least=2)
-        self.steps.plan([Step("starting the workers", 4.0)])
-        for group in groups:
-            self.steps.plan([Step(f"preparing {group[0].backend}", 1.0 if group[0].backend == "eager" else 6.0)])
-            self.steps.plan([Step(f"timing {group[0].backend}", rounds.seconds + ALONE_S * len(group) + 1.0)])
-        refused: list[str] = []
+        backends = list(dict.fromkeys(group[0].backend for group in groups))
+        self.steps.plan([Step(f"preparing {name}", 1.0 if name == "eager" else 6.0) for name in backends])
+        self.steps.plan([Step("starting the workers", 2.0)])
+        self.steps.plan([Step(f"timing {g[0].backend}", rounds.seconds + ALONE_S * len(g) + 2.0) for g in groups])
+        refused: dict[str, str] = {}
         with _bench(self.traced, self.machine) as bench:
+            # While the workers start.
+            for name in backends:
+                with self._refusing(name, refused):
+                    bench.prepare(name, self.precision)
+                self.steps.done()
+            bench.load(self.machine.devices)
             self.steps.done()
-            for number, group in enumerate(groups):
-                try:
-                    bench.prepare(group[0].backend, self.precision)
-                    for part in _batches(group, MAX_AT_ONCE):
-                        profile = self._measure_group(profile, part, bench, rounds, 2 + 2 * number)
-                except BackendError as failure:
-                    if len({setting.backend for setting in self.wanted}) == 1:
-                        raise
-                    refused.append(f"{group[0].backend} is left out: {failure}")
-                self.steps.reach(3 + 2 * number)
-        return replace(profile, notes=(*profile.notes, *refused))
+            for group in groups:
+                name = group[0].backend
+                if name not in refused:
+                    with self._refusing(name, refused):
+                        for part in _batches(group, MAX_AT_ONCE):
+                            profile = self._measure_group(profile, part, bench, rounds)
+                self.steps.done()
+        return replace(profile, notes=(*profile.notes, *refused.values()))
 
-    def _measure_group(self, profile: Profile, group: Sequence[Setting], bench: "_Bench", rounds: Rounds, step: int) -> Profile:
-        """One setting on each device, all at once, then each alone; ``step`` steps are done once they are prepared.
+    @contextmanager
+    def _refusing(self, backend: str, refused: dict[str, str]) -> Iterator[None]:
+        """Note why a backend refuses the model, or gives wrong numbers; raise it if there is no other one."""
+        try:
+            yield
+        except BackendError as failure:
+            if len({setting.backend for setting in self.wanted}) == 1:
+                raise
+            refused[backend] = f"{backend} is left out: {failure}"
+
+    def _measure_group(self, profile: Profile, group: Sequence[Setting], bench: "_Bench", rounds: Rounds) -> Profile:
+        """One setting on each device, all at once, then each alone.
 
         Raises: BackendError: the numbers are wrong.
         """
@@ -194,7 +207,6 @@ class _Job:
         for answer in prepared.values():
             if answer.fault:
                 raise BackendError(answer.fault)
-        self.steps.reach(step)
         timed = bench.all({setting.device: TimeOps(rounds) for setting in group})
         alone_rounds = Rounds(min(ALONE_S, rounds.seconds), least=2, most=20)
         values = value_aliases(self.graph)
@@ -251,14 +263,16 @@ class _Bench:
         self._program = program
         self._folder = folder
         self._workers = workers
-        self._prepared: set[str] = set()
         self.canaries: dict[str, float] = {}
 
     def prepare(self, backend: str, precision: Precision) -> None:
         """Let the host write what the backend loads. Raises: BackendError: it refuses the model."""
-        if backend not in self._prepared:
-            get_backend(backend).prepare(self._program, self._folder, precision)
-            self._prepared.add(backend)
+        get_backend(backend).prepare(self._program, self._folder, precision)
+
+    def load(self, devices: Sequence[Device]) -> None:
+        """Let every worker load the model, one after the other: the canary is later repeated with its neighbours idle."""
+        for device in devices:
+            self.canaries |= self.all({device.name: Load(self._folder, device.cores, device.name, dict(PROVIDERS))})
 
     def names(self, backend: str) -> dict[str, str]:
         """What the nodes of the backend's file are called, to the ops that they come from."""
@@ -295,11 +309,7 @@ def _bench(traced: Traced, machine: Machine) -> Iterator[_Bench]:
         [program] = split(traced, [[op.name for op in traced.graph.ops]])
         save_stage(program, folder / "stage")
         torch.save(list(traced.example_inputs), folder / "stage" / INPUTS)
-        bench = _Bench(program, folder / "stage", workers)
-        # One after the other: the canary is later repeated with its neighbours idle.
-        for device in machine.devices:
-            bench.canaries |= bench.all({device.name: Load(folder / "stage", device.cores, device.name, dict(PROVIDERS))})
-        yield bench
+        yield _Bench(program, folder / "stage", workers)
 
 
 @contextmanager

@@ -41,10 +41,6 @@ class Steps:
         self._finished = min(len(self._planned), self._finished + count)
         self._tell()
 
-    def reach(self, number: int) -> None:
-        """The first ``number`` steps are finished, whichever way they went."""
-        self.done(max(0, number - self._finished))
-
     def finish(self) -> None:
         """Everything is finished."""
         self._finished = len(self._planned)

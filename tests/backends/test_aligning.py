@@ -66,6 +66,15 @@ def test_data_moves_with_its_entries(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m.onnx", "m.onnx.data"]
 
 
+def test_what_lies_on_boundaries_already_is_not_written_again(tmp_path):
+    path = external_model(tmp_path, packed="MatMul+1|15;6;0")
+    align(path)
+    files = [path, tmp_path / "m.onnx.data"]
+    before = [(file.stat().st_ino, file.stat().st_mtime_ns) for file in files]
+    align(path)
+    assert [(file.stat().st_ino, file.stat().st_mtime_ns) for file in files] == before
+
+
 def test_an_entry_of_another_form_is_not_guessed(tmp_path):
     with pytest.raises(ValueError):
         align(external_model(tmp_path, packed="MatMul+1|fifteen"))

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from autosplit.backends.profiling import RuntimeNode
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.limits import affinity
 from autosplit.loading import load_model
-from autosplit.machine import Machine, parse_device
+from autosplit.machine import Device, Machine, parse_device
 from autosplit.measuring import Store, host, measure, timing, worker
 from autosplit.measuring.steps import Progress
 from autosplit.measuring.timing import Timed
@@ -56,7 +57,9 @@ class FakeBench:
     def prepare(self, backend: str, precision: str) -> None:
         if backend in self.refused:
             raise BackendError(f"op 'linear': no {backend} for it")
-        self.backend = backend
+
+    def load(self, devices: Sequence[Device]) -> None:
+        pass
 
     def names(self, backend: str) -> dict[str, str]:
         return {}
@@ -70,6 +73,7 @@ class FakeBench:
         match command:
             case Prepare(backend, _, weights):
                 fault = f"backend '{backend}' gives wrong numbers" if backend in self.wrong else ""
+                self.backend = backend
                 return Prepared(dict.fromkeys(ops, 1.0) if weights else {}, 0.00123, fault)
             case TimeWhole():
                 return (0.5, 0.5)
@@ -323,7 +327,7 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_workers(traced, tmp_path) 
     with start(tmp_path / "store", tmp_path / "tmp") as process:
         process.stdin.write("go\n")
         process.stdin.flush()
-        while process.stdout.readline() not in ("preparing onnxruntime\n", ""):
+        while process.stdout.readline() not in ("timing onnxruntime\n", ""):
             pass
         workers = list(children(process.pid))
         process.send_signal(signal.SIGINT)
