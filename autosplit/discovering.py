@@ -18,7 +18,8 @@ from autosplit import tables
 from autosplit.accelerators import PROVIDERS, Facts, is_accelerator, provider
 from autosplit.errors import DeviceError, UsageError, raise_faults
 from autosplit.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
-from autosplit.machine import Machine, parse_bytes, parse_device, read_machine
+from autosplit.machine import Machine, parse_bytes, parse_device
+from autosplit.machinefile import read_machine
 from autosplit.processes import receive, spawn_worker
 
 FACTS_TIMEOUT_S = 120.0

@@ -1,4 +1,4 @@
-"""Machine: the devices a model may run on, and the links between them. Read from a YAML file, or discovered.
+"""Machine: the devices a model may run on, and the links between them.
 
 A device is named by what it is: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, or ``null:0`` (no
 hardware, for tests and simulations). The devices of one machine are disjoint.
@@ -8,11 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any, Literal
-
-import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autosplit import tables
 from autosplit.errors import DeviceError, UsageError, raise_faults
@@ -192,46 +188,3 @@ def parse_bytes(text: str | int) -> int:
     unit = match[2].lower()
     base = 1024 if unit.endswith("i") else 1000
     return int(float(match[1]) * base ** " kmgt".index(unit[0] if unit else " "))
-
-
-class _DeviceEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    name: str
-    memory: str | int | None = None
-
-
-class _LinkEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    source: str
-    target: str
-    latency_s: float = 35e-6
-    bytes_per_s: float
-
-
-class _MachineFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    devices: list[_DeviceEntry]
-    links: list[_LinkEntry] = []
-
-
-def read_machine(path: Path) -> Machine:
-    """The machine that a YAML file describes: ``devices: [{name: cpu:0, memory: 300MB}]``, ``links: [...]`` if known.
-
-    A link's ``bytes_per_s`` is spent by the sender. Raises: DeviceError, UsageError: every fault of the file.
-    """
-    try:
-        content = _MachineFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as failure:
-        raise UsageError(f"machine file '{path}' cannot be read: {failure.strerror}") from None
-    except yaml.YAMLError as failure:
-        raise UsageError(f"machine file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
-    except ValidationError as failure:
-        faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in failure.errors()]
-        raise_faults(UsageError, f"machine file '{path}' is not understood", faults)
-        raise
-    devices = [
-        replace(parse_device(entry.name), memory_bytes=parse_bytes(entry.memory) if entry.memory is not None else None)
-        for entry in content.devices
-    ]
-    links = [Link(e.source, e.target, e.latency_s, 0.0, 1 / e.bytes_per_s, 0.0, 0.0) for e in content.links]
-    return Machine.of(devices, links)

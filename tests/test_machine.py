@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.errors import DeviceError, UsageError
-from autosplit.machine import HOST, Device, Link, Machine, parse_bytes, parse_device, read_machine, shared_memory_link, union
+from autosplit.machine import HOST, Link, Machine, parse_bytes, parse_device, shared_memory_link, union
 
 
 def machine(*names: str) -> Machine:
@@ -97,41 +97,6 @@ def test_sizes(text: str | int, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UsageError, match="not a size"):
         parse_bytes(text)
-
-
-def test_machine_file(tmp_path) -> None:
-    path = tmp_path / "machine.yaml"
-    path.write_text(
-        "devices:\n- {name: 'cpu:0', memory: 300MB}\n- {name: 'null:0'}\n"
-        "links:\n- {source: 'cpu:0', target: 'null:0', bytes_per_s: 1.0e9}\n"
-    )
-    found = read_machine(path)
-    assert found["cpu:0"] == Device("cpu:0", "cpu", (0,), memory_bytes=300_000_000)
-    assert found.link("cpu:0", "null:0").send_s_per_byte == 1e-9
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("devices: [", "not YAML"),
-        ("[]", "not understood"),
-        ("devices: []", "no devices"),
-        ("devices: [{name: 'cpu:0', speed: 3}]", "devices.0.speed"),
-        ("devices: [{name: 'cpu:0', memory: lots}]", "not a size"),
-        ("devices: [{name: 'cpu:0'}, {name: 'cpu:0-1'}]", "overlap"),
-        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: a, target: b}]", "bytes_per_s"),
-    ],
-)
-def test_faults_of_a_machine_file(tmp_path, text: str, message: str) -> None:
-    path = tmp_path / "machine.yaml"
-    path.write_text(text)
-    with pytest.raises((UsageError, DeviceError), match=message):
-        read_machine(path)
-
-
-def test_machine_file_that_is_absent(tmp_path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        read_machine(tmp_path / "absent.yaml")
 
 
 def test_tables() -> None:
