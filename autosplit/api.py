@@ -16,6 +16,7 @@ from autosplit.alternatives import UNKNOWN, every_way, machine_of, out_of_reach,
 from autosplit.backends.base import Precision, get_backend, usual
 from autosplit.comparing import Observe, Progress, run_report
 from autosplit.constraints import Constraints
+from autosplit.deploying import Workspace
 from autosplit.discovering import machine_for
 from autosplit.errors import ProfileError, UsageError
 from autosplit.exporting import onnxruntime
@@ -91,6 +92,7 @@ def search(
     storage: Path | None = None,
     subject_for: Callable[[int], Subject] | None = None,
     explain_s: float | None = None,
+    workspace: Workspace | None = None,
     log: Log | None = None,
     progress: Progress | None = None,
 ) -> SearchResult:
@@ -109,6 +111,7 @@ def search(
         storage: a journal of the trials, so that a search that was stopped goes on.
         subject_for: the traced model and profile for a microbatch; without it requests are not cut.
         explain_s: seconds for what ``plan.explain()`` says, 0 for nothing; by default 1 where throughput is the objective.
+        workspace: where stages are saved and prepared, if a run of the same model is to find them there.
         log: called with the lines of the solver's log.
         progress: called with the share of the budget spent and what is being done.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
@@ -119,7 +122,7 @@ def search(
         machine, traced.source, wanted.verify(traced.graph, machine), chosen,
         queue_depth, time_limit_s, seed, log, subject_for, explain_s,
     )  # fmt: skip
-    result = searching.search(job, (traced, profile), budget_s=budget_s, storage=storage, progress=progress)
+    result = searching.search(job, (traced, profile), budget_s=budget_s, storage=storage, workspace=workspace, progress=progress)
     versions = {name: version(name) for name in ("autosplit", "torch")}
     return replace(result, plan=replace(result.plan, versions=versions))
 
@@ -152,6 +155,7 @@ def run(
     forced: bool = False,
     num_requests: int = 200,
     num_rounds: int = 5,
+    workspace: Workspace | None = None,
     progress: Progress | None = None,
     observe: Observe | None = None,
 ) -> RunReport:
@@ -167,6 +171,7 @@ def run(
         forced: whether the plan's shape was asked for, and is kept even where a simple way is faster.
         num_requests: requests of each way, over all rounds.
         num_rounds: interleaved rounds.
+        workspace: where stages are saved and prepared, if a search of the same model left them there.
         progress: called with the share done and what is being done.
         observe: called once with the host on which all of them run, to look at it meanwhile.
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
@@ -183,6 +188,7 @@ def run(
         forced=forced,
         num_requests=num_requests,
         num_rounds=num_rounds,
+        workspace=workspace,
         progress=progress,
         observe=observe,
     )
@@ -290,31 +296,34 @@ def auto(
         smaller = trace(model, microbatch, seq_len)
         return smaller, measure(smaller, machine, names, profiles=profiles, precision=precision)
 
-    found = search(
-        traced,
-        profile,
-        machine,
-        wanted,
-        backends=[backend for backend in names if backend in measured_backends(profile, machine)],
-        budget_s=budget_s,
-        queue_depth=queue_depth,
-        time_limit_s=time_limit_s,
-        seed=seed,
-        subject_for=subject_for if inputs is None and isinstance(model, str) and batch > 1 else None,
-        log=log,
-        progress=step("search"),
-    )
-    report = run(
-        found.traced,
-        found.plan,
-        machine,
-        profile=found.profile,
-        profiles=profiles,
-        forced=wanted.forced,
-        num_requests=num_requests,
-        num_rounds=num_rounds,
-        progress=step("run"),
-    )
+    with Workspace() as workspace:
+        found = search(
+            traced,
+            profile,
+            machine,
+            wanted,
+            backends=[backend for backend in names if backend in measured_backends(profile, machine)],
+            budget_s=budget_s,
+            queue_depth=queue_depth,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            subject_for=subject_for if inputs is None and isinstance(model, str) and batch > 1 else None,
+            workspace=workspace,
+            log=log,
+            progress=step("search"),
+        )
+        report = run(
+            found.traced,
+            found.plan,
+            machine,
+            profile=found.profile,
+            profiles=profiles,
+            forced=wanted.forced,
+            num_requests=num_requests,
+            num_rounds=num_rounds,
+            workspace=workspace,
+            progress=step("run"),
+        )
     if profiles is not None:
         keep_search(found, profiles)
     return AutoResult(machine, found.profile, found, report)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -11,7 +12,7 @@ from torch import fx
 
 from autosplit.backends.base import NumericalError, check, compare, exact_on, get_backend, tolerance
 from autosplit.backends.lowering import lower_to_bf16
-from autosplit.deploying import Workspace, deploy
+from autosplit.deploying import Workspace, place
 from autosplit.errors import AutosplitError, BackendError
 from autosplit.machine import Machine
 from autosplit.plan import Plan
@@ -35,6 +36,10 @@ MOST_BESIDE = 5
 """Simple ways that run beside the plan in all rounds; where there are more, short runs say which."""
 
 SCREEN_S = 0.5
+
+AT_ONCE = 2
+"""Ways whose workers start together: most have one worker, and loading torch keeps one core busy."""
+
 Progress = Callable[[float, str], None]
 Observe = Callable[[HostManager], None]
 Microbatch = tuple[torch.Tensor, ...]
@@ -92,13 +97,19 @@ class Loaded:
 
 
 class Arena:
-    """Plans of one model, loaded side by side; open until ``close``, best used in a ``with`` block."""
+    """Plans of one model, loaded side by side; open until ``close``, best used in a ``with`` block.
 
-    def __init__(self, machine: Machine) -> None:
+    Args:
+        machine: the devices.
+        workspace: where stages are saved and prepared, to be shared with others; by default one that ends with the arena.
+    """
+
+    def __init__(self, machine: Machine, workspace: Workspace | None = None) -> None:
         self.machine = machine
         self.loaded: dict[str, Loaded] = {}
         self.host = HostManager()
-        self._workspace = Workspace()
+        self._workspace = workspace or Workspace()
+        self._owns_workspace = workspace is None
 
     def load(self, name: str, plan: Plan, traced: Traced) -> Loaded:
         """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
@@ -109,13 +120,43 @@ class Arena:
             traced: the model, traced for the plan's microbatch.
         Raises: PlanError, BackendError, WorkerError: the plan cannot be run; StageError: a request failed.
         """
-        pipeline = deploy(self.host, name, traced, plan, self.machine, self._workspace)
-        try:
-            self.loaded[name] = self._check(plan, pipeline, traced)
-        except BaseException:
-            self.host.remove_network(name, when_busy="fail")
-            raise
+        for failure in self.load_all({name: plan}, traced).values():
+            raise failure
         return self.loaded[name]
+
+    def load_all(self, plans: Mapping[str, Plan], traced: Traced) -> dict[str, AutosplitError]:
+        """As ``load`` for several plans, whose workers start at the same time; the rest is one after the other.
+
+        Returns: for each name that could not be loaded what ``load`` raises.
+        """
+        failures: dict[str, AutosplitError] = {}
+        starting: dict[str, Future[Pipeline]] = {}
+        ports = traced.graph.inputs, traced.graph.outputs
+        try:
+            with ThreadPoolExecutor(len(plans)) as pool:
+                for name, plan in plans.items():
+                    try:
+                        placed = place(traced, plan, self.machine, self._workspace)
+                        starting[name] = pool.submit(self.host.add_network, name, placed, *ports)
+                    except AutosplitError as failure:
+                        failures[name] = failure
+        except BaseException:
+            # Ctrl-C: what is still starting is not the host's to close yet.
+            for future in starting.values():
+                future.add_done_callback(_end)
+            raise
+        for name, future in starting.items():
+            try:
+                pipeline = future.result()
+            except AutosplitError as failure:
+                failures[name] = failure
+                continue
+            try:
+                self.loaded[name] = self._check(plans[name], pipeline, traced)
+            except AutosplitError as failure:
+                self.host.remove_network(name, when_busy="fail")
+                failures[name] = failure
+        return failures
 
     def unload(self, name: str) -> None:
         """End the workers of a plan."""
@@ -130,9 +171,10 @@ class Arena:
             self.loaded[name].run(num_items)
 
     def close(self) -> None:
-        """End all workers and remove all files."""
+        """End all workers and remove all files of its own."""
         with ExitStack() as stack:
-            stack.callback(self._workspace.close)
+            if self._owns_workspace:
+                stack.callback(self._workspace.close)
             stack.callback(self.host.close, drain=False)
         self.loaded.clear()
 
@@ -159,6 +201,11 @@ class Arena:
             alone_s.append(time.perf_counter() - start)
         pipeline.stats(clear=True)
         return Loaded(plan, pipeline, work, worst, fault, LatencyStats.of(alone_s))
+
+
+def _end(started: "Future[Pipeline]") -> None:
+    if started.exception() is None:
+        started.result().close(drain=False)
 
 
 def _expected(traced: Traced, work: Sequence[Microbatch], plan: Plan) -> list[Microbatch]:
@@ -253,6 +300,7 @@ def run_report(
     left_out: Mapping[str, str] | None = None,
     num_requests: int = 200,
     num_rounds: int = 5,
+    workspace: Workspace | None = None,
     progress: Progress | None = None,
     observe: Observe | None = None,
 ) -> RunReport:
@@ -269,6 +317,7 @@ def run_report(
         left_out: ways that were ruled out before, with the reason, for the report.
         num_requests: requests of each plan, over all rounds.
         num_rounds: rounds; each runs every plan once.
+        workspace: as for ``Arena``.
         progress: called with the share done and what is being done.
         observe: called once with the host on which all of them run, to look at it meanwhile.
     Raises: PlanError, BackendError, WorkerError: the plan itself cannot be run; StageError: a request failed.
@@ -276,32 +325,35 @@ def run_report(
     tell = progress or (lambda share, text: None)
     same_as: dict[str, str] = {}
     reasons = dict(left_out or {})
-    with Arena(machine) as arena:
+    with Arena(machine, workspace) as arena:
         if observe is not None:
             observe(arena.host)
         contest = _Contest(arena, objective, keep) if len(simple) > MOST_BESIDE else None
-        for number, (name, candidate) in enumerate({PLAN: plan, **simple}.items()):
-            tell(0.4 * number / (1 + len(simple)), f"loading '{name}'")
-            twin = next((other for other, entry in arena.loaded.items() if entry.plan.hash == candidate.hash), None)
-            if twin is not None:
+        ways: dict[str, Plan] = {}
+        for name, candidate in {PLAN: plan, **simple}.items():
+            twin = next((other for other, way in ways.items() if way.hash == candidate.hash), None)
+            if twin is None:
+                ways[name] = candidate
+            else:
                 same_as[name] = twin
-                continue
-            try:
-                arena.load(name, candidate, traced)
-            except AutosplitError as failure:
-                if name == PLAN:
-                    raise
-                reasons[name] = str(failure)
-                continue
-            if contest is not None and name != PLAN:
-                reasons |= contest.admit(name)
+        for start in range(0, len(ways), AT_ONCE):
+            some = dict(list(ways.items())[start : start + AT_ONCE])
+            tell(0.4 * start / len(ways), "loading " + " and ".join(f"'{name}'" for name in some))
+            failures = arena.load_all(some, traced)
+            if PLAN in failures:
+                raise failures[PLAN]
+            reasons |= {name: str(failure) for name, failure in failures.items()}
+            for name in some:
+                if contest is not None and name != PLAN and name not in failures:
+                    reasons |= contest.admit(name)
         for entry in arena.loaded.values():
             entry.restart()
         for number in range(num_rounds):
             tell(0.4 + 0.6 * number / num_rounds, f"round {number + 1} of {num_rounds}")
             arena.run_round(list(arena.loaded), number, plan.source.batch * num_requests // num_rounds)
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
-    outcomes |= {name: outcomes[twin] for name, twin in same_as.items()}
+    outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
+    reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
     reasons |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
     chosen, sentence = judge(outcomes, objective, forced)
     if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):

@@ -16,12 +16,14 @@ import optuna
 from autosplit import tables
 from autosplit.comparing import Arena, Progress
 from autosplit.constraints import Constraints
+from autosplit.deploying import Workspace
 from autosplit.errors import AutosplitError, BackendError
 from autosplit.explaining import explain
 from autosplit.machine import Machine
-from autosplit.plan import Plan, Source
+from autosplit.plan import Plan, Source, Stage
 from autosplit.planning import Log, plan_model, predict
 from autosplit.profile import Profile
+from autosplit.running.pipeline import Pipeline
 from autosplit.runreport import PLAN, Outcome
 from autosplit.samples import Samples, Setting
 from autosplit.tracing import Traced
@@ -38,6 +40,9 @@ HOPELESS = 0.8
 
 EXPLAIN_S = 1.0
 """Most seconds for explaining a plan for throughput: some hundred ops take a third of it. One for latency takes many."""
+
+KEPT_EVENTS = 200
+"""The last requests of each worker, whose times go into the profile."""
 
 MAX_TRIALS = 24
 QUEUE_DEPTHS = (1, 2, 4, 8)
@@ -146,7 +151,13 @@ class SearchResult:
 
 
 def search(
-    job: Job, subject: Subject, *, budget_s: float = 30.0, storage: Path | None = None, progress: Progress | None = None
+    job: Job,
+    subject: Subject,
+    *,
+    budget_s: float = 30.0,
+    storage: Path | None = None,
+    workspace: Workspace | None = None,
+    progress: Progress | None = None,
 ) -> SearchResult:
     """The plan that measures best within the budget.
 
@@ -155,23 +166,39 @@ def search(
         subject: the model, traced for whole requests, and its profile.
         budget_s: seconds for measuring candidates; 0 returns the planner's answer from the profile alone.
         storage: a journal of Optuna's trials, so that a search that was stopped goes on where it was.
+        workspace: as for ``Arena``.
         progress: called with the share of the budget spent and what is being done.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
     first = job.plan(subject, {})
     if budget_s <= 0:
         return SearchResult(job.explained(first, subject), *subject)
-    with Arena(job.machine) as arena:
+    with Arena(job.machine, workspace) as arena:
         hunt = _Hunt(job, subject, arena, budget_s, progress or (lambda share, text: None))
         hunt.correct(first)
         hunt.tune(storage)
     best = hunt.best()
     traced, profile = hunt.subjects[best.plan.microbatch]
+    profile = profile.with_newest((stage.ops, setting) for stage, setting in settings_of(best.plan))
     proved = job.plan((traced, profile), best.asked)
     plan = proved
     if proved.hash != best.plan.hash:
         plan = predict(best.plan, traced.graph, job.machine, profile, proved.prediction.bound_s)
     return SearchResult(job.explained(plan, (traced, profile)), traced, profile, tuple(hunt.trials))
+
+
+def corrected(profile: Profile, plan: Plan, pipeline: Pipeline) -> Profile:
+    """The profile with the plan's stages as the pipeline's workers ran them last, their neighbours busy."""
+    devices = {device for stage in plan.stages for device in stage.devices}
+    for (stage, setting), events in zip(settings_of(plan), pipeline.events(), strict=True):
+        samples = Samples(tuple((event.ran_ns - event.got_ns) / 1e9 for event in events[-KEPT_EVENTS:]))
+        profile = profile.with_stage(stage.ops, setting, samples, sorted(devices - {setting.device}))
+    return profile
+
+
+def settings_of(plan: Plan) -> list[tuple[Stage, Setting]]:
+    """Each worker of a plan: its stage, and where and how it runs."""
+    return [(stage, Setting(name, stage.backend, stage.threads)) for stage in plan.stages for name in stage.devices]
 
 
 class _Hunt:
@@ -210,7 +237,8 @@ class _Hunt:
         study = optuna.create_study(
             direction="maximize", sampler=sampler, storage=journal, study_name="autosplit", load_if_exists=True
         )
-        study.enqueue_trial(self._as_parameters(self.best()), skip_if_exists=True)
+        for parameters in self._first_trials():
+            study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):
             if self._spent() >= 1:
                 return
@@ -242,6 +270,18 @@ class _Hunt:
             divisors = [size for size in range(1, job.source.batch + 1) if job.source.batch % size == 0]
             asked["microbatch"] = trial.suggest_categorical("microbatch", divisors)
         return asked
+
+    def _first_trials(self) -> list[dict[str, Any]]:
+        """The best candidate, then with its backend the two extremes: a stage on each device, and the model on each device.
+
+        What one of them measured says little of the other: a cache may hold all stages of a pipeline, and not two whole models.
+        """
+        best, num_devices = self._as_parameters(self.best()), len(self.job.machine.devices)
+        return [
+            best,
+            best | {"num_stages": num_devices, "replicate": False},
+            best | {"num_stages": 1, "replicate": True},
+        ]
 
     def _as_parameters(self, trial: Trial) -> dict[str, Any]:
         """A candidate in Optuna's terms."""
@@ -297,17 +337,11 @@ class _Hunt:
         num_items = int(min(1e6, ROUND_S * per_s)) if per_s < float("inf") else 1000
         for number in range(NUM_ROUNDS):
             self.arena.run_round(names, number, num_items)
-        events = entry.pipeline.events()
+        self.subjects[plan.microbatch] = traced, corrected(profile, plan, entry.pipeline)
         outcome = entry.outcome()
         beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))
         trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault, outcome)
         self.trials.append(trial)
-        for stats, times in zip(outcome.stats.stages, events, strict=True):
-            stage = next(stage for stage in plan.stages if stage.name == stats.stage)
-            samples = Samples(tuple((event.ran_ns - event.got_ns) / 1e9 for event in times[-200:]))
-            busy = [device for other in plan.stages for device in other.devices if device != stats.device]
-            profile = profile.with_stage(stage.ops, Setting(stats.device, stage.backend, stage.threads), samples, busy)
-        self.subjects[plan.microbatch] = traced, profile
         if name != FIRST:
             self.arena.unload(name)
         return trial
