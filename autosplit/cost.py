@@ -125,6 +125,16 @@ def _share(problem: Problem, blocks: Sequence[Block], crossings: _Crossings, num
     return shares
 
 
+def most_s(problem: Problem) -> float:
+    """More seconds than all blocks of any solution take together: all work where it is slowest, every value to every reader."""
+    t = problem.transfers
+    finite = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0)
+    fixed_s = float(t.send_s.max() + t.receive_s.max() + t.latency_s.max())
+    per_byte = float(t.send_s_per_byte.max() + t.receive_s_per_byte.max())
+    moves_s = sum(len(net.consumers) * (fixed_s + per_byte * net.num_bytes) for net in problem.nets)
+    return float(finite.max(axis=1).sum()) + moves_s
+
+
 def memory_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
     """What each device holds, in bytes: the ops' own bytes and each shared weight once, shape (num_devices,)."""
     held = np.zeros(problem.num_devices)

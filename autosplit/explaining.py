@@ -7,6 +7,7 @@ over a border, or the solver's answer to the problem with one thing changed.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from autosplit.graph import Graph
 from autosplit.machine import Machine
 from autosplit.plan import Plan
 from autosplit.planners.portfolio import solve
+from autosplit.planners.sample import Sampler
 from autosplit.planning import problem_of
 from autosplit.problem import Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.profile import Profile
@@ -91,13 +93,15 @@ def explain_blocks(
         time_limit_s: for all solver calls together.
         unit: of the times.
     """
+    started = monotonic()
     asked = dict(options or {})
     objective = asked.get("objective", "throughput")
     value_s = _value_s(problem, blocks, objective)
     loads = evaluate(problem, blocks)
     device = int(loads.device_s.argmax())
+    cuts = tuple(_cuts(problem, blocks, objective)) if asked.get("contiguous", True) else ()
     calls = dict(_changes(problem, device, asked)) | {words: (other, asked) for words, other in (loosened or {}).items()}
-    share_s = time_limit_s / (1 + len(calls))
+    share_s = max(0.0, time_limit_s - (monotonic() - started)) / (1 + len(calls))
     again = _change("another plan under the same demands", problem, asked, blocks, value_s, share_s)
     best_s = again.objective_s
     changes = [again] if again.times > 1 + ROUNDING else []
@@ -108,7 +112,6 @@ def explain_blocks(
         "constraint": [words for words in helped if words in (loosened or {}) or words in (NO_GROUPS, NO_COUNT)],
     }
     bound_by, because = _reason(problem, blocks, device, objective, value_s, helped, kinds, unit)
-    cuts = tuple(_cuts(problem, blocks, objective, asked.get("contiguous", True)))
     rows = tuple(_device_rows(problem, blocks))
     name = problem.devices[device]
     return Explanation(objective, value_s, again.bound_s, name, bound_by, because, rows, cuts, tuple(changes), unit)
@@ -196,19 +199,16 @@ def _indivisible(problem: Problem, blocks: Sequence[Block], device: int) -> tupl
     return ops, least_s
 
 
-def _cuts(problem: Problem, blocks: Sequence[Block], objective: str, contiguous: bool) -> Iterator[Cut]:
+def _cuts(problem: Problem, blocks: Sequence[Block], objective: str) -> Iterator[Cut]:
     """For each border of a chain, the best plan with another cut there: the last ops before it, or the first after it, moved."""
-    if not contiguous:
-        return
-    value_s = _value_s(problem, blocks, objective)
+    judge = Sampler(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
+    value_s = judge(blocks)
     for number, (before, after) in enumerate(pairwise(blocks)):
         best: tuple[float, str, int] | None = None
         for kept, moved, words in _shifts(problem, before, after):
             row = [*blocks[:number], *kept, *blocks[number + 2 :]]
-            if find_faults(problem, row):
-                continue
-            other_s = _value_s(problem, row, objective)
-            if best is None or other_s < best[0]:
+            other_s = judge(row)
+            if (best is None or other_s < best[0]) and not find_faults(problem, row):
                 best = other_s, words, moved
         names = (
             f"{'+'.join(problem.devices[d] for d in before.devices)} and {'+'.join(problem.devices[d] for d in after.devices)}"

@@ -12,6 +12,9 @@ from autosplit.errors import InfeasibleError, UsageError
 NOT_FOR_WORKLOADS = ("devices", "machine", "memory", "pin", "forbid", "together", "front")
 """Flags that say something about a model or its machine."""
 
+PLAN_SHARE = 2 / 3
+"""Of the time limit, for a plan that is to be explained; the explanation has what that leaves."""
+
 
 def search_workload(given: options.Plans) -> None:
     """Plan a workload file and show the loads of its devices."""
@@ -32,7 +35,9 @@ def search_workload(given: options.Plans) -> None:
         "min_stage_s": wanted.min_stage_s,
         "max_latency_s": wanted.max_latency_s,
     }
-    calls: dict[str, Any] = {"time_limit_s": options.seconds(given.time_limit), "seed": given.seed, "log": log(given)}
+    limit_s = options.seconds(given.time_limit)
+    plan_s = limit_s * (PLAN_SHARE if given.explain else 1.0)
+    calls: dict[str, Any] = {"time_limit_s": plan_s, "seed": given.seed, "log": log(given)}
     front: tuple[Any, ...] = ()
     started = monotonic()
     try:
@@ -68,8 +73,8 @@ def search_workload(given: options.Plans) -> None:
         views.append(table([row | {"stages": len(each.blocks)} for row, each in zip(rows, front, strict=True)], "front"))
     if given.explain:
         asked = {"objective": wanted.objective, **limits}
-        limit_s = options.seconds(given.time_limit)
-        add_explanation(explain_blocks(problem, solution.blocks, options=asked, time_limit_s=limit_s, unit=""), data, views)
+        left_s = max(0.0, limit_s - (monotonic() - started))
+        add_explanation(explain_blocks(problem, solution.blocks, options=asked, time_limit_s=left_s, unit=""), data, views)
     add_simulation(given, _simulation(problem, solution.blocks), data, views)
     show(given, json_safe(data), *views)
 

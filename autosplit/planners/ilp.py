@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
+from autosplit.cost import most_s
 from autosplit.planners.items import Items
 from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.planners.slots import Slots
@@ -139,8 +140,7 @@ class _Model(Slots):
         self, problem: Problem, items: Items, request: Request, num_slots: int, limit_s: float, timeless: bool = False
     ) -> None:
         super().__init__(problem, items, request, num_slots)
-        finite = np.where(np.isfinite(items.compute_s), items.compute_s, 0.0)
-        all_s = float(finite.max(axis=1).sum()) + self._most_transfer_s() + 1e-12
+        all_s = most_s(problem) + 1e-12
         self.top_s = limit_s if isfinite(limit_s) else all_s
         self.scale = SCALE / self.top_s if self.top_s > 0 else 1.0
         self.sure = True
@@ -179,14 +179,6 @@ class _Model(Slots):
             rows = list(permutations(row)) if self.sure else [row]
         rows = [row for row in rows if not request_faults(self.problem, self.request, row)]
         return min(rows, key=lambda row: objective_s(self.problem, self.request, row), default=())
-
-    def _most_transfer_s(self) -> float:
-        t = self.problem.transfers
-        each = (t.send_s + t.receive_s + t.latency_s).max() + self.problem.net_bytes * (
-            t.send_s_per_byte + t.receive_s_per_byte
-        ).max()
-        pins = np.array([len(net.consumers) for net in self.problem.nets])
-        return float((each * pins).sum()) if len(pins) else 0.0
 
     def _steps(self, seconds: float) -> int:
         return floor(min(seconds * self.scale * (1 + 1e-15), MOST_STEPS / 10))

@@ -7,6 +7,7 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.cost import most_s
 from autosplit.errors import InfeasibleError
 from autosplit.planners.asking import is_hopeless
 from autosplit.planners.items import Items
@@ -82,6 +83,18 @@ def _too_large(problem: Problem, ops: Sequence[int], need: float, roomy: int, nu
         f"{_names(problem, ops)} {verb} {bytes_text(need)} of weights on one device{part}, and {among} is {cap} "
         f"('{problem.devices[roomy]}'). Raise that device's memory, or add a device that holds it."
     )
+
+
+def refuse_short(problem: Problem, request: Request) -> None:
+    """Raise InfeasibleError when all stages together cannot take as long as they must."""
+    all_s = most_s(problem)
+    count = request.num_stages or 1
+    if count * request.min_stage_s > all_s * (1 + 1e-9):
+        stages = f"exactly {count} stages are asked for; " if count > 1 else ""
+        raise InfeasibleError(
+            f"no plan fits: these cannot hold together: {stages}a stage takes at least {request.min_stage_s:.3g} s; all ops with "
+            f"all transfers take at most {all_s:.3g} s. Ask for shorter stages{' or for fewer' if count > 1 else ''}."
+        )
 
 
 def refuse_latency(request: Request, bound_s: float, method: str) -> None:

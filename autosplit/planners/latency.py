@@ -12,6 +12,7 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.cost import most_s
 from autosplit.planners.heft import JOININGS, Delays, Timetable, blocks_of, critical_path_s, list_schedule
 from autosplit.planners.lumps import Lumps, fewer_lumps, forced_lumps
 from autosplit.planners.request import Request
@@ -66,7 +67,7 @@ def best_latency(problem: Problem, request: Request, starts: Sequence[Row], dead
         answer = best_timetable(
             forced.problem,
             delays,
-            search.value_s if isfinite(search.value_s) else _upper_s(forced.problem),
+            search.value_s if isfinite(search.value_s) else most_s(forced.problem),
             proof[0],
             None if search.row is None else _timetable(forced, search.lumps.expand(search.row)),
             0.6 * (deadline - monotonic()),
@@ -82,16 +83,6 @@ def best_latency(problem: Problem, request: Request, starts: Sequence[Row], dead
     search.tidy()
     blocks = () if search.row is None else search.lumps.expand(search.row)
     return Answer(blocks, search.method, min(proof[0], search.value_s), proof[1])
-
-
-def _upper_s(problem: Problem) -> float:
-    """More than any sensible plan takes: all work on the slowest devices, every value moved to every reader."""
-    t = problem.transfers
-    finite = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0)
-    size = sum(net.num_bytes * len(net.consumers) for net in problem.nets)
-    pins = sum(len(net.consumers) for net in problem.nets)
-    moves = size * float((t.send_s_per_byte + t.receive_s_per_byte).max())
-    return float(finite.max(axis=1).sum()) + moves + pins * float((t.send_s + t.receive_s + t.latency_s).max())
 
 
 def _list_schedules(problem: Problem, deadline: float) -> Iterator[Timetable]:

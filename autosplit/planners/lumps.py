@@ -56,10 +56,10 @@ def fewer_lumps(lumps: Lumps, most: int) -> Lumps:
     """At most ``most`` lumps, if joining an op with its only reader, or with the only one that it reads, goes so far.
 
     The lightest go first. No lump grows beyond an eighth of all work or a quarter of a memory cap, and ops whose fastest
-    devices differ are not joined.
+    devices differ are not joined. With groups that stayed groups, or an order that is not the values' own, none is.
     """
     problem = lumps.problem
-    if problem.num_ops <= most or problem.groups:
+    if problem.num_ops <= most or problem.groups or not net_edges(problem) >= set(problem.order):
         return lumps
     finite = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0)
     work, size = finite.max(axis=1), problem.op_bytes.copy()

@@ -21,7 +21,8 @@ from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.problem import Block, Floats, Problem
 
 NUM_CUTS = 96
-KEPT_AT_A_CUT = 24
+KEPT = (3, 24, 24, 24)
+"""Labels kept at a cut in the first look, which no deadline ends, and in those after it."""
 NUM_CHECKED = 64
 
 
@@ -47,13 +48,16 @@ def best_reuse(
     best: tuple[tuple[Block, ...], float] | None = None
     for order in depth_first_orders(items):
         cuts = _spread_cuts(items, order, num_stages)
-        for _ in range(3):
-            found = _beam(problem, items, request, weights, order, cuts, num_stages, inf if best is None else deadline)
+        for kept in KEPT:
+            until = inf if best is None else deadline
+            found = _beam(problem, items, request, weights, order, cuts, num_stages, kept, until)
             if found is None:
-                break
+                continue
             blocks, value_s, used = found
             if best is None or value_s < best[1]:
                 best = blocks, value_s
+            if kept < KEPT[-1]:
+                continue
             width = max(2, NUM_CUTS // (2 * num_stages))
             near = {cut + step for cut in used for step in range(-width, width + 1)}
             cuts = np.array(sorted({0, items.num_items, *(cut for cut in near if 0 < cut < items.num_items)}), dtype=np.int64)
@@ -73,7 +77,15 @@ def _spread_cuts(items: Items, order: Ints, num_stages: int) -> Ints:
 
 
 def _beam(
-    problem: Problem, items: Items, request: Request, weights: Floats, order: Ints, cuts: Ints, num_stages: int, deadline: float
+    problem: Problem,
+    items: Items,
+    request: Request,
+    weights: Floats,
+    order: Ints,
+    cuts: Ints,
+    num_stages: int,
+    kept: int,
+    deadline: float,
 ) -> tuple[tuple[Block, ...], float, list[int]] | None:
     costs = costs_of(items)
     loads = np.full((len(cuts), len(cuts), len(items.classes)), inf)
@@ -94,7 +106,7 @@ def _beam(
             return None
         grown = _grow(layers[-1], loads[:, :, columns], sizes, problem.memory_bytes, twin, left, request.min_stage_s)
         borne = grown.load.clip(min=0)
-        keep = _keep(grown, np.maximum(borne.max(axis=1), borne @ scale + rest[grown.end]))
+        keep = _keep(grown, np.maximum(borne.max(axis=1), borne @ scale + rest[grown.end]), kept)
         layers.append(grown.chosen(keep))
         if not len(keep):
             return None
@@ -134,12 +146,12 @@ def _grow(labels: _Labels, loads: Floats, sizes: Floats, caps: Floats, twin: Int
     return _Labels(end, load, memory, chosen, parent)
 
 
-def _keep(labels: _Labels, promise: Floats) -> Ints:
+def _keep(labels: _Labels, promise: Floats, count: int) -> Ints:
     """The most promising labels at each cut."""
     order = np.lexsort((promise, labels.end))
     ends = labels.end[order]
     rank = np.arange(len(order)) - np.searchsorted(ends, ends)
-    return np.asarray(order[rank < KEPT_AT_A_CUT])
+    return np.asarray(order[rank < count])
 
 
 def _trace(items: Items, order: Ints, cuts: Ints, layers: Sequence[_Labels], label: int) -> tuple[tuple[Block, ...], list[int]]:

@@ -82,8 +82,11 @@ def test_a_pool_too_small():
 
 
 def test_stages_that_cannot_be_long_enough():
-    with pytest.raises(InfeasibleError, match="a stage takes at least 5 s"):
+    with pytest.raises(InfeasibleError, match="a stage takes at least 5 s") as caught:
         solve(chain([1, 1], num_bytes=0.0), num_stages=2, min_stage_s=5.0)
+    assert [words.split()[0] for words in caught.value.conflict] == ["exactly", "a", "all"]
+    with pytest.raises(InfeasibleError, match=r"a stage takes at least 1\.5 s"):
+        solve(chain([1, 1], num_bytes=0.0), num_stages=2, min_stage_s=1.5)
 
 
 def test_ops_that_stay_together_but_are_pinned_apart():

@@ -129,6 +129,13 @@ def test_list_schedules_become_legal_blocks_not_below_the_critical_path(seed):
         assert critical_path_s(problem, delays) <= latency_s(problem, blocks) * (1 + 1e-9)
 
 
+def test_an_order_against_the_values_leaves_the_lumps_as_they_are():
+    problem = chain([1.0] * 24)
+    turned = replace(problem, order=tuple((b, a) if a % 2 else (a, b) for a, b in problem.order))
+    assert fewer_lumps(forced_lumps(problem, contiguous=True), 12).problem.num_ops == 12
+    assert fewer_lumps(forced_lumps(turned, contiguous=True), 12).problem.num_ops == 24
+
+
 def test_a_wide_graph_of_300_ops_beats_one_device_in_time():
     width, depth = 6, 50
     nets = [Net(row * depth + step, (row * depth + step + 1,), 1.0) for row in range(width) for step in range(depth - 1)]
