@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from autosplit import loading, measuring, searching, tracing
 from autosplit.accuracy import run_of, runs_of_report
-from autosplit.alternatives import UNKNOWN, every_way, machine_of, out_of_reach, today
+from autosplit.alternatives import ALL_CORES, REPLICAS, UNKNOWN, every_way, machine_of, out_of_reach, today
 from autosplit.backends.base import Precision, get_backend, usual
 from autosplit.comparing import Observe, Progress, run_report
 from autosplit.constraints import Constraints
@@ -221,7 +221,8 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
     if plan.objective != "throughput":
         return ways, {}
     reasons = out_of_reach(ways, plan.prediction.throughput_per_s, alone_s)
-    reasons.pop(today(ways), None)
+    for name in (today(ways), f"{ALL_CORES} ({main})", f"{REPLICAS} ({main})"):
+        reasons.pop(name, None)
     return {name: way for name, way in ways.items() if name not in reasons}, reasons
 
 
@@ -288,6 +289,7 @@ def auto(
     machine = devices if isinstance(devices, Machine) else machine_for(devices)
     step = progress or (lambda name: lambda share, text: None)
     traced = trace(model, batch, seq_len, inputs=inputs)
+    wanted.verify(traced.graph, machine)
     profile = measure(
         traced, machine, names, profiles=profiles, remeasure=remeasure, precision=precision, progress=step("profile")
     )

@@ -6,11 +6,12 @@ begins with the planner's answer; a trial whose prediction is far behind the bes
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 
 from autosplit import tables
@@ -189,11 +190,37 @@ def search(
 
 def corrected(profile: Profile, plan: Plan, pipeline: Pipeline) -> Profile:
     """The profile with the plan's stages as the pipeline's workers ran them last, their neighbours busy."""
-    devices = {device for stage in plan.stages for device in stage.devices}
-    for (stage, setting), events in zip(settings_of(plan), pipeline.events(), strict=True):
-        samples = Samples(tuple((event.ran_ns - event.got_ns) / 1e9 for event in events[-KEPT_EVENTS:]))
-        profile = profile.with_stage(stage.ops, setting, samples, sorted(devices - {setting.device}))
+    workers = settings_of(plan)
+    spans = [[(event.got_ns, event.ran_ns) for event in events[-KEPT_EVENTS:]] for events in pipeline.events()]
+    devices = [setting.device for _, setting in workers]
+    seconds: dict[int, list[float]] = {}
+    for device in dict.fromkeys(devices):
+        there = [number for number, name in enumerate(devices) if name == device]
+        seconds |= zip(there, shares_s([spans[number] for number in there]), strict=True)
+    for number, (stage, setting) in enumerate(workers):
+        busy = sorted(set(devices) - {setting.device})
+        profile = profile.with_stage(stage.ops, setting, Samples(tuple(seconds[number])), busy)
     return profile
+
+
+def shares_s(spans: Sequence[Sequence[tuple[int, int]]]) -> list[list[float]]:
+    """What each run of the workers of one device took of it, where those that run at once get equal shares.
+
+    Args:
+        spans: for each worker the begin and end of its runs, in nanoseconds.
+    Returns: for each worker seconds of each run.
+
+    >>> shares_s([[(0, 4_000_000_000)], [(2_000_000_000, 6_000_000_000)]])
+    [[3.0], [3.0]]
+    """
+    if len(spans) == 1:
+        return [[(end - begin) / 1e9 for begin, end in spans[0]]]
+    begins, ends = np.array([span for worker in spans for span in worker], np.int64).reshape(-1, 2).T
+    edges = np.unique(np.concatenate([begins, ends]))
+    running = np.searchsorted(np.sort(begins), edges[:-1], "right") - np.searchsorted(np.sort(ends), edges[:-1], "right")
+    clock_ns = np.concatenate([[0.0], np.cumsum(np.diff(edges) / np.maximum(1, running))])
+    shares_ns = iter(clock_ns[np.searchsorted(edges, ends)] - clock_ns[np.searchsorted(edges, begins)])
+    return [[float(next(shares_ns)) / 1e9 for _ in worker] for worker in spans]
 
 
 def settings_of(plan: Plan) -> list[tuple[Stage, Setting]]:

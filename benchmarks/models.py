@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -28,7 +29,6 @@ from rich.console import Console
 from autosplit import api
 from autosplit.comparing import Arena
 from autosplit.discovering import describe
-from autosplit.errors import AutosplitError
 from autosplit.limits import usable_cores
 from autosplit.progress import bars
 from autosplit.splitting import split
@@ -53,12 +53,13 @@ PROFILES = Path("autosplit-run/profiles")
 NEAR, MOST_NEAR = 0.8, 4
 """A runtime at less than this share of the fastest one's short run is not run again, nor are more than so many."""
 
-ROUND_S = 1.0
+ROUND_S = 0.7
+SHOWN = ("model", "batch", "way", "items_per_s", "best_runtime", "runtime_per_s", "ratio", "auto_s", "runtimes_s", "row_s")
 
 
 def measure(name: str, batch: int, given: argparse.Namespace, console: Console) -> dict[str, Any]:
     """One row: let autosplit choose, then run its choice beside the runtimes."""
-    start_s = time.monotonic()
+    begun_s = start_s = time.monotonic()
     with bars(console) as step:
         result = api.auto(
             MODELS[name], batch=batch, profiles=PROFILES, budget_s=given.budget, num_requests=40, num_rounds=3, progress=step
@@ -67,7 +68,9 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
     whole = traced if plan.microbatch == batch else api.trace(MODELS[name], batch)
     auto_s = time.monotonic() - start_s
     with ExitStack() as stack:
-        loaded, failures = _natives(whole, batch, given, stack)
+        start_s = time.monotonic()
+        loaded, failures = _natives(whole, given, stack)
+        load_s = time.monotonic() - start_s
         short = {native.name: batch * native.run(0.5 * ROUND_S) for native in loaded}
         near = sorted(loaded, key=lambda native: -short[native.name])[:MOST_NEAR]
         near = [native for native in near if short[native.name] > NEAR * max(short.values())]
@@ -99,6 +102,8 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         "failures": failures,
         "ways": {row["way"]: row["items_per_s"] for row in result.report.rows()} | dict(result.report.left_out),
         "auto_s": round(auto_s, 1),
+        "runtimes_s": round(load_s, 1),
+        "row_s": round(time.monotonic() - begun_s, 1),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "note": given.note,
         "cpu": dict(describe().facts),
@@ -106,20 +111,11 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
     }
 
 
-def _natives(traced: Any, batch: int, given: argparse.Namespace, stack: ExitStack) -> tuple[list[natives.Native], dict[str, str]]:
+def _natives(traced: Any, given: argparse.Namespace, stack: ExitStack) -> tuple[list[natives.Native], dict[str, str]]:
     """Every runtime that takes the model, both ways, and the reasons of those that do not."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autosplit-bench-"))) / "stage"
     [program] = split(traced, [[op.name for op in traced.graph.ops]])
-    loaded, failures = [], {}
-    for name in given.runtimes:
-        for apart in (False, True):
-            try:
-                native = natives.start(name, program, folder, traced.example_inputs, usable_cores(), apart=apart, stack=stack)
-            except AutosplitError as failure:
-                failures[name] = str(failure).splitlines()[0]
-                break
-            loaded.append(native)
-    return loaded, failures
+    return natives.start_all(given.runtimes, program, folder, traced.example_inputs, usable_cores(), stack)
 
 
 def _round(native: natives.Native, batch: int) -> None:
@@ -146,12 +142,12 @@ def write_table() -> None:
     TABLE.write_text(head + "<!-- table -->\n" + "\n".join(lines) + "\n", encoding="utf-8")
 
 
-def keep(row: dict[str, Any]) -> None:
-    """Append a row to the results; a run that is stopped loses at most the model under way."""
-    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    partial = RESULTS.with_suffix(".partial")
+def keep_in(path: Path, row: dict[str, Any]) -> None:
+    """Append a row to a file of results; a run that is stopped loses at most the model under way."""
+    rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    partial = path.with_suffix(".partial")
     partial.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
-    partial.replace(RESULTS)
+    partial.replace(path)
 
 
 def main() -> int:
@@ -164,14 +160,31 @@ def main() -> int:
     parser.add_argument("--note", default="not known to be quiet", help="what a reader should know of the machine meanwhile")
     parser.add_argument("--write-table", action="store_true", help="only write the table from the results")
     given = parser.parse_args()
+    failed = 0
     for name in [] if given.write_table else given.models:
         for batch in given.batch:
-            row = measure(name, batch, given, Console(stderr=True))
-            keep(row)
-            shown = ("model", "batch", "way", "items_per_s", "best_runtime", "runtime_per_s", "ratio", "auto_s")
+            try:
+                row = measure(name, batch, given, Console(stderr=True))
+            except Exception:  # one model may not cost the table the others
+                failed += 1
+                print(f"{name}, batch {batch}, failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+                continue
+            keep_in(RESULTS, row)
+            shown = (
+                "model",
+                "batch",
+                "way",
+                "items_per_s",
+                "best_runtime",
+                "runtime_per_s",
+                "ratio",
+                "auto_s",
+                "runtimes_s",
+                "row_s",
+            )
             print(*(f"{key}={row[key]}" for key in shown), flush=True)
     write_table()
-    return 0
+    return min(1, failed)
 
 
 if __name__ == "__main__":

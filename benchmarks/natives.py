@@ -1,10 +1,10 @@
 """Models in the runtimes themselves, without autosplit: what a user has who calls torch, ONNX Runtime or OpenVINO directly.
 
-Each runtime runs a tight loop over one input, once in a process with every core and once in pinned processes, one a core.
+Each runtime runs a tight loop over one input, once in a process with every core and once in pinned processes, one a core;
+all runtimes are loaded into the same processes, of which one is at work at a time, or those on single cores together.
 All compute in f32. Only the files of a stage folder are read, so that every runtime starts from the same traced program.
 """
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,6 +16,7 @@ from typing import Any
 from autosplit.backends.base import get_backend
 from autosplit.backends.onnxfile import open_onnx
 from autosplit.backends.openvino import settings
+from autosplit.errors import AutosplitError
 from autosplit.processes import WorkerProcess, receive, spawn_worker
 from autosplit.splitting import StageProgram, save_stage
 
@@ -33,18 +34,37 @@ Turn = Callable[[float], int]
 """Runs for about so many seconds; how many inputs were done."""
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Get a runtime ready for the stage in ``folder``. Answer: '' or why it does not take it."""
+
+    runtime: str
+    folder: Path
+    threads: int
+    arrays: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a runtime that was loaded for about so many seconds. Answer: inputs per second."""
+
+    runtime: str
+    seconds: float
+
+
 @dataclass
 class Native:
     """A runtime in one or several processes, and the inputs that all of them did in each round, per second."""
 
     name: str
-    workers: list[WorkerProcess]
+    runtime: str
+    workers: Sequence[WorkerProcess]
     rounds_per_s: list[float] = field(default_factory=list)
 
     def run(self, seconds: float) -> float:
         """One round in all processes at once; inputs per second."""
         for worker in self.workers:
-            worker.connection.send(seconds)
+            worker.connection.send(Run(self.runtime, seconds))
         return sum(float(receive(worker, START_S, f"a round of {self.name}")) for worker in self.workers)
 
     @property
@@ -53,40 +73,57 @@ class Native:
         return median(self.rounds_per_s)
 
 
-def start(
-    name: str, program: StageProgram, folder: Path, inputs: Sequence[Any], cores: Sequence[int], *, apart: bool, stack: ExitStack
-) -> Native:
-    """A runtime with all cores in one process, or in a pinned process on each; it ends with ``stack``.
+def start_all(
+    runtimes: Sequence[str], program: StageProgram, folder: Path, inputs: Sequence[Any], cores: Sequence[int], stack: ExitStack
+) -> tuple[list[Native], dict[str, str]]:
+    """The runtimes with all cores in one process, and in a pinned process on each; they end with ``stack``.
 
-    Raises: BackendError, WorkerError: the runtime does not take the model.
+    Returns: those that take the model, and of the others the reason.
     """
-    if not folder.exists():
-        save_stage(program, folder)
-    get_backend(RUNTIMES[name]).prepare(program, folder)
+    save_stage(program, folder)
     arrays = [value.numpy() for value in inputs]
-    workers = []
-    for group in [[core] for core in cores] if apart else [list(cores)]:
-        worker = spawn_worker("benchmarks.natives:serve", name=name, cores=group)
+    crews = {"all cores": [list(cores)], "a process a core": [[core] for core in cores]}
+    workers = {
+        way: [spawn_worker("benchmarks.natives:serve", name=way, cores=group) for group in groups]
+        for way, groups in crews.items()
+    }
+    for worker in (worker for crew in workers.values() for worker in crew):
         stack.callback(worker.close)
-        worker.connection.send((name, str(folder), len(group), arrays))
-        workers.append(worker)
-    for worker in workers:
-        receive(worker, START_S, f"loading {name}")
-    return Native(f"{name}, {'a process a core' if apart else 'all cores'}", workers)
+    loaded, failures = [], {}
+    for runtime in runtimes:
+        try:
+            get_backend(RUNTIMES[runtime]).prepare(program, folder)
+        except AutosplitError as failure:
+            failures[runtime] = str(failure).splitlines()[0]
+            continue
+        for way, crew in workers.items():
+            for worker, group in zip(crew, crews[way], strict=True):
+                worker.connection.send(Load(runtime, folder, len(group), arrays))
+            answers = [str(receive(worker, START_S, f"loading {runtime}")) for worker in crew]
+            if any(answers):
+                failures[runtime] = next(filter(None, answers))
+            else:
+                loaded.append(Native(f"{runtime}, {way}", runtime, crew))
+    return loaded, failures
 
 
 def serve(connection: Any) -> None:
-    """A worker: load, say so, then run for as long as each message says and answer with inputs per second."""
-    name, folder, threads, arrays = connection.recv()
+    """A worker: obey until the host closes the connection."""
     load = {"ONNX Runtime": _onnxruntime, "OpenVINO latency": _openvino, "OpenVINO throughput": _openvino_streams}
-    turn = load.get(name, _torch)(name, Path(folder), threads, arrays)
-    turn(0.1)
-    connection.send(os.getpid())
+    turns: dict[str, Turn] = {}
     while True:
-        seconds = connection.recv()
-        started = time.perf_counter()
-        count = turn(seconds)
-        connection.send(count / (time.perf_counter() - started))
+        match connection.recv():
+            case Load(runtime, folder, threads, arrays):
+                try:
+                    turns[runtime] = load.get(runtime, _torch)(runtime, folder, threads, arrays)
+                    turns[runtime](0.1)
+                    connection.send("")
+                except Exception as failure:
+                    connection.send(f"{type(failure).__name__}: {failure}".splitlines()[0])
+            case Run(runtime, seconds):
+                started = time.perf_counter()
+                count = turns[runtime](seconds)
+                connection.send(count / (time.perf_counter() - started))
 
 
 def _repeat(call: Callable[[], object]) -> Turn:

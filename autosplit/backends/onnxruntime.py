@@ -1,8 +1,8 @@
 """ONNX Runtime on CPU cores: a stage as an ONNX file, run by one sequential session in f32.
 
 Inputs are read where they lie and outputs are written into fresh torch memory (IO binding by address), so nothing is
-copied as long as the inputs have the strides of their specs. Its threads do not spin while they wait: the other cores
-belong to other stages.
+copied as long as the inputs have the strides of their specs. A stage on several cores lets its threads spin while they wait
+for each other: an op may take less time than waking a thread.
 
 The host lets ONNX Runtime optimise the graph and pack the weights once for this machine, and saves that: workers map the
 packed weights instead of making private copies, so replicas share one copy in memory and load in a tenth of the time.
@@ -125,14 +125,14 @@ def _open_session(path: Path, options: Any, providers: Sequence[tuple[str, dict[
 
 
 def session_options(threads: int) -> Any:
-    """One sequential session on ``threads`` threads that block while they wait, and that leaves affinity alone."""
+    """One sequential session on ``threads`` threads that spin while they wait, and that leaves affinity alone."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
     options.log_severity_level = 3
     return options
 

@@ -1,0 +1,175 @@
+"""How good the predictions are: predicted against measured throughput of plans of three shapes with each backend.
+
+    python -m benchmarks.accuracy [--models resnet50,unet] [--backends eager,onnxruntime,openvino] [--note quiet]
+    python -m benchmarks.accuracy --write-table
+
+The shapes are the whole model on each of two cores, two stages, and three stages, of which two share a core. The three plans
+of a backend are loaded side by side and run in interleaved rounds. Two predictions of each are judged: ``planned``, from the
+profile of ops alone, and ``corrected``, after two rounds of the plan's own workers went into the profile, as they do in a
+search. What both are held against is the median of later rounds. Each model is added to benchmarks/accuracy.json as it is
+done; benchmarks/accuracy.md is made from the newest run of each.
+"""
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from autosplit import api
+from autosplit.accuracy import Run, run_of
+from autosplit.comparing import Arena
+from autosplit.constraints import Constraints
+from autosplit.discovering import describe, machine_for, versions
+from autosplit.errors import AutosplitError
+from autosplit.limits import usable_cores
+from autosplit.planning import predict
+from autosplit.profile import Profile
+from autosplit.searching import corrected
+from autosplit.tracing import Traced
+from benchmarks.models import MODELS as ALL_MODELS
+from benchmarks.models import keep_in
+
+MODELS = ("mobilenet", "resnet50", "convnext", "bert", "whisper", "unet", "mlp1024", "mlp512")
+SHAPES = {
+    "replicas": Constraints(num_stages=1),
+    "2 stages": Constraints(num_stages=2, max_replicas=1),
+    "3 stages": Constraints(num_stages=3, max_replicas=1),
+}
+RESULTS, TABLE = Path("benchmarks/accuracy.json"), Path("benchmarks/accuracy.md")
+PROFILES = Path("autosplit-run/profiles")
+CORRECTING_ROUNDS, ROUNDS, ROUND_S = 2, 5, 0.4
+PLANNED, CORRECTED = "planned", "corrected"
+GOAL = 0.03, 0.10
+"""Median and worst error that are wished for on a quiet machine."""
+
+
+def judge(name: str, backends: Sequence[str]) -> dict[str, Any]:
+    """All shapes and backends of one model: the runs, and what was left out, with the reason."""
+    start_s = time.monotonic()
+    machine = machine_for(",".join(f"cpu:{core}" for core in usable_cores()[:2]))
+    traced = api.trace(ALL_MODELS[name])
+    profile = api.measure(traced, machine, backends, profiles=PROFILES)
+    left_out = dict(enumerate(profile.notes))
+    runs: list[Run] = []
+    with Arena(machine) as arena:
+        for backend in api.measured_backends(profile, machine):
+            if backend in backends:
+                runs += _shapes(name, traced, profile, backend, arena, left_out)
+    return {
+        "model": name,
+        "runs": [asdict(run) for run in runs],
+        "left_out": list(left_out.values()),
+        "seconds": round(time.monotonic() - start_s, 1),
+        "cpu": dict(describe().facts),
+        "versions": versions(backends),
+    }
+
+
+def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Arena, left_out: dict[Any, str]) -> Iterable[Run]:
+    """The three plans of a backend, beside each other."""
+    plans = {}
+    for shape, constraints in SHAPES.items():
+        try:
+            plan = api.search(traced, profile, arena.machine, constraints, backends=[backend], budget_s=0, explain_s=0).plan
+            arena.load(shape, plan, traced)
+        except AutosplitError as failure:
+            left_out[f"{backend}, {shape}"] = f"{backend}, {shape}: {str(failure).splitlines()[0]}"
+            continue
+        plans[shape] = plan
+    _rounds(arena, CORRECTING_ROUNDS)
+    found = {}
+    for shape, plan in plans.items():
+        seen = corrected(profile, plan, arena.loaded[shape].pipeline)
+        found[shape] = predict(plan, traced.graph, arena.machine, seen)
+        arena.loaded[shape].restart()
+    _rounds(arena, ROUNDS)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    for shape, plan in plans.items():
+        outcome = arena.loaded[shape].outcome()
+        for kind, judged in ((PLANNED, plan), (CORRECTED, found[shape])):
+            if run := run_of(kind, name, shape, judged, outcome, now):
+                yield run
+        arena.unload(shape)
+
+
+def _rounds(arena: Arena, count: int) -> None:
+    for number in range(count):
+        names = list(arena.loaded)
+        for shape in names if number % 2 == 0 else reversed(names):
+            entry = arena.loaded[shape]
+            entry.run(max(1, round(ROUND_S * entry.plan.prediction.throughput_per_s)))
+
+
+def write_table() -> None:
+    """benchmarks/accuracy.md from the newest run of each model."""
+    newest = {row["model"]: row for row in json.loads(RESULTS.read_text(encoding="utf-8"))}
+    rows = [newest[name] for name in MODELS if name in newest]
+    runs = [(Run.from_dict(data), row) for row in rows for data in row["runs"]]
+    lines = [
+        "# Predicted against measured",
+        "",
+        "Made by `python -m benchmarks.accuracy`, whose first lines say how. Errors are predicted over measured, less one. "
+        f"The goal on a quiet machine: median at most {GOAL[0]:.0%}, worst at most {GOAL[1]:.0%}.",
+        "",
+        "| prediction | plans | median error | worst | stages | median error | worst |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind in (PLANNED, CORRECTED):
+        of_kind = [run for run, _ in runs if run.kind == kind]
+        lines.append(_summary(f"**{kind}**", of_kind))
+        for key in dict.fromkeys(run.backends for run in of_kind):
+            lines.append(_summary(f"{kind}, {key}", [run for run in of_kind if run.backends == key]))
+        for way in SHAPES:
+            lines.append(_summary(f"{kind}, {way}", [run for run in of_kind if run.way == way]))
+    lines += ["", "| model | backend | shape | items/s | spread | planned | corrected | worst stage, corrected | machine |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for planned, row in runs:
+        if planned.kind == PLANNED:
+            same = (planned.model, planned.backends, planned.way)
+            own = next(run for run, _ in runs if (run.model, run.backends, run.way) == same and run.kind == CORRECTED)
+            cells = [*same, f"{own.measured_per_s:.4g}", f"{own.spread:.0%}", f"{planned.error:+.1%}", f"{own.error:+.1%}"]
+            cells += [f"{max((stage.error for stage in own.stages), key=abs):+.1%}", row["note"]]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", *(f"- {row['model']}: left out: {reason}" for row in rows for reason in row["left_out"])]
+    TABLE.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def _summary(title: str, runs: Sequence[Run]) -> str:
+    plans = [abs(run.error) for run in runs]
+    stages = [abs(stage.error) for run in runs for stage in run.stages]
+    cells = [f"{len(errors)} | {median(errors):.1%} | {max(errors):.1%}" if errors else "0 | - | -" for errors in (plans, stages)]
+    return f"| {title} | {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS), help="names with commas between")
+    parser.add_argument("--backends", type=lambda text: text.split(","), default=["eager", "onnxruntime", "openvino"])
+    parser.add_argument("--note", default="not known to be quiet", help="what a reader should know of the machine meanwhile")
+    parser.add_argument("--write-table", action="store_true", help="only write the table from the results")
+    given = parser.parse_args()
+    failed = 0
+    for name in [] if given.write_table else given.models:
+        try:
+            row = judge(name, given.backends) | {"note": given.note}
+        except Exception:  # one model may not cost the table the others
+            failed += 1
+            print(f"{name} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+            continue
+        keep_in(RESULTS, row)
+        errors = [abs(run["predicted_per_s"] / run["measured_per_s"] - 1) for run in row["runs"] if run["kind"] == CORRECTED]
+        worst = f"median {median(errors):.1%}, worst {max(errors):.1%}" if errors else "no plan ran"
+        print(f"{name}: {len(errors)} plans, corrected {worst}, {row['seconds']} s", flush=True)
+    write_table()
+    return min(1, failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
