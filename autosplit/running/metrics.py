@@ -44,7 +44,7 @@ def prometheus_text(networks: Mapping[str, Pipeline], devices: Mapping[str, Devi
     for metric, (kind, text) in HELP.items():
         found = [sample for sample in samples if sample.name == metric]
         lines += [f"# HELP autosplit_{metric} {text}", f"# TYPE autosplit_{metric} {kind}"] if found else []
-        lines += [f"autosplit_{metric}{{{_labels(sample.labels)}}} {sample.value:.10g}" for sample in found]
+        lines += [f"autosplit_{metric}{{{_labels(sample.labels)}}} {sample.value!r}" for sample in found]
     return "\n".join(lines) + "\n"
 
 
@@ -59,7 +59,7 @@ def _network(name: str, pipeline: Pipeline) -> Iterable[Sample]:
         yield Sample("worker_queue_seconds_total", labels, worker.queue_s)
         yield Sample("worker_queue", labels, worker.num_queued)
         yield Sample("worker_resident_bytes", labels, worker.resident_bytes)
-        yield Sample("worker_up", labels, worker.state != "dead")
+        yield Sample("worker_up", labels, int(worker.state != "dead"))
     yield Sample("requests_waiting", {"network": name}, pipeline.num_waiting)
     yield Sample("requests_running", {"network": name}, pipeline.num_running)
     if pipeline.batches.num_batches:

@@ -97,7 +97,7 @@ class Pipeline:
         Args:
             inputs: one tensor for each input, with the shapes and dtypes that the pipeline was built for.
             priority: lower is sooner, then arrival counts: at the door, and at every stage if answers may come as ready.
-            deadline_s: seconds from now after which the answer is not wanted any more.
+            deadline_s: seconds from now after which no stage begins the request any more; one in its last stage is answered.
             timeout_s: seconds to wait for room at the door; None waits as long as it takes, 0 refuses at once.
         Raises:
             UsageError: the inputs do not fit.
