@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench-planner bench-runtime bench-models profiles clean
+.PHONY: help install demo test check format bench-planner bench-runtime bench-models bench-accuracy profiles clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,6 +42,9 @@ bench-runtime: install ## ring, empty stages, peers, soak
 
 bench-models: install ## the best way to run each model here
 	$(BIN)/python -m benchmarks.models
+
+bench-accuracy: install ## predicted against measured: 8 models, 3 backends, 3 shapes of plans
+	$(BIN)/python -m benchmarks.accuracy
 
 profiles: install ## measure the committed profiles again on this machine
 	$(BIN)/python -m benchmarks.make_profiles
