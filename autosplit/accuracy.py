@@ -65,8 +65,14 @@ class Run:
         """The backends of its stages, each once."""
         return "+".join(dict.fromkeys(stage.backend for stage in self.stages))
 
+    @property
+    def undisturbed(self) -> list[StageRun]:
+        """The workers that had a device to themselves: the seconds of others hold time slices of their neighbours."""
+        devices = [stage.device for stage in self.stages]
+        return [stage for stage in self.stages if devices.count(stage.device) == 1]
+
     def row(self) -> dict[str, Any]:
-        """One row of the table of runs; ``stage_error`` is the one of its workers that is largest in size."""
+        """One row of the table of runs; ``stage_error`` is the one of its undisturbed workers that is largest in size."""
         return {
             "model": self.model,
             "kind": self.kind,
@@ -79,7 +85,7 @@ class Run:
             "measured_per_s": self.measured_per_s,
             "spread": self.spread,
             "error": self.error,
-            "stage_error": max((stage.error for stage in self.stages), key=abs, default=float("nan")),
+            "stage_error": max((stage.error for stage in self.undisturbed), key=abs, default=float("nan")),
             "date": self.date,
         }
 
@@ -119,8 +125,8 @@ class Accuracy:
                 "models": len({run.model for run in runs}),
                 "runs": len(runs),
                 **_sizes("error", [run.error for run in runs]),
-                "workers": sum(len(run.stages) for run in runs),
-                **_sizes("stage_error", [stage.error for run in runs for stage in run.stages]),
+                "workers": sum(len(run.undisturbed) for run in runs),
+                **_sizes("stage_error", [stage.error for run in runs for stage in run.undisturbed]),
             }
             for (kind, backends), runs in sorted(groups.items())
         ]

@@ -43,7 +43,7 @@ EXPLAIN_S = 1.0
 """Most seconds for explaining a plan for throughput: some hundred ops take a third of it. One for latency takes many."""
 
 KEPT_EVENTS = 200
-"""The last requests of each worker, whose times go into the profile."""
+"""Most requests of each worker whose times go into the profile."""
 
 MAX_TRIALS = 24
 QUEUE_DEPTHS = (1, 2, 4, 8)
@@ -191,7 +191,7 @@ def search(
 def corrected(profile: Profile, plan: Plan, pipeline: Pipeline) -> Profile:
     """The profile with the plan's stages as the pipeline's workers ran them last, their neighbours busy."""
     workers = settings_of(plan)
-    spans = [[(event.got_ns, event.ran_ns) for event in events[-KEPT_EVENTS:]] for events in pipeline.events()]
+    spans = [[(event.got_ns, event.ran_ns) for event in events] for events in pipeline.events()]
     devices = [setting.device for _, setting in workers]
     seconds: dict[int, list[float]] = {}
     for device in dict.fromkeys(devices):
@@ -199,7 +199,9 @@ def corrected(profile: Profile, plan: Plan, pipeline: Pipeline) -> Profile:
         seconds |= zip(there, shares_s([spans[number] for number in there]), strict=True)
     for number, (stage, setting) in enumerate(workers):
         busy = sorted(set(devices) - {setting.device})
-        profile = profile.with_stage(stage.ops, setting, Samples(tuple(seconds[number])), busy)
+        # From all of the rounds, not from their end: the host takes its share of the cores while it still sends requests.
+        kept = seconds[number][:: 1 + len(seconds[number]) // KEPT_EVENTS]
+        profile = profile.with_stage(stage.ops, setting, Samples(tuple(kept)), busy)
     return profile
 
 

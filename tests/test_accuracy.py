@@ -44,7 +44,8 @@ def test_a_way_with_two_names_counts_once() -> None:
 
 
 def test_the_summary_gives_median_and_worst_size_for_all_and_for_each_kind() -> None:
-    stages = tuple(StageRun("s", "cpu:0", "eager", 1, 1, predicted, 1.0) for predicted in (1.0, 0.8))
+    told = enumerate((1.0, 0.8))
+    stages = tuple(StageRun("s", f"cpu:{number}", "eager", 1, 1, predicted, 1.0) for number, predicted in told)
     runs = [
         Run(kind, "net", "plan", "h", "f32", predicted, 100.0, 0.0, stages, "today")
         for kind, predicted in (("run", 98.0), ("run", 103.0), ("searched", 150.0))
@@ -54,3 +55,13 @@ def test_the_summary_gives_median_and_worst_size_for_all_and_for_each_kind() -> 
     assert (ran["kind"], ran["runs"], ran["worst_error"]) == ("run", 1 + 1, pytest.approx(0.03))
     assert every["workers"] == 6 and every["worst_stage_error"] == pytest.approx(0.2)
     assert len(Accuracy(tuple(runs)).frame()) == 3 and "<table>" in Accuracy(tuple(runs))._repr_html_()
+
+
+def test_workers_that_share_a_device_have_no_error_of_their_own() -> None:
+    stages = tuple(
+        StageRun(device, device, "eager", 1, 1, predicted, 1.0) for device, predicted in (("a", 0.5), ("b", 0.9), ("a", 0.5))
+    )
+    run = Run("run", "net", "plan", "h", "f32", 98.0, 100.0, 0.0, stages, "today")
+    assert [stage.device for stage in run.undisturbed] == ["b"] and run.row()["workers"] == 3
+    [every, *_] = Accuracy((run,)).summary()
+    assert (every["workers"], every["worst_stage_error"]) == (1, pytest.approx(0.1))
