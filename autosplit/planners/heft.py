@@ -3,7 +3,7 @@
 A timetable says which device runs an op, and when it starts. It knows no blocks: ``blocks_of`` makes them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -83,17 +83,23 @@ class Delays:
         return table
 
 
-def critical_path_s(problem: Problem, delays: Delays) -> float:
-    """The longest path with each op on its fastest device and only what comes from and goes to the host paid: a bound."""
+def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tuple[int, float]] | None = None) -> float:
+    """The longest path with each op on its fastest device and only what comes from and goes to the host paid: a bound.
+
+    With ``lengths[op] = other, seconds`` it takes at least so long from the end of the one to the end of the other.
+    """
     fastest = problem.compute_s.min(axis=1)
-    start_s, end_s = np.zeros(problem.num_ops), 0.0
-    after = _after(problem)
+    start_s, least_s, end_s = np.zeros(problem.num_ops), np.zeros(problem.num_ops), 0.0
+    after = readers_of(problem)
     for op in range(problem.num_ops):
         if (HOST, op) in delays.edges:
             start_s[op] = max(start_s[op], _least(delays.between(HOST, op)))
-        done_s = start_s[op] + fastest[op]
+        done_s = max(start_s[op] + fastest[op], least_s[op])
         for reader in after[op]:
             start_s[reader] = max(start_s[reader], done_s)
+        if lengths and op in lengths:
+            goal, seconds = lengths[op]
+            least_s[goal] = max(least_s[goal], done_s + seconds)
         end_s = max(end_s, done_s + (_least(delays.between(op, HOST)) if (op, HOST) in delays.edges else 0.0))
     return float(end_s)
 
@@ -102,7 +108,8 @@ def _least(table: Floats) -> float:
     return float(table.min())
 
 
-def _after(problem: Problem) -> list[list[int]]:
+def readers_of(problem: Problem) -> list[list[int]]:
+    """The ops that read what each op makes."""
     after: list[list[int]] = [[] for _ in range(problem.num_ops)]
     for source, target in sorted(net_edges(problem)):
         after[source].append(target)
@@ -110,7 +117,7 @@ def _after(problem: Problem) -> list[list[int]]:
 
 
 def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caution: float = 1.0) -> Timetable | None:
-    """HEFT on some of the devices, or None where an op can run on none of them.
+    """HEFT on some of the devices, or None where an op can run on none of them; a full device takes no more while others can.
 
     Args:
         problem: the ops in topological order.
@@ -122,7 +129,7 @@ def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caut
     if np.isinf(allowed).all(axis=1).any():
         return None
     mean = np.where(np.isfinite(allowed), allowed, 0).sum(axis=1) / np.isfinite(allowed).sum(axis=1)
-    after = _after(problem)
+    after = readers_of(problem)
     spread = 1 - 1 / len(devices)
     rank = np.zeros(problem.num_ops)
     for op in reversed(range(problem.num_ops)):
@@ -133,20 +140,22 @@ def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caut
         for reader in after[op]:
             before[reader].append(op)
     busy: dict[int, list[tuple[float, float]]] = {device: [] for device in devices}
+    held = np.zeros(problem.num_devices)
     place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
     for op in sorted(range(problem.num_ops), key=lambda op: (-rank[op], op)):
         best_s, chosen = inf, (-1, 0.0)
         incoming = [(end_s[maker], delays.between(maker, op)[place[maker]] * caution) for maker in before[op]]
         from_host = delays.between(HOST, op)[0] if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
-        for device in devices:
-            if np.isinf(problem.compute_s[op, device]):
-                continue
+        able = [device for device in devices if problem.compute_s[op, device] < inf]
+        roomy = [device for device in able if held[device] + problem.op_bytes[op] <= problem.memory_bytes[device]]
+        for device in roomy or able:
             ready_s = max([float(from_host[device]), *(float(end + delay[device]) for end, delay in incoming)])
             begin_s = _gap(busy[device], ready_s, float(problem.compute_s[op, device]))
             ends_s = begin_s + float(problem.compute_s[op, device])
             if ends_s < best_s:
                 best_s, chosen = ends_s, (device, begin_s)
         place[op], start_s[op], end_s[op] = *chosen, best_s
+        held[chosen[0]] += problem.op_bytes[op]
         busy[chosen[0]].append((chosen[1], best_s))
         busy[chosen[0]].sort()
     return Timetable(place, start_s)

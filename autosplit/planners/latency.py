@@ -17,11 +17,15 @@ from autosplit.planners.heft import JOININGS, Delays, Timetable, blocks_of, crit
 from autosplit.planners.lumps import Lumps, fewer_lumps, forced_lumps
 from autosplit.planners.request import Request
 from autosplit.planners.rows import CLOSED, Row, RowSearch
+from autosplit.planners.segments import segment_bound_s
 from autosplit.planners.timetable import best_timetable
 from autosplit.problem import Block, Problem
 
 MAX_LUMPS = 160
 """Ops that the search moves one by one; larger problems are joined to about so many."""
+
+PROOF_SHARE = 0.3
+"""Of the time, for a bound from the parts of the graph."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,12 @@ def best_latency(problem: Problem, request: Request, starts: Sequence[Row], dead
         search.offer(row, "start")
     for table in _list_schedules(search.lumps.problem, deadline):
         search.offer_timetable(table, "list scheduling")
+    if search.value_s - proof[0] > CLOSED * search.value_s:
+        bound_s = segment_bound_s(
+            forced.problem, request.max_replicas, monotonic() + PROOF_SHARE * (deadline - monotonic()), seed
+        )
+        if bound_s > proof[0] * (1 + CLOSED):
+            proof = (bound_s, "parts between forks and joins")
     if search.value_s - proof[0] > CLOSED * search.value_s:
         search.anneal(monotonic() + 0.3 * (deadline - monotonic()), proof[0])
     if search.value_s - proof[0] > CLOSED * search.value_s:

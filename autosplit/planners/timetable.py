@@ -11,7 +11,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from autosplit.planners.heft import Delays, Timetable
-from autosplit.problem import HOST, Floats, Problem
+from autosplit.problem import HOST, Floats, Net, Problem
 
 SCALE = 1e9
 """Steps that the best known latency is divided into; every duration is rounded down."""
@@ -28,7 +28,14 @@ class Answer:
 
 
 def best_timetable(
-    problem: Problem, delays: Delays, limit_s: float, bound_s: float, hint: Timetable | None, time_limit_s: float, seed: int
+    problem: Problem,
+    delays: Delays,
+    limit_s: float,
+    bound_s: float,
+    hint: Timetable | None,
+    time_limit_s: float,
+    seed: int,
+    busy: bool = False,
 ) -> Answer:
     """The timetable with the smallest makespan, below ``limit_s``.
 
@@ -40,10 +47,11 @@ def best_timetable(
         hint: where to start.
         time_limit_s: for the solver.
         seed: of the solver.
+        busy: sending and receiving keep devices busy; not where these overlap with compute, nor with replicas.
     """
     if len(delays.edges) * problem.num_devices**2 > MAX_TERMS or time_limit_s <= 0 or limit_s <= 0:
         return Answer(None, bound_s)
-    model = _Model(problem, delays, limit_s, bound_s)
+    model = _Model(problem, delays, limit_s, bound_s, busy)
     if hint is not None:
         model.hint(hint)
     solver = cp_model.CpSolver()
@@ -62,7 +70,7 @@ def best_timetable(
 class _Model:
     """The variables of one CP-SAT model, and the constraints by kind."""
 
-    def __init__(self, problem: Problem, delays: Delays, limit_s: float, bound_s: float) -> None:
+    def __init__(self, problem: Problem, delays: Delays, limit_s: float, bound_s: float, busy: bool) -> None:
         self.problem, self.delays = problem, delays
         self.model = cp_model.CpModel()
         self.scale = SCALE / limit_s
@@ -71,7 +79,12 @@ class _Model:
         self.start = [self.model.NewIntVar(0, horizon, "") for _ in range(problem.num_ops)]
         self.end = [self.model.NewIntVar(0, horizon, "") for _ in range(problem.num_ops)]
         self.on: list[dict[int, cp_model.IntVar]] = []
+        self.rows: list[list[cp_model.IntervalVar]] = [[] for _ in problem.devices]
         self._place()
+        for net in problem.nets if busy else ():
+            self._move(net)
+        for row in self.rows:
+            self.model.AddNoOverlap(row)
         self._memory()
         for maker, reader in delays.edges:
             self._delay(maker, reader)
@@ -82,15 +95,12 @@ class _Model:
         return floor(seconds * self.scale * (1 - 1e-12))
 
     def _place(self) -> None:
-        rows: dict[int, list[cp_model.IntervalVar]] = {device: [] for device in range(self.problem.num_devices)}
         for op, costs in enumerate(self.problem.compute_s):
             self.on.append({int(device): self.model.NewBoolVar("") for device in np.flatnonzero(np.isfinite(costs))})
             self.model.AddExactlyOne(self.on[op].values())
             for device, flag in self.on[op].items():
                 size = self._steps(float(costs[device]))
-                rows[device].append(self.model.NewOptionalIntervalVar(self.start[op], size, self.end[op], flag, ""))
-        for row in rows.values():
-            self.model.AddNoOverlap(row)
+                self.rows[device].append(self.model.NewOptionalIntervalVar(self.start[op], size, self.end[op], flag, ""))
         for group in self.problem.groups:
             for op in group[1:]:
                 for device in range(self.problem.num_devices):
@@ -99,6 +109,37 @@ class _Model:
                         self.model.Add(one == other)
                     elif one is not None or other is not None:
                         self.model.Add((one if one is not None else other) == 0)
+
+    def _move(self, net: Net) -> None:
+        """A value keeps its maker's device busy after the maker, and each other device busy before all that read it there."""
+        readers = [op for op in net.consumers if op != HOST]
+        if net.producer == HOST or not readers or self.problem.num_devices == 1:
+            return
+        t, maker, horizon = self.problem.transfers, self.on[net.producer], int(SCALE) + 1
+        apart = ~np.eye(self.problem.num_devices, dtype=bool)
+        sends_s = (t.send_s + net.num_bytes * t.send_s_per_byte)[:HOST, :HOST].min(axis=1, where=apart, initial=np.inf)
+        takes_s = (t.receive_s + net.num_bytes * t.receive_s_per_byte)[:HOST, :HOST].min(axis=0, where=apart, initial=np.inf)
+        wait = self._steps(float(t.latency_s[:HOST, :HOST].min(where=apart, initial=np.inf)))
+        sent = self.model.NewIntVar(0, horizon, "")
+        crosses = []
+        for device in range(self.problem.num_devices):
+            here = [(self.start[op], self.on[op][device]) for op in readers if device in self.on[op]]
+            if not here:
+                continue
+            takes, came = self.model.NewBoolVar(""), self.model.NewIntVar(0, horizon, "")
+            for begin, flag in here:
+                self.model.Add(takes >= flag - maker.get(device, 0))
+                self.model.Add(begin >= came).OnlyEnforceIf(takes, flag)
+            size = self._steps(float(takes_s[device]))
+            self.rows[device].append(self.model.NewOptionalIntervalVar(came - size, size, came, takes, ""))
+            self.model.Add(came - size >= sent + wait).OnlyEnforceIf(takes)
+            crosses.append(takes)
+        for device, flag in maker.items():
+            size, sends = self._steps(float(sends_s[device])), self.model.NewBoolVar("")
+            for takes in crosses:
+                self.model.AddBoolOr([flag.Not(), takes.Not(), sends])
+            self.rows[device].append(self.model.NewOptionalIntervalVar(sent - size, size, sent, sends, ""))
+            self.model.Add(sent - size >= self.end[net.producer]).OnlyEnforceIf(sends)
 
     def _memory(self) -> None:
         step = max(float(self.problem.op_bytes.sum()), 1.0) / 1e6
