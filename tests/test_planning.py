@@ -1,0 +1,64 @@
+"""The Pareto front of a model's plans: from Python, and as the command writes it."""
+
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autosplit.commands.searching import _front_of_model
+from autosplit.constraints import Constraints
+from autosplit.errors import InfeasibleError
+from autosplit.graph import Graph, Op, Value, Weight
+from autosplit.machine import Machine, parse_device
+from autosplit.options import Plans
+from autosplit.plan import Plan, Source
+from autosplit.planfile import read_plan
+from autosplit.planning import plan_front, plan_model, predict
+from autosplit.profile import Profile
+
+NAMES = [f"a{i}" for i in range(4)]
+OPS = tuple(Op(n, "linear", "", (f"a{i - 1}" if i else "x",), (n,), (f"w{i}",), f"s{i}") for i, n in enumerate(NAMES))
+WEIGHTS = {f"w{i}": Weight(f"w{i}", (25,), "float32", 100) for i in range(4)}
+GRAPH = Graph("chain", ("x",), ("a3",), OPS, {n: Value(n, (8,), "float32", 32) for n in ["x", *NAMES]}, WEIGHTS).verify()
+TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+PROFILE = Profile.given(GRAPH, {(name, device.name): 1.0 for name in NAMES for device in TWO.devices})
+
+
+def values(plan: Plan, peak_bytes: float) -> tuple[float, float, float]:
+    return plan.prediction.bottleneck_s, plan.prediction.latency_s, peak_bytes
+
+
+@pytest.mark.parametrize("constraints", [Constraints(), Constraints(max_replicas=1)])
+def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints: Constraints) -> None:
+    front = plan_front(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"], time_limit_s=1)
+    rows = [values(*entry) for entry in front]
+    assert len(rows) > 1 and rows == sorted(rows)
+    for one, other in combinations(rows, 2):
+        assert any(a < b for a, b in zip(one, other, strict=True)) and any(a > b for a, b in zip(one, other, strict=True))
+    for plan, peak_bytes in front:
+        again = predict(plan.verify(GRAPH, TWO), GRAPH, TWO, PROFILE, plan.prediction.bound_s).prediction
+        assert again.bottleneck_s == plan.prediction.bottleneck_s and again.latency_s == plan.prediction.latency_s
+        held = {d: sum(100 for stage in plan.stages if d in stage.devices for _ in stage.ops) for d in ("cpu:0", "cpu:1")}
+        assert peak_bytes == max(held.values())
+        assert 0 <= plan.prediction.bound_s <= plan.prediction.bottleneck_s
+    best = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"])[0]
+    assert rows[0][0] == pytest.approx(best.prediction.bottleneck_s)
+
+
+def test_a_front_that_no_plan_is_on_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="at least"):
+        plan_front(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_latency_s=1e-3), ["eager"], time_limit_s=1)
+
+
+def test_the_command_writes_each_plan_of_the_front(tmp_path: Path) -> None:
+    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"])[0]
+    found: Any = SimpleNamespace(traced=SimpleNamespace(graph=GRAPH), profile=PROFILE, plan=plan)
+    given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="1s")
+    rows = _front_of_model(given, found, TWO)
+    assert len(rows) > 1 and len(list((tmp_path / "front").iterdir())) == len(rows)
+    for row in rows:
+        written = read_plan(Path(row["plan"])).resolve(GRAPH)
+        assert written.prediction.throughput_per_s == pytest.approx(row["items_per_s"])
+        assert {op: list(stage.devices) for stage in written.stages for op in stage.ops} == row["assignment"]
