@@ -49,7 +49,7 @@ def best_reuse(
     for order in depth_first_orders(items):
         cuts = _spread_cuts(items, order, num_stages)
         for kept in KEPT:
-            until = inf if best is None else deadline
+            until = inf if best is None and kept == KEPT[0] else deadline
             found = _beam(problem, items, request, weights, order, cuts, num_stages, kept, until)
             if found is None:
                 continue
