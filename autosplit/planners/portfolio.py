@@ -152,6 +152,7 @@ def _refuse_hopeless(problem: Problem, request: Request) -> None:
     """Raise InfeasibleError for what can be seen without a search."""
     if np.isinf(problem.compute_s).any() or np.isfinite(problem.memory_bytes).any():
         infeasible.refuse_hopeless(problem, contract(problem, request, merge=False), request.num_stages or request.max_stages)
+    infeasible.refuse_short(problem, request)
     if request.max_latency_s < inf:
         bound_s = critical_path_s(problem, Delays(problem, request.max_replicas))
         infeasible.refuse_latency(request, bound_s, "critical path")
