@@ -1,17 +1,19 @@
 """The main job from Python: five calls on real workers, and a search that learns from what it measures."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import autosplit
-from autosplit.api import AutoResult, measured_backends
+from autosplit.api import AutoResult, _simple_ways, measured_backends
 from autosplit.comparing import distinct_inputs
 from autosplit.constraints import Constraints
 from autosplit.deploying import Workspace
 from autosplit.errors import ProfileError, UsageError
 from autosplit.machine import Machine, parse_device
+from autosplit.profile import Profile
 from autosplit.splitting import split
 
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
@@ -69,6 +71,17 @@ def test_a_profile_without_a_common_backend_is_refused() -> None:
     profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
     with pytest.raises(ProfileError, match="no backend on all of cpu:0, cpu:1"):
         measured_backends(profile, TWO)
+
+
+def test_the_main_backends_own_ways_run_however_little_the_profile_promises_them() -> None:
+    traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=3&width=8")
+    machine = Machine.of([parse_device("null:0"), parse_device("null:1")])
+    seconds = {(op.name, device.name): 1.0 for op in traced.graph.ops for device in machine.devices}
+    profile = Profile.given(traced.graph, seconds)
+    plan = autosplit.search(traced, profile, machine, Constraints(num_stages=2, max_replicas=1), budget_s=0).plan
+    fast = replace(plan, prediction=replace(plan.prediction, throughput_per_s=1e6))
+    ways, left_out = _simple_ways(traced, fast, machine, profile)
+    assert "replicas (eager)" in ways and "even split (eager)" in left_out
 
 
 def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:

@@ -1,0 +1,152 @@
+"""Proving that no chain is better: walks over all orders below ever higher limits, pruned by what a device can hold at most.
+
+The first walk below a limit that finds a chain has found the best one; a walk that finds none and looked everywhere has
+raised the bound. Prices of column generation (`columns`) and bytes say how much of the items a device below the limit
+holds, which no plan can go beyond, chain or not. Where memory is tight, merged items leave their bytes behind at first: what is
+proved then holds, and the chain found is often within the caps anyway.
+"""
+
+from dataclasses import replace
+from math import inf, isfinite
+from time import monotonic
+from typing import Protocol
+
+import numpy as np
+
+from autosplit.planners import downsets, linear
+from autosplit.planners.columns import ColumnBound, rising_bound
+from autosplit.planners.hypergraph import hypergraph_of
+from autosplit.planners.items import Items, contract
+from autosplit.planners.request import Request
+from autosplit.planners.usage import Usage, usage_of
+from autosplit.problem import Block, Floats, Problem
+
+MANY_ITEMS = 5000
+NEARLY = 0.991
+"""On many items, that no plan is better by this factor is proved first: it takes a fraction of the time."""
+FIRST_SHARE = 0.35
+"""Of the time, for a walk without prices, which is enough for most graphs."""
+GROWTH = (1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0, inf)
+"""Limits of the walks, relative to the bound proved by then."""
+CELLS = 100_000_000
+"""States times values that one profile may take."""
+
+
+class Board(Protocol):
+    """Where plans and bounds are written down."""
+
+    problem: Problem
+    request: Request
+    objective_s: float
+    bound_s: float
+
+    def offer(self, blocks: tuple[Block, ...], method: str) -> None:
+        """Keep the blocks if they are better."""
+
+    def prove(self, bound_s: float, method: str) -> None:
+        """Keep the bound if it is higher."""
+
+    def note(self, line: str, method: str) -> None:
+        """Write a line to the log."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether plan and bound meet."""
+
+
+def prove_chain(board: Board, items: Items, weights: Floats, deadline: float) -> None:
+    """Better chains than the best one, over all orders; that there are none is the proof.
+
+    Where the items are not exact, a chain below the limit is a bound, and its true cost is evaluated like any plan's.
+
+    Args:
+        board: the best plan and bound, kept up to date.
+        items: what is to be put in a row.
+        weights: multipliers of the classes, for pruning.
+        deadline: monotonic seconds after which no walk goes on.
+    """
+    request, limit_s = board.request, board.objective_s
+    if board.closed or request.objective != "throughput":
+        return
+    if not items.exact:
+        request = replace(request, min_stage_s=0.0)
+    if (items.compute_s >= limit_s * request.max_replicas).any():
+        items = contract(board.problem, request, limit_s=limit_s)
+    usage = usage_of(items, request)
+    if usage is None:
+        return
+    if items.num_items > MANY_ITEMS:
+        if _walk(board, items, request, usage, weights, NEARLY * limit_s, deadline) == "none below":
+            _walk(board, items, request, usage, weights, limit_s, deadline)
+        return
+    first = monotonic() + FIRST_SHARE * (deadline - monotonic())
+    if limit_s < inf and _walk(board, items, request, usage, weights, limit_s, first) != "unknown":
+        return
+    light = contract(board.problem, request, limit_s=limit_s, bytes_of_merged=False)
+    if light.num_items < items.num_items:
+        _climb(board, light, request, usage, weights, monotonic() + 0.5 * (deadline - monotonic()))
+    if not board.closed:
+        _climb(board, items, request, usage, weights, deadline)
+
+
+def _climb(board: Board, items: Items, request: Request, usage: Usage, weights: Floats, deadline: float) -> None:
+    """Walks below ever higher limits, until one finds a chain or does not end in time."""
+    bound = _priced(board, items, request, monotonic() + 0.25 * (deadline - monotonic()))
+    for growth in GROWTH:
+        if board.closed or monotonic() > deadline:
+            return
+        limit_s = board.bound_s * growth if board.bound_s > 0 else inf
+        limit_s = limit_s if 1.01 * limit_s < board.objective_s else board.objective_s
+        prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
+        if _walk(board, items, request, usage, weights, limit_s, deadline, prices) != "none below":
+            return
+
+
+def _walk(
+    board: Board, items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float, deadline: float,
+    prices: downsets.Prices | None = None,
+) -> str:  # fmt: skip
+    """Look for chains below a limit: ``best`` of them found, ``none below``, or ``unknown``."""
+    outcome = downsets.best_chain(items, request, usage, weights, limit_s, deadline, prices)
+    board.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
+    if outcome.chain is not None:
+        board.offer(chain_blocks(items, outcome.chain), "down-sets")
+        limit_s = outcome.chain.value_s
+    if not (outcome.complete and usage.complete):
+        return "unknown"
+    if isfinite(limit_s):
+        board.prove(limit_s, "down-sets")
+    return "none below" if outcome.chain is None else "best"
+
+
+def _priced(board: Board, items: Items, request: Request, deadline: float) -> ColumnBound | None:
+    """The bound by column generation on the items; None where replicas share a block, which it does not know."""
+    graph = hypergraph_of(board.problem, items)
+    if request.max_replicas > 1 or not np.isfinite(graph.compute_s.min(axis=1)).all():
+        return None
+    value_s = board.objective_s if board.objective_s < inf else 2.0 * board.bound_s
+    return rising_bound(graph, lambda: (value_s, None), board.prove, deadline)
+
+
+def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:
+    """How much of the best prices, and of the bytes where caps bind, a device of each class holds below a limit."""
+    grain = int(np.clip(CELLS // bound.num_states, 1000, 20000))
+    kinds = [] if bound.prices is None else [np.round(bound.prices * grain)]
+    if np.isfinite(items.memory_bytes).any() and items.num_bytes.sum() > items.memory_bytes.min():
+        kinds.append(np.floor(items.num_bytes * (grain / items.num_bytes.sum())))
+    values = np.array(kinds).reshape(len(kinds), items.num_items)
+    most = np.array([[len(each.profile(row.astype(np.int64), limit_s)) - 1.0 for row in values] for each in bound.pricers])
+    most = most.reshape(len(bound.pricers), len(kinds))
+    if len(kinds) > (bound.prices is not None):
+        most[:, -1] = np.minimum(most[:, -1], items.memory_bytes * (grain / items.num_bytes.sum()) * (1.0 + 1e-9))
+    return downsets.Prices(np.ascontiguousarray(values.T), most)
+
+
+def chain_blocks(items: Items, chain: linear.Chain) -> tuple[Block, ...]:
+    """The chain with its devices by name: of each class, the next that are free."""
+    free = [list(members) for members in items.classes]
+    blocks = []
+    for members, takes in chain.blocks:
+        devices = [free[k].pop(0) for k, count in enumerate(takes) for _ in range(count)]
+        blocks.append(Block(items.expand(members), tuple(sorted(devices))))
+    return tuple(blocks)

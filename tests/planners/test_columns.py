@@ -1,0 +1,49 @@
+"""Orders and sweeps that column generation stands on: a sifted order is no worse, and nets left aside only lower a bound."""
+
+import numpy as np
+import pytest
+from problems import random_problem
+
+from autosplit.planners import exhaustive
+from autosplit.planners.columns import ColumnBound, _only, pricers_of
+from autosplit.planners.frontier import cheap_nets, narrow_order, sifted_order
+from autosplit.planners.hypergraph import hypergraph_of
+from autosplit.planners.request import Request
+
+
+def area(graph, order) -> float:
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    num_open = np.zeros(len(order))
+    for net in range(graph.num_nets):
+        pins = place[graph.pins(net)]
+        num_open[pins.min() : pins.max()] += 1
+    return float((2.0**num_open).sum())
+
+
+def drawn(seed, num_ops=7):
+    return random_problem(seed, num_ops=num_ops, num_devices=2, unsupported=False, caps=False, host=False, pooled=False)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sifted_order_is_a_permutation_and_no_worse(seed):
+    graph = hypergraph_of(drawn(seed, num_ops=12))
+    for start in (np.random.default_rng(seed).permutation(graph.num_items), narrow_order(graph, np.ones(graph.num_items, bool))):
+        order = sifted_order(graph, start, seed=seed)
+        assert sorted(order.tolist()) == list(range(graph.num_items))
+        assert area(graph, order) <= area(graph, start)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bound_without_the_cheapest_nets_still_holds(seed):
+    problem = drawn(seed, num_ops=5)
+    graph = hypergraph_of(problem)
+    order, least = np.arange(graph.num_items), 2.0 * graph.num_items
+    dropped = cheap_nets(graph, order, 0, least)
+    thin = _only(graph, ~dropped)
+    assert area(thin, order) <= least and thin.num_nets == graph.num_nets - dropped.sum()
+    best = exhaustive.best_blocks(problem, Request(contiguous=False))
+    assert best is not None
+    bound = ColumnBound(thin, pricers_of(thin, tries=2), 10 * best[1] + 1.0)
+    bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
+    assert bound.bound_s <= best[1] * (1 + 1e-9)
