@@ -313,7 +313,7 @@ def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> N
 
 def rising_bound(
     graph: Hypergraph, best: Callable[[], tuple[float, Ints | None]], report: Callable[[float, str], None], deadline: float
-) -> None:
+) -> ColumnBound | None:
     """Prove what can be proved until a deadline: anchors, the cut profile, then columns for ever closer targets.
 
     Args:
@@ -321,11 +321,12 @@ def rising_bound(
         best: the load of the best plan known by now, and its assignment if there is one.
         report: called with each better bound and what gave it.
         deadline: by `time.monotonic`.
+    Returns: the bound with its prices; None without a plan to begin with.
     """
-    pricers = pricers_of(graph)
     value_s, home = best()
     if not 0.0 < value_s < np.inf:
-        return
+        return None
+    pricers = pricers_of(graph)
     bound = ColumnBound(graph, pricers, value_s, deadline=deadline)
     _first_prices(bound, report)
     finest = max(PER_ITEM * graph.num_items, FIRST_CELLS // bound.num_states)
@@ -337,7 +338,7 @@ def rising_bound(
     while monotonic() < deadline and graph.num_items <= MOST_ROWS:
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - SLACK):
-            return
+            break
         if home is not None:
             for kind, devices in enumerate(graph.classes):
                 columns[kind] += [home == device for device in devices]
@@ -360,7 +361,8 @@ def rising_bound(
         elif best()[0] == value_s:
             reach *= 0.6
         if reach < 0.02:
-            return
+            break
+    return bound
 
 
 def _stretches(graph: Hypergraph, pricer: Pricer, device: int, limit_s: float) -> list[Members]:

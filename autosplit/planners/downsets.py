@@ -16,11 +16,12 @@ from autosplit.planners.bounds import item_work
 from autosplit.planners.compiled import compiled
 from autosplit.planners.filling import costs_of, empty_filling
 from autosplit.planners.items import Ints, Items
+from autosplit.planners.leaving import Rules, Walk
 from autosplit.planners.linear import Chain
 from autosplit.planners.reached import Sets, Words, begin, grown, members_of, new_sets
 from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage, capacity
-from autosplit.planners.walking import DONE, FULL, HOPELESS, PAUSED, Rules, Walk, run
+from autosplit.planners.walking import DONE, FULL, HOPELESS, PAUSED, run
 from autosplit.problem import Floats
 
 MAX_SETS = 3_000_000
@@ -29,7 +30,26 @@ MAX_WORDS = 24
 """Down-sets are kept as the words between the first that is not full and the last that is not empty; at most so many."""
 MAX_CLOSURE = 40_000
 SLICE_STEPS = 400_000
-MAX_STEPS_OF_A_SET = 40_000_000
+STEPS_OF_A_SET = (600_000, 2_400_000, 10_000_000, 40_000_000)
+"""The work on one set is tried in so many steps, from either end, then in more while that should end before the deadline."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What may be said of every set of items that one device holds below a limit: it is worth no more than `most`.
+
+    Attributes:
+        values: of each item, shape (num_items, num_kinds).
+        most: of each class of devices, shape (K, num_kinds).
+    """
+
+    values: Floats
+    most: Floats
+
+    @staticmethod
+    def none(items: Items) -> "Prices":
+        """Nothing is said."""
+        return Prices(np.zeros((items.num_items, 0)), np.zeros((len(items.classes), 0)))
 
 
 @dataclass(frozen=True)
@@ -41,7 +61,9 @@ class Outcome:
     num_sets: int
 
 
-def best_chain(items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float, deadline: float) -> Outcome:
+def best_chain(
+    items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float, deadline: float, prices: Prices | None = None
+) -> Outcome:
     """The best chain with a value below ``limit_s``.
 
     Args:
@@ -51,44 +73,54 @@ def best_chain(items: Items, request: Request, usage: Usage, weights: Floats, li
         weights: multipliers of the classes, for pruning.
         limit_s: only chains below this count; the lower, the faster.
         deadline: monotonic seconds after which the walk gives up.
+        prices: what a device below the limit holds at most; the better they are, the fewer sets are reached.
     Returns: the chain; ``complete`` with no chain proves that none is below the limit.
     """
-    ways = [_Way(way, request, usage, weights, limit_s) for way in (items, items.reversed())]
-    for way in ways:
-        way.go_on(1, deadline)
-        if way.code == DONE:
+    prices = prices or Prices.none(items)
+    turned = Prices(prices.values[::-1].copy(), prices.most)
+    ways = [_Way(way, request, usage, weights, limit_s, said) for way, said in ((items, prices), (items.reversed(), turned))]
+    for most in STEPS_OF_A_SET:
+        for way in ways:
+            way.go_on(1, deadline, most)
+            if way.code == DONE:
+                break
+        if any(way.code != HOPELESS for way in ways) or monotonic() > deadline:
             break
     chosen = min(ways, key=lambda way: (way.code != DONE, way.code == HOPELESS, int(way.sets.tally[0])))
     while chosen.code == PAUSED and monotonic() <= deadline:
-        chosen.go_on(SLICE_STEPS, deadline)
+        chosen.go_on(SLICE_STEPS, deadline, STEPS_OF_A_SET[-1])
     chain = chosen.chain()
     if chain is not None and chosen is ways[1]:
         last = items.num_items - 1
-        turned = tuple((tuple(sorted(last - item for item in block)), takes) for block, takes in reversed(chain.blocks))
-        chain = Chain(turned, chain.value_s)
+        blocks = tuple((tuple(sorted(last - item for item in block)), takes) for block, takes in reversed(chain.blocks))
+        chain = Chain(blocks, chain.value_s)
     return Outcome(chain, chosen.code == DONE and chosen.sets.tally[4] == 0, int(chosen.sets.tally[0]))
 
 
 class _Way:
     """The walk over the down-sets of the items, in slices; ``code`` says how the last one ended."""
 
-    def __init__(self, items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float) -> None:
+    def __init__(self, items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float, prices: Prices) -> None:
         num_words = (items.num_items + 63) // 64
         self.items, self.usage = items, usage
         self.costs = costs_of(items)
         self.filling = empty_filling(self.costs)
-        self.rules = _rules(items, request, usage, weights)
-        self.walk = _walk(items, num_words)
+        self.rules = _rules(items, request, usage, weights, prices)
+        self.walk = _walk(items, num_words, self.rules.values.shape[1])
         self.sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
         begin(self.sets)
         self.limit = np.array([limit_s])
-        self.code = PAUSED
+        self.code, self.most_of_a_set = PAUSED, STEPS_OF_A_SET[0]
 
-    def go_on(self, num_steps: int, deadline: float) -> None:
+    def go_on(self, num_steps: int, deadline: float, most_of_a_set: int = STEPS_OF_A_SET[-1]) -> None:
         """At least so many steps, with room made as needed while there is time."""
-        self.code = FULL
+        self.code, self.most_of_a_set = FULL, max(self.most_of_a_set, most_of_a_set // 4)
         while self.code == FULL and monotonic() <= deadline:
-            self.code = run(self.costs, self.filling, self.rules, self.sets, self.walk, self.limit, num_steps, MAX_STEPS_OF_A_SET)
+            begun, most = monotonic(), min(self.most_of_a_set, most_of_a_set)
+            self.code = run(self.costs, self.filling, self.rules, self.sets, self.walk, self.limit, num_steps, most)
+            if self.code == HOPELESS and most < most_of_a_set and 5 * monotonic() - 4 * begun < deadline:
+                self.code, self.most_of_a_set = FULL, 4 * most
+                continue
             if self.code == FULL:
                 if len(self.sets.words) >= MAX_SETS or len(self.sets.entry_value) >= MAX_ENTRIES:
                     return
@@ -100,13 +132,14 @@ class _Way:
         return _trace(self.sets, self.usage, self.items, best) if best >= 0 else None
 
 
-def _rules(items: Items, request: Request, usage: Usage, weights: Floats) -> Rules:
-    work = item_work(items, weights)
+def _rules(items: Items, request: Request, usage: Usage, weights: Floats, prices: Prices) -> Rules:
     compute = items.compute_s if items.overlap else items.compute_s + items.fixed_s
+    values = np.column_stack([item_work(items, weights), prices.values])
+    room = np.column_stack([capacity(usage, weights), usage.free @ prices.most])
+    behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
     return Rules(
-        items.after.start, items.after.data, usage.after, usage.takes, usage.width, capacity(usage, weights), usage.free,
-        usage.final, work, np.array([work.sum(), *np.where(np.isfinite(compute), compute, 0).sum(axis=0)]), compute,
-        _work_behind(items, work),
+        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, values,
+        values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
         int(usage.width.max()), items.overlap, request.min_stage_s,
     )  # fmt: skip
 
@@ -143,7 +176,7 @@ def _close(after_start: Ints, after: Ints, work: Floats, word_work: Floats, reac
         behind[item] = total
 
 
-def _walk(items: Items, num_words: int) -> Walk:
+def _walk(items: Items, num_words: int, num_values: int) -> Walk:
     count, classes = items.num_items, len(items.classes)
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
@@ -156,7 +189,8 @@ def _walk(items: Items, num_words: int) -> Walk:
         np.zeros(num_words, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
         np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
-        np.zeros((count + 2, 5 * classes + 2)), np.zeros(1 + classes), np.zeros(classes),
+        np.zeros((count + 2, 5 * classes + 1 + num_values)), np.zeros(classes), np.zeros(num_values), np.zeros(num_values),
+        np.zeros(classes),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.planners.items import Ints, Table, contract
+from autosplit.planners.items import Ints, Items, Table, contract
 from autosplit.planners.request import Request
 from autosplit.problem import HOST, Block, Floats, Problem
 
@@ -112,13 +112,17 @@ class Hypergraph:
         return found if np.array_equal(found[self.item_of], place) else None
 
 
-def hypergraph_of(problem: Problem) -> Hypergraph:
+def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
     """The hypergraph of a problem: its own where transfers allow, else one whose loads are at most the problem's.
 
     A net whose sender and receiver pay differently is charged at the lower of the two; transfers that run beside compute are
     left out.
+
+    Args:
+        problem: what is asked.
+        items: of a chain, for a hypergraph that bounds chains; by default any op may go anywhere.
     """
-    items = contract(problem, Request(contiguous=False))
+    items = items or contract(problem, Request(contiguous=False))
     class_of = np.zeros(problem.num_devices, dtype=np.int64)
     for number, members in enumerate(items.classes):
         class_of[list(members)] = number

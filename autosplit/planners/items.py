@@ -111,7 +111,7 @@ class Items:
         )
 
 
-def contract(problem: Problem, request: Request, limit_s: float = inf, merge: bool = True) -> Items:
+def contract(problem: Problem, request: Request, limit_s: float = inf, merge: bool = True, bytes_of_merged: bool = True) -> Items:
     """The items of a problem; for a plan that need not be contiguous, ops of a group only.
 
     Args:
@@ -119,9 +119,10 @@ def contract(problem: Problem, request: Request, limit_s: float = inf, merge: bo
         request: the limits on a plan.
         limit_s: only plans below this many seconds count, so an item may not go where it alone takes as long.
         merge: join items that some best plan keeps together anyway.
+        bytes_of_merged: count them; else more items are merged, and plans of the items may be above a cap.
     """
     home = _components(problem, request.contiguous)
-    return _items(problem, request, home, limit_s, merge)
+    return _items(problem, request, home, limit_s, merge, bytes_of_merged)
 
 
 def _components(problem: Problem, contiguous: bool) -> Ints:
@@ -196,7 +197,7 @@ def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Flo
     return least[0], least[1], equal
 
 
-def _items(problem: Problem, request: Request, home: Ints, limit_s: float, merge: bool) -> Items:
+def _items(problem: Problem, request: Request, home: Ints, limit_s: float, merge: bool, bytes_of_merged: bool) -> Items:
     classes = problem.device_classes
     firsts = [members[0] for members in classes]
     numbers, home = np.unique(home, return_inverse=True)
@@ -215,8 +216,12 @@ def _items(problem: Problem, request: Request, home: Ints, limit_s: float, merge
             num_bytes[min(users)] += size
     weights = [(size, users) for size, users in weights if len(users) > 1]
     tight = num_bytes.sum() + sum(size for size, _ in weights) > problem.memory_bytes.min() or bool(problem.pools)
+    light = tight and not bytes_of_merged and not weights and not problem.pools
     if merge and not request.counted and request.contiguous and not problem.overlap:
-        target = merge_dominated(compute, fixed, num_bytes, nets, edges, {u for _, users in weights for u in users}, tight)
+        target = merge_dominated(compute, fixed, num_bytes, nets, edges, {u for _, users in weights for u in users},
+                                 tight and not light)  # fmt: skip
+        if light:
+            num_bytes = np.where(target == np.arange(count), num_bytes, 0.0)
     else:
         target = np.arange(count)
     order = _topological(target, edges)

@@ -11,13 +11,14 @@ import numpy as np
 
 from autosplit.cost import evaluate, verify
 from autosplit.errors import InfeasibleError
-from autosplit.planners import bounds, downsets, infeasible, latency, linear, reusing
+from autosplit.planners import bounds, infeasible, latency, linear, reusing
 from autosplit.planners.asking import MORE_BLOCKS, ask, rows_on_one_device
 from autosplit.planners.heft import Delays, critical_path_s
 from autosplit.planners.items import Items, contract
 from autosplit.planners.limited import quick_chains
 from autosplit.planners.lumps import fewer_lumps, forced_lumps
 from autosplit.planners.noncontiguous import solve_noncontiguous
+from autosplit.planners.proving import chain_blocks, prove_chain
 from autosplit.planners.request import Objective, Request, objective_s, request_faults
 from autosplit.planners.rows import RowSearch
 from autosplit.planners.usage import Usage, sequence_usage, usage_of
@@ -26,7 +27,6 @@ from autosplit.problem import HOST, Block, Floats, Problem, Solution
 CLOSED = 1e-6
 """A gap below this share of the objective is rounding: the plan is optimal."""
 
-MANY_ITEMS = 5000
 SMALL = 200
 FEW = 60
 """So many ops times devices let CP-SAT place blocks and time them exactly."""
@@ -35,8 +35,8 @@ LEAST_TO_START_S = 0.2
 """For each look for a first plan, even where compiling has taken all the time."""
 LEAST_TO_NAME_S = 0.5
 """For finding out what conflicts."""
-NEARLY = 0.991
-"""On many items, that no plan is better by this factor is proved first: it takes a fraction of the time."""
+PROOF_SHARE = 0.8
+"""Of the time that is left, for chains over all orders; CP-SAT has the rest."""
 
 
 @dataclass
@@ -217,7 +217,8 @@ def _chain(search: Search, items: Items) -> None:
     if request.max_latency_s < inf and not search.closed:
         _quick_chains(search, items, usage)
     if search.request.contiguous:
-        _prove_chain(search, items, weights)
+        share = PROOF_SHARE if search.blocks else 0.2
+        prove_chain(search, items, weights, monotonic() + share * search.left_s)
 
 
 def _reuse(search: Search, items: Items, weights: Floats) -> None:
@@ -270,38 +271,6 @@ def _anneal(search: Search, seed: int) -> None:
         if rows.row is not None:
             search.offer(lumps.expand(rows.row), "annealing")
         if lumps is forced or search.left_s <= 0:
-            return
-
-
-def _prove_chain(search: Search, items: Items, weights: Floats) -> None:
-    """Better chains than the best one, over all orders; that there are none is the proof.
-
-    Where the items are not exact, a chain below the limit is a bound, and its true cost is evaluated like any plan's.
-    """
-    request = search.request
-    if search.closed or request.objective != "throughput":
-        return
-    if not items.exact:
-        request = replace(request, min_stage_s=0.0)
-    limit_s, deadline = search.objective_s, search.deadline
-    if limit_s == inf:
-        deadline = monotonic() + 0.2 * search.left_s
-    if (items.compute_s >= limit_s * request.max_replicas).any():
-        items = contract(search.problem, request, limit_s=limit_s)
-    usage = usage_of(items, request)
-    if usage is None:
-        return
-    steps = (NEARLY, 1.0) if items.num_items > MANY_ITEMS else (1.0,)
-    for share in steps:
-        outcome = downsets.best_chain(items, request, usage, weights, share * limit_s, deadline)
-        search.note(f"down-sets: {outcome.num_sets} reached below {share * limit_s:.6g} s", "down-sets")
-        found_s = share * limit_s
-        if outcome.chain is not None:
-            search.offer(chain_blocks(items, outcome.chain), "down-sets")
-            found_s = outcome.chain.value_s
-        if outcome.complete and usage.complete and isfinite(found_s):
-            search.prove(found_s, "down-sets")
-        if outcome.chain is not None or not outcome.complete:
             return
 
 
@@ -362,16 +331,6 @@ def _by_speed(items: Items) -> list[int]:
     """The class of each device, fast ones first."""
     mean = items.compute_s.clip(max=1e300).mean(axis=0)
     return [int(k) for k in mean.argsort() for _ in items.classes[k]]
-
-
-def chain_blocks(items: Items, chain: linear.Chain) -> tuple[Block, ...]:
-    """The chain with its devices by name: of each class, the next that are free."""
-    free = [list(members) for members in items.classes]
-    blocks = []
-    for members, takes in chain.blocks:
-        devices = [free[k].pop(0) for k, count in enumerate(takes) for _ in range(count)]
-        blocks.append(Block(items.expand(members), tuple(sorted(devices))))
-    return tuple(blocks)
 
 
 def _solution(search: Search, solve_s: float) -> Solution:

@@ -24,7 +24,7 @@ from autosplit.problem import Block, Floats, Problem
 MANY_ITEMS = 5000
 NEARLY = 0.991
 """On many items, that no plan is better by this factor is proved first: it takes a fraction of the time."""
-FIRST_SHARE = 0.35
+FIRST_SHARE = 0.5
 """Of the time, for a walk without prices, which is enough for most graphs."""
 GROWTH = (1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0, inf)
 """Limits of the walks, relative to the bound proved by then."""

@@ -1,56 +1,14 @@
 """Walking from a down-set to all larger ones that one block reaches, each once, depth first. Compiled."""
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
 from autosplit.planners.compiled import compiled, inner, whole
 from autosplit.planners.filling import ROUNDING, Costs, Filling, add, price, remove, reset, shift, widest_load
-from autosplit.planners.items import Ints
-from autosplit.planners.reached import Sets, Words
+from autosplit.planners.leaving import Rules, Walk, fits, most_left, must_take
+from autosplit.planners.reached import Sets
 from autosplit.problem import Floats
 
 DONE, PAUSED, FULL, HOPELESS = range(4)
-
-
-class Walk(NamedTuple):
-    """The down-set at hand as bits, with the items that may come next, and the stack of the depth-first walk."""
-
-    bits: Words
-    hash_of: Words
-    waiting: Ints
-    ready: Ints
-    place: Ints
-    state: Ints
-    hashed: Words
-    candidates: Ints
-    low: Ints
-    high: Ints
-    cursor: Ints
-    saved: Floats
-    done_work: Floats
-    open_cut: Floats
-
-
-class Rules(NamedTuple):
-    """Order, devices and pruning data."""
-
-    after_start: Ints
-    after: Ints
-    moves: Ints
-    takes: Ints
-    width: Ints
-    room: Floats
-    free: Ints
-    final: NDArray[np.bool_]
-    work: Floats
-    total: Floats
-    compute: Floats
-    behind: Floats
-    widest: int
-    overlap: bool
-    least: float
 
 
 @compiled
@@ -153,10 +111,11 @@ def _set_ready(walk: Walk, item: int, change: int) -> None:
 @inner
 def _count(costs: Costs, filling: Filling, rules: Rules, walk: Walk, item: int, change: int) -> None:
     """Keep the work done and the cut of the set at hand; called before the pins of the item are counted."""
-    walk.done_work[0] += change * rules.work[item]
+    for p in range(rules.values.shape[1]):
+        walk.done_value[p] += change * rules.values[item, p]
     for k in range(rules.compute.shape[1]):
         if rules.compute[item, k] < np.inf:
-            walk.done_work[1 + k] += change * rules.compute[item, k]
+            walk.done_work[k] += change * rules.compute[item, k]
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
         net = costs.nets[slot]
         pins = filling.before[net] + filling.inside[net]
@@ -180,20 +139,20 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
         walk.candidates[slot] = walk.ready[slot]
     steps = 0
     status = 0
-    spare = _most_left(rules, sets, number) * limit[0] * (1 + ROUNDING) + ROUNDING * rules.total[0]
+    most_left(rules, sets, walk, number, limit[0])
     while depth >= 0:
         if walk.cursor[depth] == walk.high[depth] or status < 0:
             depth -= 1
             if depth >= 0:
                 item = int(walk.candidates[walk.cursor[depth]])
                 _undo(costs, filling, rules, walk, depth)
-                if rules.behind[item] > spare:
+                if must_take(rules, walk, item):
                     walk.cursor[depth] = walk.high[depth]
             continue
         item = int(walk.candidates[walk.cursor[depth]])
         steps += 1
         if not _least_with(costs, filling, item) < limit[0] * (1 - ROUNDING) * rules.widest:
-            walk.cursor[depth] = walk.high[depth] if rules.behind[item] > spare else walk.cursor[depth] + 1
+            walk.cursor[depth] = walk.high[depth] if must_take(rules, walk, item) else walk.cursor[depth] + 1
             continue
         _save(filling, walk, depth)
         _count(costs, filling, rules, walk, item, one)
@@ -210,7 +169,7 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
             depth += 1
         else:
             _undo(costs, filling, rules, walk, depth)
-            if rules.behind[item] > spare:
+            if must_take(rules, walk, item):
                 walk.cursor[depth] = walk.high[depth]
     return status if status < 0 else steps
 
@@ -223,20 +182,6 @@ def _least_with(costs: Costs, filling: Filling, item: int) -> float:
         work = filling.work[k] + costs.compute[item, k]
         least = min(least, max(work, filling.surely[k]) if costs.overlap else work + filling.surely[k])
     return float(least)
-
-
-@inner
-def _most_left(rules: Rules, sets: Sets, number: int) -> float:
-    """The largest room that a block from this set can leave: what a walk leaves out for good must fit there."""
-    most = 0.0
-    entry = sets.head[number]
-    while entry >= 0:
-        for move in range(len(rules.takes)):
-            usage = rules.moves[sets.entry_usage[entry], move]
-            if usage >= 0:
-                most = max(most, rules.room[usage])
-        entry = sets.entry_next[entry]
-    return most
 
 
 @inner
@@ -262,10 +207,11 @@ def _save(filling: Filling, walk: Walk, depth: int) -> None:
         saved[depth, k] = filling.work[k]
         saved[depth, classes + k] = filling.moved[k]
         saved[depth, 2 * classes + k] = filling.surely[k]
-        saved[depth, 3 * classes + k] = walk.done_work[1 + k]
+        saved[depth, 3 * classes + k] = walk.done_work[k]
         saved[depth, 4 * classes + k] = walk.open_cut[k]
     saved[depth, 5 * classes] = filling.memory[0]
-    saved[depth, 5 * classes + 1] = walk.done_work[0]
+    for p in range(len(walk.done_value)):
+        saved[depth, 5 * classes + 1 + p] = walk.done_value[p]
 
 
 @inner
@@ -280,30 +226,12 @@ def _undo(costs: Costs, filling: Filling, rules: Rules, walk: Walk, depth: int) 
         filling.work[k] = saved[depth, k]
         filling.moved[k] = saved[depth, classes + k]
         filling.surely[k] = saved[depth, 2 * classes + k]
-        walk.done_work[1 + k] = saved[depth, 3 * classes + k]
+        walk.done_work[k] = saved[depth, 3 * classes + k]
         walk.open_cut[k] = saved[depth, 4 * classes + k]
     filling.memory[0] = saved[depth, 5 * classes]
-    walk.done_work[0] = saved[depth, 5 * classes + 1]
+    for p in range(len(walk.done_value)):
+        walk.done_value[p] = saved[depth, 5 * classes + 1 + p]
     walk.cursor[depth] += 1
-
-
-@inner
-def _fits(rules: Rules, walk: Walk, usage: int, limit: float) -> bool:
-    """Whether what is left of the items may fit the devices that are left, each below the limit."""
-    top = limit * (1 + ROUNDING)
-    if rules.total[0] - walk.done_work[0] > rules.room[usage] * top + ROUNDING * rules.total[0]:
-        return False
-    only = -1
-    for k in range(rules.free.shape[1]):
-        if rules.free[usage, k] > 0:
-            if only >= 0:
-                return True
-            only = k
-    if only < 0:
-        return bool(walk.state[1] == len(walk.waiting))
-    left, cut = rules.total[1 + only] - walk.done_work[1 + only], walk.open_cut[only]
-    left = max(left, cut) if rules.overlap else left + cut
-    return bool(left <= rules.free[usage, only] * top + ROUNDING * rules.total[0])
 
 
 @inner
@@ -318,7 +246,7 @@ def _reach(rules: Rules, sets: Sets, walk: Walk, number: int, load: Floats, limi
         while entry >= 0:
             usage = rules.moves[sets.entry_usage[entry], move]
             value = max(top, sets.entry_value[entry])
-            if usage >= 0 and value < limit[0] * (1 - ROUNDING) and _fits(rules, walk, usage, limit[0]):
+            if usage >= 0 and value < limit[0] * (1 - ROUNDING) and fits(rules, walk, usage, limit[0]):
                 if sets.tally[0] + 1 >= len(sets.words) or sets.tally[1] + 1 >= len(sets.entry_value):
                     return -1
                 if goal_set == -2:

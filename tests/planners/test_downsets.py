@@ -19,7 +19,7 @@ def test_both_ends_give_the_same_value(seed):
     usage, weights = usage_of(items, request), bounds.multipliers(items)
     values = []
     for turned in (items, items.reversed()):
-        way = downsets._Way(turned, request, usage, weights, inf)
+        way = downsets._Way(turned, request, usage, weights, inf, downsets.Prices.none(turned))
         way.go_on(1 << 40, inf)
         assert way.code == downsets.DONE
         found = way.chain()
