@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,7 +11,7 @@ from torch import fx
 
 from autosplit.backends.base import NumericalError, check, compare, exact_on, get_backend, tolerance
 from autosplit.backends.lowering import lower_to_bf16
-from autosplit.deploying import Workspace, place
+from autosplit.deploying import Workspace, deploy
 from autosplit.errors import AutosplitError, BackendError
 from autosplit.machine import Machine
 from autosplit.plan import Plan
@@ -36,10 +35,6 @@ MOST_BESIDE = 5
 """Simple ways that run beside the plan in all rounds; where there are more, short runs say which."""
 
 SCREEN_S = 0.5
-
-AT_ONCE = 2
-"""Ways whose workers start together: most have one worker, and loading torch keeps one core busy."""
-
 Progress = Callable[[float, str], None]
 Observe = Callable[[HostManager], None]
 Microbatch = tuple[torch.Tensor, ...]
@@ -120,43 +115,13 @@ class Arena:
             traced: the model, traced for the plan's microbatch.
         Raises: PlanError, BackendError, WorkerError: the plan cannot be run; StageError: a request failed.
         """
-        for failure in self.load_all({name: plan}, traced).values():
-            raise failure
-        return self.loaded[name]
-
-    def load_all(self, plans: Mapping[str, Plan], traced: Traced) -> dict[str, AutosplitError]:
-        """As ``load`` for several plans, whose workers start at the same time; the rest is one after the other.
-
-        Returns: for each name that could not be loaded what ``load`` raises.
-        """
-        failures: dict[str, AutosplitError] = {}
-        starting: dict[str, Future[Pipeline]] = {}
-        ports = traced.graph.inputs, traced.graph.outputs
+        pipeline = deploy(self.host, name, traced, plan, self.machine, self._workspace)
         try:
-            with ThreadPoolExecutor(len(plans)) as pool:
-                for name, plan in plans.items():
-                    try:
-                        placed = place(traced, plan, self.machine, self._workspace)
-                        starting[name] = pool.submit(self.host.add_network, name, placed, *ports)
-                    except AutosplitError as failure:
-                        failures[name] = failure
+            self.loaded[name] = self._check(plan, pipeline, traced)
         except BaseException:
-            # Ctrl-C: what is still starting is not the host's to close yet.
-            for future in starting.values():
-                future.add_done_callback(_end)
+            self.host.remove_network(name, when_busy="fail")
             raise
-        for name, future in starting.items():
-            try:
-                pipeline = future.result()
-            except AutosplitError as failure:
-                failures[name] = failure
-                continue
-            try:
-                self.loaded[name] = self._check(plans[name], pipeline, traced)
-            except AutosplitError as failure:
-                self.host.remove_network(name, when_busy="fail")
-                failures[name] = failure
-        return failures
+        return self.loaded[name]
 
     def unload(self, name: str) -> None:
         """End the workers of a plan."""
@@ -201,11 +166,6 @@ class Arena:
             alone_s.append(time.perf_counter() - start)
         pipeline.stats(clear=True)
         return Loaded(plan, pipeline, work, worst, fault, LatencyStats.of(alone_s))
-
-
-def _end(started: "Future[Pipeline]") -> None:
-    if started.exception() is None:
-        started.result().close(drain=False)
 
 
 def _expected(traced: Traced, work: Sequence[Microbatch], plan: Plan) -> list[Microbatch]:
@@ -336,16 +296,17 @@ def run_report(
                 ways[name] = candidate
             else:
                 same_as[name] = twin
-        for start in range(0, len(ways), AT_ONCE):
-            some = dict(list(ways.items())[start : start + AT_ONCE])
-            tell(0.4 * start / len(ways), "loading " + " and ".join(f"'{name}'" for name in some))
-            failures = arena.load_all(some, traced)
-            if PLAN in failures:
-                raise failures[PLAN]
-            reasons |= {name: str(failure) for name, failure in failures.items()}
-            for name in some:
-                if contest is not None and name != PLAN and name not in failures:
-                    reasons |= contest.admit(name)
+        for number, (name, candidate) in enumerate(ways.items()):
+            tell(0.4 * number / len(ways), f"loading '{name}'")
+            try:
+                arena.load(name, candidate, traced)
+            except AutosplitError as failure:
+                if name == PLAN:
+                    raise
+                reasons[name] = str(failure)
+                continue
+            if contest is not None and name != PLAN:
+                reasons |= contest.admit(name)
         for entry in arena.loaded.values():
             entry.restart()
         for number in range(num_rounds):

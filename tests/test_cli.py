@@ -1,5 +1,6 @@
 """The commands as a person runs them: results on stdout, one clear message on stderr, nothing left behind."""
 
+import contextlib
 import json
 import os
 import signal
@@ -16,9 +17,12 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from autosplit import cli
+from autosplit.limits import affinity
 from autosplit.machine import parse_bytes
 
 MLP = "autosplit.examples.mlp:mlp?depth=6&width=256"
+CORES = affinity()[:2]
+DEVICES = ",".join(f"cpu:{core}" for core in CORES)
 WORKLOAD = Path(__file__).parent / "data" / "workloads" / "layer-bert24_inference.json"
 
 
@@ -29,7 +33,7 @@ def inside(*words: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     return CliRunner().invoke(cli.app, list(words))
 
 
-def autosplit(*words: str, cwd: Path, timeout_s: float = 150) -> "subprocess.CompletedProcess[str]":
+def autosplit(*words: str, cwd: Path, timeout_s: float = 250) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "autosplit.cli", *words]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
 
@@ -37,15 +41,17 @@ def autosplit(*words: str, cwd: Path, timeout_s: float = 150) -> "subprocess.Com
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A folder in which ``auto`` made a two-stage plan of a small model that one device may not hold."""
+    if len(CORES) < 2:
+        pytest.skip("needs two cores")
     folder = tmp_path_factory.mktemp("made")
-    options = {"devices": "cpu:0,cpu:1", "backend": "eager", "stages": 2, "budget": "3s", "memory": "1MB"}
+    options = {"devices": DEVICES, "backend": "eager", "stages": 2, "budget": "1s", "memory": "1MB"}
     (folder / "options.yaml").write_text(yaml.safe_dump(options))
     done = autosplit("auto", MLP, "--config", "options.yaml", "--requests", "40", "--rounds", "2", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_auto_gives_what_machines_read(made: tuple[Path, dict[str, Any]]) -> None:
     folder, result = made
     assert result["outputs_equal"] and result["max_abs_error"] == 0
@@ -82,29 +88,17 @@ def test_runs_are_shown_beside_their_predictions(
     assert nothing.exit_code == 1 and "autosplit profile MODEL measures one" in nothing.stderr
 
 
-@pytest.mark.timeout(200)
-def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]]) -> None:
+@pytest.mark.timeout(300)
+def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = made
-    ran = autosplit(
-        "run",
-        "plan.yaml",
-        "--requests",
-        "20",
-        "--rounds",
-        "1",
-        "--no-baselines",
-        "--trace",
-        "t.json",
-        "--watch",
-        "--json",
-        cwd=folder,
-    )
-    assert ran.returncode == 0, ran.stderr
+    few = ["--requests", "20", "--rounds", "1", "--no-baselines"]
+    ran = inside("run", "plan.yaml", *few, "--trace", "t.json", "--watch", "--json", cwd=folder, monkeypatch=monkeypatch)
+    assert ran.exit_code == 0, ran.stderr
     assert json.loads(ran.stdout)["outputs_equal"]
     lanes = {event["pid"] for event in json.loads((folder / "t.json").read_text())["traceEvents"]}
     assert len(lanes) == 2
-    exported = autosplit("export", "plan.yaml", "exported", "--json", cwd=folder)
-    assert exported.returncode == 0, exported.stderr
+    exported = inside("export", "plan.yaml", "exported", "--json", cwd=folder, monkeypatch=monkeypatch)
+    assert exported.exit_code == 0, exported.stderr
     assert {"manifest.json", "loader.py"} <= set(json.loads(exported.stdout)["files"])
 
 
@@ -150,12 +144,13 @@ def test_demands_that_cannot_be_met_are_named(
     made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = made
-    known = ["search", MLP, "--backend", "eager", "--budget", "0s", "--profiles", str(folder / "profiles")]
-    pinned = inside(*known, "--pin", "nothing=cpu:0", cwd=tmp_path, monkeypatch=monkeypatch)
+    known = ["search", MLP, "--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--profiles", str(folder / "profiles")]
+    pinned = inside(*known, "--pin", f"nothing=cpu:{CORES[0]}", cwd=tmp_path, monkeypatch=monkeypatch)
     assert pinned.exit_code == 1 and "'nothing' matches no op" in pinned.stderr
     capped = inside(*known, "--memory", "1kB", cwd=tmp_path, monkeypatch=monkeypatch)
     assert capped.exit_code == 1
-    for text in ("op 'linear", "needs 257.0 KiB of weights", "largest cap is 1000 B ('cpu:0')", "Raise that device's memory"):
+    largest = f"largest cap is 1000 B ('cpu:{CORES[0]}')"
+    for text in ("op 'linear", "needs 257.0 KiB of weights", largest, "Raise that device's memory"):
         assert text in capped.stderr
     assert not (tmp_path / "plan.yaml").exists()
 
@@ -181,13 +176,29 @@ def test_a_workload_is_planned_and_its_answer_evaluates_to_the_same(tmp_path: Pa
     assert json.loads(judged.stdout)["loads"] == pytest.approx(answer["loads"])
 
 
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("step", ["trace", "profile", "search", "run"])
-def test_ctrl_c_stops_at_every_step_and_leaves_nothing(step: str, tmp_path: Path) -> None:
+def abandoned(paths: set[Path]) -> list[Path]:
+    """Those that no living process has mapped: others on this machine may use shared memory meanwhile."""
+    held = ""
+    for maps in Path("/proc").glob("[0-9]*/maps") if paths else ():
+        with contextlib.suppress(OSError):
+            held += maps.read_text()
+    return [path for path in paths if path.exists() and str(path) not in held]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("step", "budget", "wait_s"), [("trace", "8s", 1), ("profile", "8s", 2), ("search", "8s", 2), ("run", "0s", 3)]
+)
+def test_ctrl_c_stops_at_every_step_and_leaves_nothing(
+    made: tuple[Path, dict[str, Any]], step: str, budget: str, wait_s: float, tmp_path: Path
+) -> None:
+    """Search and run begin with what was measured for the plan above."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     shared = set(Path("/dev/shm").iterdir())
-    words = ["auto", MLP, "--backend", "eager", "--budget", "8s", "--requests", "400000", "--devices", "cpu:0,cpu:1"]
+    words = ["auto", MLP, "--backend", "eager", "--budget", budget, "--requests", "400000", "--devices", DEVICES]
+    if step in ("search", "run"):
+        words += ["--profiles", str(made[0] / "profiles")]
     command = [sys.executable, "-u", "-m", "autosplit.cli", *words]
     with subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)}
@@ -196,15 +207,16 @@ def test_ctrl_c_stops_at_every_step_and_leaves_nothing(step: str, tmp_path: Path
         for line in process.stderr:
             if line.startswith(step):
                 break
-        time.sleep(2.5)
+        time.sleep(wait_s)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-        process.wait(60)
-    assert process.returncode == 130, rest
+        process.wait(120)
+    # A shell shows 130 for both: Python ends by the signal itself if it came while a string was executed, as torch's imports do.
+    assert process.returncode in (130, -signal.SIGINT), rest
     assert "Traceback" not in rest
     assert not (tmp_path / "plan.yaml").exists()
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
     assert not list(temporary.glob("autosplit-*"))
-    assert set(Path("/dev/shm").iterdir()) <= shared
+    assert not abandoned(set(Path("/dev/shm").iterdir()) - shared)

@@ -1,10 +1,8 @@
 """What is said of a plan whose numbers are wrong."""
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -14,10 +12,7 @@ from autosplit import comparing
 from autosplit.alternatives import UNKNOWN
 from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, NumericalError, get_backend
 from autosplit.backends.eager import EagerBackend
-from autosplit.deploying import Workspace
-from autosplit.errors import WorkerError
 from autosplit.loading import load_model
-from autosplit.machine import Machine, parse_device
 from autosplit.plan import Plan, Stage
 from autosplit.results import LatencyStats
 from autosplit.running.pipeline import Pipeline
@@ -123,25 +118,3 @@ def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan
     assert list(ring.loaded) == [comparing.PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
     assert list(reasons) == ["way 2", "way 3"]
     assert reasons["way 2"] == "a short run was 0.57 times as good as the plan's"
-
-
-def test_ways_start_together_and_one_that_cannot_start_does_not_hold_up_the_other(
-    traced: Traced, plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = threading.Barrier(2, timeout=60)
-
-    def start(name: str, *rest: object) -> str:
-        both.wait()
-        if name == "bad":
-            raise WorkerError("the worker died")
-        return name
-
-    machine = Machine.of(map(parse_device, ("cpu:0", "cpu:1")))
-    with Workspace() as workspace:
-        with comparing.Arena(machine, workspace) as arena, monkeypatch.context() as patch:
-            patch.setattr(arena, "host", SimpleNamespace(add_network=start))
-            patch.setattr(arena, "_check", lambda plan, pipeline, traced: pipeline)
-            eager = replace(plan, stages=tuple(replace(stage, backend="eager") for stage in plan.stages))
-            failures = arena.load_all({"bad": eager, "good": eager}, traced)
-            assert list(arena.loaded.items()) == [("good", "good")] and str(failures["bad"]) == "the worker died"
-        assert len([path for path in workspace.folder.iterdir() if path.is_dir()]) == len(plan.stages)

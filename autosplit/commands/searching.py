@@ -20,10 +20,11 @@ def search(given: options.Plans) -> None:
     from autosplit.progress import bars
     from autosplit.report import plan_table, table
 
-    machine = machine_for(given.devices, given.machine, given.memory)
+    machine, wanted = machine_for(given.devices, given.machine, given.memory), given.constraints()
     with bars(err) as start:
         start("trace")
         traced = api.trace(given.model, given.batch, given.seq_len)
+        wanted.verify(traced.graph, machine)
         measured = api.measure(
             traced,
             machine,
@@ -37,7 +38,7 @@ def search(given: options.Plans) -> None:
             traced,
             measured,
             machine,
-            given.constraints(),
+            wanted,
             budget_s=options.seconds(given.budget),
             queue_depth=given.queue_depth,
             time_limit_s=options.seconds(given.time_limit),
