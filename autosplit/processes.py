@@ -242,7 +242,7 @@ def _main() -> None:
     call = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with contextlib.suppress(EOFError, ConnectionError):
         call(connection)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -34,6 +34,11 @@ def sleeper(connection):
 def listener(connection):
     connection.recv()
 
+def talker(connection):
+    connection.recv()
+    connection.send("unread")
+    connection.recv()
+
 def breaker(connection):
     raise RuntimeError("broken on purpose")
 """
@@ -57,6 +62,14 @@ def gone(pid: int, within_s: float = 10.0) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+def test_a_worker_whose_host_leaves_messages_unread_ends_in_silence(targets: str, capfd: pytest.CaptureFixture[str]) -> None:
+    worker = spawn_worker(f"{targets}:talker", name="talker")
+    worker.connection.send("go on")
+    worker.connection.poll(30)
+    worker.close(30)
+    assert worker.fate() == "exited with code 0" and capfd.readouterr().err == ""
 
 
 def test_a_worker_has_its_cores_threads_and_descriptors(targets: str) -> None:

@@ -92,7 +92,7 @@ class Deployment:
         handles = [handle for port in (*duty.sources, *duty.sinks) for handle in port.rings if handle is not None]
         fds = [duty.words.fd, *(fd for handle in handles for fd in handle.fds)]
         worker = spawn_worker("autosplit.running.worker:main", name=name, cores=device.cores, fds=fds, threads=duty.threads)
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             worker.connection.send(duty)
         return worker
 

@@ -66,7 +66,7 @@ def start_thread(name: str, duty: Duty) -> ThreadWorker:
 def _live(control: Connection, ended_fd: int, duty: Duty) -> None:
     try:
         worker.live(control, duty)
-    except (EOFError, BrokenPipeError, SimulatedDeath):
+    except (EOFError, ConnectionError, SimulatedDeath):
         pass
     except BaseException:
         traceback.print_exc()
