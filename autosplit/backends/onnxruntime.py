@@ -125,7 +125,7 @@ def _open_session(path: Path, options: Any, providers: Sequence[tuple[str, dict[
 
 
 def session_options(threads: int) -> Any:
-    """One sequential session on ``threads`` threads that spin while they wait, and that leaves affinity alone."""
+    """One sequential session on ``threads`` threads that spin while a request is run and no longer, and that leaves affinity alone."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -133,6 +133,7 @@ def session_options(threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if threads > 1 else "0")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     return options
 
