@@ -125,7 +125,7 @@ def _open_session(path: Path, options: Any, providers: Sequence[tuple[str, dict[
 
 
 def session_options(threads: int) -> Any:
-    """One sequential session on ``threads`` threads that spin while a request is run and no longer, and that leaves affinity alone."""
+    """One sequential session; its threads spin while a request is run and no longer, and affinity is left alone."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
