@@ -6,16 +6,15 @@ over a border, or the solver's answer to the problem with one thing changed.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
 from autosplit.constraints import Constraints
-from autosplit.cost import evaluate, find_faults, latency_s
+from autosplit.cost import evaluate, latency_s
 from autosplit.errors import InfeasibleError
-from autosplit.explanation import Change, Cut, DeviceLoad, Explanation, Reason, time_text
+from autosplit.explanation import Change, DeviceLoad, Explanation, Reason, time_text
 from autosplit.graph import Graph
 from autosplit.machine import Machine
 from autosplit.plan import Plan
@@ -24,13 +23,14 @@ from autosplit.planners.sample import Sampler
 from autosplit.planning import problem_of
 from autosplit.problem import Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.profile import Profile
+from autosplit.recutting import next_cuts
 
 ROUNDING = 1e-6
 WORTH = 0.01
 """A limit bounds the plan if lifting it brings at least this share."""
 
-MOST_MOVED = 12
-"""Ops that are moved over a border in search of the next best cut."""
+CUTS_SHARE = 0.25
+"""Of the time, for other cuts."""
 
 
 def explain(
@@ -82,6 +82,7 @@ def explain_blocks(
     loosened: Mapping[str, Problem] | None = None,
     time_limit_s: float = 10.0,
     unit: str = "s",
+    bound_s: float = 0.0,
 ) -> Explanation:
     """Why blocks are no better.
 
@@ -90,36 +91,56 @@ def explain_blocks(
         blocks: a solution's.
         options: what ``solve`` was called with: objective, contiguous, num_stages, ...
         loosened: the problem without one constraint, by what that means in words ("'embed' not pinned to 'cpu:0'").
-        time_limit_s: for all solver calls together.
+        time_limit_s: for everything; changes for which there is no time are named and left out.
         unit: of the times.
+        bound_s: what is proved already under the same demands. A plan that meets it is not looked for again.
     """
     started = monotonic()
     asked = dict(options or {})
     objective = asked.get("objective", "throughput")
     value_s = _value_s(problem, blocks, objective)
-    loads = evaluate(problem, blocks)
-    device = int(loads.device_s.argmax())
-    cuts = tuple(_cuts(problem, blocks, objective)) if asked.get("contiguous", True) else ()
-    calls = dict(_changes(problem, device, asked)) | {words: (other, asked) for words, other in (loosened or {}).items()}
-    share_s = max(0.0, time_limit_s - (monotonic() - started)) / (1 + len(calls))
-    again = _change("another plan under the same demands", problem, asked, blocks, value_s, share_s)
-    best_s = again.objective_s
-    changes = [again] if again.times > 1 + ROUNDING else []
-    changes += [_change(words, *call, blocks, value_s, share_s) for words, call in calls.items()]
+    device = int(evaluate(problem, blocks).device_s.argmax())
+    judge = Sampler(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
+    cuts = next_cuts(
+        problem,
+        blocks,
+        judge,
+        contiguous=asked.get("contiguous", True),
+        deadline=started + CUTS_SHARE * time_limit_s,
+    )
+    calls = {} if bound_s >= value_s * (1 - ROUNDING) else {AGAIN: (problem, asked)}
+    calls |= dict(_changes(problem, device, asked)) | {words: (other, asked) for words, other in (loosened or {}).items()}
+    changes, left_out = _looked_at(calls, blocks, value_s, started + time_limit_s)
+    again = next((row for row in changes if row.change == AGAIN), None)
+    if again is not None:
+        bound_s = max(bound_s, again.bound_s)
+        if again.times <= 1 + ROUNDING:
+            changes.remove(again)
+    best_s = value_s if again is None else again.objective_s
     helped = {row.change: 1 - row.objective_s / best_s if best_s else 0.0 for row in changes}
     kinds: dict[Reason, list[str]] = {
         "memory": [words for words in helped if words == NO_CAPS],
         "constraint": [words for words in helped if words in (loosened or {}) or words in (NO_GROUPS, NO_COUNT)],
     }
     bound_by, because = _reason(problem, blocks, device, objective, value_s, helped, kinds, unit)
-    rows = tuple(_device_rows(problem, blocks))
-    name = problem.devices[device]
-    return Explanation(objective, value_s, again.bound_s, name, bound_by, because, rows, cuts, tuple(changes), unit)
+    return Explanation(
+        objective=objective,
+        objective_s=value_s,
+        bound_s=min(bound_s, value_s),
+        bottleneck=problem.devices[device],
+        bound_by=bound_by,
+        because=because,
+        devices=tuple(_device_rows(problem, blocks)),
+        cuts=tuple(cuts),
+        changes=tuple(changes),
+        unit=unit,
+        left_out=left_out,
+    )
 
 
 def explain_solution(problem: Problem, solution: Solution, **options: Any) -> Explanation:
     """Why a solution is no better: ``explain_blocks`` of its blocks."""
-    return explain_blocks(problem, solution.blocks, **options)
+    return explain_blocks(problem, solution.blocks, bound_s=solution.bound_s, **options)
 
 
 def _value_s(problem: Problem, blocks: Sequence[Block], objective: str) -> float:
@@ -199,42 +220,7 @@ def _indivisible(problem: Problem, blocks: Sequence[Block], device: int) -> tupl
     return ops, least_s
 
 
-def _cuts(problem: Problem, blocks: Sequence[Block], objective: str) -> Iterator[Cut]:
-    """For each border of a chain, the best plan with another cut there: the last ops before it, or the first after it, moved."""
-    judge = Sampler(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
-    value_s = judge(blocks)
-    for number, (before, after) in enumerate(pairwise(blocks)):
-        best: tuple[float, str, int] | None = None
-        for kept, moved, words in _shifts(problem, before, after):
-            row = [*blocks[:number], *kept, *blocks[number + 2 :]]
-            other_s = judge(row)
-            if (best is None or other_s < best[0]) and not find_faults(problem, row):
-                best = other_s, words, moved
-        names = (
-            f"{'+'.join(problem.devices[d] for d in before.devices)} and {'+'.join(problem.devices[d] for d in after.devices)}"
-        )
-        if best is None:
-            yield Cut(names, None, None, "", 0)
-        else:
-            yield Cut(names, best[0], best[0] / value_s - 1 if value_s else None, best[1], best[2])
-
-
-def _shifts(problem: Problem, before: Block, after: Block) -> Iterator[tuple[tuple[Block, Block], int, str]]:
-    """Both blocks with 1, 2, ... ops moved over their border, either way, how many, and that in words."""
-    first, last = sorted(before.ops), sorted(after.ops)
-    here, there = (" + ".join(f"'{problem.devices[d]}'" for d in block.devices) for block in (before, after))
-    for count in range(1, min(MOST_MOVED, len(first) - 1) + 1):
-        blocks = replace(before, ops=tuple(first[:-count])), replace(after, ops=(*first[-count:], *last))
-        yield blocks, count, f"{_ops(problem, first[-count:])} on {there}"
-    for count in range(1, min(MOST_MOVED, len(last) - 1) + 1):
-        blocks = replace(before, ops=(*first, *last[:count])), replace(after, ops=tuple(last[count:]))
-        yield blocks, count, f"{_ops(problem, last[:count])} on {here}"
-
-
-def _ops(problem: Problem, ops: Sequence[int]) -> str:
-    return f"'{problem.ops[ops[0]]}'" if len(ops) == 1 else f"'{problem.ops[ops[0]]}' to '{problem.ops[ops[-1]]}'"
-
-
+AGAIN = "another plan under the same demands"
 NO_CAPS = "no memory caps"
 NO_GROUPS = "nothing kept together"
 NO_COUNT = "any number of stages"
@@ -278,6 +264,27 @@ def _with_twin(problem: Problem, device: int) -> Problem:
         memory_bytes=np.append(problem.memory_bytes, problem.memory_bytes[device]),
         pools=tuple(Pool((*p.devices, count), p.num_bytes) if device in p.devices else p for p in problem.pools),
     )
+
+
+def _looked_at(
+    calls: Mapping[str, Call], blocks: Sequence[Block], value_s: float, deadline: float
+) -> tuple[list[Change], tuple[str, ...]]:
+    """What each change brings, in equal shares of the time that is left, and those for which there is none.
+
+    A solver call takes somewhat longer than it may; the most that one did is kept free for the next.
+    """
+    changes: list[Change] = []
+    left_out: list[str] = []
+    late_s = 0.0
+    for number, (words, (problem, asked)) in enumerate(calls.items()):
+        begun = monotonic()
+        share_s = (deadline - begun - late_s) / (len(calls) - number)
+        if share_s <= 0:
+            left_out.append(words)
+            continue
+        changes.append(_change(words, problem, asked, blocks, value_s, share_s))
+        late_s = max(late_s, monotonic() - begun - share_s)
+    return changes, tuple(left_out)
 
 
 def _change(

@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from autosplit import tables
 
+MOST_SHOWN = 8
+"""Borders in the text, those with the cheapest cuts; the value has all."""
+
 Reason = Literal["compute", "transfer", "memory", "constraint", "indivisible"]
 
 
@@ -26,7 +29,7 @@ class DeviceLoad:
 class Cut:
     """The best plan with another cut at a border: its objective, how much slower, and which ops are moved, and how many.
 
-    ``objective_s`` is None where no other cut is legal.
+    ``tried`` other cuts were looked at there; ``objective_s`` is None where none of them is legal.
     """
 
     border: str
@@ -34,6 +37,7 @@ class Cut:
     slower: float | None
     moved: str
     ops: int
+    tried: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,9 @@ class Explanation:
             ``constraint``, if dropping one helps; ``indivisible``, if an op or a group takes as long on every device.
         because: that in a sentence.
         devices: a row for each device that is used.
-        cuts: a row for each border.
+        cuts: a row for each border that there was time for.
         changes: a row for each change.
+        left_out: changes that there was no time for.
         unit: of the times: ``s``, or nothing where a workload file does not say.
         plan: hash of the plan that is explained; nothing for blocks of a problem.
     """
@@ -77,6 +82,7 @@ class Explanation:
     changes: tuple[Change, ...]
     unit: str = "s"
     plan: str = ""
+    left_out: tuple[str, ...] = ()
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a device; without units in the names where none is known."""
@@ -95,17 +101,21 @@ class Explanation:
     def text(self) -> str:
         """The explanation in sentences, one a line."""
         lines = [self.because]
-        for cut in self.cuts:
+        cheapest = sorted(self.cuts, key=lambda cut: (cut.objective_s is None, cut.objective_s or 0.0))[:MOST_SHOWN]
+        for cut in (cut for cut in self.cuts if cut in cheapest):
             if cut.objective_s is None:
                 lines.append(f"Between {cut.border} no other cut is legal.")
             else:
                 slower = "" if cut.slower is None else f" ({cut.slower:+.1%})"
-                lines.append(
-                    f"Between {cut.border} the next best cut costs {time_text(cut.objective_s, self.unit)}{slower}: {cut.moved}."
-                )
+                cost = f"{time_text(cut.objective_s, self.unit)}{slower}"
+                lines.append(f"Between {cut.border} the next best cut costs {cost}, of {cut.tried} tried: {cut.moved}.")
+        if len(self.cuts) > len(cheapest):
+            lines.append(f"At {len(self.cuts) - len(cheapest)} more borders the next best cut costs as much or more.")
         for row in self.changes:
             proof = "optimal" if row.proved else f"found in time; at best {time_text(row.bound_s, self.unit)}"
             lines.append(f"With {row.change}: {time_text(row.objective_s, self.unit)}, {row.times:.2f} times as fast ({proof}).")
+        if self.left_out:
+            lines.append(f"There was no time left to look at: {'; '.join(self.left_out)}.")
         return "\n".join(lines)
 
     def __str__(self) -> str:

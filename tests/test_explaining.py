@@ -16,7 +16,7 @@ from autosplit.cli import app
 from autosplit.constraints import Constraints
 from autosplit.cost import evaluate
 from autosplit.errors import PlanError, UsageError
-from autosplit.explaining import explain, explain_blocks
+from autosplit.explaining import explain, explain_blocks, explain_solution
 from autosplit.explanation import Change, Explanation
 from autosplit.graph import Graph, Op, Value
 from autosplit.machine import Machine, parse_device
@@ -119,6 +119,24 @@ def test_a_plan_that_is_not_the_best_is_told_so():
     assert change(found, "another plan").objective_s == pytest.approx(2.0)
     assert found.cuts[0].objective_s == pytest.approx(2.0)
     assert found.cuts[0].slower == pytest.approx(-1 / 3)
+
+
+def test_what_there_is_no_time_for_is_named_and_what_is_proved_is_not_looked_for_again():
+    problem = chain([1.0] * 4, num_bytes=0.01)
+    solution = solve(problem)
+    hurried = explain_blocks(problem, solution.blocks, time_limit_s=0.0)
+    assert hurried.left_out == ("another plan under the same demands", "one more device like 'dev0'", "twice the bandwidth")
+    assert not hurried.changes and not hurried.cuts and "no time left to look at: another plan" in hurried.text
+    assert explain_solution(problem, solution, time_limit_s=0.0).left_out == hurried.left_out[1:]
+    assert explain_solution(problem, solution, time_limit_s=0.0).bound_s == solution.bound_s
+
+
+def test_a_plan_that_is_no_chain_has_cuts_too():
+    problem = chain([1.0] * 4, num_bytes=0.01)
+    solution = solve(problem, contiguous=False)
+    found = explain_solution(problem, solution, options={"contiguous": False}, time_limit_s=5)
+    (cut,) = found.cuts
+    assert cut.objective_s == pytest.approx(3.01) and f"costs 3.01 s (+{cut.slower:.1%}), of {cut.tried} tried" in found.text
 
 
 def test_an_explanation_reads_as_text_table_and_data():

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "autosplit"
 LAYERS = """
     errors files tables limits status health
     graph machine machinefile samples profile constraints explanation plan planfile
-    problem cost timeline simulation schedule workloads alternatives planners planning explaining
+    problem cost timeline simulation schedule workloads alternatives planners planning recutting explaining
     results runreport accuracy modelspec
     -- torch --
     tensorspec programs examples architectures loading flattening tracing splitting

@@ -18,7 +18,7 @@ PLAN_SHARE = 2 / 3
 
 def search_workload(given: options.Plans) -> None:
     """Plan a workload file and show the loads of its devices."""
-    from autosplit.explaining import explain_blocks
+    from autosplit.explaining import explain_solution
     from autosplit.planners.pareto import pareto, point_of
     from autosplit.planners.portfolio import solve
     from autosplit.report import table
@@ -74,7 +74,8 @@ def search_workload(given: options.Plans) -> None:
     if given.explain:
         asked = {"objective": wanted.objective, **limits}
         left_s = max(0.0, limit_s - (monotonic() - started))
-        add_explanation(explain_blocks(problem, solution.blocks, options=asked, time_limit_s=left_s, unit=""), data, views)
+        found = explain_solution(problem, solution, options=asked, time_limit_s=left_s, unit="")
+        add_explanation(found, data, views)
     add_simulation(given, _simulation(problem, solution.blocks), data, views)
     show(given, json_safe(data), *views)
 

@@ -37,10 +37,10 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
     delays = Delays(problem, max_replicas)
     if problem.num_ops > MOST_OPS:
         return critical_path_s(problem, delays)
-    meets = meeting_ops(problem)
+    meets, after = meeting_ops(problem), readers_of(problem)
     parts = []
     for fork, goal in enumerate(meets):
-        inside = _between(problem, fork, goal) if goal < problem.num_ops else []
+        inside = _between(after, fork, goal) if goal < problem.num_ops else []
         if 3 < len(inside) <= MOST_INSIDE:
             part = _part(problem, inside)
             least_s, serial_s = float(part.compute_s.min(axis=1).sum()), critical_path_s(part, Delays(part))
@@ -82,9 +82,8 @@ def _common(meets: Sequence[int], one: int, other: int) -> int:
     return one
 
 
-def _between(problem: Problem, fork: int, goal: int) -> list[int]:
+def _between(after: Sequence[Sequence[int]], fork: int, goal: int) -> list[int]:
     """The two ops and all that lies on a path from the one to the other; the first few, where they are too many."""
-    after = readers_of(problem)
     inside, waiting = {fork, goal}, [fork]
     while waiting and len(inside) <= MOST_INSIDE:
         for reader in after[waiting.pop()]:
