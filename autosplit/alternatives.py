@@ -1,6 +1,6 @@
 """The simple ways to run a model, as plans like any other: what a plan must beat before anybody is told to use it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,6 +11,7 @@ from autosplit.plan import Plan, Prediction, Source, Stage
 ONE_DEVICE = "one device"
 ALL_CORES = "all cores"
 REPLICAS = "replicas"
+STREAMS = "streams"
 EVEN_SPLIT = "even split"
 
 UNCERTAIN = 1.3
@@ -20,20 +21,24 @@ UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, thro
 """A simple way is measured, not predicted."""
 
 
-def simple_plans(graph: Graph, machine: Machine, source: Source, backend: str, best_device: str) -> dict[str, Plan]:
-    """The four simple ways with one backend, less those whose weights do not fit the memory caps.
+def simple_plans(
+    graph: Graph, machine: Machine, source: Source, backend: str, best_device: str, streams: bool = False
+) -> dict[str, Plan]:
+    """The simple ways with one backend, less those whose weights do not fit the memory caps.
 
     - one device: the whole model on the fastest device;
     - all cores: the whole model in one process that has every CPU core of the machine;
+    - streams: the same, with a request for each core at once and the weights in memory once;
     - replicas: the whole model on each device, requests in turn;
     - even split: as many stages as devices, equal numbers of ops in graph order.
 
     Args:
         graph: the model.
-        machine: its devices; ``all cores`` is left out where they are not all CPU cores.
+        machine: its devices; ``all cores`` and ``streams`` are left out where they are not all CPU cores.
         source: what the model was made from.
         backend: the backend of every stage.
         best_device: name of the device that is fastest on the whole model.
+        streams: whether the backend can work on several requests at once.
     """
     everything = tuple(op.name for op in graph.ops)
     fitting = [device for device in machine.devices if _fits(graph, everything, device)]
@@ -44,6 +49,9 @@ def simple_plans(graph: Graph, machine: Machine, source: Source, backend: str, b
         whole = union(machine.devices)
         if _fits(graph, everything, whole) and whole.name not in {device.name for device in machine.devices}:
             plans[ALL_CORES] = _plan(graph, source, ALL_CORES, backend, [(everything, [whole])])
+        if streams and len(whole.cores) > 1 and _fits(graph, everything, whole):
+            plan = _plan(graph, source, STREAMS, backend, [(everything, [whole])])
+            plans[STREAMS] = replace(plan, stages=tuple(replace(stage, streams=stage.threads) for stage in plan.stages))
     if len(fitting) > 1:
         plans[REPLICAS] = _plan(graph, source, REPLICAS, backend, [(everything, fitting)])
     parts = list(zip(_even(everything, len(machine.devices)), machine.devices, strict=False))
@@ -53,7 +61,13 @@ def simple_plans(graph: Graph, machine: Machine, source: Source, backend: str, b
 
 
 def every_way(
-    graph: Graph, machine: Machine, source: Source, backends: Sequence[str], main: str, best_device: str
+    graph: Graph,
+    machine: Machine,
+    source: Source,
+    backends: Sequence[str],
+    main: str,
+    best_device: str,
+    streaming: Collection[str] = (),
 ) -> dict[str, Plan]:
     """The simple ways with the main backend, and with each other backend those that use the whole machine.
 
@@ -62,14 +76,15 @@ def every_way(
         machine: its devices.
         source: what the model was made from.
         backends: the other backends.
-        main: the backend whose four simple ways are all wanted.
+        main: the backend whose simple ways are all wanted.
         best_device: name of the device that is fastest on the whole model.
+        streaming: the backends that can work on several requests at once.
     Returns: plans by name, which says the backend: ``replicas (openvino)``.
     """
     ways = {}
     for backend in dict.fromkeys([main, *backends]):
-        plans = simple_plans(graph, machine, source, backend, best_device)
-        whole = {ALL_CORES, REPLICAS} if ALL_CORES in plans else {ONE_DEVICE, REPLICAS}
+        plans = simple_plans(graph, machine, source, backend, best_device, backend in streaming)
+        whole = {ALL_CORES if ALL_CORES in plans else ONE_DEVICE, REPLICAS, STREAMS}
         for name, plan in plans.items():
             if backend == main or name in whole:
                 title = f"{name} ({backend})"

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from autosplit import loading, measuring, searching, tracing
 from autosplit.accuracy import run_of, runs_of_report
 from autosplit.alternatives import ALL_CORES, REPLICAS, UNKNOWN, every_way, machine_of, out_of_reach, today
-from autosplit.backends.base import Precision, get_backend, usual
+from autosplit.backends.base import Precision, get_backend, has_streams, usual
 from autosplit.comparing import Observe, Progress, run_report
 from autosplit.constraints import Constraints
 from autosplit.deploying import Workspace
@@ -211,11 +211,14 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
         there = [device.name for device in machine.devices if _measured(profile, device.name, main)]
         fastest = min(there, key=lambda name: profile.whole_s(name, main))
         alone_s = {b: profile.whole_s(fastest, b, busy=False) for b in known if _measured(profile, fastest, b)}
-    ways = every_way(graph, machine, plan.source, [*known, *used, "eager"], main, fastest)
+    backends = [*known, *used, "eager"]
+    ways = every_way(graph, machine, plan.source, backends, main, fastest, [name for name in backends if has_streams(name)])
     same = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
     ways = {name: replace(way, **same, status="measured") for name, way in ways.items()}
     for name, way in ways.items():
         devices = {device for stage in way.stages for device in stage.devices}
+        if way.stages[0].streams > 1:
+            continue  # what was measured is one request at a time
         if profile is not None and all(_measured(profile, device, way.stages[0].backend) for device in devices):
             ways[name] = predict(way, graph, machine_of([way], machine), profile)
     if plan.objective != "throughput":

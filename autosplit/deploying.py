@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from autosplit.accelerators import is_accelerator
 from autosplit.alternatives import machine_of
-from autosplit.backends.base import Precision, get_backend, require_device
+from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.files import content_hash, temporary_folder
 from autosplit.machine import Device, Machine
-from autosplit.plan import Plan
+from autosplit.plan import Plan, Stage
 from autosplit.running.host import HostManager
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
@@ -68,15 +69,25 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) ->
     return [
         StagePlacement(
             name=stage.name,
-            module=workspace.add(program, stage.ops, stage.backend, plan.precision, [machine[name] for name in stage.devices]),
+            module=_module(workspace, program, stage, plan.precision, [machine[name] for name in stage.devices]),
             inputs=program.inputs,
             outputs=program.outputs,
             devices=tuple(machine[name] for name in stage.devices),
             threads=stage.threads,
             queue_depth=plan.queue_depth,
+            streams=stage.streams,
         )
         for stage, program in zip(plan.stages, programs, strict=True)
     ]
+
+
+def _module(
+    workspace: Workspace, program: StageProgram, stage: Stage, precision: Precision, devices: Sequence[Device]
+) -> StageFolder:
+    """The stage's folder, to be loaded as the stage says. Raises: BackendError: the backend refuses the stage, or its streams."""
+    if stage.streams > 1:
+        require_streams(get_backend(stage.backend))
+    return replace(workspace.add(program, stage.ops, stage.backend, precision, devices), streams=stage.streams)
 
 
 def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Pipeline:

@@ -26,6 +26,7 @@ class Stage:
         backend: how each replica runs it.
         threads: threads of each replica.
         load_s: predicted busy seconds of one replica for each request that it takes.
+        streams: requests that each replica works on at once, its threads shared among them, its weights in memory once.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Stage:
     backend: str = "eager"
     threads: int = 1
     load_s: float = 0.0
+    streams: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +93,15 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """Identity of placement: stages, devices, backends, threads, microbatch, queue depth, precision."""
-        stages = [[s.ops, s.devices, s.backend, s.threads] for s in self.stages]
+        """Identity of placement: stages, devices, backends, threads, streams, microbatch, queue depth, precision."""
+        stages = [[s.ops, s.devices, s.backend, s.threads, *([s.streams] if s.streams > 1 else [])] for s in self.stages]
         return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision])
 
     def verify(self, graph: Graph, machine: Machine) -> "Plan":
         """Return the plan, or raise PlanError with every fault against its graph and machine.
 
-        Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices that exist,
-        threads within the device's cores, memory caps (weights, each once a device), microbatch and queue depth.
+        Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices that exist, threads
+        within the device's cores, streams within the threads, memory caps (weights, each once a device), microbatch, queue depth.
         """
         check_graph(self.graph_hash, graph)
         faults = [*_placement_faults(self.stages, graph), *_device_faults(self.stages, graph, machine)]
@@ -145,10 +147,14 @@ class Plan:
 
     def summary(self) -> str:
         """One sentence: what runs where, what is predicted, how well it is proved."""
-        where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({s.backend})" for s in self.stages)
+        where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({_how(s)})" for s in self.stages)
         proof = f"{self.status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{self.status}, no bound"
         where += "" if self.precision == "f32" else f" in {self.precision}"
         return f"{where}: {self.prediction.throughput_per_s:.4g} items/s predicted ({proof}, {self.method})"
+
+
+def _how(stage: Stage) -> str:
+    return stage.backend if stage.streams == 1 else f"{stage.backend}, {stage.streams} streams"
 
 
 def check_graph(graph_hash: str, graph: Graph) -> None:
@@ -192,6 +198,8 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
             cores = len(known[name].cores) if name in known else 0
             if cores and stage.threads > cores:
                 faults.append(f"stage '{stage.name}' wants {stage.threads} threads on '{name}', which has {cores} cores")
+        if not 1 <= stage.streams <= stage.threads:
+            faults.append(f"stage '{stage.name}' wants {stage.streams} streams of its {stage.threads} threads; each takes one")
     for device in machine.devices:
         ops = tuple(op for stage in stages if device.name in stage.devices for op in stage.ops if op in graph.index)
         held = sum(weight.num_bytes for weight in graph.stage_weights(ops).values())

@@ -49,6 +49,7 @@ def write_plan(plan: Plan, graph: Graph, path: Path) -> None:
                 "devices": list(stage.devices),
                 "backend": stage.backend,
                 "threads": stage.threads,
+                "streams": stage.streams,
                 "ops": spans(stage.ops, graph),
                 "num_ops": len(stage.ops),
                 "weight_bytes": sum(w.num_bytes for w in graph.stage_weights(stage.ops).values()),
@@ -73,6 +74,7 @@ class _StageEntry(_Strict):
     ops: list[str] = Field(min_length=1)
     backend: str = "eager"
     threads: int = Field(default=1, ge=1)
+    streams: int = Field(default=1, ge=1)
     num_ops: int | None = None
     weight_bytes: int | None = None
     load_s: float = 0.0
@@ -126,7 +128,7 @@ class PlanFile(_Strict):
         check_graph(self.made_from.graph, graph)
         faults: list[str] = []
         stages = tuple(
-            Stage(s.name, _expand(s.ops, graph, s.name, faults), tuple(s.devices), s.backend, s.threads, s.load_s)
+            Stage(s.name, _expand(s.ops, graph, s.name, faults), tuple(s.devices), s.backend, s.threads, s.load_s, s.streams)
             for s in self.stages
         )
         raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
 from autosplit.alternatives import (
     ALL_CORES,
     EVEN_SPLIT,
     ONE_DEVICE,
     REPLICAS,
+    STREAMS,
     UNKNOWN,
     every_way,
     machine_of,
@@ -57,6 +60,17 @@ def test_other_backends_add_the_ways_that_use_the_whole_machine() -> None:
     assert (today(ways), today(["replicas (eager)"])) == ("all cores (eager)", "")
     alone = every_way(GRAPH, Machine.of([parse_device("cpu:0-1")]), SOURCE, ["eager"], "openvino", "cpu:0-1")
     assert list(alone) == ["one device (openvino)", "one device (eager)"] and today(alone) == "one device (eager)"
+
+
+@pytest.mark.parametrize("devices", [["cpu:0", "cpu:1"], ["cpu:0-1"]])
+def test_a_backend_with_streams_adds_one_process_that_works_on_a_request_for_each_core(devices: list[str]) -> None:
+    machine = Machine.of(map(parse_device, devices))
+    ways = every_way(GRAPH, machine, SOURCE, ["openvino", "eager"], "eager", devices[0], ["openvino"])
+    assert [name for name in ways if STREAMS in name] == ["streams (openvino)"]
+    way = ways["streams (openvino)"].verify(GRAPH, machine_of([ways["streams (openvino)"]], machine))
+    assert [(stage.devices, stage.threads, stage.streams) for stage in way.stages] == [(("cpu:0-1",), 2, 2)]
+    one = Machine.of([parse_device("cpu:0")])
+    assert STREAMS not in simple_plans(GRAPH, one, SOURCE, "openvino", "cpu:0", streams=True)
 
 
 def test_a_way_that_cannot_be_the_fastest_by_the_profile_is_named_with_the_reason() -> None:

@@ -49,6 +49,17 @@ def test_a_plan_says_its_precision(tmp_path: Path) -> None:
     assert coarse.hash != GOOD.hash and " in bf16: " in coarse.summary() and "f32" not in GOOD.summary()
 
 
+def test_a_plan_says_its_streams_and_none_is_without_a_thread(tmp_path: Path) -> None:
+    both = replace(GOOD.stages[0], devices=("cpu:0-1",), ops=tuple(GRAPH.index), threads=2, streams=2)
+    plan, machine = replace(GOOD, stages=(both,)), Machine.of([parse_device("cpu:0-1")])
+    write_plan(plan.verify(GRAPH, machine), GRAPH, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml").resolve(GRAPH) == plan
+    alone = replace(plan, stages=(replace(both, streams=1),))
+    assert alone.hash != plan.hash and "(eager, 2 streams)" in plan.summary() and "streams" not in alone.summary()
+    with pytest.raises(PlanError, match="wants 2 streams of its 1 threads"):
+        replace(plan, stages=(replace(both, threads=1),)).verify(GRAPH, machine)
+
+
 def test_spans_name_runs_of_graph_order() -> None:
     assert spans(("a0", "a1", "a3"), GRAPH) == ["a0 .. a1", "a3"]
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 
@@ -89,6 +89,41 @@ class Backend(Protocol):
         """
 
 
+class Begun(Protocol):
+    """A request under way."""
+
+    def wait(self) -> None:
+        """Block until it is computed. Raises: RuntimeError: it failed."""
+
+    def outputs(self) -> Sequence[torch.Tensor]:
+        """Its outputs, valid until ``num_lanes`` others were begun after it."""
+
+
+class Streams(Protocol):
+    """A Runnable that can have several requests under way; their inputs must stay as they are until each is done."""
+
+    @property
+    def num_lanes(self) -> int:
+        """Requests that may be under way at once; those above what is computed at once lie ready."""
+
+    def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
+        """Start a request; the one ``num_lanes`` before it must be done."""
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """A whole request."""
+
+
+@runtime_checkable
+class StreamingBackend(Backend, Protocol):
+    """A backend that can work on several requests at once in one process, the weights in memory once."""
+
+    def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
+        """The stage in a prepared folder, for ``streams`` requests at once, each on its share of ``threads``.
+
+        Raises: BackendError: as ``load``.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class NumericalError:
     """The largest difference from f32 eager over all outputs of a stage.
@@ -134,6 +169,25 @@ def require_device(backend: Backend, device: str) -> None:
     kind = device.partition(":")[0]
     if kind in PROVIDERS and (reason := backend.refuses_kind(kind)):
         raise BackendError(f"backend '{backend.name}' does not run on '{device}': {reason}")
+
+
+def has_streams(name: str) -> bool:
+    """Whether the backend called ``name`` can work on several requests at once.
+
+    >>> [name for name in BACKENDS if has_streams(name)]
+    ['openvino']
+    """
+    return isinstance(_backend(name), StreamingBackend)
+
+
+def require_streams(backend: Backend) -> StreamingBackend:
+    """The backend, or BackendError with what to use instead if it works on one request at a time."""
+    if isinstance(backend, StreamingBackend):
+        return backend
+    others = ", ".join(name for name in BACKENDS if has_streams(name))
+    raise BackendError(
+        f"backend '{backend.name}' works on one request at a time; use replicas, or a backend with streams: {others}"
+    )
 
 
 def exact_on(backend: Backend, device: str, precision: Precision) -> bool:

@@ -1,18 +1,20 @@
-"""OpenVINO on CPU cores: the stage's ONNX file, compiled for latency with one stream.
+"""OpenVINO on CPU cores: the stage's ONNX file, compiled for latency with one stream, or for several requests at once.
 
 OpenVINO's own default on processors with bfloat16 is to compute in bfloat16; here the precision is stated always. Inputs
-and outputs share their memory with torch.
+and outputs share their memory with torch. Every process packs the weights anew, whatever file they come from (ONNX, OpenVINO's
+own, its model cache): only the streams of one process share them.
 """
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from autosplit.accelerators import Accelerator, Queue
-from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.backends.base import Backend, Precision, Runnable, Streams, require_precision
 from autosplit.backends.onnxfile import ELEMENT_TYPES, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
@@ -46,6 +48,11 @@ class OpenVinoBackend:
         require_precision(self, precision)
         return compiled_runnable(open_onnx(folder), threads, precision)
 
+    def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
+        """The prepared ONNX file, compiled for ``streams`` requests at once."""
+        require_precision(self, precision)
+        return OpenVinoStreams(open_onnx(folder), threads, streams, precision)
+
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Export into a temporary folder and load from it."""
         with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
@@ -61,19 +68,72 @@ class OpenVinoBackend:
         raise BackendError(f"OpenVINO does not run on {accelerator.device}")
 
 
-def settings(threads: int, precision: Precision) -> dict[str, Any]:
-    """Latency, one stream, ``threads`` threads that keep the affinity of this process."""
+def settings(threads: int, precision: Precision, streams: int = 1) -> dict[str, Any]:
+    """``streams`` requests at once, on ``threads`` threads together that keep the affinity of this process."""
     return {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": "1",
+        "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
+        "NUM_STREAMS": str(streams),
         "INFERENCE_NUM_THREADS": str(threads),
         "INFERENCE_PRECISION_HINT": precision,
         "ENABLE_CPU_PINNING": False,
     }
 
 
-def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> Runnable:
-    """The stage as a function. Raises: BackendError: OpenVINO does not take the file."""
+class Lane:
+    """An infer request of OpenVINO; it reads and writes torch's memory."""
+
+    def __init__(self, stage: OnnxStage, request: Any) -> None:
+        self.request = request
+        self._stage = stage
+        self._held: list[torch.Tensor] = []
+        self._made: list[torch.Tensor] = []
+
+    def bind(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Read these inputs from now on, and write into new memory."""
+        import openvino
+
+        stage = self._stage
+        self._held = [port.dense(value) for port, value in zip(stage.inputs, inputs, strict=True)]
+        self._made = [torch.empty(port.dense_shape, dtype=port.dtype) for port in stage.outputs]
+        for position, value in enumerate(self._held):
+            self.request.set_input_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
+        for position, value in enumerate(self._made):
+            self.request.set_output_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
+
+    def wait(self) -> None:
+        """Until it is computed."""
+        self.request.wait()
+
+    def outputs(self) -> Sequence[torch.Tensor]:
+        """What was made."""
+        return [port.restore(value) for port, value in zip(self._stage.outputs, self._made, strict=True)]
+
+
+class OpenVinoStreams:
+    """A stage that works on ``streams`` requests at once; one more lies ready, so that no stream waits for the caller."""
+
+    def __init__(self, stage: OnnxStage, threads: int, streams: int, precision: Precision) -> None:
+        compiled = compiled_model(stage, settings(threads, precision, streams))
+        self.num_lanes = streams + 1
+        self._turns = cycle([Lane(stage, compiled.create_infer_request()) for _ in range(self.num_lanes)])
+
+    def begin(self, inputs: Sequence[torch.Tensor]) -> Lane:
+        """Start a request, once the one that had its lane is done."""
+        lane = next(self._turns)
+        lane.wait()
+        lane.bind(inputs)
+        lane.request.start_async()
+        return lane
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """A whole request."""
+        lane = self.begin(inputs)
+        lane.wait()
+        return lane.outputs()
+
+
+def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Any:
+    """The stage's file, compiled. Raises: BackendError: OpenVINO does not take it."""
     import openvino
 
     for port in (*stage.inputs, *stage.outputs):
@@ -82,20 +142,19 @@ def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> R
     try:
         with quiet():
             core = openvino.Core()
-            compiled = core.compile_model(core.read_model(stage.path), "CPU", settings(threads, precision))
-            request = compiled.create_infer_request()
+            return core.compile_model(core.read_model(stage.path), "CPU", dict(chosen))
     except RuntimeError as failure:
         raise BackendError(f"OpenVINO refuses '{stage.path}': {failure}") from failure
 
+
+def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> Runnable:
+    """The stage as a function. Raises: BackendError: OpenVINO does not take the file."""
+    lane = Lane(stage, compiled_model(stage, settings(threads, precision)).create_infer_request())
+
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        dense = [port.dense(value) for port, value in zip(stage.inputs, inputs, strict=True)]
-        outputs = [torch.empty(port.dense_shape, dtype=port.dtype) for port in stage.outputs]
-        for position, value in enumerate(dense):
-            request.set_input_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
-        for position, value in enumerate(outputs):
-            request.set_output_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
-        request.infer()
-        return [port.restore(value) for port, value in zip(stage.outputs, outputs, strict=True)]
+        lane.bind(inputs)
+        lane.request.infer()
+        return lane.outputs()
 
     return run
 

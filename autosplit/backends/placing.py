@@ -126,6 +126,11 @@ class PlacedStage:
         self._arriving, self._leaving = self.accelerator.queue(), self.accelerator.queue()
         self._turns = cycle(self.lanes)
 
+    @property
+    def num_lanes(self) -> int:
+        """Requests that can be under way at once."""
+        return len(self.lanes)
+
     def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
         """Take the inputs, which are free then, and put all of the request into the queues.
 

@@ -54,6 +54,8 @@ class StageFolder:
     warms_up: bool = True
     records: bool = True
     """Whether an accelerator may record the stage as one graph (a CUDA graph)."""
+    streams: int = 1
+    """Requests to work on at once, the threads shared among them; on an accelerator that is its own affair."""
 
     @property
     def kind(self) -> str:
@@ -75,9 +77,11 @@ class StageFolder:
 
     def load(self, threads: int, device: str) -> "Runnable":
         """The stage through its backend. Raises: BackendError: the backend does not run on this kind of device."""
-        from autosplit.backends.base import get_backend, require_device
+        from autosplit.backends.base import get_backend, require_device, require_streams
 
         backend, accelerator = get_backend(self.backend), open_accelerator(device)
+        if accelerator is None and self.streams > 1:
+            return require_streams(backend).load_streams(self.folder, threads, self.streams, self.precision)
         if accelerator is None:
             return backend.load(self.folder, threads, self.precision)
         require_device(backend, device)

@@ -32,6 +32,7 @@ class StagePlacement:
         threads: threads of each replica; the number of the device's cores by default.
         queue_depth: slots of each ring that leads to this stage.
         hang_s: a request that runs longer than this has hung, and the worker is killed and started anew; None waits for ever.
+        streams: requests that each replica works on at once.
     """
 
     name: str
@@ -42,6 +43,7 @@ class StagePlacement:
     threads: int | None = None
     queue_depth: int = 4
     hang_s: float | None = 300.0
+    streams: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def wire(
     makers = {spec.name: number for number, stage in enumerate(stages) for spec in stage.outputs}
     raise_faults(PlanError, "the stages do not fit together", list(_faults(stages, inputs, outputs, makers)))
     if window is None:
-        window = sum(len(stage.devices) * (1 + max(1, stage.queue_depth // 2)) for stage in stages)
+        window = sum(len(stage.devices) * (stage.streams + max(1, stage.queue_depth // 2)) for stage in stages)
     elif window < 1:
         raise PlanError(f"the number of requests in flight must be at least 1, but is {window}")
     places = {name: (HOST, position) for position, name in enumerate(inputs)}

@@ -36,8 +36,7 @@ from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interr
 from autosplit.running.words import Words
 
 if TYPE_CHECKING:
-    from autosplit.backends.base import Runnable
-    from autosplit.backends.placing import Begun
+    from autosplit.backends.base import Begun, Runnable
 
 KEPT_EVENTS = 16_384
 _WARM_UP_PASSES = 3
@@ -107,8 +106,9 @@ class Stage:
     def __init__(self, duty: Duty, control: Connection) -> None:
         self.duty = duty
         self.versions: list[tuple[Version, Runnable]] = []
-        self._begins = False
-        self._ahead: _Ahead | None = None
+        self._lanes = 1
+        """Requests that the stage can have under way at once; above 1 they are begun one by one."""
+        self._ahead: deque[_Ahead] = deque()
         self.control = control
         self.words = Words(duty.words)
         self.status = self.words.status(duty.number)
@@ -152,7 +152,7 @@ class Stage:
         """From request ``first`` on use the module that was loaded last."""
         module, run = self._loaded
         self.versions.append((Version(first, module), run))
-        self._begins = hasattr(run, "begin")
+        self._lanes = getattr(run, "num_lanes", 1)
 
     def _warm_up(self, run: "Runnable") -> None:
         """A few passes over zeros; what they raise is for the first request to show."""
@@ -180,7 +180,7 @@ class Stage:
                 case Pause():
                     self._enter(words.PAUSED, 0)
                     self.status[words.FLOOR] = 0
-                    self._ahead = None
+                    self._ahead.clear()
                     self.control.send(Paused())
                     sequence = None
                 case Load(module):
@@ -209,12 +209,11 @@ class Stage:
         if self._inbox is not None:
             self.status[words.FLOOR] = first
         asked = self._enter(words.WAITING, first)
-        ahead, self._ahead = self._ahead, None
-        sequence, slots, begun = ahead or (*self._next(first), None)
+        sequence, slots, begun = self._ahead.popleft() if self._ahead else (*self._next(first), None)
         got = self._enter(words.RUNNING, sequence)
         flag, result = self._compute(sequence, slots, begun)
         ran = self._enter(words.SENDING, sequence)
-        if self._begins and flag == DATA:
+        if self._lanes > 1 and flag == DATA:
             result = result.outputs()
         blocked = 0
         for ends, index in self._sinks:
@@ -275,7 +274,7 @@ class Stage:
     def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None" = None) -> tuple[int, Any]:
         """The flag of the request's tokens from here on, and its outputs or the text of the error.
 
-        On an accelerator the outputs are still there: the request as it was begun stands for them.
+        Of a stage that begins several requests, the request as it was begun stands for its outputs.
         """
         for flag in (ERROR, SKIPPED):
             for slot in slots:
@@ -286,7 +285,7 @@ class Stage:
         inputs = self._inputs(slots)
         version, run = self._version(sequence)
         try:
-            if self._begins:
+            if self._lanes > 1:
                 return DATA, self._await(begun or run.begin(inputs), sequence)  # type: ignore[attr-defined]
             outputs = run(inputs)
             self._check(outputs)
@@ -303,18 +302,18 @@ class Stage:
         return inputs
 
     def _await(self, begun: "Begun", sequence: int) -> "Begun":
-        """Wait until the accelerator has computed a request, but first begin the next one if its inputs are here.
+        """Wait until a request is computed, but first begin those after it whose inputs are here, as many as the stage takes.
 
-        So copies run beside the computing, and the accelerator never waits for this process in between.
+        So copies run beside the computing, and the device never waits for this process in between.
         """
-        found = self._following(sequence)
-        if found is not None:
-            following, slots = found
-            self._ahead = _Ahead(following, slots)
-            if all(slot.header[FLAG] == DATA for slot in slots) and not self.words.expired(following):
+        newest = self._ahead[-1].sequence if self._ahead else sequence
+        while len(self._ahead) < self._lanes - 1 and (found := self._following(newest)) is not None:
+            newest, slots = found
+            ahead = _Ahead(newest, slots)
+            if all(slot.header[FLAG] == DATA for slot in slots) and not self.words.expired(newest):
                 with contextlib.suppress(Exception):  # it is begun again in its turn, and what it raises is told then
-                    begun_ahead = self._version(following)[1].begin(self._inputs(slots))  # type: ignore[attr-defined]
-                    self._ahead = _Ahead(following, slots, begun_ahead)
+                    ahead = _Ahead(newest, slots, self._version(newest)[1].begin(self._inputs(slots)))  # type: ignore[attr-defined]
+            self._ahead.append(ahead)
         begun.wait()
         return begun
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autosplit.backends import onnxfile
-from autosplit.backends.base import check, get_backend
+from autosplit.backends.base import check, get_backend, require_streams
 from autosplit.errors import BackendError, PlanError
 from autosplit.loading import load_model
 from autosplit.splitting import save_stage
@@ -177,6 +177,28 @@ def test_openvino_computes_in_the_precision_that_was_asked_for(mlp, whole):
     coarse = check(backend, program, mlp.example_inputs, precision="bf16")
     assert exact.relative < 1e-5
     assert coarse.relative < 0.1
+
+
+def test_openvino_works_on_several_requests_at_once_and_keeps_them_apart(mlp, whole, tmp_path):
+    program = whole(mlp)
+    backend = require_streams(get_backend("openvino"))
+    backend.prepare(program, tmp_path)
+    stage = backend.load_streams(tmp_path, 2, 2)
+    requests = [[torch.full((4, 32), float(number))] for number in range(8)]
+    begun, made = [], []
+    for inputs in requests:
+        if len(begun) == stage.num_lanes:
+            begun[0].wait()
+            made.append(begun.pop(0).outputs()[0])
+        begun.append(stage.begin(inputs))
+    for one in begun:
+        one.wait()
+        made.append(one.outputs()[0])
+    for inputs, found in zip(requests, made, strict=True):
+        torch.testing.assert_close(found, program.module(*inputs)[0])
+    torch.testing.assert_close(stage(requests[3])[0], made[3])
+    with pytest.raises(BackendError, match=r"'eager' works on one request at a time; use replicas, or .*: openvino"):
+        require_streams(get_backend("eager"))
 
 
 @pytest.mark.timeout(240)

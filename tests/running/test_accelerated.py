@@ -5,13 +5,18 @@ import torch
 from pipelines import local, spec
 from simulated import Simulated
 
+from autosplit.backends import placing
+from autosplit.backends.base import get_backend
 from autosplit.backends.placing import place_runnable
 from autosplit.errors import StageError
+from autosplit.loading import load_model
 from autosplit.machine import parse_device
-from autosplit.running.modules import LocalFunction
+from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
+from autosplit.splitting import save_stage, split
+from autosplit.tracing import trace
 
 NULL = parse_device("null:0")
 
@@ -24,8 +29,8 @@ class Placed(LocalFunction):
         return place_runnable(Simulated(), lambda *_: (lambda inputs: (self.function(*inputs),), True), spec_of, spec_of)
 
 
-def stage(function, queue_depth=4) -> StagePlacement:
-    return StagePlacement("placed", Placed(function), (spec("x"),), (spec("y"),), (NULL,), queue_depth=queue_depth)
+def stage(function, queue_depth=4, **settings) -> StagePlacement:
+    return StagePlacement("placed", Placed(function), (spec("x"),), (spec("y"),), (NULL,), queue_depth=queue_depth, **settings)
 
 
 def refuse_threes(x: torch.Tensor) -> torch.Tensor:
@@ -35,8 +40,9 @@ def refuse_threes(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("queue_depth", [1, 4])
-def test_requests_keep_their_order_and_their_numbers(queue_depth) -> None:
+@pytest.mark.parametrize(("queue_depth", "num_lanes"), [(1, 2), (4, 2), (4, 4)])
+def test_requests_keep_their_order_and_their_numbers(queue_depth, num_lanes, monkeypatch) -> None:
+    monkeypatch.setattr(placing, "NUM_LANES", num_lanes)
     with Pipeline([stage(lambda x: 2 * x, queue_depth)], ["x"], ["y"]) as pipeline:
         answers = pipeline.run_many([[torch.full((4,), float(number))] for number in range(40)])
         assert [answer[0].tolist() for answer in answers] == [[2.0 * number] * 4 for number in range(40)]
@@ -65,3 +71,18 @@ def test_what_was_begun_ahead_is_begun_anew_after_a_recovery() -> None:
         answers = pipeline.run_many([[torch.full((4,), float(number))] for number in range(20)])
         assert [answer[0][0].item() for answer in answers] == [2 * number + 1 for number in range(20)]
         assert pipeline.restarts == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_stage_with_streams_answers_in_order(tmp_path) -> None:
+    traced = trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=16"))
+    [program] = split(traced, [[op.name for op in traced.graph.ops]])
+    save_stage(program, tmp_path / "stage")
+    get_backend("openvino").prepare(program, tmp_path / "stage")
+    module = StageFolder(tmp_path / "stage", "openvino", streams=2)
+    placed = StagePlacement("both", module, program.inputs, program.outputs, (NULL,), threads=2, streams=2)
+    requests = [[torch.full((1, 16), float(number))] for number in range(12)]
+    with Pipeline([placed], traced.graph.inputs, traced.graph.outputs) as pipeline:
+        assert pipeline.wiring.window == 4
+        for one, (found,) in zip(requests, pipeline.run_many(requests), strict=True):
+            torch.testing.assert_close(found, program.module(*one)[0])
