@@ -153,7 +153,7 @@ def run(
     profiles: Path | None = None,
     baselines: bool = True,
     forced: bool = False,
-    num_requests: int = 200,
+    num_requests: int | None = None,
     num_rounds: int = 5,
     workspace: Workspace | None = None,
     progress: Progress | None = None,
@@ -169,7 +169,7 @@ def run(
         profiles: the store where predicted is kept beside measured; see ``autosplit profile --accuracy``.
         baselines: whether the simple ways run too.
         forced: whether the plan's shape was asked for, and is kept even where a simple way is faster.
-        num_requests: requests of each way, over all rounds.
+        num_requests: requests of the plan, over all rounds; slower ways get as long. By default about 2 s a round.
         num_rounds: interleaved rounds.
         workspace: where stages are saved and prepared, if a search of the same model left them there.
         progress: called with the share done and what is being done.
@@ -274,7 +274,7 @@ def auto(
     queue_depth: int = 4,
     time_limit_s: float = 10.0,
     seed: int = 0,
-    num_requests: int = 200,
+    num_requests: int | None = None,
     num_rounds: int = 5,
     precision: Precision = "f32",
     log: Log | None = None,

@@ -35,6 +35,10 @@ MOST_BESIDE = 5
 """Simple ways that run beside the plan in all rounds; where there are more, short runs say which."""
 
 SCREEN_S = 0.5
+
+ROUND_S = 2.0
+"""Each way runs for about so long in a round where no number of requests is asked for."""
+
 Progress = Callable[[float, str], None]
 Observe = Callable[[HostManager], None]
 Microbatch = tuple[torch.Tensor, ...]
@@ -44,7 +48,8 @@ Microbatch = tuple[torch.Tensor, ...]
 class Loaded:
     """A plan that is loaded and was checked, and the throughput of its rounds so far, in items per second.
 
-    ``fault`` says what is wrong with its numbers, and in which backend; it is empty where nothing is.
+    ``fault`` says what is wrong with its numbers, and in which backend; it is empty where nothing is. ``pace_per_s`` is the
+    throughput of the last round, and before any what it would be if all workers were busy.
     """
 
     plan: Plan
@@ -54,19 +59,28 @@ class Loaded:
     fault: str
     latency: LatencyStats
     rounds_per_s: list[float] = field(default_factory=list)
+    pace_per_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace_per_s = self.plan.microbatch * self._workers / self.latency.p50_s
+
+    @property
+    def _workers(self) -> int:
+        return sum(len(stage.devices) for stage in self.plan.stages)
 
     def run(self, num_items: int) -> None:
         """Run about so many items and note the throughput while all stages are busy.
 
         Filling and draining the pipeline are left out: for each worker one microbatch runs before the clock and one after it.
         """
-        workers = sum(len(stage.devices) for stage in self.plan.stages)
+        workers = self._workers
         count = max(2 * len(self.microbatches), round(num_items / self.plan.microbatch))
         count += -count % workers
         self.pipeline.run_many([self.microbatches[k % len(self.microbatches)] for k in range(count + 2 * workers)])
         answered = self.pipeline.answered_ns(count + workers + 1)[:-workers]
         seconds = (answered[-1] - answered[0]) / 1e9
-        self.rounds_per_s.append((len(answered) - 1) * self.plan.microbatch / seconds)
+        self.pace_per_s = (len(answered) - 1) * self.plan.microbatch / seconds
+        self.rounds_per_s.append(self.pace_per_s)
 
     def restart(self) -> None:
         """Forget the rounds so far."""
@@ -129,11 +143,15 @@ class Arena:
         self.host.remove_network(name)
 
     def run_round(self, names: Sequence[str], number: int, num_items: int) -> None:
-        """Run each named plan once; the order depends on the number of the round, so that none always follows the same."""
+        """Run each named plan once; the order depends on the number of the round, so that none always follows the same.
+
+        The first one runs so many items, those that are slower run about as long as it does.
+        """
+        most_per_s = self.loaded[names[0]].pace_per_s
         turn = number % len(names)
         order = [*names[turn:], *names[:turn]]
         for name in order if number % 2 == 0 else reversed(order):
-            self.loaded[name].run(num_items)
+            self.loaded[name].run(round(num_items * min(1.0, self.loaded[name].pace_per_s / most_per_s)))
 
     def close(self) -> None:
         """End all workers and remove all files of its own."""
@@ -258,7 +276,7 @@ def run_report(
     forced: bool = False,
     keep: str = "",
     left_out: Mapping[str, str] | None = None,
-    num_requests: int = 200,
+    num_requests: int | None = None,
     num_rounds: int = 5,
     workspace: Workspace | None = None,
     progress: Progress | None = None,
@@ -275,7 +293,7 @@ def run_report(
         forced: whether the user asked for a plan of this shape.
         keep: the simple way that runs in all rounds however slow it is.
         left_out: ways that were ruled out before, with the reason, for the report.
-        num_requests: requests of each plan, over all rounds.
+        num_requests: requests of the plan, over all rounds; slower ways get as long. By default about ``ROUND_S`` a round.
         num_rounds: rounds; each runs every plan once.
         workspace: as for ``Arena``.
         progress: called with the share done and what is being done.
@@ -309,9 +327,13 @@ def run_report(
                 reasons |= contest.admit(name)
         for entry in arena.loaded.values():
             entry.restart()
+        if num_requests is None:
+            num_items = round(ROUND_S * arena.loaded[PLAN].pace_per_s)
+        else:
+            num_items = plan.source.batch * num_requests // num_rounds
         for number in range(num_rounds):
             tell(0.4 + 0.6 * number / num_rounds, f"round {number + 1} of {num_rounds}")
-            arena.run_round(list(arena.loaded), number, plan.source.batch * num_requests // num_rounds)
+            arena.run_round(list(arena.loaded), number, num_items)
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}

@@ -219,7 +219,10 @@ class Plans(Simulated, Search):
 class Running:
     """How long to run."""
 
-    requests: Annotated[int, typer.Option(min=1, help="Requests to run, spread over the rounds.")] = 200
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests of the plan in all rounds; slower ways get as long. Default: 2 s a round."),
+    ] = None
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the simple ways.")] = 5
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
 

@@ -21,7 +21,7 @@ def main() -> int:
     for name, (spec, seq_len) in MODELS.items():
         start_s = time.monotonic()
         with bars(err) as start:
-            result = api.auto(spec, seq_len=seq_len, profiles=FOLDER / "profiles", budget_s=20, num_requests=100, progress=start)
+            result = api.auto(spec, seq_len=seq_len, profiles=FOLDER / "profiles", budget_s=20, progress=start)
         write_plan(result.plan, result.search.traced.graph, FOLDER / f"{name}.yaml")
         out.rule(f"{spec}, {time.monotonic() - start_s:.0f} s")
         for view in (plan_table(result.plan), run_table(result.report), baselines_table(result.report)):

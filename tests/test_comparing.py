@@ -1,8 +1,10 @@
 """What is said of a plan whose numbers are wrong."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -92,6 +94,15 @@ def test_filling_and_draining_a_pipeline_do_not_count(plan: Plan, num_items: int
     entry = _loaded(two, _Ran())
     entry.run(num_items)
     assert entry.rounds_per_s == [pytest.approx(100.0)]
+
+
+def test_slower_ways_run_as_long_as_the_first_and_not_as_often(plan: Plan) -> None:
+    ways = {"first": _loaded(plan, _Ran(), 0.1), "slow": _loaded(plan, _Ran(), 1.0), "fast": _loaded(plan, _Ran(), 0.01)}
+    sent: dict[str, int] = {}
+    for name, entry in ways.items():
+        entry.run = functools.partial(sent.__setitem__, name)  # type: ignore[method-assign]
+    comparing.Arena.run_round(cast(comparing.Arena, SimpleNamespace(loaded=ways)), ["first", "slow", "fast"], 1, 50)
+    assert sent == {"first": 50, "slow": 5, "fast": 50}
 
 
 class _Ring:
