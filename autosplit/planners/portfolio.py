@@ -205,8 +205,8 @@ def _chain(search: Search, items: Items) -> None:
     request = replace(search.request, contiguous=True)
     weights = bounds.multipliers(items)
     bound_s = bounds.compute_bound_s(items, request, weights)
-    if request.objective == "throughput" and isfinite(bound_s):
-        search.prove(bound_s, "compute bound")
+    if request.objective == "throughput":
+        _prove_compute(search, items, bound_s)
     if request.reuse and request.objective == "throughput":
         _reuse(search, items, weights)
         return
@@ -219,6 +219,15 @@ def _chain(search: Search, items: Items) -> None:
     if search.request.contiguous:
         share = PROOF_SHARE if search.blocks else 0.2
         prove_chain(search, items, weights, monotonic() + share * search.left_s)
+
+
+def _prove_compute(search: Search, items: Items, bound_s: float) -> None:
+    """The compute bound; a plan that is no chain may divide what every chain keeps together."""
+    if not search.request.contiguous:
+        items = contract(search.problem, search.request)
+        bound_s = bounds.compute_bound_s(items, search.request, bounds.multipliers(items))
+    if isfinite(bound_s):
+        search.prove(bound_s, "compute bound")
 
 
 def _reuse(search: Search, items: Items, weights: Floats) -> None:

@@ -12,6 +12,7 @@ from autosplit.planners.descending import descend
 from autosplit.planners.frontier import narrow_order, sweep_of
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.noncontiguous import solve_noncontiguous
+from autosplit.planners.portfolio import solve
 from autosplit.planners.resplitting import resplit
 from autosplit.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Transfers
 from autosplit.workloads import read_workload
@@ -130,6 +131,15 @@ def test_a_hypergraph_costs_what_the_evaluator_says_or_less(seed: int) -> None:
             for device in range(graph.num_devices):
                 assert graph.load_s(home == device, device) == pytest.approx(true[device])
         assert np.array_equal(graph.home(problem, graph.blocks(home)), home)
+
+
+def test_a_cycle_that_a_group_closes_binds_chains_only() -> None:
+    # the ring of all three ops was taken for one op, and all of it on one device for proved
+    problem = Problem(
+        "ring", ("a", "b", "c"), ("0", "1"), np.full((3, 2), 5.0), (Net(0, (1,), 1.0), Net(1, (2,), 1.0)), ((0, 1), (1, 2)),
+        Transfers.free(2), np.ones(3), np.full(2, 9.0), groups=((0, 2),),
+    ).verify()  # fmt: skip
+    assert solve(problem, contiguous=False, time_limit_s=2.0).objective_s == 10.0
 
 
 @pytest.mark.parametrize("seed", range(12))
