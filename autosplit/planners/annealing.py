@@ -17,6 +17,9 @@ from autosplit.problem import Floats
 PATCH = 24
 """Most items that one move takes along."""
 
+MOST_FINES = 40
+"""While no assignment within the memory caps is known, what breaks them is fined twice as much, so many times in a walk."""
+
 STEP = 0.002
 """By how much of the value found the target is below it."""
 
@@ -123,13 +126,13 @@ def _patch(
 
 
 @allocating
-def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float) -> float:
-    """Seconds above the target, summed over devices, and shares above the memory caps in the same coin."""
+def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float, fine_s: float) -> float:
+    """Seconds above the target, summed over devices, and `fine_s` for each share above the memory caps."""
     total = 0.0
     for device in range(len(loads)):
         total += max(0.0, loads[device] - target_s)
         if held[device] > memory_bytes[device]:
-            total += target_s * (0.05 + held[device] / max(memory_bytes[device], 1.0) - 1.0)
+            total += fine_s * (0.05 + held[device] / max(memory_bytes[device], 1.0) - 1.0)
     return total
 
 
@@ -156,16 +159,20 @@ def _walk(  # noqa: C901 - one compiled loop
                 loads[device] += net_s[net, device]
     peak_s = loads.max()
     best, best_s = home.copy(), np.inf
-    if _energy(loads, held, memory_bytes, peak_s) == 0.0:
+    if (held <= memory_bytes).all():
         best_s = peak_s
     if target_s <= 0.0:
         target_s = peak_s * (1.0 - STEP)
-    energy = _energy(loads, held, memory_bytes, target_s)
+    fine_s, patience = target_s, max(1, num_moves // MOST_FINES)
+    energy = _energy(loads, held, memory_bytes, target_s, fine_s)
     hot = max(heat * peak_s, 1e-300)
     mark, patch = np.full(num_items, -1, np.int64), np.zeros(PATCH + 1, np.int64)
     allowed = np.isfinite(compute_s)
     for move in range(num_moves):
         temperature = hot * 0.001 ** (move / num_moves)
+        if best_s == np.inf and move % patience == patience - 1:
+            fine_s *= 2.0
+            energy = _energy(loads, held, memory_bytes, target_s, fine_s)
         item = np.random.randint(num_items)
         source = home[item]
         degree = item_start[item + 1] - item_start[item]
@@ -188,7 +195,7 @@ def _walk(  # noqa: C901 - one compiled loop
         for entry in range(count):
             _relocate(patch[entry], goal, home, inside, loads, held, compute_s, net_start, net_s, net_outside, item_start,
                       item_nets, item_bytes)  # fmt: skip
-        after = _energy(loads, held, memory_bytes, target_s)
+        after = _energy(loads, held, memory_bytes, target_s, fine_s)
         if after > energy and np.random.random() >= np.exp((energy - after) / temperature):
             for entry in range(count):
                 _relocate(patch[entry], source, home, inside, loads, held, compute_s, net_start, net_s, net_outside,
@@ -196,10 +203,10 @@ def _walk(  # noqa: C901 - one compiled loop
             loads[source], loads[goal], held[source], held[goal] = load_a, load_b, held_a, held_b
             continue
         energy = after
-        if loads.max() < best_s * (1.0 - 1e-12) and _energy(loads, held, memory_bytes, np.inf) == 0.0:
+        if loads.max() < best_s * (1.0 - 1e-12) and (held <= memory_bytes).all():
             best_s = loads.max()
             best = home.copy()
             if energy == 0.0:
                 target_s = best_s * (1.0 - STEP)
-                energy = _energy(loads, held, memory_bytes, target_s)
+                energy = _energy(loads, held, memory_bytes, target_s, fine_s)
     return best, best_s

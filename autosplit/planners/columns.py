@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
+from autosplit.planners.capping import capped_sweep
 from autosplit.planners.frontier import Sweep, cheap_nets, narrow_order, sifted_order, sweep_of
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints, Table
@@ -39,6 +40,9 @@ FAR = 0.97
 
 TABLE_CELLS = 120_000_000
 """Most cells of a table of states and values, 8 bytes each."""
+
+BYTE_LEVELS, MOST_CAPPED = (32, 16, 8, 4, 2), 30_000
+"""Levels of bytes that a sweep tells apart where a memory cap binds: the first that leaves few enough states."""
 
 PATIENCE = 0.25
 """Share of the time left that one target gets; the next one is closer."""
@@ -67,6 +71,18 @@ def pricers_of(graph: Hypergraph, *, tries: int = 200, seed: int = 0, max_states
             sweep = sweep_of(thin, order, everything, device, device, max_states=max_states)
             room /= 2.0
         found.append(Pricer(sweep, np.ascontiguousarray(graph.compute_s[:, device]), len(members)))
+    return found
+
+
+def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer], *, max_states: int = MOST_CAPPED) -> list[Pricer]:
+    """The same pricers without most of the sets that are above a memory cap; slower, where a cap binds at all."""
+    found = []
+    for pricer, members in zip(pricers, graph.classes, strict=True):
+        room_bytes, sweep = float(graph.memory_bytes[members[0]]), pricer.sweep
+        if room_bytes < graph.item_bytes.sum():
+            tried = (capped_sweep(sweep, graph.item_bytes, room_bytes, num_levels) for num_levels in BYTE_LEVELS)
+            sweep = next((each for each in tried if each.num_states <= max_states), sweep)
+        found.append(Pricer(sweep, pricer.work_s, pricer.count))
     return found
 
 
@@ -294,7 +310,8 @@ def _starting_cover(graph: Hypergraph, pricers: Sequence[Pricer], known: Sequenc
     cover = _Cover.of(graph.num_items, pricers)
     for kind, members in enumerate(graph.classes):
         for part in (*known[kind], *_stretches(graph, pricers[kind], members[0], target_s)):
-            if graph.load_s(part, members[0]) <= target_s:
+            fits = graph.item_bytes[part].sum() <= graph.memory_bytes[members[0]]
+            if fits and graph.load_s(part, members[0]) <= target_s:
                 cover.add(kind, part)
     return cover
 
@@ -302,13 +319,21 @@ def _starting_cover(graph: Hypergraph, pricers: Sequence[Pricer], known: Sequenc
 def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
     """Try single items, then compute, rounded ever more finely."""
     graph = bound.graph
-    bound.bound_s = anchored_bound_s(graph, bound.pricers, bound.limit_s)
+    bound.bound_s = max(bound.bound_s, anchored_bound_s(graph, bound.pricers, bound.limit_s))
     report(bound.bound_s * (1.0 - SLACK), "anchored cut")
     for grain in (4000, 20000, 60000):
         if grain == 4000 or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
             bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
             report(bound.bound_s * (1.0 - SLACK), "cut profile")
+
+
+def _grains(bound: ColumnBound) -> list[int]:
+    """How finely prices are rounded, from coarse to fine."""
+    finest = max(PER_ITEM * bound.graph.num_items, FIRST_CELLS // bound.num_states)
+    most = min(int(TABLE_CELLS * pricer.count / (1.3 * pricer.sweep.num_states)) for pricer in bound.pricers)
+    most = max(1500, min(60000, most, FINEST_CELLS // bound.num_states))
+    return [int(np.clip(finest * factor, 1500, most)) for factor in (0.2, 1, 3, 9)]
 
 
 def rising_bound(
@@ -326,12 +351,12 @@ def rising_bound(
     value_s, home = best()
     if not 0.0 < value_s < np.inf:
         return None
-    pricers = pricers_of(graph)
-    bound = ColumnBound(graph, pricers, value_s, deadline=deadline)
+    bound = ColumnBound(graph, pricers_of(graph), value_s, deadline=deadline)
     _first_prices(bound, report)
-    finest = max(PER_ITEM * graph.num_items, FIRST_CELLS // bound.num_states)
-    most = min(int(TABLE_CELLS * pricer.count / (1.3 * pricer.sweep.num_states)) for pricer in pricers)
-    grains = [int(np.clip(finest * factor, 1500, max(1500, min(60000, most)))) for factor in (0.2, 1, 3, 9)]
+    if (graph.memory_bytes < graph.item_bytes.sum()).any():
+        bound.pricers = capped_pricers(graph, bound.pricers)
+        _first_prices(bound, report)
+    grains = _grains(bound)
     columns: list[list[Members]] = [[] for _ in graph.classes]
     prices = bound.prices
     reach, level = 1.0 if bound.bound_s > FAR * value_s else 0.5, 0

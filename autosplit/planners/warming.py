@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from time import monotonic
 
@@ -56,7 +57,8 @@ def any_sets() -> None:
     graph = hypergraph_of(small_problem())
     home = annealing.anneal(graph, np.zeros(5, dtype=np.int64), seed=0, num_moves=100).home
     home[0], home[1] = 0, 1
-    resplitting.resplit(graph, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
+    tight = replace(graph, item_bytes=np.ones(5), memory_bytes=np.full(3, 3.0))
+    resplitting.resplit(tight, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
     values = np.ones(5, dtype=np.int64)
     for pricer in columns.pricers_of(graph, tries=2) or ():
         pricer.profile(values, 20.0)
