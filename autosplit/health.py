@@ -45,7 +45,7 @@ def network_rows(health: Health, before: Health | None = None, elapsed_s: float 
             {
                 "network": name,
                 "state": network["state"],
-                "waiting": f"{network['num_waiting']} of {network['room']}" if known else "-",
+                "waiting": _waiting_text(network) if known else "-",
                 "running": f"{network['num_running']} of {network['window']}" if known else "-",
                 "answered": network.get("num_answered"),
                 "requests_per_s": rate,
@@ -113,6 +113,12 @@ def lines(health: Health, before: Health | None, elapsed_s: float) -> list[str]:
         parts += [_worker_text(worker) for worker in workers if worker["network"] == network["network"]]
         made.append(f"{network['network']}: {'; '.join(parts)}")
     return made
+
+
+def _waiting_text(network: Health) -> str:
+    """Requests at the door and its room, and those that wait beside it in memory of their callers."""
+    held = f" + {network['num_held']}" if network["num_held"] else ""
+    return f"{network['num_waiting']} of {network['room']}{held}"
 
 
 def _worker_text(row: Row) -> str:

@@ -45,13 +45,13 @@ def play(control: Connection) -> None:
         for number in range(role.count):
             if role.kind == "copy":
                 if role.leads:
-                    sender.ring.slot(number).write(number, payload)
+                    sender.ring.slot(number).write(payload)
                 continue
             if not role.leads:
                 read(receiver, number)
             if role.leads or role.kind == "echo":
-                sender.acquire(number, 30).write(number, payload)
-                sender.release()
+                sender.acquire(number, 30).write(payload)
+                sender.release(number)
             if role.leads and role.kind == "echo":
                 read(receiver, number)
         control.send(time.perf_counter() - start)
@@ -61,7 +61,7 @@ def read(receiver: RingEnd, number: int) -> None:
     """Take a slot, touch both ends of its tensor, and release it."""
     tensor = receiver.acquire(number, 30).tensors[0]
     tensor[0].item(), tensor[-1].item()
-    receiver.release()
+    receiver.release(number)
 
 
 def measure(rounds: int = 5) -> Iterator[dict[str, object]]:

@@ -21,10 +21,10 @@ import torch
 
 from autosplit.loading import load_model
 from autosplit.machine import parse_device
+from autosplit.running.messages import Event
 from autosplit.running.modules import PythonFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
-from autosplit.running.worker import Event
 from autosplit.tensorspec import TensorSpec
 from autosplit.tracing import trace
 from benchmarks import peers, ringbench

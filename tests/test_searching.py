@@ -7,7 +7,7 @@ from autosplit.loading import load_model
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Plan, Prediction, Source, Stage
 from autosplit.profile import Profile
-from autosplit.running.worker import Event
+from autosplit.running.messages import Event
 from autosplit.samples import Setting
 from autosplit.searching import Job, Trial, _Hunt, corrected, shares_s
 from autosplit.tracing import trace

@@ -186,11 +186,11 @@ def _send(forth: Ring, back: Ring, place: Place) -> Side:
             start = time.perf_counter()
             slot = to.acquire(sequence, TIMEOUT_S)
             place.put(size, slot.tensors[0][: size // 4])
-            to.release()
+            to.release(sequence)
             sent = time.perf_counter()
             answer.acquire(sequence, TIMEOUT_S)
             whole.append(time.perf_counter() - start)
-            answer.release()
+            answer.release(sequence)
             busy.append(sent - start)
             sequence += 1
         shares.append(statistics.median(busy[WARM_UP:]))
@@ -208,10 +208,10 @@ def _receive(forth: Ring, back: Ring, place: Place) -> Side:
         for _ in range(messages + WARM_UP):
             slot = source.acquire(sequence, TIMEOUT_S)
             answer.acquire(sequence, TIMEOUT_S)
-            answer.release()
+            answer.release(sequence)
             taken_s = place.take(size, slot.tensors[0][: size // 4])
             start = time.perf_counter()
-            source.release()
+            source.release(sequence)
             busy.append(taken_s + time.perf_counter() - start)
             sequence += 1
         shares.append(statistics.median(busy[WARM_UP:]))

@@ -6,57 +6,26 @@ older request is done.
 """
 
 import contextlib
-import heapq
-import itertools
+import functools
 import math
 import os
-import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 
 from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, WorkerError
 from autosplit.running.copying import Copies
-from autosplit.running.inbox import Inbox
+from autosplit.running.door import Door
+from autosplit.running.draining import Drains
 from autosplit.running.messages import Run
 from autosplit.running.provisioner import Deployment, host_channels
 from autosplit.running.recovery import Recovery
-from autosplit.running.request import Request, RequestTimes, Tensors
-from autosplit.running.ring import DATA, ERROR, FLAG, RingEnd, Slot
+from autosplit.running.request import Answer, Request, RequestTimes, Tensors
+from autosplit.running.ring import DATA, ERROR, FLAG, RingEnd
 
-
-@dataclass(slots=True)
-class Drain:
-    """The host's end of a ring that brings results: its values by name and the number of its next request."""
-
-    end: RingEnd
-    copies: dict[str, Copies]
-    first: int
-    every: int
-    next: int
-    inbox: Inbox | None
-    """What takes results as they come, where they need not keep their order."""
-
-    def rewind(self, base: int) -> None:
-        """Expect the first request of this ring from number ``base`` on."""
-        self.next = base + (self.first - base) % self.every
-        if self.inbox is not None:
-            self.inbox.restart()
-
-    def take(self) -> tuple[int, Slot] | None:
-        """A request with its slot, if one is here."""
-        if self.inbox is not None:
-            found = self.inbox.pick()
-            return (found[0], found[1][0]) if found else None
-        try:
-            slot = self.end.acquire(self.next, timeout_s=0)
-        except TimeoutError:
-            return None
-        self.next += self.every
-        return self.next - self.every, slot
+LOOK_NS = 1_000_000
+"""How long results may keep the thread from looking at workers, deadlines and the end."""
 
 
 class Executor:
@@ -73,9 +42,11 @@ class Executor:
         self.times: deque[RequestTimes] = deque(maxlen=16_384)
         self.room = room
         self._in_order = deployment.wiring.in_order
+        self._size = deployment.wiring.window
         self._lock = threading.Condition()
-        self._door: list[tuple[int, int, Request]] = []
-        self._arrivals = itertools.count()
+        self._num_blocked = 0
+        """Threads that wait for room, or for the end."""
+        self._door = Door()
         self._window: dict[int, Request] = {}
         self._base = 0
         self._next = 0
@@ -86,29 +57,17 @@ class Executor:
         self._alarm_ns: float = math.inf
         """No deadline at the door passes before."""
         wiring = deployment.wiring
-        feeds, drains = host_channels(wiring)
         self._feeds = [
             ([RingEnd(ring, sends=True) for ring in deployment.rings[number]], wiring.channels[number].source_index)
-            for number in feeds
+            for number in host_channels(wiring)[0]
         ]
-        self._drains: dict[int, Drain] = {}
-        for number in drains:
-            channel = wiring.channels[number]
-            for first, ring in enumerate(deployment.rings[number]):
-                end = RingEnd(ring, sends=False)
-                copies = {spec.name: Copies(spec, 4 * wiring.window) for spec in channel.specs}
-                inbox = None if wiring.in_order else Inbox([[end]], deployment.words)
-                self._drains[end.fd] = Drain(end, copies, first, channel.every, first, inbox)
-        self._num_tokens = len(drains)
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         self._kept_inputs = [
             Copies(wiring.input_specs[name], room) if name in wiring.input_specs and name not in wiring.outputs else None
             for name in wiring.inputs
         ]
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.poll()
-        for fd in (*self._drains, self._wake_fd, *(worker.pidfd for worker in deployment.workers)):
-            self._poll.register(fd, select.POLLIN)
+        self._drains = Drains(deployment, [self._wake_fd, *(worker.pidfd for worker in deployment.workers)])
         self._recovery = Recovery(deployment, max_restarts)
         for worker in deployment.workers:
             worker.connection.send(Run(0))
@@ -137,48 +96,64 @@ class Executor:
 
     @property
     def num_waiting(self) -> int:
-        """Requests at the door."""
-        return len(self._door)
+        """Requests that take room at the door."""
+        return self._door.num_waiting
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait beside them, in memory of their callers."""
+        return self._door.num_held
 
     @property
     def num_running(self) -> int:
         """Requests between the first stage and their answer."""
         return self._next - self._base
 
-    def submit(self, request: Request, priority: int, timeout_s: float | None, *, keep: bool = False) -> "Future[Tensors]":
+    def submit(self, request: Request, priority: int, timeout_s: float | None) -> Answer:
+        """``enter``, and the future of the answer."""
+        future = request.future = Answer(functools.partial(self._cancel, request))
+        self.enter(request, priority, timeout_s)
+        return future
+
+    def enter(self, request: Request, priority: int = 0, timeout_s: float | None = None) -> None:
         """Take a request in.
 
         Args:
             request: the request; its inputs were checked.
             priority: lower is sooner, then arrival counts.
             timeout_s: how long to wait for room at the door; 0 refuses at once, None waits.
-            keep: the caller leaves the inputs as they are until the answer, and answers for the room they take.
         Raises: RefusedError: no room in time, or closed. WorkerError: the pipeline has given up.
         """
         with self._lock:
-            if not keep and not self._lock.wait_for(self._has_room, timeout_s):
+            if not request.keep and not self._has_room() and not self._wait_for(self._has_room, timeout_s):
                 raise RefusedError(
-                    f"the request was refused: {self.num_running} requests are running (limit {self.deployment.wiring.window}) "
-                    f"and {len(self._door)} are waiting (limit {self.room}). Submit with a longer timeout_s, or less often."
+                    f"the request was refused: {self.num_running} requests are running (limit {self._size}) "
+                    f"and {self.num_waiting} are waiting (limit {self.room}). Submit with a longer timeout_s, or less often."
                 )
             if not self._open:
                 raise RefusedError("the request was refused: the pipeline is closed")
             if self._broken is not None:
                 raise type(self._broken)(str(self._broken))
-            request.future.add_done_callback(lambda future: self._cancel(request) if future.cancelled() else None)
-            heapq.heappush(self._door, (priority, next(self._arrivals), request))
-            late = self._admit()
-            if not keep and request.sequence < 0:
-                # The caller may write into its tensors once submit returns.
-                request.inputs = tuple(
-                    copies.copy(value) if copies else value.clone()
-                    for copies, value in zip(self._kept_inputs, request.inputs, strict=True)
-                )
-            if request.sequence < 0 and 0 < request.deadline_ns < self._alarm_ns:
-                self._alarm_ns = request.deadline_ns
-                os.eventfd_write(self._wake_fd, 1)
-        self._answer(late)
-        return request.future
+            if self._window_has_room():  # then nobody is at the door
+                late = self._let_in(request, priority)
+            else:
+                late = False
+                self._door.push(request, priority)
+                self._stay(request)
+        if late:
+            self._answer([request])
+
+    def _stay(self, request: Request) -> None:
+        """A request waits at the door: its inputs are made safe, and its deadline is watched (the lock is held)."""
+        if not request.keep:
+            # The caller may write into its tensors once submit returns.
+            request.inputs = tuple(
+                copies.copy(value) if copies else value.clone()
+                for copies, value in zip(self._kept_inputs, request.inputs, strict=True)
+            )
+        if 0 < request.deadline_ns < self._alarm_ns:
+            self._alarm_ns = request.deadline_ns
+            os.eventfd_write(self._wake_fd, 1)
 
     def at_next_request(self, action: Callable[[int, int], None]) -> None:
         """Call ``action`` with the numbers of the oldest request without an answer and of the next one; none is fed meanwhile."""
@@ -191,7 +166,7 @@ class Executor:
             self._open = False
             self._lock.notify_all()
             if drain:
-                self._lock.wait_for(lambda: self._broken is not None or not (self._door or self._window))
+                self._wait_for(lambda: self._broken is not None or not (self._door or self._window), None)
         self._ending = True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake_fd, 1)
@@ -201,59 +176,72 @@ class Executor:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
+    def _wait_for(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until the condition holds, which is looked at when a request is done (the lock is held)."""
+        self._num_blocked += 1
+        try:
+            return self._lock.wait_for(condition, timeout_s)
+        finally:
+            self._num_blocked -= 1
+
     def _has_room(self) -> bool:
-        return len(self._door) < self.room or self._window_has_room() or not self._open or self._broken is not None
+        return self.num_waiting < self.room or self._window_has_room() or not self._open or self._broken is not None
 
     def _window_has_room(self) -> bool:
-        return self._feeding and self._next - self._base < self.deployment.wiring.window
+        return self._feeding and self._next - self._base < self._size
 
     def _admit(self) -> list[Request]:
         """Feed waiting requests while the window has room (the lock is held); return those past their deadline."""
         late = []
         while self._door and self._window_has_room():
-            priority, _, request = heapq.heappop(self._door)
-            if request.late():
+            request, priority = self._door.pop()
+            if self._let_in(request, priority):
                 late.append(request)
-            elif not request.future.cancelled():
-                self._feed(request, priority)
         return late
+
+    def _let_in(self, request: Request, priority: int) -> bool:
+        """Feed a request, unless it was cancelled; True if its deadline has passed (the lock is held)."""
+        if request.deadline_ns and request.late():
+            return True
+        if request.future is None or not request.future.cancelled():
+            self._feed(request, priority)
+        else:
+            request.future.set_running_or_notify_cancel()
+        return False
 
     def _expire(self) -> None:
         """Answer the requests whose deadline passed while they waited at the door."""
         with self._lock:
-            late = [request for _, _, request in self._door if request.late()]
-            self._leave(late)
-            waiting = (request.deadline_ns for _, _, request in self._door)
-            self._alarm_ns = min((deadline_ns for deadline_ns in waiting if deadline_ns), default=math.inf)
+            late = self._door.late()
+            self._alarm_ns = self._door.next_deadline_ns()
+            self._lock.notify_all()
         self._answer(late)
 
-    def _leave(self, leaving: Sequence[Request]) -> None:
-        """Take requests away from the door (the lock is held)."""
-        if leaving:
-            self._door = [entry for entry in self._door if entry[2] not in leaving]
-            heapq.heapify(self._door)
-            self._lock.notify_all()
-
     def _feed(self, request: Request, priority: int) -> None:
-        request.sequence = sequence = self._next
+        inputs, sequence = request.inputs, self._next
+        request.sequence = sequence
         request.fed_ns = time.monotonic_ns()
-        request.tokens = self._num_tokens
-        request.values = {name: request.inputs[position].clone() for name, position in self._passed}
-        self.deployment.words.set_deadline(sequence, request.deadline_ns)
-        self.deployment.words.set_priority(sequence, priority)
+        request.tokens = self._drains.num_tokens
+        for name, position in self._passed:
+            request.values[name] = inputs[position].clone()
+        self.deployment.words.set_limits(sequence, request.deadline_ns, priority)
         self._window[sequence] = request
         self._next += 1
         for ends, index in self._feeds:
             end = ends[sequence % len(ends)]
-            end.acquire(sequence, timeout_s=60.0).write(sequence, [request.inputs[position] for position in index])
-            end.release()
+            end.acquire(sequence, timeout_s=60.0).write([inputs[position] for position in index])
+            end.release(sequence)
         request.inputs = ()
 
     def _live(self) -> None:
-        """The thread: block, then drain results or see to the dead."""
+        """The thread: drain results, block when there are none, see to the dead."""
+        look_ns = 0
         try:
             while True:
-                fds = {fd for fd, _ in self._poll.poll(self._patience_ms())}
+                while self._receive() and time.monotonic_ns() < look_ns:
+                    pass
+                fds = self._drains.wait(self._patience_ms())
+                look_ns = time.monotonic_ns() + LOOK_NS
                 if self._ending:
                     return
                 if self._wake_fd in fds:
@@ -261,14 +249,8 @@ class Executor:
                     fds.remove(self._wake_fd)
                 if self._alarm_ns <= time.monotonic_ns():
                     self._expire()
-                for fd in fds & self._drains.keys():
-                    drain = self._drains[fd]
-                    while (found := drain.take()) is not None:
-                        self._receive(drain, *found)
-                        if self._in_order:
-                            break
                 self._recovery.kill_hanging(self._next)
-                if not fds <= self._drains.keys():
+                if fds:
                     with self.deployment.control_lock:
                         self._recover()
         except AutosplitError as failure:
@@ -281,46 +263,64 @@ class Executor:
         patience_s = min(self._recovery.look_s, max(0.0, self._alarm_ns - time.monotonic_ns()) / 1e9)
         return None if math.isinf(patience_s) else math.ceil(patience_s * 1000)
 
-    def _receive(self, drain: Drain, sequence: int, slot: Slot) -> None:
-        """Read one token of a ring, and answer what is done with it."""
-        request = self._window[sequence]
-        flag = slot.header[FLAG]
-        if flag == DATA:
-            for (name, copies), value in zip(drain.copies.items(), slot.tensors, strict=True):
-                request.values[name] = copies.copy(value)
-        elif request.error is None:
-            request.error = _error(flag, slot.read_text().decode(errors="replace"), sequence)
-        drain.end.release()
-        request.tokens -= 1
-        if request.tokens == 0:
-            self._done(request)
+    def _receive(self) -> bool:
+        """Take all results that are here, and answer what is done with them; whether there was any."""
+        found = False
+        for drain in self._drains:
+            for sequence, slot in drain.take():
+                found = True
+                request = self._window[sequence]
+                flag = slot.header[FLAG]
+                if flag == DATA:
+                    for (name, copies), value in zip(drain.copies.items(), slot.tensors, strict=True):
+                        request.values[name] = copies.copy(value)
+                elif request.error is None:
+                    request.error = _error(flag, slot.read_text().decode(errors="replace"), sequence)
+                drain.end.release(sequence)
+                request.tokens -= 1
+                if request.tokens == 0:
+                    self._done(request)
+        return found
 
     def _done(self, request: Request) -> None:
         if not isinstance(request.error, WorkerError):
             self._recovery.progressed()
+        window = self._window
         with self._lock:
             answers = [] if self._in_order else [request]
-            while self._base in self._window and self._window[self._base].tokens == 0:
-                oldest = self._window.pop(self._base)
+            while (oldest := window.get(self._base)) is not None and oldest.tokens == 0:
+                del window[self._base]
                 self._base += 1
                 if self._in_order:
                     answers.append(oldest)
-            answers += self._admit()
-            self._lock.notify_all()
+            if self._door:
+                answers += self._admit()
+            if self._num_blocked:
+                self._lock.notify_all()
         self._answer(answers)
 
     def _answer(self, requests: Sequence[Request]) -> None:
         for request in requests:
             if request.answered:
                 continue
-            request.answered = True
             self.times.append(RequestTimes(request.sequence, request.submitted_ns, request.fed_ns, time.monotonic_ns()))
-            if not request.future.set_running_or_notify_cancel():
+            request.answered = True
+            if request.waiter is not None:
+                request.waiter.release()
+            future, request.future = request.future, None  # without a circle, memory is free once nobody holds the answer
+            if future is None or not future.set_running_or_notify_cancel():
                 continue
             if request.error is not None:
-                request.future.set_exception(request.error)
+                future.set_exception(request.error)
             else:
-                request.future.set_result(tuple(request.values[name] for name in self.deployment.wiring.outputs))
+                future.set_result(self.outputs(request))
+
+    def outputs(self, request: Request) -> Tensors:
+        """The answer to a request, which is due. Raises: what made it fail."""
+        if request.error is not None:
+            raise request.error
+        values = request.values
+        return tuple([values[name] for name in self.deployment.wiring.outputs])
 
     def _recover(self) -> None:
         """Replace the dead, and run again what was in flight."""
@@ -328,7 +328,7 @@ class Executor:
             self._feeding = False
         for worker in self.deployment.workers:
             with contextlib.suppress(KeyError, OSError):
-                self._poll.unregister(worker.pidfd)
+                self._drains.forget(worker.pidfd)
         suspects = self._recovery.replace_dead(self._base)
         for sequence, error in suspects.items():
             if sequence in self._window:
@@ -336,30 +336,30 @@ class Executor:
                 self.deployment.words.skip(sequence)
         with self._lock:
             for request in self._window.values():
-                request.tokens = self._num_tokens
-            for drain in self._drains.values():
+                request.tokens = self._drains.num_tokens
+            for drain in self._drains:
                 drain.rewind(self._base)
             self._recovery.resume(self._base, self._next)
             self._feeding = True
             late = self._admit()
         self._answer(late)
         for worker in self.deployment.workers:
-            self._poll.register(worker.pidfd, select.POLLIN)
+            self._drains.watch(worker.pidfd)
 
-    def _cancel(self, request: Request) -> None:
+    def _cancel(self, request: Request, future: Answer) -> None:
         with self._lock:
             if request.sequence in self._window:
                 self.deployment.words.skip(request.sequence)
-            else:
-                self._leave([request])
+            elif self._door.remove([request]):
+                future.set_running_or_notify_cancel()
+                self._lock.notify_all()
 
     def _fail(self, error: AutosplitError) -> None:
         """Answer every request with ``error``, and each that comes later."""
         with self._lock:
             self._broken = self._broken or error
-            requests = [*self._window.values(), *(request for _, _, request in self._door)]
+            requests = [*self._window.values(), *self._door.clear()]
             self._window.clear()
-            self._door.clear()
             self._lock.notify_all()
         for request in requests:
             request.error = request.error or type(error)(str(error))

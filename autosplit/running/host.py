@@ -108,7 +108,7 @@ class HostManager:
             network = self._known(name)
             if network.phase != "ready" or network.pipeline is None:
                 raise RefusedError(f"network '{name}' is {network.state}: it cannot be removed now")
-            held = network.pipeline.num_waiting + network.pipeline.num_running
+            held = network.pipeline.num_waiting + network.pipeline.num_held + network.pipeline.num_running
             if held and when_busy == "refuse":
                 raise RefusedError(
                     f"network '{name}' has {held} requests without an answer; wait, or remove it with when_busy='drain'"
@@ -220,6 +220,7 @@ def _network_health(network: Network) -> dict[str, Any]:
     return {
         "state": network.state,
         "num_waiting": pipeline.num_waiting,
+        "num_held": pipeline.num_held,
         "room": pipeline.room,
         "num_running": pipeline.num_running,
         "window": pipeline.wiring.window,

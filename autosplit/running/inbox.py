@@ -5,8 +5,7 @@ order of taking can block anybody, and a request waits for no more others than t
 
     in the rings: 4 (priority 0), 5 (priority 0), 6 (priority -1)  ->  taken: 6, 4, 5
 
-A slot says in its number what lies in it. The number is seen before its token is, and with as many tokens as numbers the
-slots that were seen are whole.
+A slot says in its number what lies in it, and keeps the number until it is released: what was taken is known by it.
 """
 
 import os
@@ -14,7 +13,7 @@ import select
 import time
 from collections.abc import Sequence
 
-from autosplit.running.ring import EMPTY, SEQUENCE, Interrupted, RingEnd, Slot, take_token
+from autosplit.running.ring import EMPTY, SEQUENCE, Interrupted, RingEnd, Slot, fence
 from autosplit.running.words import Words
 
 
@@ -33,15 +32,17 @@ class Inbox:
         self._words = words
         self._interrupt_fd = interrupt_fd
         self._spin_s = spin_s
-        self._tokens = {end.fd: 0 for ends in ports for end in ends}
+        self._ends = [end for ends in ports for end in ends]
+        self._taken: dict[Slot, int] = {}
+        """The last number that was taken of each slot."""
         self._poll = select.poll()
-        for fd in (*self._tokens, interrupt_fd):
+        for fd in (*(end.fd for end in self._ends), interrupt_fd):
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
 
     def restart(self) -> None:
-        """The tokens were counted anew."""
-        self._tokens = dict.fromkeys(self._tokens, 0)
+        """The slots were numbered anew."""
+        self._taken.clear()
 
     def pick(self) -> tuple[int, list[Slot]] | None:
         """The most urgent request of those that are here, and its slots; then arrival counts. None if none is."""
@@ -49,33 +50,45 @@ class Inbox:
         here = set.intersection(*(set(port) for port in found))
         if not here:
             return None
+        fence()
         sequence = min(here, key=lambda one: (self._words.priority(one), one))
-        slots = []
-        for end, slot in (port[sequence] for port in found):
-            slot.header[SEQUENCE] = EMPTY
-            self._tokens[end.fd] -= 1
-            slots.append(slot)
+        slots = [port[sequence] for port in found]
+        self._taken.update(dict.fromkeys(slots, sequence))
         return sequence, slots
+
+    def waits(self) -> bool:
+        """Whether ``pick`` would find one."""
+        return bool(set.intersection(*(set(self._arrived(ends)) for ends in self._ports)))
 
     def wait(self) -> tuple[int, list[Slot]]:
         """The same, once one is here. Raises: Interrupted: the interrupt descriptor became readable first."""
         spin_until = time.perf_counter() + self._spin_s
         while (found := self.pick()) is None:
-            while not (events := self._poll.poll(0)) and time.perf_counter() < spin_until:
+            if time.perf_counter() < spin_until:
                 os.sched_yield()
-            events = events or self._poll.poll()
-            if any(fd == self._interrupt_fd for fd, _ in events):
-                raise Interrupted
+            else:
+                found = self._block()
+                if found is not None:
+                    break
         return found
 
-    def _arrived(self, ends: Sequence[RingEnd]) -> dict[int, tuple[RingEnd, Slot]]:
-        """What one source has brought, by number; a ring with a slot that is just being filled is looked at again later."""
+    def _block(self) -> tuple[int, list[Slot]] | None:
+        for end in self._ends:
+            end.fall_asleep()
+        try:
+            found = self.pick()
+            if found is None and any(fd == self._interrupt_fd for fd, _ in self._poll.poll()):
+                raise Interrupted
+            return found
+        finally:
+            for end in self._ends:
+                end.wake_up()
+
+    def _arrived(self, ends: Sequence[RingEnd]) -> dict[int, Slot]:
+        """What one source has brought and was not taken yet, by number."""
         found = {}
-        for end in ends:
-            while take_token(end.fd):
-                self._tokens[end.fd] += 1
-            mine = {slot.header[SEQUENCE]: (end, slot) for slot in end.ring.slots}
-            mine.pop(EMPTY, None)
-            if len(mine) == self._tokens[end.fd]:
-                found.update(mine)
+        for slot in (slot for end in ends for slot in end.ring.slots):
+            sequence = slot.header[SEQUENCE]
+            if sequence not in (EMPTY, self._taken.get(slot)):
+                found[sequence] = slot
         return found

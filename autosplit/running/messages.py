@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from autosplit.running.modules import Module
 from autosplit.running.ring import RingHandle
@@ -122,8 +123,25 @@ class Report:
     clear: bool = False
 
 
+class Event(NamedTuple):
+    """The times of one request in one worker, in monotonic nanoseconds.
+
+    The worker waited from ``asked_ns`` to ``got_ns`` for its inputs, which were complete at ``posted_ns``, ran until
+    ``ran_ns``, and had handed over its outputs at ``sent_ns``, after ``blocked_ns`` of waiting for free slots.
+    """
+
+    sequence: int
+    flag: int
+    asked_ns: int
+    posted_ns: int
+    got_ns: int
+    ran_ns: int
+    sent_ns: int
+    blocked_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class Events:
-    """One row for each of the last requests: number, then monotonic nanoseconds; see worker.Event."""
+    """One row for each of the last requests, with the fields of an Event."""
 
     rows: tuple[tuple[int, ...], ...]

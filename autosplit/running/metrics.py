@@ -23,6 +23,7 @@ HELP = {
     "worker_resident_bytes": ("gauge", "Physical memory of a worker once its stage was loaded."),
     "worker_up": ("gauge", "1 if the worker is alive."),
     "requests_waiting": ("gauge", "Requests at the door."),
+    "requests_held": ("gauge", "Requests that wait in memory of their callers."),
     "requests_running": ("gauge", "Requests in the stages."),
     "batches_total": ("counter", "Batches that were filled with rows of requests."),
     "batch_rows_total": ("counter", "Rows in these batches, by what they are."),
@@ -61,6 +62,7 @@ def _network(name: str, pipeline: Pipeline) -> Iterable[Sample]:
         yield Sample("worker_resident_bytes", labels, worker.resident_bytes)
         yield Sample("worker_up", labels, int(worker.state != "dead"))
     yield Sample("requests_waiting", {"network": name}, pipeline.num_waiting)
+    yield Sample("requests_held", {"network": name}, pipeline.num_held)
     yield Sample("requests_running", {"network": name}, pipeline.num_running)
     if pipeline.batches.num_batches:
         yield Sample("batches_total", {"network": name}, pipeline.batches.num_batches)

@@ -1,6 +1,5 @@
 """Pipeline: one network on its devices, from placements to answers."""
 
-import concurrent.futures
 import contextlib
 import itertools
 import time
@@ -20,13 +19,17 @@ from autosplit.running.counting import BatchCounts
 from autosplit.running.devices import WorkerHealth, worker_health
 from autosplit.running.executor import Executor
 from autosplit.running.flow import Flow
-from autosplit.running.messages import Events, Report
+from autosplit.running.messages import Event, Events, Report
 from autosplit.running.provisioner import provision
 from autosplit.running.request import Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, wire
-from autosplit.running.worker import Event
 from autosplit.tensorspec import differences
+
+SOON_S = 200e-6
+"""How much later an answer of a stream may be taken so that several are taken at once: it costs less to wake a thread once."""
+
+_LOOKS_BACK = 16
 
 
 class Pipeline:
@@ -77,7 +80,7 @@ class Pipeline:
             self._deployment.close(timeout_s=0.5)
             raise
         specs = self.wiring.input_specs
-        self._specs = [(position, specs[name]) for position, name in enumerate(inputs) if name in specs]
+        self._checks = [(at, specs[name].shape, specs[name].torch_dtype) for at, name in enumerate(inputs) if name in specs]
         self._flow = Flow(self.wiring)
         self._started = time.monotonic()
         self._closed = False
@@ -111,21 +114,25 @@ class Pipeline:
 
         Raises: RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
-        return self._executor.submit(Request(tuple(inputs), deadline_ns, time.monotonic_ns()), priority, None, keep=True)
+        return self._executor.submit(Request(tuple(inputs), deadline_ns, time.monotonic_ns(), keep=True), priority, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """One request, start to end."""
-        return self.submit(inputs).result()
+        request = self._request(inputs)
+        self._executor.enter(request)
+        return self._answer(request)
 
     def run_many(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
         """All requests, answers in the same order; the inputs must stay as they are until then.
 
         Raises: StageError, WorkerError: the first request that failed, once all are done.
         """
-        taken = [self._request(inputs, None) for inputs in requests]
-        futures = [self._executor.submit(request, 0, None, keep=True) for request in taken]
-        concurrent.futures.wait(futures)
-        return [future.result() for future in futures]
+        taken = [self._request(inputs, keep=True) for inputs in requests]
+        for request in taken:
+            self._executor.enter(request)
+        for request in reversed(taken):  # the last is done when all are, or nearly so
+            request.wait()
+        return [self._answer(request) for request in taken]
 
     def stream(self, requests: Iterable[Sequence[torch.Tensor]]) -> Iterator[Tensors]:
         """The answers to any number of requests, in the same order, with no more than a few of either in memory at a time.
@@ -134,13 +141,17 @@ class Pipeline:
 
         Raises: StageError, WorkerError: a request failed; those after it that were taken in are run all the same.
         """
-        under_way: deque[Future[Tensors]] = deque()
+        under_way: deque[Request] = deque()
         for inputs in requests:
-            under_way.append(self._executor.submit(self._request(inputs, None), 0, None, keep=True))
+            request = self._request(inputs, keep=True)
+            self._executor.enter(request)
+            under_way.append(request)
             if len(under_way) == 2 * self.wiring.window:
-                yield under_way.popleft().result()
+                if not under_way[0].answered:
+                    under_way[self._num_soon()].wait()
+                yield self._answer(under_way.popleft())
         while under_way:
-            yield under_way.popleft().result()
+            yield self._answer(under_way.popleft())
 
     @property
     def pids(self) -> list[int]:
@@ -156,6 +167,11 @@ class Pipeline:
     def num_waiting(self) -> int:
         """Requests at the door."""
         return self._executor.num_waiting
+
+    @property
+    def num_held(self) -> int:
+        """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers, and take no room at the door."""
+        return self._executor.num_held
 
     @property
     def num_running(self) -> int:
@@ -261,15 +277,30 @@ class Pipeline:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(drain=kind is None)
 
-    def _request(self, inputs: Sequence[torch.Tensor], deadline_s: float | None) -> Request:
+    def _request(self, inputs: Sequence[torch.Tensor], deadline_s: float | None = None, *, keep: bool = False) -> Request:
         names = self.wiring.inputs
         if len(inputs) != len(names):
             raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
-        used = [(spec, inputs[position]) for position, spec in self._specs]
-        if any(value.shape != spec.shape or value.dtype != spec.torch_dtype for spec, value in used):
-            faults = differences([spec for spec, _ in used], [value for _, value in used])
-            raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
-        return Request(tuple(inputs), monotonic_deadline(deadline_s), time.monotonic_ns())
+        for position, shape, dtype in self._checks:
+            value = inputs[position]
+            if value.shape != shape or value.dtype != dtype:
+                specs = [self.wiring.input_specs[names[at]] for at, _, _ in self._checks]
+                faults = differences(specs, [inputs[at] for at, _, _ in self._checks])
+                raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
+        return Request(tuple(inputs), monotonic_deadline(deadline_s), time.monotonic_ns(), keep=keep)
+
+    def _answer(self, request: Request) -> Tensors:
+        """The answer, as soon as it is there. Raises: what made the request fail."""
+        request.wait()
+        return self._executor.outputs(request)
+
+    def _num_soon(self) -> int:
+        """Answers that a stream may wait for together: as many as come within ``SOON_S``, at most half of those under way."""
+        times = self._executor.times
+        if len(times) < _LOOKS_BACK:
+            return 0
+        rate = _LOOKS_BACK / max(1, times[-1].done_ns - times[-_LOOKS_BACK].done_ns)
+        return min(self.wiring.window, int(1e9 * SOON_S * rate))
 
     def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:
         duty, ready = self._deployment.duties[number], self._deployment.ready[number]

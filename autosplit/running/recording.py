@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from autosplit.running.messages import Event
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import DATA
-from autosplit.running.worker import Event
 from autosplit.timeline import Action
 
 

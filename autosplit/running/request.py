@@ -1,8 +1,9 @@
 """A request: what was asked, until when, and what has become of it."""
 
 import math
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,20 +24,50 @@ class RequestTimes(NamedTuple):
     done_ns: int
 
 
+class Answer(Future[Tensors]):
+    """The future of a request, whose cancelling reaches the stages: ``stop`` is called with it then."""
+
+    def __init__(self, stop: "Callable[[Answer], None]") -> None:
+        super().__init__()
+        self._stop = stop
+
+    def cancel(self) -> bool:
+        """As of any future; a request that runs ends at the next stage border."""
+        if not super().cancel():
+            return False
+        self._stop(self)
+        return True
+
+
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request from the door to its answer."""
+    """One request from the door to its answer.
+
+    The answer goes to ``future``, if somebody asked for one, or stays here: ``waiter`` is unlocked once ``answered`` is set.
+    """
 
     inputs: Sequence[torch.Tensor]
     deadline_ns: int
     submitted_ns: int
-    future: "Future[Tensors]" = field(default_factory=Future)
+    future: Answer | None = None
+    keep: bool = False
+    """The caller leaves the inputs as they are until the answer, and answers for the room they take."""
     sequence: int = -1
     fed_ns: int = 0
     tokens: int = 0
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     error: AutosplitError | None = None
     answered: bool = False
+    waiter: "threading.Lock | None" = None
+
+    def wait(self) -> None:
+        """Block until it is answered."""
+        if not self.answered:
+            waiter = threading.Lock()
+            waiter.acquire()
+            self.waiter = waiter
+            if not self.answered:  # else it may have been before anybody could see the lock
+                waiter.acquire()
 
     def late(self) -> bool:
         """Whether its deadline passed; asked while it waits at the door."""

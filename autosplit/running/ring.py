@@ -1,18 +1,25 @@
 """A ring of slots in shared memory: one sender, one receiver, one copy in, a view out.
 
-Two counting descriptors (eventfds in semaphore mode) carry the tokens::
+A word of each slot says whose turn it is: the number of the request that lies in it, or EMPTY::
 
-    sender:   take a ``free`` token  -> copy the tensors into the slot -> give a ``filled`` token
-    receiver: take a ``filled`` token -> compute on views of the slot  -> give a ``free`` token
+    sender:   wait for EMPTY      -> copy the tensors into the slot -> write the request's number
+    receiver: wait for the number -> compute on views of the slot   -> write EMPTY
 
-A ring is full when no ``free`` token is left, which is the back-pressure. The slot of a request follows from its number
-alone, so neither end keeps a position, and a replay needs no more than new tokens.
+A ring is full when the next slot is not empty, which is the back-pressure. The slot of a request follows from its number
+alone, so neither end keeps a position, and a replay needs no more than new numbers.
+
+An end that must wait looks for a while, says in another word that it sleeps, looks once more, and then blocks on a descriptor;
+the other end writes to the descriptor only if that word is set. As each of the two writes its own word before it reads the
+other's, with a barrier between (Dekker's protocol), they cannot both miss each other. So two ends that are both at work
+hand over without a call of the kernel.
 """
 
 import math
 import mmap
 import os
+import platform
 import select
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +38,9 @@ DATA, ERROR, SKIPPED = range(3)
 EMPTY = -1
 """The number of a slot with nothing in it."""
 
+_ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
+"""Whether stores are seen in their order, and loads done in theirs; only a store and a later load may change places."""
+
 _TEXT_ROOM = 32 * 1024
 """Least size of a slot, so that a traceback fits; pages that nobody writes take no memory."""
 
@@ -44,6 +54,7 @@ class RingHandle:
     """What a process needs to open a ring whose descriptors it inherited.
 
     ``every``: the ring carries each ``every``-th request (two ends with 2 and 3 replicas meet once in 6).
+    ``filled_fd`` wakes the receiver, ``free_fd`` the sender.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -68,29 +79,26 @@ class Slot:
         self.tensors = [view_storage(payload[offset:], spec) for spec, offset in zip(specs, offsets, strict=True)]
         self._copiers = [Copier(spec) for spec in specs]
 
-    def write(self, sequence: int, tensors: Sequence[torch.Tensor]) -> None:
+    def write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy the tensors in, with the strides of the specs; shapes and dtypes were checked."""
         for copier, target, source in zip(self._copiers, self.tensors, tensors, strict=True):
             copier.copy(target, source)
-        self._stamp(sequence, DATA)
+        self.header[FLAG] = DATA
+        self.header[POSTED_NS] = time.monotonic_ns()
 
-    def write_text(self, sequence: int, flag: int, text: bytes = b"") -> None:
+    def write_text(self, flag: int, text: bytes = b"") -> None:
         """Put an error's text (its middle is left out if it is long), or nothing, in place of tensors."""
         if len(text) > len(self.text):
             half = len(self.text) // 2 - 8
             text = text[:half] + b"\n[...]\n" + text[-half:]
         self.text[: len(text)] = text
         self.header[TEXT_BYTES] = len(text)
-        self._stamp(sequence, flag)
+        self.header[FLAG] = flag
+        self.header[POSTED_NS] = time.monotonic_ns()
 
     def read_text(self) -> bytes:
         """The text of an error."""
         return bytes(self.text[: self.header[TEXT_BYTES]])
-
-    def _stamp(self, sequence: int, flag: int) -> None:
-        self.header[SEQUENCE] = sequence
-        self.header[FLAG] = flag
-        self.header[POSTED_NS] = time.monotonic_ns()
 
 
 def create_shared(num_bytes: int) -> int:
@@ -110,16 +118,22 @@ def map_shared(fd: int, num_bytes: int) -> torch.Tensor:
 
 
 class Ring:
-    """Shared memory and two counting descriptors; ``create`` makes them, ``Ring(handle)`` maps what was inherited."""
+    """Shared memory and two descriptors; ``create`` makes them, ``Ring(handle)`` maps what was inherited.
+
+    Attributes:
+        slots: in the order of the requests.
+        sleepers: a word for the sender and one for the receiver, each not 0 if that end is to be woken.
+    """
 
     def __init__(self, handle: RingHandle) -> None:
         self.handle = handle
         offsets, header_bytes, slot_bytes = _layout(handle.specs, handle.num_slots)
         memory = map_shared(handle.memory_fd, header_bytes + handle.num_slots * slot_bytes)
-        headers = memory[:header_bytes].numpy().data
+        headers = memory[:header_bytes].numpy().data.cast("q")
+        rows = [headers[start:][:HEADER_WORDS] for start in range(0, (handle.num_slots + 2) * HEADER_WORDS, HEADER_WORDS)]
+        self.sleepers = rows[-2], rows[-1]
         self.slots = []
-        for number in range(handle.num_slots):
-            header = headers[8 * HEADER_WORDS * number :][: 8 * HEADER_WORDS].cast("q")
+        for number, header in enumerate(rows[:-2]):
             payload = memory[header_bytes + slot_bytes * number :][:slot_bytes]
             self.slots.append(Slot(handle.specs, header, payload, offsets))
 
@@ -127,7 +141,7 @@ class Ring:
     def create(specs: Sequence[TensorSpec], num_slots: int, every: int = 1) -> "Ring":
         """A ring of empty slots. Raises: OSError: no more descriptors or memory."""
         _, header_bytes, slot_bytes = _layout(specs, num_slots)
-        flags = os.EFD_NONBLOCK | os.EFD_SEMAPHORE | os.EFD_CLOEXEC
+        flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
         memory_fd = create_shared(header_bytes + num_slots * slot_bytes)
         handle = RingHandle(tuple(specs), num_slots, every, memory_fd, os.eventfd(0, flags), os.eventfd(0, flags))
         ring = Ring(handle)
@@ -139,16 +153,14 @@ class Ring:
         return self.slots[sequence // self.handle.every % self.handle.num_slots]
 
     def refill(self, held: Sequence[int] = ()) -> None:
-        """Set tokens and numbers anew: these requests, still in their slots, wait for the receiver. No end may be at work."""
+        """Number the slots anew: these requests, still in their slots, wait for the receiver. No end may be at work."""
         for slot in self.slots:
             slot.header[SEQUENCE] = EMPTY
         for sequence in held:
             self.slot(sequence).header[SEQUENCE] = sequence
-        for fd, count in ((self.handle.filled_fd, len(held)), (self.handle.free_fd, self.handle.num_slots - len(held))):
-            while take_token(fd):
-                pass
-            if count:
-                os.eventfd_write(fd, count)
+        for sleeper, fd in zip(self.sleepers, (self.handle.free_fd, self.handle.filled_fd), strict=True):
+            sleeper[0] = 0
+            clear(fd)
 
     def close(self) -> None:
         """Close the descriptors; the memory goes when the last view of it does."""
@@ -158,89 +170,123 @@ class Ring:
 
 
 class RingEnd:
-    """One end of a ring: it takes tokens of one kind and gives tokens of the other.
+    """One end of a ring.
 
     Args:
         ring: the ring.
         sends: True for the end that fills slots.
         interrupt_fd: a descriptor that ends a wait when it is readable, or -1.
-        spin_s: how long to look for a token before blocking; more than 0 only for a worker that owns its core.
+        spin_s: how long to look at the slot before blocking; more than 0 only for a worker that owns its core.
     """
 
     def __init__(self, ring: Ring, *, sends: bool, interrupt_fd: int = -1, spin_s: float = 0.0) -> None:
         self.ring = ring
-        filled, free = ring.handle.filled_fd, ring.handle.free_fd
-        self.fd, self._gives = (free, filled) if sends else (filled, free)
+        self.fd = ring.handle.free_fd if sends else ring.handle.filled_fd
+        self._other_fd = ring.handle.filled_fd if sends else ring.handle.free_fd
+        self._asleep, self._other_asleep = ring.sleepers if sends else ring.sleepers[::-1]
+        self._sends = sends
+        self._headers = [slot.header for slot in ring.slots]
+        self._every, self._num_slots = ring.handle.every, ring.handle.num_slots
         self._interrupt_fd = interrupt_fd
         self._spin_s = spin_s
-        self._own = select.poll()
-        self._own.register(self.fd, select.POLLIN)
         self._poll = select.poll()
         for fd in (self.fd, interrupt_fd):
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
 
     def acquire(self, sequence: int, timeout_s: float | None = None) -> Slot:
-        """The slot of request ``sequence``, once it is this end's turn.
+        """The slot of request ``sequence``, once it is this end's turn; the same one again until it is released.
 
         Raises:
             Interrupted: the interrupt descriptor became readable first.
             TimeoutError: ``timeout_s`` passed.
         """
-        slot = self.ring.slot(sequence)
-        if not take_token(self.fd) and not (self._spin_s and self._spin(slot, sequence)):
-            self._wait(timeout_s)
-        return slot
+        number = sequence // self._every % self._num_slots
+        header, turn = self._headers[number], EMPTY if self._sends else sequence
+        if header[SEQUENCE] != turn and not (self._spin_s and self._spin(header, turn)):
+            self._wait(sequence, timeout_s)
+        if not _ORDERED:
+            fence()
+        return self.ring.slots[number]
 
-    def waiting(self) -> bool:
+    def ready(self, sequence: int) -> bool:
         """Whether ``acquire`` would return at once."""
-        return bool(self._own.poll(0))
+        turn = EMPTY if self._sends else sequence
+        return self._headers[sequence // self._every % self._num_slots][SEQUENCE] == turn
 
-    def release(self) -> None:
-        """Hand the acquired slot to the other end."""
-        os.eventfd_write(self._gives, 1)
+    def release(self, sequence: int) -> None:
+        """Hand the acquired slot to the other end, and wake it if it sleeps."""
+        if not _ORDERED:
+            fence()
+        self._headers[sequence // self._every % self._num_slots][SEQUENCE] = sequence if self._sends else EMPTY
+        fence()
+        if self._other_asleep[0]:
+            self._other_asleep[0] = 0  # before the wake-up: who says later that it sleeps wants another one
+            os.eventfd_write(self._other_fd, 1)
 
-    def _spin(self, slot: Slot, sequence: int) -> bool:
-        """Look for the number in the slot for a while; a look at the descriptor would hold up the sender, who locks it."""
-        header, until = slot.header, time.perf_counter() + self._spin_s
+    def fall_asleep(self) -> None:
+        """Ask for a wake-up; who then looks at the slots again and finds nothing may block on ``fd``."""
+        self._asleep[0] = 1
+        fence()
+
+    def wake_up(self) -> None:
+        """No more wake-ups; take back what one left in ``fd``."""
+        self._asleep[0] = 0
+        clear(self.fd)
+
+    def _spin(self, header: memoryview, turn: int) -> bool:
+        """Look at the slot for a while."""
+        until = time.perf_counter() + self._spin_s
         while time.perf_counter() < until:
-            if header[SEQUENCE] == sequence and take_token(self.fd):
+            if header[SEQUENCE] == turn:
                 return True
             os.sched_yield()  # the host, say, may have work on this core
         return False
 
-    def _wait(self, timeout_s: float | None) -> None:
+    def _wait(self, sequence: int, timeout_s: float | None) -> None:
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left = until - time.monotonic()
-            if left < 0:
-                raise TimeoutError
-            events = self._poll.poll(None if left == math.inf else math.ceil(left * 1000))
-            if self._ready(events):
-                return
+        self.fall_asleep()
+        try:
+            while not self.ready(sequence):
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                events = self._poll.poll(None if left == math.inf else math.ceil(left * 1000))
+                if any(fd == self._interrupt_fd for fd, _ in events):
+                    raise Interrupted
+                self.wake_up()
+                self.fall_asleep()
+        finally:
+            self.wake_up()
 
-    def _ready(self, events: Sequence[tuple[int, int]]) -> bool:
-        if any(fd == self._interrupt_fd for fd, _ in events):
-            raise Interrupted
-        return take_token(self.fd)
+
+_barrier = threading.Lock()
 
 
-def take_token(fd: int) -> bool:
-    """Take one token if there is one."""
+def fence() -> None:
+    """Let all that was stored before be seen by every core before anything is loaded after.
+
+    Taking a lock and giving it back are the atomic operations that Python has.
+    """
+    with _barrier:
+        pass
+
+
+def clear(fd: int) -> None:
+    """Take all that was written to a descriptor."""
     try:
         os.eventfd_read(fd)
     except BlockingIOError:
-        return False
-    return True
+        return
 
 
 def _layout(specs: Sequence[TensorSpec], num_slots: int) -> tuple[list[int], int, int]:
-    """Offsets of the tensors in a slot (aligned), bytes of all headers, bytes of a slot (whole pages)."""
+    """Offsets of the tensors in a slot (aligned), bytes of all headers and sleepers, bytes of a slot (whole pages)."""
     offsets, end = [], 0
     for spec in specs:
         offsets.append(end)
         end += _round_up(storage_bytes(spec), ALIGNMENT)
-    header_bytes = _round_up(8 * HEADER_WORDS * num_slots, PAGE)
+    header_bytes = _round_up(8 * HEADER_WORDS * (num_slots + 2), PAGE)
     return offsets, header_bytes, _round_up(max(end, _TEXT_ROOM), PAGE)
 
 

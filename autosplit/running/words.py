@@ -5,24 +5,40 @@ worker. A word has one writer and 8 aligned bytes, so a reader sees the old valu
 """
 
 import os
+import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosplit.running.ring import create_shared, map_shared
 
 STATUS_WORDS = 16
-STATE, SEQUENCE, SINCE_NS, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, RESIDENT_BYTES, QUEUE_NS, FLOOR = range(12)
+SINCE_NS, SEQUENCE, STATE, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, QUEUE_NS, RESIDENT_BYTES, FLOOR = range(12)
 """What each status word holds; sums run since the pipeline was started and outlive a restart.
 
 ``FLOOR``: in a pipeline that answers as ready, the worker has handed over all its requests before this one, and maybe later
 ones; elsewhere ``SEQUENCE`` says so.
 """
 
+SUMS = range(DONE, QUEUE_NS + 1)
+"""The words that only grow."""
+
 STARTING, WAITING, RUNNING, SENDING, PAUSED = range(5)
 STATES = ("starting", "waiting", "running", "sending", "paused")
 
+_PLACE, _SUMS = struct.Struct("@3q"), struct.Struct(f"@{len(SUMS)}q")
 _PAST = 1
 _MOST = 2**63 - 1
+
+
+def write_place(status: memoryview, since_ns: int, sequence: int, state: int) -> None:
+    """Say what a worker does since when, and at which request, in its status words as bytes."""
+    _PLACE.pack_into(status, 8 * SINCE_NS, since_ns, sequence, state)
+
+
+def write_sums(status: memoryview, sums: Sequence[int]) -> None:
+    """Bring the words of ``SUMS`` up to date, in status words as bytes."""
+    _SUMS.pack_into(status, 8 * DONE, *sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +73,15 @@ class Words:
         start = 2 * self.handle.window + STATUS_WORDS * worker
         return self._words[start : start + STATUS_WORDS]
 
-    def set_deadline(self, sequence: int, deadline_ns: int) -> None:
-        """Stages skip request ``sequence`` from ``deadline_ns`` (monotonic) on; 0 stands for never."""
-        self._words[sequence % self.handle.window] = deadline_ns
+    def set_limits(self, sequence: int, deadline_ns: int, priority: int) -> None:
+        """Of request ``sequence``, for the stages.
 
-    def set_priority(self, sequence: int, priority: int) -> None:
-        """Stages that may choose take the request with the lowest number first."""
-        self._words[self.handle.window + sequence % self.handle.window] = max(-_MOST, min(priority, _MOST))
+        They skip it from ``deadline_ns`` (monotonic) on, where 0 stands for never, and those that may choose take the request
+        with the lowest priority first.
+        """
+        place, window = sequence % self.handle.window, self.handle.window
+        self._words[place] = deadline_ns
+        self._words[window + place] = max(-_MOST, min(priority, _MOST))
 
     def priority(self, sequence: int) -> int:
         """The priority of request ``sequence``."""

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from autosplit.backends.base import Begun, Runnable
 
 KEPT_EVENTS = 16_384
+
+LISTEN_NS = 1_000_000
+"""How long requests may keep a worker from hearing the host, beside the time of one."""
+
 _WARM_UP_PASSES = 3
 
 
@@ -56,23 +60,6 @@ class _Ahead(NamedTuple):
     sequence: int
     slots: list[Slot]
     begun: "Begun | None" = None
-
-
-class Event(NamedTuple):
-    """The times of one request in one worker, in monotonic nanoseconds.
-
-    The worker waited from ``asked_ns`` to ``got_ns`` for its inputs, which were complete at ``posted_ns``, ran until
-    ``ran_ns``, and had handed over its outputs at ``sent_ns``, after ``blocked_ns`` of waiting for free slots.
-    """
-
-    sequence: int
-    flag: int
-    asked_ns: int
-    posted_ns: int
-    got_ns: int
-    ran_ns: int
-    sent_ns: int
-    blocked_ns: int
 
 
 def main(control: Connection) -> None:
@@ -112,7 +99,9 @@ class Stage:
         self.control = control
         self.words = Words(duty.words)
         self.status = self.words.status(duty.number)
-        self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._place = memoryview(self.status).cast("B")
+        self._sums = [self.status[word] for word in words.SUMS]
+        self.events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
         self._control_poll = select.poll()
         self._control_poll.register(control.fileno(), select.POLLIN)
         self._sources = [(self._ends(port, sends=False), port.index) for port in duty.sources]
@@ -132,10 +121,13 @@ class Stage:
     def serve(self) -> None:
         """Obey the host and take requests, in turn, until the control channel closes."""
         sequence = self._obey(None)
+        listen_ns = 0
         with torch.inference_mode():
             while True:
                 try:
-                    if self._control_poll.poll(0):
+                    now = time.monotonic_ns()
+                    if now >= listen_ns:
+                        listen_ns = now + LISTEN_NS
                         sequence = self._obey(sequence)
                     sequence = self._take(sequence)
                 except _Rewound as pause:
@@ -218,19 +210,20 @@ class Stage:
         blocked = 0
         for ends, index in self._sinks:
             end = self._end(ends, sequence)
-            before = time.monotonic_ns()
-            slot = self._acquire(end, sequence)
-            blocked += time.monotonic_ns() - before
+            if not end.ready(sequence):
+                before = time.monotonic_ns()
+                self._acquire(end, sequence)
+                blocked += time.monotonic_ns() - before
+            slot = end.acquire(sequence)
             if flag == DATA:
-                slot.write(sequence, [result[position] for position in index])
+                slot.write([result[position] for position in index])
             else:
-                slot.write_text(sequence, flag, result)
-            end.release()
-        posted = max(slot.header[POSTED_NS] for slot in slots)
+                slot.write_text(flag, result)
+            end.release(sequence)
+        posted = max([slot.header[POSTED_NS] for slot in slots])
         for ends, _ in self._sources:
-            self._end(ends, sequence).release()
-        sent = time.monotonic_ns()
-        self._count(Event(sequence, flag, asked, posted, got, ran, sent, blocked))
+            self._end(ends, sequence).release(sequence)
+        self._count(sequence, flag, asked, posted, got, ran, time.monotonic_ns(), blocked)
         return self._after(sequence, first)
 
     def _next(self, first: int) -> tuple[int, list[Slot]]:
@@ -276,10 +269,10 @@ class Stage:
 
         Of a stage that begins several requests, the request as it was begun stands for its outputs.
         """
+        passed = {slot.header[FLAG]: slot for slot in slots}
         for flag in (ERROR, SKIPPED):
-            for slot in slots:
-                if slot.header[FLAG] == flag:
-                    return flag, slot.read_text()
+            if flag in passed:
+                return flag, passed[flag].read_text()
         if self.words.expired(sequence):
             return SKIPPED, b""
         inputs = self._inputs(slots)
@@ -323,7 +316,8 @@ class Stage:
             return self._inbox.pick()
         following = sequence + self.duty.num_replicas
         ends = [self._end(ends, following) for ends, _ in self._sources]
-        return (following, [end.acquire(following) for end in ends]) if all(end.waiting() for end in ends) else None
+        ready = all(end.ready(following) for end in ends)
+        return (following, [end.acquire(following) for end in ends]) if ready else None
 
     def _check(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""
@@ -356,20 +350,21 @@ class Stage:
             f"{sequence}{where}: {cause}\nThe worker's traceback follows.\n{trace}"
         ).encode()
 
-    def _count(self, event: Event) -> None:
-        self.events.append(event)
-        status = self.status
-        status[(words.DONE, words.FAILED, words.SKIPPED)[event.flag]] += 1
-        status[words.WAIT_NS] += event.got_ns - event.asked_ns + event.blocked_ns
-        status[words.BUSY_NS] += event.ran_ns - event.got_ns
-        status[words.TRANSFER_NS] += event.sent_ns - event.ran_ns - event.blocked_ns
-        status[words.QUEUE_NS] += max(0, event.got_ns - event.posted_ns)
+    def _count(self, sequence: int, flag: int, asked: int, posted: int, got: int, ran: int, sent: int, blocked: int) -> None:
+        """Note a request; the arguments are the fields of an Event."""
+        self.events.append((sequence, flag, asked, posted, got, ran, sent, blocked))
+        sums = self._sums
+        sums[flag] += 1
+        sums[3] += ran - got
+        sums[4] += got - asked + blocked
+        sums[5] += sent - ran - blocked
+        if got > posted:
+            sums[6] += got - posted
+        words.write_sums(self._place, sums)
 
     def _enter(self, state: int, sequence: int) -> int:
         now = time.monotonic_ns()
-        self.status[words.SINCE_NS] = now
-        self.status[words.SEQUENCE] = sequence
-        self.status[words.STATE] = state
+        words.write_place(self._place, now, sequence, state)
         return now
 
     def _ends(self, port: Port, *, sends: bool) -> list[RingEnd | None]:

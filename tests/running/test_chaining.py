@@ -83,10 +83,10 @@ def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late
             chain.submit(request(9), timeout_s=0.01)
         with pytest.raises(DeadlineError, match="while it waited at the door"):
             futures[2].result(10)
-        while host["two"].num_waiting != 1:
+        while host["two"].num_held != 1:
             time.sleep(0.001)
         futures[1].cancel()
-        assert host["two"].num_waiting == 0
+        assert host["two"].num_held == 0
         gate.set()
         assert futures[0].result(10)[0][0] == 0 and chain.run(request(4))[0][0] == 8
         with pytest.raises(CancelledError):

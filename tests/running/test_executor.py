@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 
 import pytest
 import torch
@@ -216,6 +216,32 @@ def test_a_cancelled_request_is_skipped_at_the_door_and_at_borders() -> None:
             futures[1].result(10)
         assert pipeline.run(request(5))[0][0] == 6
     assert gate.seen == [0, 5]
+
+
+def test_whoever_waits_for_a_request_that_was_cancelled_at_the_door_is_told() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(2)]
+        waiter = threading.Timer(0.05, futures[1].cancel)
+        waiter.start()
+        assert wait(futures, timeout=30, return_when=FIRST_COMPLETED).done == {futures[1]}
+        gate.opened.set()
+
+
+def test_many_requests_of_one_caller_take_no_room_from_others() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=1) as pipeline:
+        caller = threading.Thread(target=lambda: pipeline.run_many([request(number) for number in range(9)]))
+        caller.start()
+        while pipeline.num_held < 8:
+            time.sleep(0.001)
+        future = pipeline.submit(request(9), priority=-1, timeout_s=0)
+        assert (pipeline.num_running, pipeline.num_waiting, pipeline.num_held) == (1, 1, 8)
+        with pytest.raises(RefusedError, match=r"1 requests are running \(limit 1\) and 1 are waiting \(limit 1\)"):
+            pipeline.submit(request(9), timeout_s=0)
+        gate.opened.set()
+        caller.join()
+        assert future.result(0)[0][0] == 10 and (pipeline.num_waiting, pipeline.num_held) == (0, 0)
 
 
 def test_answers_as_ready_do_not_wait_for_older_ones() -> None:

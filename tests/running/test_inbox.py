@@ -20,15 +20,15 @@ SPEC = TensorSpec("x", (1,), (1,), "float32")
 
 def send(ring: Ring, sequence: int) -> None:
     end = RingEnd(ring, sends=True)
-    end.acquire(sequence, 0).write(sequence, [torch.tensor([float(sequence)])])
-    end.release()
+    end.acquire(sequence, 0).write([torch.tensor([float(sequence)])])
+    end.release(sequence)
 
 
 def test_the_most_urgent_of_those_whose_inputs_are_all_here_is_taken() -> None:
     words, rings = Words.create(8, 1), [Ring.create([SPEC], 8) for _ in range(2)]
     inbox = Inbox([[RingEnd(ring, sends=False)] for ring in rings], words)
     for sequence, priority in enumerate((0, 0, -1, 2**80, -5)):
-        words.set_priority(sequence, priority)
+        words.set_limits(sequence, 0, priority)
         send(rings[0], sequence)
     assert inbox.pick() is None
     for sequence in (3, 1, 2, 0):
@@ -47,11 +47,11 @@ def test_a_slot_that_is_being_filled_is_not_read() -> None:
     words, ring = Words.create(4, 1), Ring.create([SPEC], 4)
     inbox = Inbox([[RingEnd(ring, sends=False)]], words)
     send(ring, 0)
-    words.set_priority(1, -1)
-    ring.slot(1).write(1, [torch.ones(1)])  # no token yet
-    assert inbox.pick() is None
-    RingEnd(ring, sends=True).release()
-    assert [inbox.wait()[0], inbox.wait()[0]] == [1, 0]
+    words.set_limits(1, 0, -1)
+    ring.slot(1).write([torch.ones(1)])  # its number is not told yet
+    assert inbox.wait()[0] == 0 and inbox.pick() is None
+    RingEnd(ring, sends=True).release(1)
+    assert inbox.wait()[0] == 1 and not inbox.waits()
 
 
 def test_an_urgent_request_overtakes_those_that_wait_between_stages() -> None:

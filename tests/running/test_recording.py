@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 from pipelines import increment, local, request, slow_increment
 
+from autosplit.running.messages import Event
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import actions_of, record
 from autosplit.running.ring import DATA, ERROR
-from autosplit.running.worker import Event
 from autosplit.timeline import chrome_trace, lanes
 
 

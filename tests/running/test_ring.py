@@ -1,14 +1,18 @@
 """The ring hands tensors over bit for bit, in order, and never writes a slot that is being read."""
 
 import os
+import random
 import threading
+import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autosplit.processes import spawn_worker
 from autosplit.running.ring import DATA, ERROR, FLAG, PAGE, SEQUENCE, SKIPPED, Interrupted, Ring, RingEnd
 from autosplit.tensorspec import TensorSpec, spec_of
 
@@ -50,13 +54,13 @@ def test_tensors_arrive_bit_for_bit_with_their_layout(values: list[torch.Tensor]
     try:
         sender, receiver = RingEnd(ring, sends=True), RingEnd(ring, sends=False)
         for sequence in range(2 * num_slots + 1):
-            sender.acquire(sequence, 0).write(sequence, values)
-            sender.release()
+            sender.acquire(sequence, 0).write(values)
+            sender.release(sequence)
             slot = receiver.acquire(sequence, 0)
             assert (slot.header[SEQUENCE], slot.header[FLAG]) == (sequence, DATA)
             assert [spec_of(spec.name, value) for spec, value in zip(specs, slot.tensors, strict=True)] == specs
             assert all(torch.equal(value, sent) for value, sent in zip(slot.tensors, values, strict=True))
-            receiver.release()
+            receiver.release(sequence)
     finally:
         ring.close()
 
@@ -76,13 +80,13 @@ def test_tokens_keep_the_ends_apart(num_slots: int, every: int, steps: list[bool
                 with pytest.raises(TimeoutError):
                     (sender if sends else receiver).acquire(number * every, 0)
             elif sends:
-                sender.acquire(number * every, 0).write(number * every, [torch.tensor([float(number)])])
-                sender.release()
+                sender.acquire(number * every, 0).write([torch.tensor([float(number)])])
+                sender.release(number * every)
                 sent += 1
             else:
                 slot = receiver.acquire(number * every, 0)
                 assert slot.header[SEQUENCE] == number * every and slot.tensors[0].item() == number
-                receiver.release()
+                receiver.release(number * every)
                 taken += 1
     finally:
         ring.close()
@@ -90,17 +94,60 @@ def test_tokens_keep_the_ends_apart(num_slots: int, every: int, steps: list[bool
 
 def test_a_slot_is_a_view_until_it_is_released(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
     _, sender, receiver = pair
-    sender.acquire(0).write(0, [torch.ones(4)])
-    sender.release()
+    sender.acquire(0).write([torch.ones(4)])
+    sender.release(0)
     view = receiver.acquire(0).tensors[0]
-    sender.acquire(1).write(1, [torch.zeros(4)])
-    sender.release()
+    sender.acquire(1).write([torch.zeros(4)])
+    sender.release(1)
     with pytest.raises(TimeoutError):
         sender.acquire(2, 0.01)
     assert torch.equal(view, torch.ones(4))
-    receiver.release()
-    sender.acquire(2, 1).write(2, [torch.full((4,), 2.0)])
+    receiver.release(0)
+    sender.acquire(2, 1).write([torch.full((4,), 2.0)])
     assert torch.equal(view, torch.full((4,), 2.0))
+
+
+NUM_MESSAGES = 3000
+
+
+def answer(control: Connection) -> None:
+    """In a worker: send back what comes, one more, after a while of any length."""
+    there, back = control.recv()
+    receiver, sender, drawn = RingEnd(Ring(there), sends=False), RingEnd(Ring(back), sends=True), random.Random(1)
+    for number in range(NUM_MESSAGES):
+        value = receiver.acquire(number).tensors[0] + 1
+        dawdle(drawn)
+        receiver.release(number)
+        sender.acquire(number).write([value])
+        sender.release(number)
+
+
+def dawdle(drawn: random.Random) -> None:
+    """Often no time at all, else about as long as falling asleep takes."""
+    until = time.perf_counter() + drawn.choice((0, 0, drawn.random() * 60e-6))
+    while time.perf_counter() < until:
+        pass
+
+
+def test_no_end_sleeps_through_what_the_other_one_does() -> None:
+    """Two processes that fall asleep all the time, over rings so short that either may have to wait for the other."""
+    rings = [Ring.create([spec_of("x", torch.zeros(4))], num_slots) for num_slots in (1, 2)]
+    worker = spawn_worker("tests.running.test_ring:answer", fds=[fd for ring in rings for fd in ring.handle.fds])
+    worker.connection.send([ring.handle for ring in rings])
+    sender, receiver, drawn = RingEnd(rings[0], sends=True), RingEnd(rings[1], sends=False), random.Random(2)
+    sent = 0
+    for number in range(NUM_MESSAGES):
+        while sent < NUM_MESSAGES and sent - number < 2 and (sent == number or drawn.random() < 0.7):
+            sender.acquire(sent, 30).write([torch.full((4,), float(sent))])
+            sender.release(sent)
+            sent += 1
+        slot = receiver.acquire(number, 30)
+        assert slot.header[SEQUENCE] == number and slot.tensors[0][3] == number + 1
+        dawdle(drawn)
+        receiver.release(number)
+    worker.close()
+    for ring in rings:
+        ring.close()
 
 
 def test_slots_start_on_pages() -> None:
@@ -113,17 +160,17 @@ def test_slots_start_on_pages() -> None:
 def test_errors_and_skips_travel_in_place_of_tensors(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
     _, sender, receiver = pair
     for sequence, (flag, text) in enumerate([(ERROR, "stage 'a' failed: größer".encode()), (SKIPPED, b"")]):
-        sender.acquire(sequence).write_text(sequence, flag, text)
-        sender.release()
+        sender.acquire(sequence).write_text(flag, text)
+        sender.release(sequence)
         slot = receiver.acquire(sequence)
         assert slot.header[FLAG] == flag and slot.read_text() == text
-        receiver.release()
+        receiver.release(sequence)
 
 
 def test_a_long_text_loses_its_middle(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
     _, sender, _ = pair
     slot = sender.acquire(0)
-    slot.write_text(0, ERROR, b"first" + b"-" * 10_000_000 + b"last")
+    slot.write_text(ERROR, b"first" + b"-" * 10_000_000 + b"last")
     assert slot.read_text().startswith(b"first") and slot.read_text().endswith(b"last") and b"[...]" in slot.read_text()
 
 
@@ -131,10 +178,10 @@ def test_a_wait_ends_when_the_other_end_acts(pair: tuple[Ring, RingEnd, RingEnd]
     ring, sender, _ = pair
     for spin_s in (0.0, 0.002):
         receiver = RingEnd(ring, sends=False, spin_s=spin_s)
-        timer = threading.Timer(0.02, lambda: (sender.acquire(0).write(0, [torch.ones(4)]), sender.release()))
+        timer = threading.Timer(0.02, lambda: (sender.acquire(0).write([torch.ones(4)]), sender.release(0)))
         timer.start()
         assert receiver.acquire(0, 10).header[SEQUENCE] == 0
-        receiver.release()
+        receiver.release(0)
         timer.join()
 
 
@@ -145,8 +192,8 @@ def test_an_interrupt_ends_a_wait_and_takes_no_token(pair: tuple[Ring, RingEnd, 
     with pytest.raises(Interrupted):
         receiver.acquire(0, 10)
     os.eventfd_read(interrupt_fd)
-    sender.acquire(0).write(0, [torch.ones(4)])
-    sender.release()
+    sender.acquire(0).write([torch.ones(4)])
+    sender.release(0)
     assert receiver.acquire(0, 10).header[SEQUENCE] == 0
     os.close(interrupt_fd)
 
@@ -155,14 +202,14 @@ def test_refilled_tokens_bring_the_same_slots_again(pair: tuple[Ring, RingEnd, R
     """A replay: the slots of requests 1 and 2 are handed out once more, without a copy."""
     ring, sender, receiver = pair
     for sequence in range(3):
-        sender.acquire(sequence, 0).write(sequence, [torch.full((4,), float(sequence))])
-        sender.release()
+        sender.acquire(sequence, 0).write([torch.full((4,), float(sequence))])
+        sender.release(sequence)
         receiver.acquire(sequence, 0)
-        receiver.release()
+        receiver.release(sequence)
     ring.refill(range(1, 3))
     for sequence in (1, 2):
         assert receiver.acquire(sequence, 0).tensors[0][0] == sequence
-        receiver.release()
+        receiver.release(sequence)
     with pytest.raises(TimeoutError):
         receiver.acquire(3, 0)
     for sequence in (3, 4):

@@ -1,0 +1,94 @@
+"""The host's ends of the rings that bring results, and the one place where its thread blocks."""
+
+import select
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from autosplit.running.copying import Copies
+from autosplit.running.inbox import Inbox
+from autosplit.running.provisioner import Deployment, host_channels
+from autosplit.running.ring import RingEnd, Slot
+
+
+@dataclass(slots=True)
+class Drain:
+    """The host's end of a ring that brings results: its values by name and the number of its next request."""
+
+    end: RingEnd
+    copies: dict[str, Copies]
+    first: int
+    every: int
+    next: int
+    inbox: Inbox | None
+    """What takes results as they come, where they need not keep their order."""
+
+    def rewind(self, base: int) -> None:
+        """Expect the first request of this ring from number ``base`` on."""
+        self.next = base + (self.first - base) % self.every
+        if self.inbox is not None:
+            self.inbox.restart()
+
+    def ready(self) -> bool:
+        """Whether there is something to take."""
+        return self.end.ready(self.next) if self.inbox is None else self.inbox.waits()
+
+    def take(self) -> Iterator[tuple[int, Slot]]:
+        """Requests with their slots, as long as some are here."""
+        if self.inbox is not None:
+            while (found := self.inbox.pick()) is not None:
+                yield found[0], found[1][0]
+            return
+        while self.end.ready(sequence := self.next):
+            self.next += self.every
+            yield sequence, self.end.acquire(sequence)
+
+
+class Drains:
+    """All of them, and what else may wake the thread.
+
+    Args:
+        deployment: its rings.
+        fds: other descriptors that end a wait.
+    """
+
+    def __init__(self, deployment: Deployment, fds: Iterable[int]) -> None:
+        wiring = deployment.wiring
+        self.num_tokens = 0
+        """Results that each request brings."""
+        self._drains: list[Drain] = []
+        for number in host_channels(wiring)[1]:
+            channel = wiring.channels[number]
+            self.num_tokens += 1
+            for first, ring in enumerate(deployment.rings[number]):
+                end = RingEnd(ring, sends=False)
+                copies = {spec.name: Copies(spec, 4 * wiring.window) for spec in channel.specs}
+                inbox = None if wiring.in_order else Inbox([[end]], deployment.words)
+                self._drains.append(Drain(end, copies, first, channel.every, first, inbox))
+        self._own = {drain.end.fd for drain in self._drains}
+        self._poll = select.poll()
+        for fd in (*self._own, *fds):
+            self.watch(fd)
+
+    def __iter__(self) -> Iterator[Drain]:
+        return iter(self._drains)
+
+    def watch(self, fd: int) -> None:
+        """Let this descriptor end a wait from now on."""
+        self._poll.register(fd, select.POLLIN)
+
+    def forget(self, fd: int) -> None:
+        """No longer."""
+        self._poll.unregister(fd)
+
+    def wait(self, patience_ms: int | None) -> set[int]:
+        """Wait until a result or something else is here, at most ``patience_ms``; the other descriptors that are readable.
+
+        If a result is here already, this is only a look at the others.
+        """
+        for drain in self._drains:
+            drain.end.fall_asleep()
+        here = any(drain.ready() for drain in self._drains)
+        found = {fd for fd, _ in self._poll.poll(0 if here else patience_ms)}
+        for drain in self._drains:
+            drain.end.wake_up()
+        return found - self._own
