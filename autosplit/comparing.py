@@ -66,12 +66,13 @@ class Loaded:
 
     @property
     def _workers(self) -> int:
-        return sum(len(stage.devices) for stage in self.plan.stages)
+        """Requests that are worked on at once."""
+        return sum(len(stage.devices) * stage.streams for stage in self.plan.stages)
 
     def run(self, num_items: int) -> None:
         """Run about so many items and note the throughput while all stages are busy.
 
-        Filling and draining the pipeline are left out: for each worker one microbatch runs before the clock and one after it.
+        Filling and draining the pipeline are left out: for each request at work one runs before the clock and one after it.
         """
         workers = self._workers
         count = max(2 * len(self.microbatches), round(num_items / self.plan.microbatch))

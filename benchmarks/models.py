@@ -1,6 +1,7 @@
 """The best way to run each model here: what ``autosplit auto`` chooses, beside each runtime used without autosplit.
 
-    python -m benchmarks.models [--models NAME ...] [--batch 1 8] [--budget 15] [--rounds 5] [--note quiet]
+    python -m benchmarks.models [--models NAME,...] [--batch 1 8] [--budget 10] [--rounds 5] [--note quiet]
+    python -m benchmarks.models --prepare [--models NAME,...] [--batch 1 8]
     python -m benchmarks.models --write-table
 
 The runtimes are torch eager, torch.compile (inductor), ONNX Runtime, and OpenVINO with its latency and its throughput
@@ -8,12 +9,14 @@ hint, each in one process with every core and in a pinned process on each core. 
 front; these and autosplit's way then run in the same rounds, order turning, all in f32. The ratio is the median over
 rounds of autosplit's items per second over those of the fastest runtime. Every run is appended to benchmarks/models.json,
 so the table can be made in pieces; ``--write-table`` makes benchmarks/models.md from the newest run of each model and batch.
+``--prepare`` only writes the files that the runtimes load, torch.compile's above all, which takes up to a minute a model and
+no quiet machine; the run that measures finds them, and removes them.
 """
 
 import argparse
 import json
+import shutil
 import sys
-import tempfile
 import time
 import traceback
 from contextlib import ExitStack
@@ -27,11 +30,13 @@ from typing import Any
 from rich.console import Console
 
 from autosplit import api
+from autosplit.backends.base import usual
 from autosplit.comparing import Arena
-from autosplit.discovering import describe
+from autosplit.discovering import describe, machine_for
 from autosplit.limits import usable_cores
 from autosplit.progress import bars
-from autosplit.splitting import split
+from autosplit.splitting import StageProgram, split
+from autosplit.tracing import Traced
 from benchmarks import natives
 
 MODELS = {
@@ -49,24 +54,48 @@ MODELS = {
     "mlp512": "autosplit.examples.mlp:mlp?depth=24&width=512",
 }
 RESULTS, TABLE = Path("benchmarks/models.json"), Path("benchmarks/models.md")
-PROFILES = Path("autosplit-run/profiles")
+PROFILES, STAGES = Path("autosplit-run/profiles"), Path("autosplit-run/stages")
 NEAR, MOST_NEAR = 0.8, 4
 """A runtime at less than this share of the fastest one's short run is not run again, nor are more than so many."""
 
-ROUND_S = 0.7
-SHOWN = ("model", "batch", "way", "items_per_s", "best_runtime", "runtime_per_s", "ratio", "auto_s", "runtimes_s", "row_s")
+ROUND_S, NUM_ROUNDS = 0.7, 3
+"""Seconds of a round here and in ``auto``, and its rounds."""
+
+SHOWN = (
+    "model",
+    "batch",
+    "way",
+    "items_per_s",
+    "best_runtime",
+    "runtime_per_s",
+    "ratio",
+    "profile_s",
+    "auto_s",
+    "runtimes_s",
+    "row_s",
+)
 
 
 def measure(name: str, batch: int, given: argparse.Namespace, console: Console) -> dict[str, Any]:
     """One row: let autosplit choose, then run its choice beside the runtimes."""
-    begun_s = start_s = time.monotonic()
+    begun_s = time.monotonic()
+    whole, machine = api.trace(MODELS[name], batch), machine_for(None)
     with bars(console) as step:
+        known = api.measure(whole, machine, usual(), profiles=PROFILES, progress=step("profile"))
+        profile_s = time.monotonic() - begun_s
+        fastest_s = min(known.whole_s(*setting) for setting in known.measured) / len(machine.devices)
+        num_requests = max(3 * NUM_ROUNDS, round(NUM_ROUNDS * ROUND_S / fastest_s))
         result = api.auto(
-            MODELS[name], batch=batch, profiles=PROFILES, budget_s=given.budget, num_requests=40, num_rounds=3, progress=step
+            MODELS[name],
+            batch=batch,
+            profiles=PROFILES,
+            budget_s=given.budget,
+            num_requests=num_requests,
+            num_rounds=NUM_ROUNDS,
+            progress=step,
         )
     plan, traced = result.plan, result.search.traced
-    whole = traced if plan.microbatch == batch else api.trace(MODELS[name], batch)
-    auto_s = time.monotonic() - start_s
+    auto_s = time.monotonic() - begun_s
     with ExitStack() as stack:
         start_s = time.monotonic()
         loaded, failures = _natives(whole, given, stack)
@@ -101,6 +130,7 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         "short_runs": short,
         "failures": failures,
         "ways": {row["way"]: row["items_per_s"] for row in result.report.rows()} | dict(result.report.left_out),
+        "profile_s": round(profile_s, 1),
         "auto_s": round(auto_s, 1),
         "runtimes_s": round(load_s, 1),
         "row_s": round(time.monotonic() - begun_s, 1),
@@ -111,11 +141,24 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
     }
 
 
-def _natives(traced: Any, given: argparse.Namespace, stack: ExitStack) -> tuple[list[natives.Native], dict[str, str]]:
+def _natives(traced: Traced, given: argparse.Namespace, stack: ExitStack) -> tuple[list[natives.Native], dict[str, str]]:
     """Every runtime that takes the model, both ways, and the reasons of those that do not."""
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autosplit-bench-"))) / "stage"
-    [program] = split(traced, [[op.name for op in traced.graph.ops]])
+    program, folder = _stage(traced)
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return natives.start_all(given.runtimes, program, folder, traced.example_inputs, usable_cores(), stack)
+
+
+def _stage(traced: Traced) -> tuple[StageProgram, Path]:
+    """The whole model as one stage, and the folder of its files."""
+    [program] = split(traced, [[op.name for op in traced.graph.ops]])
+    return program, STAGES / f"{traced.graph.name}-{traced.graph.hash}"
+
+
+def prepare(name: str, batch: int, given: argparse.Namespace) -> None:
+    """Write the files that the runtimes load."""
+    begun_s = time.monotonic()
+    failures = natives.prepare_all(given.runtimes, *_stage(api.trace(MODELS[name], batch)))
+    print(f"{name}, batch {batch}: prepared in {time.monotonic() - begun_s:.0f} s {failures or ''}", flush=True)
 
 
 def _round(native: natives.Native, batch: int) -> None:
@@ -129,17 +172,24 @@ def write_table() -> None:
         newest[row["model"], row["batch"]] = row
     rows = [newest[name, batch] for name in MODELS for batch in (1, 8) if (name, batch) in newest]
     lines = [
-        "| model | batch | autosplit's way | items/s | spread | fastest runtime alone | items/s | ratio | max error | machine |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| model | batch | autosplit's way | items/s | spread | fastest runtime alone | items/s | ratio | max error | took "
+        "| machine |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        stages = " → ".join(f"{stage['backend']} on {' + '.join(stage['devices'])}" for stage in row["plan"])
+        stages = " → ".join(_shown(stage) for stage in row["plan"])
         cells = [row["model"], row["batch"], stages, f"{row['items_per_s']:.4g}", f"{row['spread']:.0%}", row["best_runtime"]]
-        cells += [f"{row['runtime_per_s']:.4g}", f"{row['ratio']:.2f}", f"{row['max_relative_error']:.1g}", row["note"]]
+        cells += [f"{row['runtime_per_s']:.4g}", f"{row['ratio']:.2f}", f"{row['max_relative_error']:.1g}"]
+        cells += [f"{row['row_s']:.0f} s", row["note"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     text = TABLE.read_text(encoding="utf-8") if TABLE.exists() else "# The best way to run each model\n\n<!-- table -->\n"
     head = text.split("<!-- table -->")[0]
     TABLE.write_text(head + "<!-- table -->\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _shown(stage: dict[str, Any]) -> str:
+    streams = f" in {stage['streams']} streams" if stage.get("streams", 1) > 1 else ""
+    return f"{stage['backend']} on {' + '.join(stage['devices'])}{streams}"
 
 
 def keep_in(path: Path, row: dict[str, Any]) -> None:
@@ -155,35 +205,28 @@ def main() -> int:
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS), help="names with commas between")
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--runtimes", type=lambda text: text.split(","), default=list(natives.RUNTIMES))
-    parser.add_argument("--budget", type=float, default=15.0, help="seconds for candidate plans")
+    parser.add_argument("--budget", type=float, default=10.0, help="seconds for candidate plans")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--note", default="not known to be quiet", help="what a reader should know of the machine meanwhile")
+    parser.add_argument("--prepare", action="store_true", help="only write the files that the runtimes load")
     parser.add_argument("--write-table", action="store_true", help="only write the table from the results")
     given = parser.parse_args()
     failed = 0
     for name in [] if given.write_table else given.models:
         for batch in given.batch:
             try:
+                if given.prepare:
+                    prepare(name, batch, given)
+                    continue
                 row = measure(name, batch, given, Console(stderr=True))
             except Exception:  # one model may not cost the table the others
                 failed += 1
                 print(f"{name}, batch {batch}, failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
                 continue
             keep_in(RESULTS, row)
-            shown = (
-                "model",
-                "batch",
-                "way",
-                "items_per_s",
-                "best_runtime",
-                "runtime_per_s",
-                "ratio",
-                "auto_s",
-                "runtimes_s",
-                "row_s",
-            )
-            print(*(f"{key}={row[key]}" for key in shown), flush=True)
-    write_table()
+            print(*(f"{key}={row[key]}" for key in SHOWN), flush=True)
+    if not given.prepare:
+        write_table()
     return min(1, failed)
 
 

@@ -73,6 +73,19 @@ class Native:
         return median(self.rounds_per_s)
 
 
+def prepare_all(runtimes: Sequence[str], program: StageProgram, folder: Path) -> dict[str, str]:
+    """Write what the runtimes load into ``folder``; what is there already stays. Returns: what refuses it, with the reason."""
+    if not folder.exists():
+        save_stage(program, folder)
+    failures = {}
+    for runtime in runtimes:
+        try:
+            get_backend(RUNTIMES[runtime]).prepare(program, folder)
+        except AutosplitError as failure:
+            failures[runtime] = str(failure).splitlines()[0]
+    return failures
+
+
 def start_all(
     runtimes: Sequence[str], program: StageProgram, folder: Path, inputs: Sequence[Any], cores: Sequence[int], stack: ExitStack
 ) -> tuple[list[Native], dict[str, str]]:
@@ -80,7 +93,7 @@ def start_all(
 
     Returns: those that take the model, and of the others the reason.
     """
-    save_stage(program, folder)
+    failures = prepare_all(runtimes, program, folder)
     arrays = [value.numpy() for value in inputs]
     crews = {"all cores": [list(cores)], "a process a core": [[core] for core in cores]}
     workers = {
@@ -89,13 +102,8 @@ def start_all(
     }
     for worker in (worker for crew in workers.values() for worker in crew):
         stack.callback(worker.close)
-    loaded, failures = [], {}
-    for runtime in runtimes:
-        try:
-            get_backend(RUNTIMES[runtime]).prepare(program, folder)
-        except AutosplitError as failure:
-            failures[runtime] = str(failure).splitlines()[0]
-            continue
+    loaded = []
+    for runtime in (runtime for runtime in runtimes if runtime not in failures):
         for way, crew in workers.items():
             for worker, group in zip(crew, crews[way], strict=True):
                 worker.connection.send(Load(runtime, folder, len(group), arrays))
