@@ -15,6 +15,7 @@ import numpy as np
 from autosplit.planners.bounds import item_work
 from autosplit.planners.compiled import compiled
 from autosplit.planners.filling import costs_of, empty_filling
+from autosplit.planners.fullness import full_blocks_suffice, most_added
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.leaving import Rules, Walk
 from autosplit.planners.linear import Chain
@@ -94,7 +95,8 @@ def best_chain(
         last = items.num_items - 1
         blocks = tuple((tuple(sorted(last - item for item in block)), takes) for block, takes in reversed(chain.blocks))
         chain = Chain(blocks, chain.value_s)
-    return Outcome(chain, chosen.code == DONE and chosen.sets.tally[4] == 0, int(chosen.sets.tally[0]))
+    complete = chosen.code == DONE and chosen.sets.tally[4] == 0 and not (chosen.rules.full and chain is not None)
+    return Outcome(chain, complete, int(chosen.sets.tally[0]))
 
 
 class _Way:
@@ -105,7 +107,7 @@ class _Way:
         self.items, self.usage = items, usage
         self.costs = costs_of(items)
         self.filling = empty_filling(self.costs)
-        self.rules = _rules(items, request, usage, weights, prices)
+        self.rules = _rules(items, request, usage, weights, prices, full_blocks_suffice(items, request))
         self.walk = _walk(items, num_words, self.rules.values.shape[1])
         self.sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
         begin(self.sets)
@@ -132,15 +134,15 @@ class _Way:
         return _trace(self.sets, self.usage, self.items, best) if best >= 0 else None
 
 
-def _rules(items: Items, request: Request, usage: Usage, weights: Floats, prices: Prices) -> Rules:
+def _rules(items: Items, request: Request, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
     compute = items.compute_s if items.overlap else items.compute_s + items.fixed_s
-    values = np.column_stack([item_work(items, weights), prices.values])
+    values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.num_bytes])
     room = np.column_stack([capacity(usage, weights), usage.free @ prices.most])
     behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
     return Rules(
         items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, values,
         values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
-        int(usage.width.max()), items.overlap, request.min_stage_s,
+        int(usage.width.max()), items.overlap, request.min_stage_s, full,
     )  # fmt: skip
 
 
@@ -190,7 +192,7 @@ def _walk(items: Items, num_words: int, num_values: int) -> Walk:
         np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
         np.zeros((count + 2, 5 * classes + 1 + num_values)), np.zeros(classes), np.zeros(num_values), np.zeros(num_values),
-        np.zeros(classes),
+        np.zeros(classes), np.zeros(classes),
     )  # fmt: skip
 
 

@@ -31,13 +31,15 @@ class Walk(NamedTuple):
     done_value: Floats
     spare: Floats
     open_cut: Floats
+    opened: Floats
 
 
 class Rules(NamedTuple):
     """Order, devices and pruning data.
 
     Column 0 of values and room is weighted compute and the weighted devices that a usage leaves, each good for the limit; the
-    other columns are prices, and the most of each that the devices left can hold.
+    next columns are prices, and the most of each that the devices left can hold. The last columns of values are not in room: for
+    each class the most that an item adds to the load of a block, and then its bytes. ``full``: only full blocks are looked at.
     """
 
     after_start: Ints
@@ -56,12 +58,13 @@ class Rules(NamedTuple):
     widest: int
     overlap: bool
     least: float
+    full: bool
 
 
 @inner
 def most_left(rules: Rules, sets: Sets, walk: Walk, number: int, limit: float) -> None:
     """The largest room that a block from this set can leave: what a walk leaves out for good must fit there."""
-    for p in range(rules.values.shape[1]):
+    for p in range(rules.room.shape[1]):
         most = 0.0
         entry = sets.head[number]
         while entry >= 0:
@@ -85,7 +88,7 @@ def _room(rules: Rules, usage: int, p: int, limit: float) -> float:
 def must_take(rules: Rules, walk: Walk, item: int) -> bool:
     """Whether an item and all that follows it is too much for the devices that are left."""
     must = False
-    for p in range(rules.behind.shape[1]):
+    for p in range(rules.room.shape[1]):
         must = must or rules.behind[item, p] > walk.spare[p]
     return must
 
@@ -93,7 +96,7 @@ def must_take(rules: Rules, walk: Walk, item: int) -> bool:
 @inner
 def fits(rules: Rules, walk: Walk, usage: int, limit: float) -> bool:
     """Whether what is left of the items may fit the devices that are left, each below the limit."""
-    for p in range(len(walk.done_value)):
+    for p in range(rules.room.shape[1]):
         if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, limit):
             return False
     only = -1

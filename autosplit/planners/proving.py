@@ -1,9 +1,9 @@
-"""Proving that no chain is better: walks over all orders below ever higher limits, pruned by what a device can hold at most.
+"""Proving that no chain is better: walks over all orders between bound and best plan, pruned by what a device can hold at most.
 
-The first walk below a limit that finds a chain has found the best one; a walk that finds none and looked everywhere has
-raised the bound. Prices of column generation (`columns`) and bytes say how much of the items a device below the limit
-holds, which no plan can go beyond, chain or not. Where memory is tight, merged items leave their bytes behind at first: what is
-proved then holds, and the chain found is often within the caps anyway.
+A walk that finds a chain has found a better plan; one that finds none and looked everywhere has raised the bound. Prices of
+column generation (`columns`) and bytes say how much of the items a device below the limit holds, which no plan can go beyond,
+chain or not. Where memory is tight, merged items leave their bytes behind at first: what is proved then holds, and the chain
+found is often within the caps anyway.
 """
 
 from dataclasses import replace
@@ -24,10 +24,12 @@ from autosplit.problem import Block, Floats, Problem
 MANY_ITEMS = 5000
 NEARLY = 0.991
 """On many items, that no plan is better by this factor is proved first: it takes a fraction of the time."""
-FIRST_SHARE = 0.5
-"""Of the time, for a walk without prices, which is enough for most graphs."""
-GROWTH = (1.003, 1.01, 1.03, 1.1, 1.3, 2.0, 4.0, inf)
-"""Limits of the walks, relative to the bound proved by then."""
+LIGHT_SHARE, PLAIN_SHARE, PRICES_SHARE = 0.4, 0.5, 0.25
+"""Of the time left: for walks with the bytes of merged items left behind, for walks without prices, and for prices."""
+WALK_SHARE = 0.5
+"""Of the time left, for one walk: below a lower limit the next one takes less."""
+CLOSE = 0.003
+"""A walk that does not end is not tried again below a limit as near to the bound as this."""
 CELLS = 100_000_000
 """States times values that one profile may take."""
 
@@ -75,48 +77,50 @@ def prove_chain(board: Board, items: Items, weights: Floats, deadline: float) ->
     usage = usage_of(items, request)
     if usage is None:
         return
-    if items.num_items > MANY_ITEMS:
-        if _walk(board, items, request, usage, weights, NEARLY * limit_s, deadline) == "none below":
-            _walk(board, items, request, usage, weights, limit_s, deadline)
-        return
-    first = monotonic() + FIRST_SHARE * (deadline - monotonic())
-    if limit_s < inf and _walk(board, items, request, usage, weights, limit_s, first) != "unknown":
-        return
     light = contract(board.problem, request, limit_s=limit_s, bytes_of_merged=False)
     if light.num_items < items.num_items:
-        _climb(board, light, request, usage, weights, monotonic() + 0.5 * (deadline - monotonic()))
-    if not board.closed:
-        _climb(board, items, request, usage, weights, deadline)
+        _close_in(board, light, request, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
+    many = items.num_items > MANY_ITEMS
+    _close_in(board, items, request, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
+    if not board.closed and not many and monotonic() < deadline:
+        bound = _priced(board, items, request, monotonic() + PRICES_SHARE * (deadline - monotonic()))
+        _close_in(board, items, request, usage, weights, deadline, bound)
 
 
-def _climb(board: Board, items: Items, request: Request, usage: Usage, weights: Floats, deadline: float) -> None:
-    """Walks below ever higher limits, until one finds a chain or does not end in time."""
-    bound = _priced(board, items, request, monotonic() + 0.25 * (deadline - monotonic()))
-    for growth in GROWTH:
-        if board.closed or monotonic() > deadline:
-            return
-        limit_s = board.bound_s * growth if board.bound_s > 0 else inf
-        limit_s = limit_s if 1.01 * limit_s < board.objective_s else board.objective_s
+def _close_in(
+    board: Board, items: Items, request: Request, usage: Usage, weights: Floats, deadline: float, bound: ColumnBound | None = None
+) -> None:
+    """Walks below the best plan and between it and the bound, until they meet; lower after one that did not end in time.
+
+    What is found may cost more than its items say; then the bound ends at what the items say.
+    """
+    high_s, unended_s = board.objective_s, inf
+    limit_s = NEARLY * high_s if items.num_items > MANY_ITEMS else high_s
+    while not board.closed and board.bound_s < high_s and (left_s := deadline - monotonic()) > 0:
         prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
-        if _walk(board, items, request, usage, weights, limit_s, deadline, prices) != "none below":
-            return
+        outcome = downsets.best_chain(items, request, usage, weights, limit_s, monotonic() + WALK_SHARE * left_s, prices)
+        board.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
+        if outcome.chain is not None:
+            board.offer(chain_blocks(items, outcome.chain), "down-sets")
+            high_s = min(board.objective_s, outcome.chain.value_s)
+        if outcome.complete and usage.complete and min(limit_s, high_s) < inf:
+            board.prove(min(limit_s, high_s), "down-sets")
+        if outcome.chain is not None:
+            limit_s = _middle(board.bound_s, high_s)
+        elif outcome.complete:
+            if limit_s >= high_s:
+                return
+            limit_s = high_s if high_s < unended_s else _middle(limit_s, unended_s)
+        else:
+            unended_s = limit_s
+            if not usage.complete or unended_s <= board.bound_s * (1 + CLOSE):
+                return
+            limit_s = _middle(board.bound_s, unended_s)
 
 
-def _walk(
-    board: Board, items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float, deadline: float,
-    prices: downsets.Prices | None = None,
-) -> str:  # fmt: skip
-    """Look for chains below a limit: ``best`` of them found, ``none below``, or ``unknown``."""
-    outcome = downsets.best_chain(items, request, usage, weights, limit_s, deadline, prices)
-    board.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
-    if outcome.chain is not None:
-        board.offer(chain_blocks(items, outcome.chain), "down-sets")
-        limit_s = outcome.chain.value_s
-    if not (outcome.complete and usage.complete):
-        return "unknown"
-    if isfinite(limit_s):
-        board.prove(limit_s, "down-sets")
-    return "none below" if outcome.chain is None else "best"
+def _middle(low_s: float, high_s: float) -> float:
+    """Between the two; twice the lower one where the other is infinite."""
+    return 0.5 * (low_s + high_s) if high_s < inf else 2.0 * low_s
 
 
 def _priced(board: Board, items: Items, request: Request, deadline: float) -> ColumnBound | None:

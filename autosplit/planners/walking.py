@@ -4,6 +4,7 @@ import numpy as np
 
 from autosplit.planners.compiled import compiled, inner, whole
 from autosplit.planners.filling import ROUNDING, Costs, Filling, add, price, remove, reset, shift, widest_load
+from autosplit.planners.fullness import has_room, must_fill
 from autosplit.planners.leaving import Rules, Walk, fits, most_left, must_take
 from autosplit.planners.reached import Sets
 from autosplit.problem import Floats
@@ -30,6 +31,8 @@ def run(
                 return FULL if taken == -1 else HOPELESS
             steps += taken
         sets.of_size[sets.tally[2]] = sets.next_of_size[number]
+        if rules.full and sets.tally[3] >= 0:
+            return DONE
         if steps > num_steps:
             return PAUSED
     return DONE
@@ -132,7 +135,6 @@ def _count(costs: Costs, filling: Filling, rules: Rules, walk: Walk, item: int, 
 def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, number: int, limit: Floats, most: int) -> int:
     """Reach every larger down-set by one block from this one; returns steps taken, -1 for no room, -2 for too many."""
     reset(filling)
-    load = filling.load
     depth, one = whole(0), whole(1)
     walk.low[0], walk.cursor[0], walk.high[0] = 0, 0, walk.state[0]
     for slot in range(walk.state[0]):
@@ -146,7 +148,7 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
             if depth >= 0:
                 item = int(walk.candidates[walk.cursor[depth]])
                 _undo(costs, filling, rules, walk, depth)
-                if must_take(rules, walk, item):
+                if must_take(rules, walk, item) or (rules.full and must_fill(costs, filling, rules, walk, item, limit[0])):
                     walk.cursor[depth] = walk.high[depth]
             continue
         item = int(walk.candidates[walk.cursor[depth]])
@@ -159,7 +161,7 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
         _flip(rules, walk, item, one)
         add(costs, filling, item)
         if price(costs, filling) < limit[0] * (1 - ROUNDING) * rules.widest:
-            status = _reach(rules, sets, walk, number, load, limit)
+            status = _reach(costs, filling, rules, sets, walk, number, limit)
             if (
                 steps > most
                 or walk.high[depth] + walk.high[depth] - walk.low[depth] + 64 > len(walk.candidates) - len(walk.bits) * 64
@@ -235,18 +237,22 @@ def _undo(costs: Costs, filling: Filling, rules: Rules, walk: Walk, depth: int) 
 
 
 @inner
-def _reach(rules: Rules, sets: Sets, walk: Walk, number: int, load: Floats, limit: Floats) -> int:
+def _reach(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, number: int, limit: Floats) -> int:
     """Extend every entry of the set ``number`` by a block that ends at the set at hand; -1 when there is no room."""
     goal_set = -2
     for move in range(len(rules.takes)):
-        top = widest_load(load, rules.takes, move, rules.width)
+        top = widest_load(filling.load, rules.takes, move, rules.width)
         if not top < limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
             continue
+        full = not rules.full
         entry = sets.head[number]
         while entry >= 0:
             usage = rules.moves[sets.entry_usage[entry], move]
             value = max(top, sets.entry_value[entry])
             if usage >= 0 and value < limit[0] * (1 - ROUNDING) and fits(rules, walk, usage, limit[0]):
+                if not full and has_room(costs, filling, rules, walk, move, limit[0]):
+                    break
+                full = True
                 if sets.tally[0] + 1 >= len(sets.words) or sets.tally[1] + 1 >= len(sets.entry_value):
                     return -1
                 if goal_set == -2:

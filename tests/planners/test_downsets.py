@@ -1,5 +1,7 @@
 """A chain may be laid from either end: both walks find the same value."""
 
+from dataclasses import replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -10,6 +12,16 @@ from autosplit.planners import bounds, downsets
 from autosplit.planners.items import contract
 from autosplit.planners.request import Request
 from autosplit.planners.usage import usage_of
+from autosplit.problem import Transfers
+
+
+def last_below(walk_below):
+    """The chains found below ever lower limits: the value of the last one, which is the best one."""
+    limit_s = inf
+    while (chain := walk_below(limit_s)) is not None:
+        assert chain.value_s < limit_s
+        limit_s = chain.value_s
+    return limit_s
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -18,22 +30,54 @@ def test_both_ends_give_the_same_value(seed):
     items = contract(random_problem(seed), request)
     usage, weights = usage_of(items, request), bounds.multipliers(items)
     values = []
-    for turned in (items, items.reversed()):
-        way = downsets._Way(turned, request, usage, weights, inf, downsets.Prices.none(turned))
+
+    def from_one_end(turned, limit_s):
+        way = downsets._Way(turned, request, usage, weights, limit_s, downsets.Prices.none(turned))
         way.go_on(1 << 40, inf)
         assert way.code == downsets.DONE
-        found = way.chain()
-        values.append(inf if found is None else found.value_s)
-        outcome = downsets.best_chain(turned, request, usage, weights, inf, inf)
-        assert outcome.complete
-        assert (inf if outcome.chain is None else outcome.chain.value_s) == pytest.approx(values[0])
+        return way.chain()
+
+    def from_either_end(turned, limit_s):
+        outcome = downsets.best_chain(turned, request, usage, weights, limit_s, inf)
+        assert outcome.complete or outcome.chain is not None
         if outcome.chain is not None:
             placed = [item for block, _ in outcome.chain.blocks for item in block]
             assert sorted(placed) == list(range(items.num_items))
             block_of = {item: number for number, (block, _) in enumerate(outcome.chain.blocks) for item in block}
             for item in range(items.num_items):
                 assert all(block_of[item] <= block_of[int(goal)] for goal in turned.after[item])
+        return outcome.chain
+
+    for turned in (items, items.reversed()):
+        values.append(last_below(partial(from_one_end, turned)))
+        assert last_below(partial(from_either_end, turned)) == pytest.approx(values[-1])
     assert values[0] == pytest.approx(values[1])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_full_blocks_are_enough(seed):
+    """Walks that leave blocks with room aside, against walks that do not."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(seed, num_ops=int(rng.integers(4, 12)), pooled=False, loose_order=False, host=False)
+    transfers, price = Transfers.free(problem.num_devices), rng.choice([0.3, 1.0])
+    for array in (transfers.send_s_per_byte, transfers.receive_s_per_byte):
+        array += price
+    uneven = np.where(np.isfinite(problem.compute_s), rng.random((problem.num_ops, 1)), 0.0)
+    problem = replace(problem, transfers=transfers, send_once=True, compute_s=problem.compute_s + uneven)
+    request = Request(max_replicas=1 + seed % 2)
+    items = contract(problem, request, merge=bool(rng.random() < 0.5))
+    items = items.reversed() if rng.random() < 0.5 else items
+    usage, weights = usage_of(items, request), bounds.multipliers(items)
+    assert downsets.full_blocks_suffice(items, request)
+
+    def walk_below(full, limit_s):
+        way = downsets._Way(items, request, usage, weights, limit_s, downsets.Prices.none(items))
+        way.rules = way.rules._replace(full=full)
+        way.go_on(1 << 40, inf)
+        return way.chain()
+
+    values = [last_below(partial(walk_below, full)) for full in (False, True)]
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
 
 
 def test_items_turned_twice_are_the_same():

@@ -32,7 +32,7 @@ def test_climbing_to_the_optimum_and_never_above_it(seed, light):
     board.prove(min(bounds.compute_bound_s(items, Request(), weights), 1e9), "compute bound")
     if best is not None:
         board.offer(best[0], "exhaustive")
-    proving._climb(board, items, Request(), usage, weights, board.deadline)
+    proving._close_in(board, items, Request(), usage, weights, board.deadline)
     assert board.bound_s <= optimum_s * (1 + 1e-9)
     if best is not None and items.exact and not light and board.bound_s > 0:
         assert board.closed
