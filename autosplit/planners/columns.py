@@ -10,13 +10,11 @@ the best prices so far (Wentges 1997).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from ortools.linear_solver import pywraplp
 
 from autosplit.planners.capping import capped_sweep
+from autosplit.planners.covering import Cover, Members
 from autosplit.planners.frontier import Sweep, cheap_nets, narrow_order, sifted_order, sweep_of
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints, Table
@@ -52,8 +50,6 @@ PER_ITEM, FIRST_CELLS = 40, 20_000_000
 
 FINEST_CELLS = 300_000_000
 """States times values that one cut profile may take."""
-
-Members = NDArray[np.bool_]
 
 
 def pricers_of(graph: Hypergraph, *, tries: int = 200, seed: int = 0, max_states: int = 60_000) -> list[Pricer]:
@@ -147,51 +143,6 @@ def anchored_bound_s(graph: Hypergraph, pricers: Sequence[Pricer], limit_s: floa
         profiles = [pricer.profile(values, limit_s) for pricer in pricers]
         bound_s = max(bound_s, refuted_s(pricers, profiles, 1, limit_s))
     return bound_s
-
-
-@dataclass
-class _Cover:
-    """The linear program: the largest share of every item that the devices can hold, by the sets known so far."""
-
-    solver: Any
-    share: Any
-    rows: list[Any]
-    limits: list[Any]
-    columns: list[list[Members]]
-    seen: set[tuple[int, bytes]]
-
-    @staticmethod
-    def of(num_items: int, pricers: Sequence[Pricer]) -> "_Cover":
-        solver = pywraplp.Solver.CreateSolver("GLOP")
-        share = solver.NumVar(0, solver.infinity(), "share")
-        rows = [solver.Constraint(0, solver.infinity()) for _ in range(num_items)]
-        for row in rows:
-            row.SetCoefficient(share, -1)
-        limits = [solver.Constraint(-solver.infinity(), pricer.count) for pricer in pricers]
-        solver.Objective().SetCoefficient(share, 1)
-        solver.Objective().SetMaximization()
-        return _Cover(solver, share, rows, limits, [[] for _ in pricers], set())
-
-    def add(self, kind: int, members: Members) -> bool:
-        """Add a set that a device of a class can hold; False where it is known."""
-        key = kind, members.tobytes()
-        if key in self.seen or not members.any():
-            return False
-        self.seen.add(key)
-        self.columns[kind].append(members)
-        column = self.solver.NumVar(0, self.solver.infinity(), "")
-        self.limits[kind].SetCoefficient(column, 1)
-        for item in np.flatnonzero(members):
-            self.rows[item].SetCoefficient(column, 1)
-        return True
-
-    def solve(self) -> tuple[float, Floats]:
-        """The share, and the price of each item; prices add up to 1."""
-        self.solver.Solve()
-        prices = np.maximum([-row.dual_value() for row in self.rows], 0.0)
-        if not 0.0 < prices.sum() < np.inf:
-            prices = np.ones(len(self.rows))
-        return float(self.share.solution_value()), prices / prices.sum()
 
 
 @dataclass
@@ -305,9 +256,9 @@ def generate_columns(
             return "covered", centre, cover.columns
 
 
-def _starting_cover(graph: Hypergraph, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float) -> _Cover:
+def _starting_cover(graph: Hypergraph, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float) -> Cover:
     """The known sets and stretches of the sweeps that are within the target."""
-    cover = _Cover.of(graph.num_items, pricers)
+    cover = Cover.of(graph.num_items, [pricer.count for pricer in pricers])
     for kind, members in enumerate(graph.classes):
         for part in (*known[kind], *_stretches(graph, pricers[kind], members[0], target_s)):
             fits = graph.item_bytes[part].sum() <= graph.memory_bytes[members[0]]
@@ -364,9 +315,8 @@ def rising_bound(
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - SLACK):
             break
-        if home is not None:
-            for kind, devices in enumerate(graph.classes):
-                columns[kind] += [home == device for device in devices]
+        for kind, devices in enumerate(graph.classes if home is not None else ()):
+            columns[kind] += [home == device for device in devices]
         target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - SLACK)
         bound.grain, bound.limit_s = grains[level], value_s
         until = monotonic() + PATIENCE * (deadline - monotonic())
@@ -388,6 +338,11 @@ def rising_bound(
         if reach < 0.02:
             break
     return bound
+
+
+def _sets(home: Ints | None, devices: Sequence[int]) -> list[Members]:
+    """What each of the devices holds, if there is an assignment."""
+    return [] if home is None else [np.asarray(home == device) for device in devices]
 
 
 def _stretches(graph: Hypergraph, pricer: Pricer, device: int, limit_s: float) -> list[Members]:

@@ -1,21 +1,35 @@
 """Descending: resplit two devices after another, from many starts, until nothing gives any more.
 
-An iterated local search (Lourenco, Martin and Stuetzle 2003). The devices above the target are resplit with others; between
-times any two devices are resplit so that one of them becomes as light as the other allows, which carries slack to where
-it is needed.
+An iterated local search (Lourenco, Martin and Stuetzle 2003) on coarse and fine graphs. The devices above the target are
+resplit with others; between times any two devices are resplit so that one of them becomes as light as the other allows, which
+carries slack to where it is needed.
 """
 
 from collections.abc import Callable, Iterator
+from time import monotonic
 
 import numpy as np
 
 from autosplit.planners.annealing import anneal, random_home
+from autosplit.planners.coarsening import coarsened
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
 from autosplit.planners.resplitting import resplit
 
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
 """By how much of the best value the target is below it; drawn anew for each try."""
+
+HEATS = (0.001, 0.003, 0.01, 0.03)
+"""How strongly a known assignment is shaken, as shares of its largest load."""
+
+FIRST_PATIENCE, NEXT_PATIENCE = 6, 3
+"""Resplits in vain for each pair of devices: on the first graph of a round, and on the finer ones after it."""
+
+ITEMS_A_DEVICE, NUM_COARSE = 5, 3
+"""Items for each device of the coarsest graph; and on how many sizes of graph random assignments begin."""
+
+NUM_KNOWN, NEAR = 5, 0.01
+"""Assignments that are walked from again; and how far from the best one may be to go on, for each finer graph that is left."""
 
 
 def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
@@ -53,7 +67,10 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
 def descents(
     graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable[[], bool], num_moves: int = 300_000
 ) -> Iterator[tuple[float, Ints]]:
-    """Better and better assignments: from the starts, from random ones, and from the best one shaken.
+    """Better and better assignments: from the starts, by turns from random ones and from the best ones shaken.
+
+    Each round walks on a coarse graph and carries what it finds to ever finer ones (a V-cycle, Karypis et al. 1999), as long as
+    it is about as good as the best known. Each size of graph gets about the same time.
 
     Args:
         graph: items, nets and devices.
@@ -62,23 +79,59 @@ def descents(
         halt: asked often; the iteration ends when it says so.
         num_moves: proposals of the annealing that precedes each walk.
     """
-    rng = np.random.default_rng(seed)
-    best_s, best = np.inf, None
-    patience = 30 * graph.num_devices * max(1, graph.num_devices - 1) // 2
+    rng, sizes = np.random.default_rng(seed), _sizes(graph)
+    spent_s = np.zeros(len(sizes))
+    known: list[tuple[float, Ints]] = []
     for number in range(1 << 30):
         if halt():
             return
         fresh_seed = int(rng.integers(1 << 30))
-        if number < len(starts):
-            home = starts[number]
-        elif best is None or number % 2:
-            home = anneal(graph, random_home(graph, fresh_seed), seed=fresh_seed, num_moves=num_moves).home
-        else:
-            heat = float(rng.choice([0.001, 0.003, 0.01, 0.03]))
-            home = anneal(graph, best, seed=fresh_seed, num_moves=num_moves // 10, heat=heat).home
-        if not graph.fits(home):
-            continue
-        value_s, home = descend(graph, home, seed=fresh_seed, patience=patience, halt=halt)
-        if value_s < best_s:
-            best_s, best = value_s, home
-            yield value_s, home
+        home = starts[number] if number < len(starts) else None
+        if home is None and known and number % 2:
+            home = known[0 if rng.random() < 0.7 else int(rng.integers(len(known)))][1]
+        level = int(spent_s[: len(sizes) if home is not None else NUM_COARSE].argmin())
+        began = monotonic()
+        coarse, home, group = _begin(graph, home, sizes[level], fresh_seed, num_moves, shaken=number >= len(starts), rng=rng)
+        patience = FIRST_PATIENCE
+        while coarse.fits(home):
+            pairs = graph.num_devices * (graph.num_devices - 1) // 2
+            value_s, home = descend(coarse, home, seed=fresh_seed, patience=patience * max(1, pairs), halt=halt)
+            spent_s[level] += monotonic() - began
+            began, home, patience = monotonic(), home[group], NEXT_PATIENCE
+            if not known or value_s < known[0][0] * (1.0 - 1e-9):
+                known = [(value_s, home), *known[: NUM_KNOWN - 1]]
+                yield value_s, home
+            level += 1
+            if level == len(sizes) or value_s > known[0][0] * (1.0 + NEAR * (len(sizes) - level)) or halt():
+                break
+            coarse, group = coarsened(graph, sizes[level], seed=fresh_seed, home=home)
+            home = _gathered(home, group)
+
+
+def _sizes(graph: Hypergraph) -> list[int]:
+    """Items of the graphs to walk on, from coarse to the graph itself."""
+    size, sizes = ITEMS_A_DEVICE * max(2, graph.num_devices), []
+    while size < 0.7 * graph.num_items:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, graph.num_items]
+
+
+def _begin(
+    graph: Hypergraph, home: Ints | None, size: int, seed: int, num_moves: int, *, shaken: bool, rng: np.random.Generator
+) -> tuple[Hypergraph, Ints, Ints]:
+    """A coarse graph, an assignment of it to walk from, random or near `home`, and its item for each item."""
+    coarse, group = coarsened(graph, size, seed=seed, home=home)
+    if home is None:
+        return coarse, anneal(coarse, random_home(coarse, seed), seed=seed, num_moves=num_moves).home, group
+    home = _gathered(home, group)
+    if shaken:
+        home = anneal(coarse, home, seed=seed, num_moves=num_moves // 10, heat=float(rng.choice(HEATS))).home
+    return coarse, home, group
+
+
+def _gathered(home: Ints, group: Ints) -> Ints:
+    """The device of each group; all items of one are on one device."""
+    gathered = np.zeros(int(group.max()) + 1, dtype=np.int64)
+    gathered[group] = home
+    return gathered

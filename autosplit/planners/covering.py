@@ -1,0 +1,59 @@
+"""Cover: the linear program that covers all items with sets that devices can hold, as far as it goes; its duals are prices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.linear_solver import pywraplp
+
+from autosplit.problem import Floats
+
+Members = NDArray[np.bool_]
+
+
+@dataclass
+class Cover:
+    """The linear program: the largest share of every item that the devices can hold, by the sets known so far."""
+
+    solver: Any
+    share: Any
+    rows: list[Any]
+    limits: list[Any]
+    columns: list[list[Members]]
+    seen: set[tuple[int, bytes]]
+
+    @staticmethod
+    def of(num_items: int, counts: Sequence[int]) -> "Cover":
+        """No sets yet, for so many devices of each class."""
+        solver = pywraplp.Solver.CreateSolver("GLOP")
+        share = solver.NumVar(0, solver.infinity(), "share")
+        rows = [solver.Constraint(0, solver.infinity()) for _ in range(num_items)]
+        for row in rows:
+            row.SetCoefficient(share, -1)
+        limits = [solver.Constraint(-solver.infinity(), count) for count in counts]
+        solver.Objective().SetCoefficient(share, 1)
+        solver.Objective().SetMaximization()
+        return Cover(solver, share, rows, limits, [[] for _ in counts], set())
+
+    def add(self, kind: int, members: Members) -> bool:
+        """Add a set that a device of a class can hold; False where it is known."""
+        key = kind, members.tobytes()
+        if key in self.seen or not members.any():
+            return False
+        self.seen.add(key)
+        self.columns[kind].append(members)
+        column = self.solver.NumVar(0, self.solver.infinity(), "")
+        self.limits[kind].SetCoefficient(column, 1)
+        for item in np.flatnonzero(members):
+            self.rows[item].SetCoefficient(column, 1)
+        return True
+
+    def solve(self) -> tuple[float, Floats]:
+        """The share, and the price of each item; prices add up to 1."""
+        self.solver.Solve()
+        prices = np.maximum([-row.dual_value() for row in self.rows], 0.0)
+        if not 0.0 < prices.sum() < np.inf:
+            prices = np.ones(len(self.rows))
+        return float(self.share.solution_value()), prices / prices.sum()
