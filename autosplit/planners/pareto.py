@@ -133,8 +133,8 @@ class _Front:
     def solutions(self) -> tuple[Solution, ...]:
         """Ends, shapes, limits; then what is not dominated."""
         left_s = self.deadline - monotonic()
-        best = self._solve(self.problem, left_s / 4, first=True)
-        self._ask(self.problem, left_s / 4, objective="latency")
+        best = self._solve(self.problem, left_s / 2, first=True)
+        self._ask(self.problem, min(left_s / 4, (self.deadline - monotonic()) / 2), objective="latency")
         self._simple()
         for change in self._shapes():
             self._ask(self.problem, left_s / 24, **change)

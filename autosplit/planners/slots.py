@@ -165,10 +165,12 @@ class Slots:
         for s in range(self.num_slots):
             flags, sizes, step = self._sizes(s)
             total = sum(flag * size for flag, size in zip(flags, sizes, strict=True))
-            for k, group in enumerate(self.types):
-                cap = self.problem.memory_bytes[group[0]]
-                if isfinite(cap):
-                    self.model.Add(total <= floor(cap / step + 1e-6)).OnlyEnforceIf(self.chosen[s][k])
+            caps = [floor(min(self.problem.memory_bytes[group[0]] / step, sum(sizes)) + 1e-6) for group in self.types]
+            if self.request.max_replicas == 1:
+                self.model.Add(total <= sum(cap * flag for cap, flag in zip(caps, self.chosen[s], strict=True)))
+                continue
+            for cap, flag in zip(caps, self.chosen[s], strict=True):
+                self.model.Add(total <= cap).OnlyEnforceIf(flag)
 
     def _memory_of_shared_devices(self) -> None:
         """What a device holds of each item and weight, over all slots that it runs."""

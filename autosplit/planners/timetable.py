@@ -10,6 +10,7 @@ from math import floor
 import numpy as np
 from ortools.sat.python import cp_model
 
+from autosplit.planners.cpsat import solver_for
 from autosplit.planners.heft import Delays, Timetable
 from autosplit.problem import HOST, Floats, Net, Problem
 
@@ -54,10 +55,7 @@ def best_timetable(
     model = _Model(problem, delays, limit_s, bound_s, busy)
     if hint is not None:
         model.hint(hint)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.num_search_workers = 2
-    solver.parameters.random_seed = seed
+    solver = solver_for(time_limit_s, seed)
     status = solver.Solve(model.model)
     if status == cp_model.INFEASIBLE:
         return Answer(None, limit_s)

@@ -63,3 +63,16 @@ def test_below_a_limit_that_nothing_reaches_there_is_no_plan():
 
 def test_what_cannot_be_built_in_time_is_not_begun():
     assert answer_of(chain([1.0] * 400, num_devices=8), Request(), time_limit_s=0.01) is None
+
+
+def test_no_plan_is_better_than_what_the_solver_says_is_proved():
+    """OR-Tools 9.15 called this model infeasible, and a plan of 32 s was said to be optimal (see cpsat.py)."""
+    problem = random_problem(3, num_ops=8, num_devices=3, pair_links=True)
+    request = Request("latency", reuse=True)
+    plan = [((0,), 1), ((3,), 0), ((5,), 1), ((4,), 2), ((1,), 0), ((2,), 0), ((6, 7), 2)]
+    blocks = [Block(ops, (device,)) for ops, device in plan]
+    assert not request_faults(problem, request, blocks)
+    assert objective_s(problem, request, blocks) == 19.0
+    items = contract(problem, request, limit_s=32.0, merge=False)
+    answer = ilp.solve_ilp(problem, items, request, num_slots=8, limit_s=32.0, bound_s=0.0, hint=(), time_limit_s=2)
+    assert answer is not None and not answer.infeasible and answer.bound_s <= 19.0
