@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from autosplit.backends.decomposing import FlatProgram
 from autosplit.backends.layout import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, refused_ops
 from autosplit.backends.quiet import quiet
@@ -97,11 +98,17 @@ def _export(program: StageProgram, dense: bool) -> torch.onnx.ONNXProgram:
 
 
 def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch.onnx.ONNXProgram:
+    from onnxscript import optimizer
+
     with quiet(), torch.no_grad():
-        exported = torch.export.export(module, tuple(examples), strict=False)
-        program = torch.onnx.export(exported, dynamo=True, verbose=False, verify=False)
-    if program is None:
-        raise BackendError("the ONNX exporter gave nothing back")
+        program = torch.onnx.export(FlatProgram.export(module, examples), dynamo=True, verbose=False, optimize=False)
+        if program is None:
+            raise BackendError("the ONNX exporter gave nothing back")
+        # The exporter's own optimiser would match patterns for most of its time; the runtimes know them all, once shapes and
+        # dtypes that are known now are constants.
+        optimizer.inline(program.model)
+        optimizer.fold_constants(program.model)
+        optimizer.remove_unused_nodes(program.model)
     return program
 
 

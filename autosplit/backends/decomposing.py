@@ -1,0 +1,89 @@
+"""An exported program that decomposes op by op: the few ops that a converter lacks, not the whole graph anew.
+
+``ExportedProgram.run_decompositions`` traces the program again, through autograd and functionalization, even where nothing
+is to be decomposed. A stage is flat and functional already, so here only the ops in the table are traced, each alone.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Table = Mapping[Any, Callable[..., Any]]
+
+
+class FlatProgram(ExportedProgram):
+    """A functional program without control flow, for converters that call ``run_decompositions`` on it; used up by that."""
+
+    @staticmethod
+    def export(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> "FlatProgram":
+        """The export of a flat functional module for the shapes of its examples."""
+        found = torch.export.export(module, tuple(examples), strict=False)
+        return FlatProgram(
+            found.graph_module,
+            found.graph,
+            found.graph_signature,
+            found.state_dict,
+            found.range_constraints,
+            found.module_call_graph,
+            found.example_inputs,
+            found.constants,
+            verifiers=found.verifiers,
+        )
+
+    def run_decompositions(
+        self, decomp_table: dict[Any, Callable[..., Any]] | None = None, decompose_custom_triton_ops: bool = False
+    ) -> ExportedProgram:
+        """The same program with the ops of the table decomposed; without a table, as every exported program."""
+        table = decomp_table if decomp_table is not None else torch.export.default_decompositions()
+        for node in list(self.graph.nodes):
+            if node.target in table and not _decompose(node, table):
+                whole: ExportedProgram = super().run_decompositions(decomp_table)
+                return whole
+        self.graph_module.recompile()
+        return self
+
+
+def _decompose(node: fx.Node, table: Table) -> bool:
+    """Put what the op decomposes to in its place; False, and nothing is done, where that writes into a tensor or holds one."""
+    sources = node.all_input_nodes
+    target: Callable[..., Any] = node.target  # type: ignore[assignment]
+
+    def call(*values: Any) -> Any:
+        by_node = dict(zip(sources, values, strict=True))
+        return target(*fx.map_arg(node.args, by_node.get), **fx.map_arg(node.kwargs, by_node.get))
+
+    traced = make_fx(call, decomposition_table=dict(table))(*[source.meta["val"] for source in sources]).graph
+    calls = [inner for inner in traced.nodes if inner.op == "call_function"]
+    written = any(inner.target._schema.is_mutable for inner in calls if isinstance(inner.target, torch._ops.OpOverload))
+    if written or any(inner.op == "get_attr" for inner in traced.nodes):
+        return False
+    copies: dict[fx.Node, Any] = dict(zip(traced.find_nodes(op="placeholder"), sources, strict=True))
+    with node.graph.inserting_before(node):
+        for inner in calls:
+            copies[inner] = copy = node.graph.node_copy(inner, copies.__getitem__)
+            copy.meta["nn_module_stack"] = node.meta.get("nn_module_stack", {})
+        result: Any = fx.map_arg(traced.output_node().args[0], copies.__getitem__)
+        if isinstance(result, fx.Node):
+            _take_place(node, result)
+            return True
+        for pick in [user for user in node.users if user.target is operator.getitem]:
+            _take_place(pick, result[pick.args[1]])
+        node.graph.erase_node(node)
+    return True
+
+
+def _take_place(node: fx.Node, result: fx.Node) -> None:
+    """Replace a node by another one, which gets its name: the outputs of a program go by name."""
+    if result in node.all_input_nodes or result.op == "placeholder":
+        value = result.meta["val"]
+        result = node.graph.call_function(torch.ops.aten.clone.default, (result,))
+        result.meta |= {"val": value, "nn_module_stack": node.meta.get("nn_module_stack", {})}
+    name = node.name
+    node.replace_all_uses_with(result)
+    node.graph.erase_node(node)
+    result.name = name
