@@ -150,7 +150,8 @@ class Plan:
         where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({_how(s)})" for s in self.stages)
         proof = f"{self.status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{self.status}, no bound"
         where += "" if self.precision == "f32" else f" in {self.precision}"
-        return f"{where}: {self.prediction.throughput_per_s:.4g} items/s predicted ({proof}, {self.method})"
+        per_s = self.prediction.throughput_per_s
+        return f"{where}: {f'{per_s:.4g} items/s' if per_s else 'nothing'} predicted ({proof}, {self.method})"
 
 
 def _how(stage: Stage) -> str:
