@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.export import ExportedProgram
 
-from autosplit import loading, measuring, searching, tracing
+from autosplit import loading, measuring, tracing
 from autosplit.accuracy import run_of, runs_of_report
 from autosplit.alternatives import ALL_CORES, REPLICAS, UNKNOWN, every_way, machine_of, out_of_reach, today
 from autosplit.backends.base import Precision, get_backend, has_streams, usual
@@ -24,14 +24,17 @@ from autosplit.loading import Inputs
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Plan
 from autosplit.planfile import read_plan
-from autosplit.planning import Log, predict
 from autosplit.profile import Profile
 from autosplit.runreport import PLAN, RunReport
 from autosplit.schedule import plan_stages, simulate
-from autosplit.searching import Job, SearchResult, Subject
 from autosplit.splitting import split
 from autosplit.timeline import chrome_trace
 from autosplit.tracing import Traced
+
+if TYPE_CHECKING:
+    # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
+    from autosplit.planning import Log
+    from autosplit.searching import SearchResult, Subject
 
 TRUSTED = ("transformers:", "autosplit.examples.")
 """Specs that a plan file may name by itself; reading a plan must not run code that the user did not ask for."""
@@ -90,12 +93,12 @@ def search(
     time_limit_s: float = 10.0,
     seed: int = 0,
     storage: Path | None = None,
-    subject_for: Callable[[int], Subject] | None = None,
+    subject_for: "Callable[[int], Subject] | None" = None,
     explain_s: float | None = None,
     workspace: Workspace | None = None,
-    log: Log | None = None,
+    log: "Log | None" = None,
     progress: Progress | None = None,
-) -> SearchResult:
+) -> "SearchResult":
     """The plan that measures best within the budget; with a budget of 0 the planner's answer from the profile alone.
 
     Args:
@@ -116,9 +119,11 @@ def search(
         progress: called with the share of the budget spent and what is being done.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
+    from autosplit import searching
+
     wanted = constraints or Constraints()
     chosen = tuple(backends or measured_backends(profile, machine))
-    job = Job(
+    job = searching.Job(
         machine, traced.source, wanted.verify(traced.graph, machine), chosen,
         queue_depth, time_limit_s, seed, log, subject_for, explain_s,
     )  # fmt: skip
@@ -202,6 +207,8 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
 
     Returns: the ways; and the names of those that cannot be the fastest by the profile, with the reason.
     """
+    from autosplit.planning import bounded, predict
+
     graph = traced.graph
     used = [stage.backend for stage in plan.stages for _ in stage.ops]
     main = max(used, key=used.count)
@@ -221,6 +228,8 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
             continue  # what was measured is one request at a time
         if profile is not None and all(_measured(profile, device, way.stages[0].backend) for device in devices):
             ways[name] = predict(way, graph, machine_of([way], machine), profile)
+            if devices <= {device.name for device in machine.devices} and way.stages[0].backend in known:
+                ways[name] = bounded(ways[name], plan.prediction.bound_s)
     if plan.objective != "throughput":
         return ways, {}
     reasons = out_of_reach(ways, plan.prediction.throughput_per_s, alone_s)
@@ -247,7 +256,7 @@ class AutoResult:
 
     machine: Machine
     profile: Profile
-    search: SearchResult
+    search: "SearchResult"
     report: RunReport
 
     @property
@@ -277,7 +286,7 @@ def auto(
     num_requests: int | None = None,
     num_rounds: int = 5,
     precision: Precision = "f32",
-    log: Log | None = None,
+    log: "Log | None" = None,
     progress: Callable[[str], Progress] | None = None,
 ) -> AutoResult:
     """Trace, measure, search and run a model on devices: the arguments are those of the four calls.
@@ -297,7 +306,7 @@ def auto(
         traced, machine, names, profiles=profiles, remeasure=remeasure, precision=precision, progress=step("profile")
     )
 
-    def subject_for(microbatch: int) -> Subject:
+    def subject_for(microbatch: int) -> "Subject":
         smaller = trace(model, microbatch, seq_len)
         return smaller, measure(smaller, machine, names, profiles=profiles, precision=precision)
 
@@ -334,7 +343,7 @@ def auto(
     return AutoResult(machine, found.profile, found, report)
 
 
-def keep_search(found: SearchResult, profiles: Path) -> None:
+def keep_search(found: "SearchResult", profiles: Path) -> None:
     """Store the stages that a search measured, so that the next search begins with them, and how its candidates ran."""
     store = measuring.Store(profiles)
     store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))

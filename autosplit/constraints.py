@@ -4,7 +4,7 @@ import difflib
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from autosplit.errors import UsageError, raise_faults
 from autosplit.graph import Graph
@@ -20,6 +20,7 @@ class Constraints:
     Attributes:
         objective: the largest throughput, or the smallest latency of one request.
         num_stages: exactly so many stages; more than devices means that devices hold several.
+        max_stages: at most so many stages.
         max_replicas: most replicas of one stage; None leaves it to the planner, 1 forbids replication.
         pins: op pattern to the device it must run on.
         forbids: op pattern to devices it must not run on.
@@ -30,6 +31,7 @@ class Constraints:
 
     objective: Objective = "throughput"
     num_stages: int | None = None
+    max_stages: int | None = None
     max_replicas: int | None = None
     pins: Mapping[str, str] = field(default_factory=dict)
     forbids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -42,13 +44,26 @@ class Constraints:
         """Whether the user asked for a plan of a certain shape, which is then kept even where a simple way is faster."""
         return self.num_stages is not None or bool(self.pins or self.forbids or self.together)
 
+    def limits(self, most_replicas: int) -> dict[str, Any]:
+        """What a planner is asked beside the objective; ``most_replicas`` counts where nothing is said."""
+        return {
+            "num_stages": self.num_stages,
+            "max_stages": self.max_stages,
+            "max_replicas": self.max_replicas or most_replicas,
+            "min_stage_s": self.min_stage_s,
+            "max_latency_s": self.max_latency_s,
+        }
+
     def verify(self, graph: Graph, machine: Machine) -> "Constraints":
         """Return the constraints, or raise UsageError with every fault: patterns without ops, unknown devices, bad numbers."""
         names = {device.name for device in machine.devices}
         faults = []
-        for label, number in (("num_stages", self.num_stages), ("max_replicas", self.max_replicas)):
+        for label in ("num_stages", "max_stages", "max_replicas"):
+            number = getattr(self, label)
             if number is not None and number < 1:
                 faults.append(f"{label} must be at least 1, but is {number}")
+        if self.num_stages and self.max_stages and self.num_stages > self.max_stages:
+            faults.append(f"num_stages {self.num_stages} is above max_stages {self.max_stages}")
         if self.num_stages is not None and self.num_stages > len(graph.ops):
             faults.append(f"num_stages is {self.num_stages}, but the graph has only {len(graph.ops)} ops")
         for label, seconds in (("max_latency_s", self.max_latency_s), ("min_stage_s", self.min_stage_s)):

@@ -63,13 +63,7 @@ def explain(
         kept = {key: value for key, value in wanted.forbids.items() if key != pattern}
         fewer[f"'{pattern}' allowed on '{', '.join(devices)}'"] = replace(wanted, forbids=kept)
     loosened = {words: problem_of(plan, graph, machine, profile, less)[0] for words, less in fewer.items()}
-    options = {
-        "objective": plan.objective,
-        "num_stages": wanted.num_stages,
-        "max_replicas": wanted.max_replicas or len(machine.devices),
-        "min_stage_s": wanted.min_stage_s,
-        "max_latency_s": wanted.max_latency_s,
-    }
+    options = {"objective": plan.objective, **wanted.limits(len(machine.devices))}
     found = explain_blocks(problem, blocks, options=options, loosened=loosened, time_limit_s=time_limit_s)
     return replace(found, plan=plan.hash)
 
@@ -239,8 +233,8 @@ def _changes(problem: Problem, device: int, asked: dict[str, Any]) -> Iterator[t
         yield NO_CAPS, (replace(problem, memory_bytes=np.full(problem.num_devices, np.inf), pools=()), asked)
     if problem.groups:
         yield NO_GROUPS, (replace(problem, groups=()), asked)
-    if asked.get("num_stages") is not None:
-        yield NO_COUNT, (problem, {**asked, "num_stages": None})
+    if asked.get("num_stages") is not None or asked.get("max_stages") is not None:
+        yield NO_COUNT, (problem, {**asked, "num_stages": None, "max_stages": None})
 
 
 def _with_twin(problem: Problem, device: int) -> Problem:

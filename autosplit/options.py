@@ -136,6 +136,7 @@ class Search(Profile):
 
     output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")] = Path("plan.yaml")
     stages: Annotated[int | None, typer.Option(min=1, help="Exactly so many stages.")] = None
+    max_stages: Annotated[int | None, typer.Option(min=1, help="At most so many stages.")] = None
     objective: Annotated[
         str, typer.Option(help="throughput, latency, or (search only) pareto: the front of both and memory.")
     ] = "throughput"
@@ -171,6 +172,7 @@ class Search(Profile):
         return Constraints(
             objective="latency" if self.objective == "latency" else "throughput",
             num_stages=self.stages,
+            max_stages=self.max_stages,
             max_replicas=self.max_replicas,
             pins=dict(_pairs(self.pin, "--pin")),
             forbids=forbids,

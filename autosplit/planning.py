@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from math import inf
 
 from autosplit.constraints import Constraints, matching_ops
 from autosplit.cost import evaluate, latency_s
@@ -17,6 +18,9 @@ from autosplit.profile import Profile
 
 MAX_CHOICES = 9
 """Above so many ways to give each device a backend, all devices get the same one."""
+
+CLOSED = 1e-6
+"""A gap below this share is rounding."""
 
 Log = Callable[[str], None]
 
@@ -36,7 +40,7 @@ def plan_model(
     seed: int = 0,
     log: Log | None = None,
 ) -> list[Plan]:
-    """The best plan for each choice of backends, the best first.
+    """The best plan for each choice of backends, the best first; their bound holds for all choices.
 
     Args:
         graph: the model, traced for ``microbatch`` items.
@@ -57,6 +61,7 @@ def plan_model(
     """
     constraints.verify(graph, machine)
     plans: list[Plan] = []
+    bound_s = inf
     refusal: InfeasibleError | None = None
     for choice in backend_choices(machine, backends, profile):
         threads = {name: threads_on(machine, name, max_threads) for name in choice}
@@ -65,22 +70,20 @@ def plan_model(
             solution = solve(
                 problem,
                 objective=constraints.objective,
-                num_stages=constraints.num_stages,
-                max_replicas=constraints.max_replicas or len(machine.devices),
-                min_stage_s=constraints.min_stage_s,
-                max_latency_s=constraints.max_latency_s,
+                **constraints.limits(len(machine.devices)),
                 time_limit_s=time_limit_s,
                 seed=seed,
                 log=log,
             )
         except InfeasibleError as failure:
-            refusal = failure
+            refusal, bound_s = failure, bound_s if failure.conflict else 0.0
             continue
+        bound_s = min(bound_s, solution.bound_s)
         if all(len({choice[problem.devices[device]] for device in block.devices}) == 1 for block in solution.blocks):
             plans.append(_plan(graph, profile, source, constraints, problem, solution, choice, threads, queue_depth, microbatch))
     if not plans:
         raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
-    return sorted(plans, key=objective_s(constraints))
+    return sorted((bounded(plan, bound_s) for plan in plans), key=objective_s(constraints))
 
 
 def plan_front(
@@ -106,6 +109,7 @@ def plan_front(
     """
     constraints.verify(graph, machine)
     plans: dict[Point, Plan] = {}
+    bound_s = inf
     refusal: InfeasibleError | None = None
     choices = backend_choices(machine, backends, profile)
     for choice in choices:
@@ -114,17 +118,15 @@ def plan_front(
         try:
             solutions = pareto(
                 problem,
-                num_stages=constraints.num_stages,
-                max_replicas=constraints.max_replicas or len(machine.devices),
-                min_stage_s=constraints.min_stage_s,
-                max_latency_s=constraints.max_latency_s,
+                **constraints.limits(len(machine.devices)),
                 time_limit_s=time_limit_s / len(choices),
                 seed=seed,
                 log=log,
             )
         except InfeasibleError as failure:
-            refusal = failure
+            refusal, bound_s = failure, bound_s if failure.conflict else 0.0
             continue
+        bound_s = min(bound_s, solutions[0].bound_s)
         for solution in solutions:
             if all(len({choice[problem.devices[device]] for device in block.devices}) == 1 for block in solution.blocks):
                 point = point_of(problem, solution)
@@ -133,7 +135,7 @@ def plan_front(
                 )
     if not plans:
         raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
-    return [(plans[point], point.peak_bytes) for point in front_of(list(plans))]
+    return [(bounded(plans[point], bound_s), point.peak_bytes) for point in front_of(list(plans))]
 
 
 def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
@@ -141,6 +143,18 @@ def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
     if constraints.objective == "latency":
         return lambda plan: plan.prediction.latency_s
     return lambda plan: plan.prediction.bottleneck_s / plan.microbatch
+
+
+def bounded(plan: Plan, bound_s: float) -> Plan:
+    """The plan with what is proved of all plans that were asked for; nothing where it is better, and so none of these.
+
+    That may be less than what was proved of plans with its own choice of backends.
+    """
+    objective = plan.prediction.latency_s if plan.objective == "latency" else plan.prediction.bottleneck_s
+    proved_s = min(bound_s, objective) if bound_s <= objective * (1 + CLOSED) else 0.0
+    gap = 1 - proved_s / objective if objective > 0 else 0.0
+    status = "feasible" if plan.status == "optimal" and gap > CLOSED else plan.status
+    return replace(plan, prediction=replace(plan.prediction, bound_s=proved_s, gap=gap), status=status)
 
 
 def backend_choices(machine: Machine, backends: Sequence[str], profile: Profile | None = None) -> list[Mapping[str, str]]:
@@ -187,7 +201,7 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     choice = {device: stage.backend for stage in plan.stages for device in stage.devices}
     threads = {device: stage.threads for stage in plan.stages for device in stage.devices}
     problem = _problem(graph, machine, profile, Constraints(), choice, threads)
-    return _predicted(plan, problem, _blocks(plan, graph, problem), bound_s, optimal=False)
+    return _predicted(plan, problem, _blocks(plan, graph, problem), bound_s)
 
 
 def problem_of(
@@ -215,23 +229,21 @@ def _blocks(plan: Plan, graph: Graph, problem: Problem) -> list[Block]:
     return [Block(tuple(graph.index[op] for op in s.ops), tuple(places[name] for name in s.devices)) for s in plan.stages]
 
 
-def _predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], bound_s: float, optimal: bool) -> Plan:
+def _predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], bound_s: float) -> Plan:
     loads = evaluate(problem, blocks)
     bottleneck_s = loads.bottleneck_s
     alone_s = latency_s(problem, blocks) + (plan.source.batch // plan.microbatch - 1) * bottleneck_s
-    objective = alone_s if plan.objective == "latency" else bottleneck_s
-    proved_s = objective if optimal else min(bound_s, objective)
     prediction = Prediction(
         bottleneck_s=bottleneck_s,
         latency_s=alone_s,
-        bound_s=proved_s,
-        gap=1 - proved_s / objective if objective > 0 else 0.0,
+        bound_s=0.0,
+        gap=1.0,
         throughput_per_s=plan.microbatch / bottleneck_s if bottleneck_s > 0 else float("inf"),
     )
     stages = tuple(replace(s, load_s=float(seconds)) for s, seconds in zip(plan.stages, loads.block_s, strict=True))
     used = {device for block in blocks for device in block.devices}
     loads_s = {name: float(loads.device_s[number]) for number, name in enumerate(problem.devices) if number in used}
-    return replace(plan, stages=stages, prediction=prediction, loads_s=loads_s, why=None)
+    return bounded(replace(plan, stages=stages, prediction=prediction, loads_s=loads_s, why=None), bound_s)
 
 
 def _problem(
@@ -285,4 +297,4 @@ def _plan(
         queue_depth=queue_depth,
         precision=profile.precision,
     )
-    return _predicted(plan, problem, solution.blocks, solution.bound_s, solution.status == "optimal")
+    return _predicted(plan, problem, solution.blocks, solution.bound_s)

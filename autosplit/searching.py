@@ -288,7 +288,7 @@ class _Hunt:
         job = self.job
         asked: dict[str, Any] = {"queue_depth": trial.suggest_categorical("queue_depth", QUEUE_DEPTHS)}
         if job.constraints.num_stages is None:
-            asked["num_stages"] = trial.suggest_int("num_stages", 1, len(job.machine.devices))
+            asked["num_stages"] = trial.suggest_int("num_stages", 1, self._most_stages())
         if job.constraints.max_replicas is None and not trial.suggest_categorical("replicate", [False, True]):
             asked["max_replicas"] = 1
         if len(job.backends) > 1:
@@ -300,15 +300,19 @@ class _Hunt:
             asked["microbatch"] = trial.suggest_categorical("microbatch", divisors)
         return asked
 
+    def _most_stages(self) -> int:
+        num_devices = len(self.job.machine.devices)
+        return min(num_devices, self.job.constraints.max_stages or num_devices)
+
     def _first_trials(self) -> list[dict[str, Any]]:
         """The best candidate, then with its backend the two extremes: a stage on each device, and the model on each device.
 
         What one of them measured says little of the other: a cache may hold all stages of a pipeline, and not two whole models.
         """
-        best, num_devices = self._as_parameters(self.best()), len(self.job.machine.devices)
+        best = self._as_parameters(self.best())
         return [
             best,
-            best | {"num_stages": num_devices, "replicate": False},
+            best | {"num_stages": self._most_stages(), "replicate": False},
             best | {"num_stages": 1, "replicate": True},
         ]
 

@@ -1,5 +1,6 @@
 """The Pareto front of a model's plans: from Python, and as the command writes it."""
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +10,13 @@ import pytest
 
 from autosplit.commands.searching import _front_of_model
 from autosplit.constraints import Constraints
-from autosplit.errors import InfeasibleError
+from autosplit.errors import InfeasibleError, UsageError
 from autosplit.graph import Graph, Op, Value, Weight
 from autosplit.machine import Machine, parse_device
 from autosplit.options import Plans
 from autosplit.plan import Plan, Source
 from autosplit.planfile import read_plan
-from autosplit.planning import plan_front, plan_model, predict
+from autosplit.planning import bounded, plan_front, plan_model, predict
 from autosplit.profile import Profile
 
 NAMES = [f"a{i}" for i in range(4)]
@@ -62,3 +63,24 @@ def test_the_command_writes_each_plan_of_the_front(tmp_path: Path) -> None:
         written = read_plan(Path(row["plan"])).resolve(GRAPH)
         assert written.prediction.throughput_per_s == pytest.approx(row["items_per_s"])
         assert {op: list(stage.devices) for stage in written.stages for op in stage.ops} == row["assignment"]
+
+
+def test_a_bound_holds_for_every_choice_of_backends_and_for_no_plan_that_is_better() -> None:
+    faster = Profile.given(GRAPH, {(n, d.name): 0.8 for n in NAMES for d in TWO.devices}, backend="onnxruntime")
+    both = replace(PROFILE, measured={**PROFILE.measured, **faster.measured})
+    plans = plan_model(GRAPH, TWO, both, Source("m:f"), Constraints(max_replicas=1), ["eager", "onnxruntime"])
+    best, *others = plans
+    assert best.status == "optimal" and best.prediction.gap == 0
+    assert others and all(plan.prediction.bound_s <= best.prediction.bottleneck_s for plan in others)
+    slow = next(plan for plan in others if {stage.backend for stage in plan.stages} == {"eager"})
+    assert slow.status == "feasible" and slow.prediction.gap == pytest.approx(0.2, rel=1e-4)
+    outside = bounded(best, 1.5 * best.prediction.bottleneck_s)
+    assert outside.prediction.bound_s == 0.0 and outside.status == "feasible"
+
+
+def test_at_most_so_many_stages() -> None:
+    wanted = Constraints(max_replicas=1, max_stages=1)
+    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), wanted.verify(GRAPH, TWO), ["eager"])[0]
+    assert len(plan.stages) == 1 and plan.status == "optimal"
+    with pytest.raises(UsageError, match="num_stages 2 is above max_stages 1"):
+        Constraints(num_stages=2, max_stages=1).verify(GRAPH, TWO)

@@ -28,13 +28,7 @@ def search_workload(given: options.Plans) -> None:
     if ignored:
         raise UsageError(f"a workload file names its own devices and ops; leave out --{', --'.join(ignored)}".replace("_", "-"))
     problem = _read(Path(given.model), given.format, "model, ")
-    limits: dict[str, Any] = {
-        "contiguous": given.contiguous,
-        "num_stages": wanted.num_stages,
-        "max_replicas": wanted.max_replicas,
-        "min_stage_s": wanted.min_stage_s,
-        "max_latency_s": wanted.max_latency_s,
-    }
+    limits: dict[str, Any] = {"contiguous": given.contiguous, **wanted.limits(1)}
     limit_s = options.seconds(given.time_limit)
     plan_s = limit_s * (PLAN_SHARE if given.explain else 1.0)
     calls: dict[str, Any] = {"time_limit_s": plan_s, "seed": given.seed, "log": log(given)}
