@@ -90,5 +90,5 @@ class Drains:
         here = any(drain.ready() for drain in self._drains)
         found = {fd for fd, _ in self._poll.poll(0 if here else patience_ms)}
         for drain in self._drains:
-            drain.end.wake_up()
+            drain.end.wake_up(called=drain.end.fd in found)
         return found - self._own

@@ -75,14 +75,13 @@ class Inbox:
     def _block(self) -> tuple[int, list[Slot]] | None:
         for end in self._ends:
             end.fall_asleep()
-        try:
-            found = self.pick()
-            if found is None and any(fd == self._interrupt_fd for fd, _ in self._poll.poll()):
-                raise Interrupted
-            return found
-        finally:
-            for end in self._ends:
-                end.wake_up()
+        found = self.pick()
+        readable = {fd for fd, _ in self._poll.poll()} if found is None else set()
+        for end in self._ends:
+            end.wake_up(called=end.fd in readable)
+        if self._interrupt_fd in readable:
+            raise Interrupted
+        return found
 
     def _arrived(self, ends: Sequence[RingEnd]) -> dict[int, Slot]:
         """What one source has brought and was not taken yet, by number."""

@@ -229,10 +229,11 @@ class RingEnd:
         self._asleep[0] = 1
         fence()
 
-    def wake_up(self) -> None:
-        """No more wake-ups; take back what one left in ``fd``."""
+    def wake_up(self, *, called: bool) -> None:
+        """Ask for no more wake-ups; ``called`` says that ``fd`` was readable. A late one makes a later wait look twice."""
         self._asleep[0] = 0
-        clear(self.fd)
+        if called:
+            clear(self.fd)
 
     def _spin(self, header: memoryview, turn: int) -> bool:
         """Look at the slot for a while."""
@@ -245,19 +246,22 @@ class RingEnd:
 
     def _wait(self, sequence: int, timeout_s: float | None) -> None:
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        self.fall_asleep()
-        try:
-            while not self.ready(sequence):
+        while True:
+            self.fall_asleep()
+            events: list[tuple[int, int]] = []
+            try:
+                if self.ready(sequence):
+                    return
                 left = until - time.monotonic()
                 if left <= 0:
                     raise TimeoutError
                 events = self._poll.poll(None if left == math.inf else math.ceil(left * 1000))
                 if any(fd == self._interrupt_fd for fd, _ in events):
                     raise Interrupted
-                self.wake_up()
-                self.fall_asleep()
-        finally:
-            self.wake_up()
+            finally:
+                self.wake_up(called=any(fd == self.fd for fd, _ in events))
+            if self.ready(sequence):
+                return
 
 
 _barrier = threading.Lock()
