@@ -30,7 +30,7 @@ def look(answered: int, busy_s: float, requests: int) -> dict[str, Any]:
 def test_rows_hold_what_happened_since_the_earlier_look() -> None:
     before, now = look(10, 1.0, 10), look(40, 4.0, 30)
     ready, starting = network_rows(now, before, 2.0)
-    assert ready["requests_per_s"] == 15 and ready["waiting"] == "1 of 6 + 38" and ready["p99_s"] == 0.004
+    assert ready["requests_per_s"] == 15 and ready["waiting"] == "1 of 6 + 38 held" and ready["p99_s"] == 0.004
     assert (starting["state"], starting["waiting"], starting["requests_per_s"]) == ("starting", "-", None)
     [worker] = worker_rows(now, before)
     assert (worker["stage"], worker["requests"], worker["busy"], worker["queued"]) == ("first.1", 20, 1.0, 3)
