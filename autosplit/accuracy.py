@@ -66,6 +66,17 @@ class Run:
         return "+".join(dict.fromkeys(stage.backend for stage in self.stages))
 
     @property
+    def shape(self) -> str:
+        """Its number of stages, and whether one of them runs on several devices.
+
+        >>> stages = [StageRun(name, device, "eager", 1, 1, 1.0, 1.0) for name, device in (("a", "cpu:0"), ("b", "cpu:1"))]
+        >>> Run("run", "mlp", "plan", "", "f32", 1.0, 1.0, 0.0, tuple(stages), "").shape
+        '2 stages'
+        """
+        count = len({stage.stage for stage in self.stages})
+        return f"{count} stage{'s' * (count != 1)}{', replicated' * (len(self.stages) > count)}"
+
+    @property
     def undisturbed(self) -> list[StageRun]:
         """The workers that had a device to themselves: the seconds of others hold time slices of their neighbours."""
         devices = [stage.device for stage in self.stages]
@@ -109,26 +120,30 @@ class Accuracy:
         return [run.row() for run in self.runs]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Median and worst size of the error, for all runs and for each kind and choice of backends.
+        """Median and worst size of the error, for all runs, for each shape, and for each kind and choice of backends.
 
         >>> Accuracy(()).summary()
         []
         """
-        groups: dict[tuple[str, str], list[Run]] = {}
+        groups: dict[tuple[str, str, str], list[Run]] = {}
         for run in self.runs:
-            for key in dict.fromkeys([("all", "all"), (run.kind, "all"), (run.kind, run.backends)]):
+            of_kind = (run.kind, "all", "all"), (run.kind, run.backends, "all")
+            for key in (("all", "all", "all"), ("all", "all", run.shape), *of_kind):
                 groups.setdefault(key, []).append(run)
         return [
             {
                 "kind": kind,
                 "backends": backends,
+                "shape": shape,
                 "models": len({run.model for run in runs}),
                 "runs": len(runs),
                 **_sizes("error", [run.error for run in runs]),
                 "workers": sum(len(run.undisturbed) for run in runs),
                 **_sizes("stage_error", [stage.error for run in runs for stage in run.undisturbed]),
             }
-            for (kind, backends), runs in sorted(groups.items())
+            for (kind, backends, shape), runs in sorted(
+                groups.items(), key=lambda group: [part.removeprefix("all") for part in group[0]]
+            )
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -43,14 +43,15 @@ def test_a_way_with_two_names_counts_once() -> None:
     assert [run.way for run in runs_of_report(report, "today")] == ["plan", "replicas"]
 
 
-def test_the_summary_gives_median_and_worst_size_for_all_and_for_each_kind() -> None:
+def test_the_summary_gives_median_and_worst_size_for_all_each_shape_and_each_kind() -> None:
     told = enumerate((1.0, 0.8))
     stages = tuple(StageRun("s", f"cpu:{number}", "eager", 1, 1, predicted, 1.0) for number, predicted in told)
     runs = [
         Run(kind, "net", "plan", "h", "f32", predicted, 100.0, 0.0, stages, "today")
         for kind, predicted in (("run", 98.0), ("run", 103.0), ("searched", 150.0))
     ]
-    every, ran, *_ = Accuracy(tuple(runs)).summary()
+    every, replicated, ran, *_ = Accuracy(tuple(runs)).summary()
+    assert (every["shape"], replicated["shape"], replicated["runs"]) == ("all", "1 stage, replicated", 3)
     assert (every["runs"], every["median_error"], every["worst_error"]) == (3, pytest.approx(0.03), pytest.approx(0.5))
     assert (ran["kind"], ran["runs"], ran["worst_error"]) == ("run", 1 + 1, pytest.approx(0.03))
     assert every["workers"] == 6 and every["worst_stage_error"] == pytest.approx(0.2)
