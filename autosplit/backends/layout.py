@@ -92,14 +92,13 @@ class DenseStage(torch.nn.Module):
     def __init__(self, stage: torch.nn.Module, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         super().__init__()
         self.stage = stage
-        self.inverses = [source.inverse for source in inputs]
-        self.orders = [target.order for target in outputs]
+        self.inverses = [None if source.natural else source.inverse for source in inputs]
+        self.orders = [None if target.natural else target.order for target in outputs]
 
     def forward(self, *values: torch.Tensor) -> tuple[Any, ...]:
         """Permute, run the stage, permute."""
-        seen = [value.permute(inverse) for value, inverse in zip(values, self.inverses, strict=True)]
-        outputs = self.stage(*seen)
-        return tuple(value.permute(order) for value, order in zip(outputs, self.orders, strict=True))
+        outputs = self.stage(*map(_permuted, values, self.inverses))
+        return tuple(map(_permuted, outputs, self.orders))
 
 
 class LogicalStage(torch.nn.Module):
@@ -111,9 +110,14 @@ class LogicalStage(torch.nn.Module):
     def __init__(self, stage: torch.nn.Module, inputs: Sequence[Port]) -> None:
         super().__init__()
         self.stage = stage
-        self.orders = [(source.order, source.inverse) for source in inputs]
+        self.orders = [None if source.natural else (source.order, source.inverse) for source in inputs]
 
     def forward(self, *values: torch.Tensor) -> Any:
         """Lay the inputs out, run the stage."""
         pairs = zip(values, self.orders, strict=True)
-        return self.stage(*[value.permute(order).contiguous().permute(inverse) for value, (order, inverse) in pairs])
+        return self.stage(*[value.permute(p[0]).contiguous().permute(p[1]) if p else value for value, p in pairs])
+
+
+def _permuted(value: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    """The dimensions in another order; None leaves them, so that a converter writes no node for it."""
+    return value if order is None else value.permute(*order)

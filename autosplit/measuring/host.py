@@ -25,7 +25,7 @@ from autosplit.machine import HOST, Device, Link, Machine
 from autosplit.measuring.asking import able_backends, refused_devices, require_measurable, settings_of, stamps_of
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
 from autosplit.measuring.canary import CANARY_LIMIT, drift, now_s
-from autosplit.measuring.links import measure_links
+from autosplit.measuring.links import LinkBench
 from autosplit.measuring.steps import Progress, Step, Steps
 from autosplit.measuring.store import Store
 from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
@@ -38,7 +38,7 @@ from autosplit.tracing import Traced
 
 __all__ = ["Progress", "measure"]
 
-ROUNDS_S = 2.0
+ROUNDS_S = 1.2
 ALONE_S = 0.3
 TIMEOUT_S = 900.0
 WAITED_LIMIT = 0.03
@@ -68,7 +68,7 @@ def measure(
         backends: names, eager first or not at all.
         threads: device name to the thread counts to measure; by default one thread for each core.
         store: where measurements are kept and reused; None keeps nothing.
-        budget_s: seconds that timing may take, start-up and exports left out; by default about 2 s for each backend, and at
+        budget_s: seconds that timing may take, start-up and exports left out; by default about 1.2 s for each backend, and at
             least four passes.
         progress: called with the share done and the seconds left.
         remeasure: measure again what is stored.
@@ -88,12 +88,16 @@ def measure(
     wanted = settings_of(machine, backends, threads)
     job = _Job(traced, machine, wanted, keeper, stamps_of(backends, precision), Steps(progress), precision)
     profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
-    if len(profile.measured) < len(set(wanted)):
-        with _exclusive(keeper):
-            # Another process may have measured the same while this one waited for its turn.
-            profile = profile if remeasure else replace(job.known(), notes=profile.notes)
-            profile = job.measure_missing(profile, budget_s)
-    profile = profile.with_links(job.links(remeasure)) if links else profile
+    known = job.known_links(remeasure) if links else ()
+    with ExitStack() as stack:
+        # Their workers start while the host prepares the model.
+        linking = stack.enter_context(LinkBench(machine.devices)) if known is None else None
+        if len(profile.measured) < len(set(wanted)):
+            with _exclusive(keeper):
+                # Another process may have measured the same while this one waited for its turn.
+                profile = profile if remeasure else replace(job.known(), notes=profile.notes)
+                profile = job.measure_missing(profile, budget_s, linking)
+        profile = profile.with_links(job.measure_links(linking) if linking else known or ())
     job.steps.finish()
     return replace(profile, notes=(*refused, *profile.notes))
 
@@ -155,7 +159,7 @@ class _Job:
                 thens.setdefault(setting.device, []).append(stored.measured[setting].provenance.canary_s)
         return {device: now_s(self.machine[device].cores, min(seconds)) for device, seconds in thens.items()}
 
-    def measure_missing(self, profile: Profile, budget_s: float | None) -> Profile:
+    def measure_missing(self, profile: Profile, budget_s: float | None, linking: LinkBench | None) -> Profile:
         """Measure each group of settings that lacks one, and store it as soon as it is done."""
         groups = [group for group in _groups(self.wanted) if any(setting not in profile.measured for setting in group)]
         if not groups:
@@ -172,6 +176,8 @@ class _Job:
                 with self._refusing(name, refused):
                     bench.prepare(name, self.precision)
                 self.steps.done()
+            if linking is not None:
+                linking.wait()
             bench.load(self.machine.devices)
             self.steps.done()
             for group in groups:
@@ -240,20 +246,23 @@ class _Job:
             self.store.save(self.graph, profile, group)
         return profile
 
-    def links(self, remeasure: bool) -> Iterable[Link]:
-        """The machine's links: stored ones where they are known, else measured now."""
+    def known_links(self, remeasure: bool) -> Iterable[Link] | None:
+        """The machine's links as they are stored; None if one is not."""
         names = {HOST, *(device.name for device in self.machine.devices)}
-        stamp = next(iter(self.stamps.values()))
-        known = [] if self.store is None or remeasure else self.store.links(stamp)
+        known = [] if self.store is None or remeasure else self.store.links(next(iter(self.stamps.values())))
         found = {(link.source, link.target): link for link in known if {link.source, link.target} <= names}
-        if len(found) < len(names) * (len(names) - 1):
-            self.steps.plan([Step("measuring the links", 4.0)])
-            with _exclusive(self.store):
-                found = {(link.source, link.target): link for link in measure_links(self.machine.devices)}
-            if self.store is not None:
-                self.store.save_links(replace(stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), found.values())
-            self.steps.done()
-        return found.values()
+        return found.values() if len(found) == len(names) * (len(names) - 1) else None
+
+    def measure_links(self, linking: LinkBench) -> Iterable[Link]:
+        """The machine's links, measured now and stored."""
+        self.steps.plan([Step("measuring the links", 2.0)])
+        with _exclusive(self.store):
+            found = linking.measure()
+        if self.store is not None:
+            stamp = next(iter(self.stamps.values()))
+            self.store.save_links(replace(stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), found)
+        self.steps.done()
+        return found
 
 
 class _Bench:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 from multiprocessing.connection import Connection
+from types import TracebackType
 from typing import Literal, Protocol
 
 import numpy as np
@@ -27,7 +28,7 @@ from autosplit.tensorspec import TensorSpec
 SIZES_BYTES = (4096, 65536, 524288, 4194304)
 MESSAGES = (60, 60, 40, 20)
 WARM_UP = 5
-TIMEOUT_S = 30.0
+TIMEOUT_S, START_TIMEOUT_S = 30.0, 120.0
 MAX_DEVICES = 6
 """Beyond this many devices only the pairs of the first ones are measured; the others take the median of those."""
 
@@ -51,28 +52,56 @@ class Side:
     round_s: tuple[float, ...] = ()
 
 
-def measure_links(devices: Sequence[Device]) -> list[Link]:
-    """Links for every ordered pair of devices, and between each of them and the host.
+class LinkBench:
+    """The workers that measure links, one on each device; they start when it is made, and measure when they are asked.
 
     On an accelerator the data begins and ends in its memory: its share holds the copy through staging memory.
 
     Args:
-        devices: disjoint; those of other kinds are left out.
-    Returns: links whose cost is ``a + bytes * b`` for each share, fitted to the medians by relative least squares.
+        devices: disjoint; those of other kinds than CPU cores and accelerators are left out.
     """
-    devices = [device for device in devices if device.kind == "cpu" or is_accelerator(device)]
-    names = [HOST, *(device.name for device in devices[:MAX_DEVICES])]
-    links: list[Link] = []
-    with ExitStack() as stack:
-        rings = {pair: stack.enter_context(_rings()) for pair in combinations(names, 2)}
-        workers = {
-            device.name: stack.enter_context(_worker(device, [rings[pair] for pair in rings if device.name in pair]))
-            for device in devices[:MAX_DEVICES]
-        }
-        for (one, other), (forth, back) in rings.items():
-            links.append(_link(one, other, forth, back, workers))
-            links.append(_link(other, one, back, forth, workers))
-    return links + _like(links, [device.name for device in devices])
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._devices = [device for device in devices if device.kind == "cpu" or is_accelerator(device)]
+        names = [HOST, *(device.name for device in self._devices[:MAX_DEVICES])]
+        with ExitStack() as stack:
+            self._rings = {pair: stack.enter_context(_rings()) for pair in combinations(names, 2)}
+            self._workers = {
+                device.name: stack.enter_context(_worker(device, [self._rings[p] for p in self._rings if device.name in p]))
+                for device in self._devices[:MAX_DEVICES]
+            }
+            self._stack = stack.pop_all()
+
+    def wait(self) -> None:
+        """Wait until the workers have started: until then they take time of the cores."""
+        for worker in self._workers.values():
+            worker.connection.send(None)
+        for worker in self._workers.values():
+            receive(worker, START_TIMEOUT_S, "a worker that measures links")
+
+    def measure(self) -> list[Link]:
+        """Links for every ordered pair of devices, and between each of them and the host.
+
+        Returns: links whose cost is ``a + bytes * b`` for each share, fitted to the medians by relative least squares.
+        """
+        self.wait()
+        links: list[Link] = []
+        for (one, other), (forth, back) in self._rings.items():
+            links.append(_link(one, other, forth, back, self._workers))
+            links.append(_link(other, one, back, forth, self._workers))
+        return links + _like(links, [device.name for device in self._devices])
+
+    def __enter__(self) -> "LinkBench":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._stack.close()
+
+
+def measure_links(devices: Sequence[Device]) -> list[Link]:
+    """The links of these devices, see ``LinkBench``."""
+    with LinkBench(devices) as bench:
+        return bench.measure()
 
 
 def fit(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
@@ -91,10 +120,13 @@ def fit(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, fl
 
 
 def main(connection: Connection) -> None:
-    """The worker: play the sides that the host names until it closes the connection."""
+    """The worker: play the sides that the host names until it closes the connection; None only asks whether it is there."""
     places: dict[str, Place] = {}
     while True:
         duty = connection.recv()
+        if duty is None:
+            connection.send(None)
+            continue
         PROVIDERS.update(duty.providers)
         if duty.device not in places:
             accelerator = open_accelerator(duty.device)

@@ -18,6 +18,9 @@ from autosplit.samples import Precision
 from autosplit.splitting import StageProgram
 
 WARM_UP_PASSES = 3
+WARM_UP_S = 0.5
+"""Passes are made until there were so many, or for so long: a slow model is warm after fewer."""
+
 PREEMPTED_S = 200e-6
 """A longer wait for the core within one pass is another process's time slice; a shorter one is a wake-up of our own."""
 
@@ -137,8 +140,11 @@ class Timer:
             self._probe: Probe | None = EagerProbe(run.module, threads)
         else:
             self._probe = probe(backend, folder, threads, precision)
+        begun = time.perf_counter()
         for _ in range(WARM_UP_PASSES):
             self._pass()
+            if time.perf_counter() - begun > WARM_UP_S:
+                break
         if self._probe is not None:
             self._probe.run(inputs)
 
