@@ -315,8 +315,8 @@ def rising_bound(
         value_s, home = best()
         if bound.bound_s >= value_s * (1.0 - SLACK):
             break
-        for kind, devices in enumerate(graph.classes if home is not None else ()):
-            columns[kind] += [home == device for device in devices]
+        for found, devices in zip(columns, graph.classes, strict=True):
+            found += _sets(home, devices)
         target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - SLACK)
         bound.grain, bound.limit_s = grains[level], value_s
         until = monotonic() + PATIENCE * (deadline - monotonic())
@@ -342,7 +342,7 @@ def rising_bound(
 
 def _sets(home: Ints | None, devices: Sequence[int]) -> list[Members]:
     """What each of the devices holds, if there is an assignment."""
-    return [] if home is None else [np.asarray(home == device) for device in devices]
+    return [] if home is None else [np.asarray(home == device, dtype=np.bool_) for device in devices]
 
 
 def _stretches(graph: Hypergraph, pricer: Pricer, device: int, limit_s: float) -> list[Members]:
