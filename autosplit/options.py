@@ -203,7 +203,15 @@ class Simulated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plans(Simulated, Search):
+class Assumed:
+    """The devices of a PipeDream profile, which names none."""
+
+    num_devices: Annotated[int, typer.Option(min=1, help="For a pipedream file: how many equal devices there are.")] = 4
+    bandwidth: Annotated[float, typer.Option(help="For a pipedream file: bytes a second between two of them.")] = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans(Simulated, Assumed, Search):
     """What a plan must be like, and what is to be told about it."""
 
     explain: Annotated[
@@ -230,7 +238,7 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Simulated, Output):
+class Evaluate(Simulated, Assumed, Output):
     """A split to judge."""
 
     workload: Annotated[Path, typer.Argument(help="A planner's workload file.")]

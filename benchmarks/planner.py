@@ -1,4 +1,4 @@
-"""Planner table: workload, reference value, ours, bound, gap, seconds; contiguous and not. ``python -m benchmarks.planner``."""
+"""Planner table: workload, reference value, ours, bound, gap, seconds; for latency with ``--objective latency``."""
 
 import argparse
 import json
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
+from autosplit.cost import find_faults, latency_s
+from autosplit.planners.asking import rows_on_one_device
 from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.portfolio import solve
 from autosplit.problem import Problem, Solution
@@ -72,6 +74,12 @@ def chained(name: str, copies: int, accelerators: int) -> Problem:
     return parse_dnn_partitioning(whole, f"{copies} x {name}")
 
 
+def alone_s(problem: Problem) -> float | None:
+    """The latency of everything on one device, where a device holds it: what a latency plan has to beat."""
+    rows = [blocks for blocks in rows_on_one_device(problem) if not find_faults(problem, blocks)]
+    return min((latency_s(problem, blocks) for blocks in rows), default=None)
+
+
 def row(kind: str, problem: Problem, reference: float | None, solution: Solution, seconds: float) -> str:
     known = f"{reference:.4f}" if reference is not None else ""
     cells = [
@@ -85,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each plan")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
     parser.add_argument("--kind", choices=("both", "contiguous", "non-contiguous"), default="both")
     parser.add_argument("--chained", action="store_true", help="the larger graphs made of copies, too")
     parser.add_argument("workloads", nargs="*", help="names without .json; all where none is given")
@@ -96,6 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     solve_noncontiguous(cases[0][0], time_limit_s=2.0)
     print("| workload | nodes | plan | reference | ours | bound | gap | s |\n|---|---|---|---|---|---|---|---|", flush=True)
     for problem, contiguous, free in cases:
+        if options.objective == "latency":
+            started = monotonic()
+            solution = solve(problem, objective="latency", time_limit_s=options.time_limit, seed=options.seed)
+            print(row("latency", problem, alone_s(problem), solution, monotonic() - started), flush=True)
+            continue
         if options.kind != "non-contiguous":
             started = monotonic()
             solution = solve(problem, time_limit_s=options.time_limit, seed=options.seed)

@@ -33,7 +33,7 @@ def values(plan: Plan, peak_bytes: float) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("constraints", [Constraints(), Constraints(max_replicas=1)])
 def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints: Constraints) -> None:
-    front = plan_front(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"], time_limit_s=1)
+    front = plan_front(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"], time_limit_s=3)
     rows = [values(*entry) for entry in front]
     assert len(rows) > 1 and rows == sorted(rows)
     for one, other in combinations(rows, 2):
@@ -56,7 +56,7 @@ def test_a_front_that_no_plan_is_on_is_refused() -> None:
 def test_the_command_writes_each_plan_of_the_front(tmp_path: Path) -> None:
     plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"])[0]
     found: Any = SimpleNamespace(traced=SimpleNamespace(graph=GRAPH), profile=PROFILE, plan=plan)
-    given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="1s")
+    given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="3s")
     rows = _front_of_model(given, found, TWO)
     assert len(rows) > 1 and len(list((tmp_path / "front").iterdir())) == len(rows)
     for row in rows:

@@ -282,12 +282,11 @@ def test_no_time_at_all_gives_a_plan_with_its_gap(shape):
 
 def test_replicas_of_an_answer_are_judged_as_replicas(tmp_path):
     (tmp_path / "graph.txt").write_text(LINE)
-    words = ["search", tmp_path / "graph.txt", "--format", "pipedream", "--max-replicas", 3, "--json"]
-    answer = autosplit(*words).stdout
+    assumed = ["--format", "pipedream", "--num-devices", 3, "--bandwidth", 1e6, "--json"]
+    answer = autosplit("search", tmp_path / "graph.txt", *assumed, "--max-replicas", 3).stdout
+    assert list(json.loads(answer)["loads"]) == ["acc0", "acc1", "acc2"]
     (tmp_path / "split.json").write_text(answer)
-    judged = json.loads(
-        autosplit("evaluate", tmp_path / "graph.txt", tmp_path / "split.json", "--format", "pipedream", "--json").stdout
-    )
+    judged = json.loads(autosplit("evaluate", tmp_path / "graph.txt", tmp_path / "split.json", *assumed).stdout)
     assert judged["loads"] == json.loads(answer)["loads"] and judged["objective"] == 1.0
 
 

@@ -27,7 +27,7 @@ def search_workload(given: options.Plans) -> None:
     ignored = [flag for flag in NOT_FOR_WORKLOADS if getattr(given, flag)]
     if ignored:
         raise UsageError(f"a workload file names its own devices and ops; leave out --{', --'.join(ignored)}".replace("_", "-"))
-    problem = _read(Path(given.model), given.format, "model, ")
+    problem = _read(Path(given.model), given, "model, ")
     limits: dict[str, Any] = {"contiguous": given.contiguous, **wanted.limits(1)}
     limit_s = options.seconds(given.time_limit)
     plan_s = limit_s * (PLAN_SHARE if given.explain else 1.0)
@@ -74,13 +74,15 @@ def search_workload(given: options.Plans) -> None:
     show(given, json_safe(data), *views)
 
 
-def _read(path: Path, format: str, others: str = "") -> Any:
+def _read(path: Path, given: options.Plans | options.Evaluate, others: str = "") -> Any:
     """The problem in a workload file. Raises: UsageError: an unknown format, or every fault of the file."""
     from autosplit.workloads import read_workload
 
-    if format not in ("dnn-partitioning", "pipedream"):
-        raise UsageError(f"format '{format}' is not known; valid: {others}dnn-partitioning, pipedream")
-    return read_workload(path, "pipedream" if format == "pipedream" else "dnn-partitioning")
+    if given.format == "pipedream":
+        return read_workload(path, "pipedream", num_devices=given.num_devices, bytes_per_s=given.bandwidth)
+    if given.format != "dnn-partitioning":
+        raise UsageError(f"format '{given.format}' is not known; valid: {others}dnn-partitioning, pipedream")
+    return read_workload(path)
 
 
 def _simulation(problem: Any, blocks: Any) -> Any:
@@ -118,7 +120,7 @@ def evaluate(given: options.Evaluate) -> None:
         split = json.loads(given.split.read_text(encoding="utf-8"))
     except (OSError, ValueError) as failure:
         raise UsageError(f"split file '{given.split}' cannot be read as JSON: {failure}") from None
-    problem = _read(given.workload, given.format)
+    problem = _read(given.workload, given)
     blocks = read_split(problem, split)
     seconds = compute_loads(problem, blocks).device_s.tolist()
     loads = dict(zip(problem.devices, seconds, strict=True))
