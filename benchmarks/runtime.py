@@ -104,7 +104,7 @@ def empty(rounds: int = 5) -> None:
     show("Empty stages: throughput in a stream, latency of one request at a time", rows)
 
 
-def compare(spec: str, rounds: int = 7, round_s: float = 1.5) -> None:
+def compare(spec: str, rounds: int = 7, round_s: float = 2.5) -> None:
     """The same two stages through this runtime and through others, each on one thread of a core of its own."""
     traced = trace(load_model(spec))
     programs = peers.balanced_cut(traced)
@@ -139,7 +139,7 @@ def compare(spec: str, rounds: int = 7, round_s: float = 1.5) -> None:
         rates: dict[str, list[float]] = {name: [] for name in ways}
         ours(64)
         batch = peers.NUM_MICROBATCHES
-        num_requests = batch * max(4, min(1000, round(round_s * 64 / ours(64) / batch)))
+        num_requests = batch * max(4, min(500, round(round_s * 64 / ours(64) / batch)))
         for way in ways.values():
             way(2 * batch)
         shares.clear()
