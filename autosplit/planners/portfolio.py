@@ -9,7 +9,7 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.cost import evaluate, verify
+from autosplit.cost import evaluate, latency_s, verify
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, infeasible, latency, linear, reusing
 from autosplit.planners.asking import MORE_BLOCKS, ask, rows_on_one_device
@@ -31,6 +31,8 @@ SMALL = 200
 FEW = 60
 """So many ops times devices let CP-SAT place blocks and time them exactly."""
 REUSE_SHARE = 0.2
+FIRST_SHARE = 0.4
+"""Of the time, for plans with one block on a device where latency is limited: if there is none, devices may be shared."""
 LEAST_TO_START_S = 0.2
 """For each look for a first plan, even where compiling has taken all the time."""
 LEAST_TO_NAME_S = 0.5
@@ -53,6 +55,7 @@ class Search:
     bound_s: float = 0.0
     hopeless: bool = False
     nowhere: bool = False
+    near: str = ""
     methods: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
@@ -135,8 +138,9 @@ def solve(
     request = request if reuse is not None else latency.with_reuse(request)
     search = Search(problem, request, started, started + time_limit_s, log or (lambda line: None))
     _refuse_hopeless(problem, request)
-    _attempt(search, seed)
-    if not (search.blocks or search.nowhere) and reuse is None and contiguous and not request.reuse:
+    may_share = reuse is None and contiguous and not request.reuse
+    _attempt(search, seed, FIRST_SHARE if may_share and request.max_latency_s < inf else 1.0)
+    if not (search.blocks or search.nowhere) and may_share:
         search.note("no plan has one block on a device: devices may hold several", "shared devices")
         search.request, refuted, search.hopeless, search.bound_s = replace(request, reuse=True), search.hopeless, False, 0.0
         _attempt(search, seed)
@@ -158,8 +162,27 @@ def _refuse_hopeless(problem: Problem, request: Request) -> None:
         infeasible.refuse_latency(request, bound_s, "critical path")
 
 
-def _attempt(search: Search, seed: int) -> None:
+def _attempt(search: Search, seed: int, share: float = 1.0) -> None:
     """All planners that the request is for, with a share of the time until there is a plan and all that is left from then on."""
+    request, deadline = search.request, search.deadline
+    search.deadline = monotonic() + share * search.left_s
+    _first_plan(search, seed)
+    search.deadline = deadline
+    if not search.blocks:
+        return
+    if request.objective == "latency":
+        _latency(search, seed)
+        return
+    if request == Request(contiguous=False):
+        _any_sets(search, seed)
+    elif request.max_latency_s < inf:
+        _integer_program(search, seed, share=0.3)
+        _anneal(search, seed)
+    _integer_program(search, seed)
+
+
+def _first_plan(search: Search, seed: int) -> None:
+    """The planners that find a plan at all, those that take long only where the others find none."""
     problem, request = search.problem, search.request
     items = contract(problem, replace(request, contiguous=True))
     _one_device(search)
@@ -172,17 +195,6 @@ def _attempt(search: Search, seed: int) -> None:
         _integer_program(search, seed, share=0.5)
     if not search.blocks and not search.hopeless and (request.objective == "latency" or request.max_latency_s < inf):
         _quickest(search, seed, share=0.5)
-    if not search.blocks:
-        return
-    if request.objective == "latency":
-        _latency(search, seed)
-        return
-    if request == Request(contiguous=False):
-        _any_sets(search, seed)
-    elif request.max_latency_s < inf:
-        _integer_program(search, seed, share=0.3)
-        _anneal(search, seed)
-    _integer_program(search, seed)
 
 
 def _is_nowhere(search: Search, seed: int) -> bool:
@@ -265,6 +277,9 @@ def _quickest(search: Search, seed: int, share: float) -> None:
     found = latency.best_latency(search.problem, quick, starts, monotonic() + share * search.left_s, seed)
     infeasible.refuse_latency(search.request, found.bound_s, found.bound_method)
     search.offer(found.blocks, found.method)
+    if found.blocks and not search.blocks:
+        near_s = latency_s(search.problem, found.blocks)
+        search.near = f" The quickest plan found takes {near_s:.6g} s a sample, and at least {found.bound_s:.6g} s is proved."
 
 
 def _anneal(search: Search, seed: int) -> None:
@@ -327,7 +342,8 @@ def _refuse(search: Search, seed: int, name_conflict: bool) -> None:
     if not search.hopeless:
         tried = ", ".join(search.methods) or "nothing fits"
         raise InfeasibleError(
-            f"no plan was found in time that meets all constraints together ({tried}). Raise the time limit, or relax them."
+            f"no plan was found in time that meets all constraints together ({tried}).{search.near} "
+            "Raise the time limit, or relax them."
         )
     if not name_conflict:
         raise InfeasibleError("no plan meets all constraints together. Drop or relax one of them.")

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from planners.contract import check, solved
 from problems import chain
 
-from autosplit.errors import UsageError
+from autosplit.errors import InfeasibleError, UsageError
 from autosplit.planners.portfolio import solve
+from autosplit.problem import Net
 from autosplit.workloads import read_workload
 
 FOLDER = Path(__file__).parents[1] / "data" / "workloads"
@@ -119,3 +120,12 @@ def test_the_log_reaches_the_caller():
 def test_bad_requests(options, message):
     with pytest.raises(UsageError, match=message):
         solve(chain([1, 2, 3]), **options)
+
+
+def test_where_no_plan_is_quick_enough_the_quickest_is_named():
+    ops = tuple(range(1, 29))
+    nets = (Net(0, ops, 10.0), *(Net(op, (29,), 10.0) for op in ops))
+    order = (*((0, op) for op in ops), *((op, 29) for op in ops))
+    problem = replace(chain([1.0, *[5.0] * 28, 1.0], num_devices=3), nets=nets, order=order).verify()
+    with pytest.raises(InfeasibleError, match="quickest plan found takes 142 s a sample, and at least 7 s is proved"):
+        solve(problem, max_latency_s=100.0, time_limit_s=0.0)
