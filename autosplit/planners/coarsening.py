@@ -40,7 +40,7 @@ def _groups(graph: Hypergraph, num_items: int, rng: np.random.Generator, home: I
     """The new item of each old one: pairs with the dearest shared nets for their size are joined first."""
     near = _affinities(graph, home)
     work, size, allowed = graph.compute_s.min(axis=1), graph.item_bytes.copy(), np.isfinite(graph.compute_s)
-    floor = work.sum() / graph.num_items
+    floor = float(work.sum()) / graph.num_items or 1.0
     most_work, most_bytes = HEAVIEST * work.sum() / graph.num_devices, HEAVIEST * graph.memory_bytes.min()
     target, left = list(range(graph.num_items)), graph.num_items
 

@@ -93,6 +93,8 @@ def descents(
         began = monotonic()
         coarse, home, group = _begin(graph, home, sizes[level], fresh_seed, num_moves, shaken=number >= len(starts), rng=rng)
         patience = FIRST_PATIENCE
+        spent_s[level] += monotonic() - began
+        began = monotonic()
         while coarse.fits(home):
             pairs = graph.num_devices * (graph.num_devices - 1) // 2
             value_s, home = descend(coarse, home, seed=fresh_seed, patience=patience * max(1, pairs), halt=halt)

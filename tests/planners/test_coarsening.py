@@ -1,5 +1,6 @@
 """A coarse graph costs what the graph costs when each item stands for its own, and keeps an assignment that it was given."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -39,3 +40,10 @@ def test_descents_only_get_better_and_say_what_they_are_worth():
         assert value_s == pytest.approx(graph.loads_s(home).max()) and graph.fits(home)
         found.append(value_s)
     assert found and all(after < before for before, after in pairwise(found))
+
+
+def test_ops_of_no_time_are_joined_too():
+    problem = random_problem(5, num_ops=10, num_devices=2, pooled=False, unsupported=False)
+    problem = replace(problem, compute_s=np.zeros_like(problem.compute_s))
+    coarse, group = coarsened(hypergraph_of(problem), 3, seed=0)
+    assert coarse.num_items < 10 and len(group) == hypergraph_of(problem).num_items
