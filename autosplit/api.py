@@ -223,12 +223,11 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
     same = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
     ways = {name: replace(way, **same, status="measured") for name, way in ways.items()}
     for name, way in ways.items():
-        devices = {device for stage in way.stages for device in stage.devices}
-        if way.stages[0].streams > 1:
-            continue  # what was measured is one request at a time
-        if profile is not None and all(_measured(profile, device, way.stages[0].backend) for device in devices):
+        devices, first = {device for stage in way.stages for device in stage.devices}, way.stages[0]
+        one_at_a_time = first.streams == 1  # so was everything that the profile has
+        if profile is not None and one_at_a_time and all(_measured(profile, device, first.backend) for device in devices):
             ways[name] = predict(way, graph, machine_of([way], machine), profile)
-            if devices <= {device.name for device in machine.devices} and way.stages[0].backend in known:
+            if devices <= {device.name for device in machine.devices} and first.backend in known:
                 ways[name] = bounded(ways[name], plan.prediction.bound_s)
     if plan.objective != "throughput":
         return ways, {}
