@@ -1,25 +1,84 @@
 """Scale: large graphs with contiguous plans, as a table. ``python -m benchmarks.scale``.
 
-Layered random graphs (ops of a layer read one to three of the layer before) and chained workloads. The bound is proved in
-the same run.
+Encoder layers of BERT one after the other, layered random graphs (ops of a layer read one to three of the layer before) and
+chained workloads. The bound is proved in the same run.
 """
 
 import argparse
+import json
+import re
 from collections.abc import Sequence
 from random import Random
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from autosplit.planners.portfolio import solve
 from autosplit.problem import Net, Problem, Transfers
-from benchmarks.planner import chained
+from autosplit.workloads import parse_dnn_partitioning
+from benchmarks.planner import WORKLOADS, chained
+
+ENCODERS = ((16, 8, 1.0), (16, 32, 1.0), (163, 32, 10.0), (491, 32, 10.0))
+"""Layers of BERT: (layers, accelerators, seconds of limit)."""
 
 GRAPHS = ((1000, 8, 1.0, 4), (3000, 16, 10.0, 4), (10_000, 32, 10.0, 4), (29_945, 32, 10.0, 5))
 """Layered graphs: (ops, devices, seconds of limit, widest layer)."""
 
 CHAINS = (("op-bert_l-3_inference", 4, 8, 10.0), ("layer-resnet50_inference", 6, 8, 10.0))
 """Chained workloads: (workload, copies, accelerators, seconds of limit)."""
+
+
+def encoder(num_layers: int, accelerators: int, name: str = "op-bert_l-3_inference") -> Problem:
+    """The embedding of a BERT and so many copies of its second layer; every layer reads the embedding's mask, as in BERT.
+
+    An op is in the last layer that it, or anything it reads, has weights of; all that a layer reads of the one before is one op.
+    """
+    data = json.loads((WORKLOADS / f"{name}.json").read_text())
+    nodes = {node["id"]: node for node in data["nodes"]}
+    writers: dict[int, list[int]] = {node: [] for node in nodes}
+    for edge in data["edges"]:
+        writers[edge["destId"]].append(edge["sourceId"])
+    layer: dict[int, int] = {}
+
+    def layer_of(node: int) -> int:
+        if node not in layer:
+            own = re.search(r"encoder\.layer\.(\d+)\.", nodes[node]["name"])
+            outside = -1 if not re.match(r"cls|bert\.pooler", nodes[node]["name"]) else len(nodes)
+            layer[node] = max([int(own[1]) if own else outside, *(layer_of(writer) for writer in writers[node])])
+        return layer[node]
+
+    inner = [node for node in nodes if layer_of(node) == 1]
+    joints = {layer[edge["sourceId"]]: edge["sourceId"] for edge in data["edges"] if layer[edge["destId"]] == 1}
+    leaving = next(edge["sourceId"] for edge in data["edges"] if layer[edge["sourceId"]] == 1 and layer[edge["destId"]] == 2)
+    entering = next(  # what layer 0 reads where layer 1 reads layer 0: the first op with as many readers
+        edge["sourceId"]
+        for edge in data["edges"]
+        if layer[edge["sourceId"]] == -1 and layer[edge["destId"]] == 0 and edge["cost"] == _cost(data, leaving)
+    )
+    stride, colours = 1 + max(nodes), 1 + max(node.get("colorClass") or 0 for node in data["nodes"])
+    found = [node for node in data["nodes"] if layer[node["id"]] == -1]
+    edges = [edge for edge in data["edges"] if layer[edge["destId"]] == -1]
+    for number in range(1, num_layers + 1):
+        for node in inner:
+            colour = nodes[node].get("colorClass")
+            moved = None if colour is None else colour + colours * number
+            found.append(nodes[node] | {"id": node + stride * number, "colorClass": moved})
+        for edge in data["edges"]:
+            if layer[edge["destId"]] != 1:
+                continue
+            source = edge["sourceId"]
+            if layer[source] == 1:
+                source += stride * number
+            elif source == joints[0]:
+                source = entering if number == 1 else leaving + stride * (number - 1)
+            edges.append({"sourceId": source, "destId": edge["destId"] + stride * number, "cost": edge["cost"]})
+    whole = data | {"nodes": found, "edges": edges, "maxFPGAs": accelerators}
+    return parse_dnn_partitioning(whole, f"{num_layers} layers of BERT")
+
+
+def _cost(data: dict[str, Any], node: int) -> float:
+    return float(next(edge["cost"] for edge in data["edges"] if edge["sourceId"] == node))
 
 
 def layered(num_ops: int, num_devices: int, widest: int, seed: int = 0) -> Problem:
@@ -59,9 +118,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most-ops", type=int, default=30_000, help="leave larger graphs out")
     options = parser.parse_args(arguments)
-    cases = [(layered(ops, devices, widest), limit_s) for ops, devices, limit_s, widest in GRAPHS]
+    cases = [(encoder(*case[:2]), case[2]) for case in ENCODERS]
+    cases += [(layered(ops, devices, widest), limit_s) for ops, devices, limit_s, widest in GRAPHS]
     cases += [(chained(name, copies, accelerators), limit_s) for name, copies, accelerators, limit_s in CHAINS]
-    solve(layered(50, 3, 3), time_limit_s=5.0)
+    for small in (layered(50, 3, 3), encoder(2, 3)):
+        solve(small, time_limit_s=5.0)
     print("| graph | ops | devices | limit, s | ours | bound | gap | s |\n|---|---|---|---|---|---|---|---|", flush=True)
     for problem, limit_s in cases:
         if problem.num_ops > options.most_ops:

@@ -55,7 +55,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the walk found: a better chain or None, and whether it looked everywhere, so that none is better."""
+    """What the walk found: a better chain or None, and whether it looked everywhere, so that none is better than that."""
 
     chain: Chain | None
     complete: bool
@@ -65,7 +65,7 @@ class Outcome:
 def best_chain(
     items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float, deadline: float, prices: Prices | None = None
 ) -> Outcome:
-    """The best chain with a value below ``limit_s``.
+    """A chain with a value below ``limit_s``; where only full blocks are looked at (`fullness`), not always the best one.
 
     Args:
         items: what is to be put in a row.

@@ -10,7 +10,6 @@ import numpy as np
 from autosplit.cost import most_s
 from autosplit.errors import InfeasibleError
 from autosplit.planners.asking import is_hopeless
-from autosplit.planners.items import Items
 from autosplit.planners.request import Request
 from autosplit.problem import Problem
 from autosplit.tables import bytes_text
@@ -19,12 +18,12 @@ MOST_NAMED = 12
 """Constraints in one message."""
 
 
-def refuse_hopeless(problem: Problem, items: Items, most_blocks: int | None) -> None:
-    """Raise InfeasibleError when an op, or ops that stay together, fit no device alone, or all ops do not fit all devices.
+def refuse_hopeless(problem: Problem, together: Sequence[Sequence[int]], most_blocks: int | None) -> None:
+    """Raise InfeasibleError when ops that stay together fit no device alone, or all ops do not fit all devices.
 
     With ``most_blocks``, no more than so many devices count.
     """
-    for ops in items.ops:
+    for ops in together:
         allowed = np.flatnonzero(np.isfinite(problem.compute_s[list(ops)]).all(axis=0))
         if not len(allowed):
             raise InfeasibleError(f"no plan fits: {_no_device(problem, ops)}")

@@ -125,6 +125,14 @@ def contract(problem: Problem, request: Request, limit_s: float = inf, merge: bo
     return _items(problem, request, home, limit_s, merge, bytes_of_merged)
 
 
+def kept_together(problem: Problem, request: Request) -> list[list[int]]:
+    """The ops of each group and, where the order binds, of each of its cycles."""
+    members: dict[int, list[int]] = {}
+    for op, home in enumerate(_components(problem, request.contiguous).tolist()):
+        members.setdefault(home, []).append(op)
+    return list(members.values())
+
+
 def _components(problem: Problem, contiguous: bool) -> Ints:
     """Component of each op: joined by groups and, where the order binds, by its cycles. Shape (num_ops,)."""
     parent = list(range(problem.num_ops))
@@ -138,12 +146,16 @@ def _components(problem: Problem, contiguous: bool) -> Ints:
     for group in problem.groups:
         for op in group[1:]:
             parent[find(op)] = find(group[0])
-    home = np.array([find(op) for op in range(problem.num_ops)], dtype=np.int64)
+    home = [find(op) for op in range(problem.num_ops)]
     if contiguous:
-        edges = {(int(home[a]), int(home[b])) for a, b in problem.order if home[a] != home[b]}
-        component = strong_components(problem.num_ops, edges)
-        home = np.array([component[op] for op in home], dtype=np.int64)
-    return home
+        component = strong_components(problem.num_ops, _edges(problem, home))
+        home = [component[op] for op in home]
+    return np.array(home, dtype=np.int64)
+
+
+def _edges(problem: Problem, home: Sequence[int]) -> set[tuple[int, int]]:
+    """The order, between the homes of the ops."""
+    return {(home[a], home[b]) for a, b in problem.order if home[a] != home[b]}
 
 
 def strong_components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
@@ -209,7 +221,7 @@ def _items(problem: Problem, request: Request, home: Ints, limit_s: float, merge
     np.add.at(num_bytes, home, problem.op_bytes)
     send, receive, equal = _pair_costs(problem, classes)
     fixed, nets, lone = _item_nets(problem, home, count, firsts, send, receive)
-    edges = {(int(home[a]), int(home[b])) for a, b in problem.order if home[a] != home[b]} if request.contiguous else set()
+    edges = _edges(problem, home.tolist()) if request.contiguous else set()
     weights = [(weight.num_bytes, frozenset(int(home[op]) for op in weight.users)) for weight in problem.weights]
     for size, users in weights:
         if len(users) == 1:
@@ -238,40 +250,42 @@ def _item_nets(
     problem: Problem, home: Ints, count: int, firsts: Sequence[int], send: Floats, receive: Floats
 ) -> tuple[Floats, Nets, bool]:
     """What each item pays in any case, the nets by (producer, items touched), and whether a sender never pays twice."""
-    transfers = problem.transfers
+    transfers, place = problem.transfers, home.tolist()
+    sizes = np.array([net.num_bytes for net in problem.nets]).reshape(-1, 1)
+    sending, receiving = send[:, 0] + sizes * send[:, 1], receive[:, 0] + sizes * receive[:, 1]
+    from_host = transfers.receive_s[HOST, firsts] + sizes * transfers.receive_s_per_byte[HOST, firsts]
+    to_host = transfers.send_s[firsts, HOST] + sizes * transfers.send_s_per_byte[firsts, HOST]
     fixed = np.zeros((count, len(firsts)))
     nets: Nets = {}
     lone = True
-    for net in problem.nets:
-        producer = int(home[net.producer]) if net.producer != HOST else HOST
-        touched = frozenset(int(home[op]) for op in net.consumers if op != HOST)
-        sending = send[:, 0] + net.num_bytes * send[:, 1]
-        receiving = receive[:, 0] + net.num_bytes * receive[:, 1]
+    for number, net in enumerate(problem.nets):
+        producer = place[net.producer] if net.producer != HOST else HOST
+        touched = frozenset([place[op] for op in net.consumers if op != HOST])
+        costs = sending[number], receiving[number]
         if producer == HOST:
-            sending = np.zeros(len(firsts))
-            receiving = transfers.receive_s[HOST, firsts] + net.num_bytes * transfers.receive_s_per_byte[HOST, firsts]
+            costs = np.zeros(len(firsts)), from_host[number]
         else:
             touched |= {producer}
             if HOST in net.consumers:
-                out = transfers.send_s[firsts, HOST] + net.num_bytes * transfers.send_s_per_byte[firsts, HOST]
+                out = to_host[number]
                 fixed[producer] += out
                 if problem.send_once:
-                    sending = np.maximum(sending, out) - out
+                    costs = np.maximum(costs[0], out) - out, costs[1]
         if len(touched) > (producer != HOST) and touched:
             crowded = len(touched) > 2 and problem.num_devices > 2 and not problem.send_once
-            lone = lone and not (crowded and sending.any())
+            lone = lone and not (crowded and costs[0].any())
             before = nets.get((producer, touched))
-            nets[producer, touched] = (sending, receiving) if before is None else (before[0] + sending, before[1] + receiving)
+            nets[producer, touched] = costs if before is None else (before[0] + costs[0], before[1] + costs[1])
     return fixed, nets, lone
 
 
 def _topological(target: Ints, edges: Iterable[tuple[int, int]]) -> Ints:
     """The items that remain after merging, depth first from the sources."""
-    keep = np.flatnonzero(target == np.arange(len(target)))
-    after: dict[int, set[int]] = {int(item): set() for item in keep}
+    root = target.tolist()
+    after: dict[int, set[int]] = {item: set() for item, goal in enumerate(root) if item == goal}
     for source, goal in edges:
-        if target[source] != target[goal]:
-            after[int(target[source])].add(int(target[goal]))
+        if root[source] != root[goal]:
+            after[root[source]].add(root[goal])
     waiting = dict.fromkeys(after, 0)
     for goals in after.values():
         for goal in goals:
@@ -309,18 +323,23 @@ def _assemble(
         np.add.at(new, place, old)
         return new
 
+    goal_of = place.tolist()
     merged: Nets = {}
-    for (producer, touched), (send, receive) in nets.items():
-        source = int(place[producer]) if producer != HOST else HOST
-        key = source, frozenset(int(place[item]) for item in touched)
+    for (producer, touched), costs in nets.items():
+        source = goal_of[producer] if producer != HOST else HOST
+        key = source, frozenset([goal_of[item] for item in touched])
         if len(key[1]) > (source != HOST):
-            old = merged.get(key, (np.zeros(num_classes), np.zeros(num_classes)))
-            merged[key] = old[0] + send, old[1] + receive
-    paid = {key: costs for key, costs in merged.items() if costs[0].any() or costs[1].any()}
+            old = merged.get(key)
+            merged[key] = costs if old is None else (old[0] + costs[0], old[1] + costs[1])
+    both = np.array(list(merged.values())).reshape(len(merged), 2, num_classes)
+    paid = np.flatnonzero(both.any(axis=(1, 2)))
+    send, receive = both[paid, 0], both[paid, 1]
+    found = list(merged)
+    keys = [found[net] for net in paid]
     after: list[set[int]] = [set() for _ in range(count)]
     for source, goal in edges:
-        if place[source] != place[goal]:
-            after[place[source]].add(int(place[goal]))
+        if goal_of[source] != goal_of[goal]:
+            after[goal_of[source]].add(goal_of[goal])
     members: list[list[int]] = [[] for _ in range(count)]
     for op, item in enumerate(home.tolist()):
         members[item].append(op)
@@ -331,10 +350,10 @@ def _assemble(
         fixed_s=gathered(fixed),
         num_bytes=gathered(num_bytes),
         memory_bytes=np.array([problem.memory_bytes[members[0]] for members in problem.device_classes]),
-        pins=Table.of([sorted(touched) for _, touched in paid]),
-        producer=np.array([producer for producer, _ in paid], dtype=np.int64),
-        send_s=np.array([costs[0] for costs in paid.values()]).reshape(len(paid), num_classes),
-        receive_s=np.array([costs[1] for costs in paid.values()]).reshape(len(paid), num_classes),
+        pins=Table.of([sorted(touched) for _, touched in keys]),
+        producer=np.array([producer for producer, _ in keys], dtype=np.int64),
+        send_s=np.ascontiguousarray(send),
+        receive_s=np.ascontiguousarray(receive),
         weights=Table.of([sorted({int(place[item]) for item in users}) for _, users in weights]),
         weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
         after=Table.of([sorted(goals) for goals in after]),

@@ -33,6 +33,8 @@ from autosplit.problem import Floats
 
 LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
 MANY_ITEMS = 5000
+MANY_SHARE = 0.1
+"""Of the time, after which on many items the first chain found is enough to begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,11 @@ def best_chain(
         weights: multipliers of the classes, for pruning.
         bound_s: a bound on the value, from which the limit starts.
         limit_s: only chains below this count.
-        deadline: monotonic seconds after which no further order is tried.
+        deadline: monotonic seconds after which no further order is tried; on many items earlier, once there is a chain.
     """
     best: Chain | None = None
     many = items.num_items > MANY_ITEMS
+    enough = monotonic() + (MANY_SHARE if many else 1.0) * (deadline - monotonic())
     orders = depth_first_orders(items, 3 if many else 6)
     for growth in LIMITS[many:]:
         limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)
@@ -96,7 +99,7 @@ def best_chain(
             found = chain_in_order(items, request, usage, weights, order, limit)
             if found is not None:
                 best, limit = found, found.value_s
-            if monotonic() > deadline:
+            if monotonic() > (deadline if best is None else enough):
                 return best
         if best is not None or limit >= limit_s:
             break
@@ -114,7 +117,7 @@ def chain_in_order(items: Items, request: Request, usage: Usage, weights: Floats
     value[0, 0] = 0.0
     _forward(
         costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, request.min_stage_s,
-        value, parent,
+        value, parent, np.zeros(len(usage.after), dtype=np.int64),
     )  # fmt: skip
     last = np.where(usage.final, value[-1], inf)
     state = int(last.argmin())
@@ -132,7 +135,7 @@ def chain_in_order(items: Items, request: Request, usage: Usage, weights: Floats
 @compiled
 def _forward(
     costs: Costs, filling: Filling, order: Ints, after: Ints, takes: Ints, width: Ints, room: Floats, rest: Floats,
-    limit: float, least: float, value: Floats, parent: Ints,
+    limit: float, least: float, value: Floats, parent: Ints, alive: Ints,
 ) -> None:  # fmt: skip
     """Fill in the values of (prefix length, usage), and for each the (prefix, usage, move) that it came from."""
     count = len(order)
@@ -141,7 +144,8 @@ def _forward(
         widest = max(widest, width[move])
     strict = limit * (1 - ROUNDING)
     for start in range(count):
-        if _least(value, start) < strict:
+        num_alive, most = _alive_usages(value, after, room, start, strict, alive)
+        if num_alive > 0:
             reset(filling)
             end = start
             while end < count:
@@ -149,29 +153,40 @@ def _forward(
                 end += 1
                 if not price(costs, filling) < strict * widest:
                     break
+                left = rest[end] / (1 + ROUNDING)
+                if left > most * limit:
+                    continue
                 for move in range(len(takes)):
                     top = widest_load(filling.load, takes, move, width)
                     if top < strict and top >= least * (1 - ROUNDING):
-                        _relax(value, parent, after, room, start, end, move, top, rest[end] / (1 + ROUNDING), limit)
+                        _relax(value, parent, after, room, alive, num_alive, start, end, move, top, left, limit)
             for position in range(start, end):
                 remove(costs, filling, order[position])
         shift(costs, filling, order[start], one)
 
 
 @inner
-def _least(value: Floats, row: int) -> float:
-    least = np.inf
-    for column in range(value.shape[1]):
-        least = min(least, value[row, column])
-    return least
+def _alive_usages(value: Floats, after: Ints, room: Floats, start: int, strict: float, alive: Ints) -> tuple[int, float]:
+    """List the usages of a prefix with a value below the limit; how many there are, and the most room that a block leaves."""
+    count, most = 0, 0.0
+    for state in range(len(after)):
+        if value[start, state] < strict:
+            alive[count] = state
+            count += 1
+            for move in range(after.shape[1]):
+                if after[state, move] >= 0:
+                    most = max(most, room[after[state, move]])
+    return count, most
 
 
 @inner
 def _relax(
-    value: Floats, parent: Ints, after: Ints, room: Floats, start: int, end: int, move: int, top: float, rest: float, limit: float
-) -> None:
-    """Extend every usage of the prefix ``start`` by one block that ends at ``end``."""
-    for state in range(len(after)):
+    value: Floats, parent: Ints, after: Ints, room: Floats, alive: Ints, num_alive: int, start: int, end: int, move: int,
+    top: float, rest: float, limit: float,
+) -> None:  # fmt: skip
+    """Extend every usage of the prefix ``start`` that is alive by one block that ends at ``end``."""
+    for place in range(num_alive):
+        state = alive[place]
         goal = after[state, move]
         if goal < 0 or rest > room[goal] * limit:
             continue

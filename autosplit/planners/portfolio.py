@@ -12,9 +12,9 @@ import numpy as np
 from autosplit.cost import evaluate, latency_s, verify
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, infeasible, latency, linear, reusing
-from autosplit.planners.asking import MORE_BLOCKS, ask, rows_on_one_device
+from autosplit.planners.asking import MAX_OPS, MORE_BLOCKS, ask, rows_on_one_device
 from autosplit.planners.heft import Delays, critical_path_s
-from autosplit.planners.items import Items, contract
+from autosplit.planners.items import Items, contract, kept_together
 from autosplit.planners.limited import quick_chains
 from autosplit.planners.lumps import fewer_lumps, forced_lumps
 from autosplit.planners.noncontiguous import solve_noncontiguous
@@ -30,6 +30,8 @@ CLOSED = 1e-6
 SMALL = 200
 FEW = 60
 """So many ops times devices let CP-SAT place blocks and time them exactly."""
+PLACES_PER_SECOND = 4000
+"""So many ops times devices for each second that CP-SAT has to better a plan: nothing can stop the making of its model."""
 REUSE_SHARE = 0.2
 FIRST_SHARE = 0.4
 """Of the time, for plans with one block on a device where latency is limited: if there is none, devices may be shared."""
@@ -37,8 +39,8 @@ LEAST_TO_START_S = 0.2
 """For each look for a first plan, even where compiling has taken all the time."""
 LEAST_TO_NAME_S = 0.5
 """For finding out what conflicts."""
-PROOF_SHARE = 0.8
-"""Of the time that is left, for chains over all orders; CP-SAT has the rest."""
+PROOF_SHARE, PROOF_SHARE_OF_MANY = 0.8, 0.93
+"""Of the time that is left, for chains over all orders; CP-SAT has the rest, where there are not too many ops for it."""
 
 
 @dataclass
@@ -154,12 +156,16 @@ def solve(
 
 def _refuse_hopeless(problem: Problem, request: Request) -> None:
     """Raise InfeasibleError for what can be seen without a search."""
-    if np.isinf(problem.compute_s).any() or np.isfinite(problem.memory_bytes).any():
-        infeasible.refuse_hopeless(problem, contract(problem, request, merge=False), request.num_stages or request.max_stages)
+    if np.isinf(problem.compute_s).any() or _needed_bytes(problem) > problem.memory_bytes.min():
+        infeasible.refuse_hopeless(problem, kept_together(problem, request), request.num_stages or request.max_stages)
     infeasible.refuse_short(problem, request)
     if request.max_latency_s < inf:
         bound_s = critical_path_s(problem, Delays(problem, request.max_replicas))
         infeasible.refuse_latency(request, bound_s, "critical path")
+
+
+def _needed_bytes(problem: Problem) -> float:
+    return float(problem.op_bytes.sum()) + sum(weight.num_bytes for weight in problem.weights)
 
 
 def _attempt(search: Search, seed: int, share: float = 1.0) -> None:
@@ -184,9 +190,12 @@ def _attempt(search: Search, seed: int, share: float = 1.0) -> None:
 def _first_plan(search: Search, seed: int) -> None:
     """The planners that find a plan at all, those that take long only where the others find none."""
     problem, request = search.problem, search.request
-    items = contract(problem, replace(request, contiguous=True))
     _one_device(search)
-    _chain(search, items)
+    alone_s, in_a_row = search.objective_s, replace(request, contiguous=True)
+    light = problem.num_ops > linear.MANY_ITEMS and _needed_bytes(problem) > problem.memory_bytes.min()
+    _chain(search, contract(problem, in_a_row, bytes_of_merged=not light))
+    if light and search.objective_s == alone_s:
+        _chain(search, contract(problem, in_a_row))
     if not search.blocks and _is_nowhere(search, seed):
         return
     if not search.blocks:
@@ -229,7 +238,8 @@ def _chain(search: Search, items: Items) -> None:
     if request.max_latency_s < inf and not search.closed:
         _quick_chains(search, items, usage)
     if search.request.contiguous:
-        share = PROOF_SHARE if search.blocks else 0.2
+        share = PROOF_SHARE if search.problem.num_ops <= MAX_OPS else PROOF_SHARE_OF_MANY
+        share = share if search.blocks else 0.2
         prove_chain(search, items, weights, monotonic() + share * search.left_s)
 
 
@@ -313,10 +323,12 @@ def _any_sets(search: Search, seed: int) -> None:
 
 def _integer_program(search: Search, seed: int, share: float = 1.0, any_plan: bool = False) -> None:
     """CP-SAT for a share of the time that is left, on every rule at once; for the best plan, or for any."""
-    if search.closed or search.hopeless:
+    if search.closed or search.hopeless or (search.blocks and search.left_s <= 0):
         return
     limit_s, bound_s = search.objective_s, search.bound_s
     time_limit_s = share * search.left_s if search.blocks else max(share * search.left_s, LEAST_TO_START_S)
+    if search.blocks and search.problem.num_ops * search.problem.num_devices > PLACES_PER_SECOND * time_limit_s:
+        return
     answer = ask(search.problem, search.request, limit_s, bound_s, search.blocks, time_limit_s, seed, any_plan)
     if answer is None:
         return

@@ -26,7 +26,7 @@ NEARLY = 0.991
 """On many items, that no plan is better by this factor is proved first: it takes a fraction of the time."""
 LIGHT_SHARE, PLAIN_SHARE, PRICES_SHARE = 0.4, 0.5, 0.25
 """Of the time left: for walks with the bytes of merged items left behind, for walks without prices, and for prices."""
-WALK_SHARE = 0.5
+WALK_SHARE = 0.7
 """Of the time left, for one walk: below a lower limit the next one takes less."""
 CLOSE = 0.003
 """A walk that does not end is not tried again below a limit as near to the bound as this."""
@@ -77,10 +77,10 @@ def prove_chain(board: Board, items: Items, weights: Floats, deadline: float) ->
     usage = usage_of(items, request)
     if usage is None:
         return
-    light = contract(board.problem, request, limit_s=limit_s, bytes_of_merged=False)
+    many = items.num_items > MANY_ITEMS
+    light = items if many else contract(board.problem, request, limit_s=limit_s, bytes_of_merged=False)
     if light.num_items < items.num_items:
         _close_in(board, light, request, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
-    many = items.num_items > MANY_ITEMS
     _close_in(board, items, request, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
     if not board.closed and not many and monotonic() < deadline:
         bound = _priced(board, items, request, monotonic() + PRICES_SHARE * (deadline - monotonic()))

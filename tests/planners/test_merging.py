@@ -16,9 +16,12 @@ from autosplit.planners.usage import usage_of
 def best(problem, request, **options):
     items = contract(problem, request, **options)
     usage = usage_of(items, request)
-    outcome = downsets.best_chain(items, request, usage, bounds.multipliers(items), inf, monotonic() + 60)
+    limit_s, weights = inf, bounds.multipliers(items)
+    while (outcome := downsets.best_chain(items, request, usage, weights, limit_s, monotonic() + 60)).chain is not None:
+        assert outcome.chain.value_s < limit_s
+        limit_s = outcome.chain.value_s
     assert outcome.complete
-    return outcome.chain.value_s if outcome.chain else inf
+    return limit_s
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
