@@ -8,6 +8,7 @@ share its time with it, as eager took theirs. What cannot be placed at all is sh
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from autosplit.backends.profiling import RuntimeNode
 from autosplit.graph import Graph
@@ -47,8 +48,9 @@ def attribute(
     """
     passes = min((len(node.samples_s) for node in nodes), default=0)
     found = [_named(node, aliases) for node in nodes]
-    total = sum(sum(node.samples_s) for node in nodes)
-    matched = sum(sum(node.samples_s) for node, ops in zip(nodes, found, strict=True) if ops)
+    usual_s = [median(node.samples_s) if passes else 0.0 for node in nodes]  # one stretched sample must not outweigh the rest
+    total = sum(usual_s)
+    matched = sum(seconds for seconds, ops in zip(usual_s, found, strict=True) if ops)
     if not passes or matched < MATCHED_LEAST * total:
         return proportional(
             graph, [sum(node.samples_s[i] for node in nodes) for i in range(passes)] or [0.0], weights
