@@ -25,6 +25,9 @@ HEATS = (0.001, 0.003, 0.01, 0.03)
 FIRST_PATIENCE, NEXT_PATIENCE = 6, 3
 """Resplits in vain for each pair of devices: on the first graph of a round, and on the finer ones after it."""
 
+QUICK_ROUNDS, FEW_ITEMS, LAST_PATIENCE = 12, 400, 30
+"""After so many rounds only graphs of more items are made coarse: it takes the interpreter's lock from the proof beside it."""
+
 ITEMS_A_DEVICE, NUM_COARSE = 5, 3
 """Items for each device of the coarsest graph; and on how many sizes of graph random assignments begin."""
 
@@ -90,9 +93,11 @@ def descents(
         if home is None and known and number % 2:
             home = known[0 if rng.random() < 0.7 else int(rng.integers(len(known)))][1]
         level = int(spent_s[: len(sizes) if home is not None else NUM_COARSE].argmin())
+        patience = FIRST_PATIENCE
+        if number >= QUICK_ROUNDS and graph.num_items <= FEW_ITEMS:
+            level, patience = len(sizes) - 1, LAST_PATIENCE
         began = monotonic()
         coarse, home, group = _begin(graph, home, sizes[level], fresh_seed, num_moves, shaken=number >= len(starts), rng=rng)
-        patience = FIRST_PATIENCE
         spent_s[level] += monotonic() - began
         began = monotonic()
         while coarse.fits(home):
