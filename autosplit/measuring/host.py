@@ -10,37 +10,30 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from autosplit import discovering
-from autosplit.accelerators import PROVIDERS, Facts, is_accelerator
-from autosplit.backends.base import get_backend
-from autosplit.backends.profiling import onnx_names
-from autosplit.errors import BackendError, WorkerError
-from autosplit.files import temporary_folder
+from autosplit.accelerators import Facts, is_accelerator
+from autosplit.errors import BackendError
 from autosplit.graph import Graph
-from autosplit.machine import HOST, Device, Link, Machine
+from autosplit.machine import HOST, Link, Machine
 from autosplit.measuring.asking import able_backends, refused_devices, require_measurable, settings_of, stamps_of
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
+from autosplit.measuring.bench import WorkerBench, open_bench
 from autosplit.measuring.canary import CANARY_LIMIT, drift, now_s
 from autosplit.measuring.links import LinkBench
 from autosplit.measuring.steps import Progress, Step, Steps
 from autosplit.measuring.store import Store
 from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
-from autosplit.measuring.worker import INPUTS, Load, Prepare, TimeOps, TimeWhole
-from autosplit.processes import WorkerProcess, receive, spawn_worker
+from autosplit.measuring.worker import Prepare, Prepared, TimeOps, TimeWhole
+from autosplit.processes import WorkerProcess
 from autosplit.profile import Profile
 from autosplit.samples import Measured, Precision, Provenance, Samples, Setting
-from autosplit.splitting import StageProgram, save_stage, split
 from autosplit.tracing import Traced
 
 __all__ = ["Progress", "measure"]
 
 ROUNDS_S = 1.2
 ALONE_S = 0.3
-TIMEOUT_S = 900.0
 WAITED_LIMIT = 0.03
 """A worker that waited longer than this share of its time for its core was not alone there."""
 MAX_AT_ONCE = 16
@@ -90,14 +83,16 @@ def measure(
     profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
     known = job.known_links(remeasure) if links else ()
     with ExitStack() as stack:
-        # Their workers start while the host prepares the model.
         linking = stack.enter_context(LinkBench(machine.devices)) if known is None else None
         if len(profile.measured) < len(set(wanted)):
             with _exclusive(keeper):
                 # Another process may have measured the same while this one waited for its turn.
                 profile = profile if remeasure else replace(job.known(), notes=profile.notes)
                 profile = job.measure_missing(profile, budget_s, linking)
-        profile = profile.with_links(job.measure_links(linking) if linking else known or ())
+        if linking is not None and not linking.found:
+            with _exclusive(keeper), linking.own_workers() as workers:
+                job.measure_links(linking, workers)
+        profile = profile.with_links(linking.found if linking is not None else known or ())
     job.steps.finish()
     return replace(profile, notes=(*refused, *profile.notes))
 
@@ -170,23 +165,31 @@ class _Job:
         self.steps.plan([Step("starting the workers", 2.0)])
         self.steps.plan([Step(f"timing {g[0].backend}", rounds.seconds + ALONE_S * len(g) + 2.0) for g in groups])
         refused: dict[str, str] = {}
-        with _bench(self.traced, self.machine) as bench:
-            # While the workers start.
+        parts = [_batches(group, MAX_AT_ONCE) for group in groups]
+        with open_bench(self.traced, self.machine, linking) as bench:
+            # The workers start, load the model and warm up in eager while the host prepares the other backends: both leave
+            # cores idle. Weights of ops are timed, so a backend that wants them waits until the host is quiet.
+            bench.load(self.machine.devices)
             for name in backends:
                 with self._refusing(name, refused):
                     bench.prepare(name, self.precision)
+                    if name == "eager":
+                        bench.begin(self._prepares(profile, parts[0][0]))
                 self.steps.done()
-            if linking is not None:
-                linking.wait()
-            bench.load(self.machine.devices)
+            early = bench.finish()
+            bench.take_canaries(self.machine.devices)
             self.steps.done()
-            for group in groups:
-                name = group[0].backend
+            for batches in parts:
+                name = batches[0][0].backend
                 if name not in refused:
                     with self._refusing(name, refused):
-                        for part in _batches(group, MAX_AT_ONCE):
-                            profile = self._measure_group(profile, part, bench, rounds)
+                        for part in batches:
+                            profile = self._measure_group(
+                                profile, part, bench, rounds, early if name == "eager" and part is parts[0][0] else {}
+                            )
                 self.steps.done()
+            if linking is not None:
+                self.measure_links(linking, bench.workers)
         return replace(profile, notes=(*profile.notes, *refused.values()))
 
     @contextmanager
@@ -199,17 +202,19 @@ class _Job:
                 raise
             refused[backend] = f"{backend} is left out: {failure}"
 
-    def _measure_group(self, profile: Profile, group: Sequence[Setting], bench: "_Bench", rounds: Rounds) -> Profile:
-        """One setting on each device, all at once, then each alone.
+    def _prepares(self, profile: Profile, group: Sequence[Setting]) -> dict[str, Prepare]:
+        """What makes each device ready for its setting."""
+        weightless = {s: s.backend == "eager" or _eager(profile, s) is not None for s in group}
+        return {s.device: Prepare(s.backend, s.threads, not weightless[s], self.precision) for s in group}
+
+    def _measure_group(
+        self, profile: Profile, group: Sequence[Setting], bench: WorkerBench, rounds: Rounds, early: Mapping[str, Prepared]
+    ) -> Profile:
+        """One setting on each device, all at once, then each alone; ``early``: the answers of devices that are ready already.
 
         Raises: BackendError: the numbers are wrong.
         """
-        prepared = bench.all(
-            {
-                s.device: Prepare(s.backend, s.threads, _eager(profile, s) is None and s.backend != "eager", self.precision)
-                for s in group
-            }
-        )
+        prepared = early or bench.all(self._prepares(profile, group))
         for answer in prepared.values():
             if answer.fault:
                 raise BackendError(answer.fault)
@@ -253,82 +258,14 @@ class _Job:
         found = {(link.source, link.target): link for link in known if {link.source, link.target} <= names}
         return found.values() if len(found) == len(names) * (len(names) - 1) else None
 
-    def measure_links(self, linking: LinkBench) -> Iterable[Link]:
-        """The machine's links, measured now and stored."""
+    def measure_links(self, linking: LinkBench, workers: Mapping[str, WorkerProcess]) -> None:
+        """Measure the machine's links now, by workers that are idle, and store them."""
         self.steps.plan([Step("measuring the links", 2.0)])
-        with _exclusive(self.store):
-            found = linking.measure()
+        found = linking.measure(workers)
         if self.store is not None:
             stamp = next(iter(self.stamps.values()))
             self.store.save_links(replace(stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), found)
         self.steps.done()
-        return found
-
-
-class _Bench:
-    """The running workers of a measurement, with the model saved where they can load it."""
-
-    def __init__(self, program: StageProgram, folder: Path, workers: Mapping[str, WorkerProcess]) -> None:
-        self._program = program
-        self._folder = folder
-        self._workers = workers
-        self.canaries: dict[str, float] = {}
-
-    def prepare(self, backend: str, precision: Precision) -> None:
-        """Let the host write what the backend loads. Raises: BackendError: it refuses the model."""
-        get_backend(backend).prepare(self._program, self._folder, precision)
-
-    def load(self, devices: Sequence[Device]) -> None:
-        """Let every worker load the model, one after the other: the canary is later repeated with its neighbours idle."""
-        for device in devices:
-            self.canaries |= self.all({device.name: Load(self._folder, device.cores, device.name, dict(PROVIDERS))})
-
-    def names(self, backend: str) -> dict[str, str]:
-        """What the nodes of the backend's file are called, to the ops that they come from."""
-        return onnx_names(self._folder) if backend in ("onnxruntime", "openvino") else {}
-
-    def all(self, commands: Mapping[str, Any]) -> dict[str, Any]:
-        """Send each device its command, all at once, and wait for every answer.
-
-        Raises: WorkerError: a worker died, or what it raised.
-        """
-        for device, command in commands.items():
-            try:
-                self._workers[device].connection.send(command)
-            except OSError:
-                raise WorkerError(f"the worker that measures on '{device}' {self._workers[device].fate()}") from None
-        answers = {}
-        for device, command in commands.items():
-            what = f"{type(command).__name__} on '{device}'"
-            answer = receive(self._workers[device], TIMEOUT_S, what)
-            if answer.fault:
-                raise WorkerError(
-                    f"measuring on '{device}' failed at {type(command).__name__}. The worker's traceback:\n{answer.fault}"
-                )
-            answers[device] = answer.value
-        return answers
-
-
-@contextmanager
-def _bench(traced: Traced, machine: Machine) -> Iterator[_Bench]:
-    """The model as one stage in a temporary folder, and a worker on every device; both are gone at the end, whatever ends it."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(temporary_folder())
-        workers = {device.name: stack.enter_context(_worker(device)) for device in machine.devices}
-        [program] = split(traced, [[op.name for op in traced.graph.ops]])
-        save_stage(program, folder / "stage")
-        torch.save(list(traced.example_inputs), folder / "stage" / INPUTS)
-        yield _Bench(program, folder / "stage", workers)
-
-
-@contextmanager
-def _worker(device: Device) -> Iterator[WorkerProcess]:
-    worker = spawn_worker("autosplit.measuring.worker:main", name=f"measuring {device.name}", cores=device.cores)
-    try:
-        yield worker
-    finally:
-        worker.kill()
-        worker.close()
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
-from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Literal, Protocol
 
@@ -20,6 +19,7 @@ import torch
 
 from autosplit.accelerators import PROVIDERS, Accelerator, is_accelerator, open_accelerator
 from autosplit.backends.placing import Berth
+from autosplit.errors import WorkerError
 from autosplit.machine import HOST, Device, Link
 from autosplit.processes import WorkerProcess, receive, spawn_worker
 from autosplit.running.ring import Ring, RingEnd, RingHandle
@@ -28,7 +28,10 @@ from autosplit.tensorspec import TensorSpec
 SIZES_BYTES = (4096, 65536, 524288, 4194304)
 MESSAGES = (60, 60, 40, 20)
 WARM_UP = 5
-TIMEOUT_S, START_TIMEOUT_S = 30.0, 120.0
+TIMEOUT_S = 120.0
+"""A worker of its own starts first."""
+WORKER = "autosplit.measuring.worker:main"
+"""What runs in a worker that measures, links or ops."""
 MAX_DEVICES = 6
 """Beyond this many devices only the pairs of the first ones are measured; the others take the median of those."""
 
@@ -53,43 +56,50 @@ class Side:
 
 
 class LinkBench:
-    """The workers that measure links, one on each device; they start when it is made, and measure when they are asked.
+    """The rings between the devices and the host; workers on the devices that inherited them measure when they are asked.
 
     On an accelerator the data begins and ends in its memory: its share holds the copy through staging memory.
 
     Args:
         devices: disjoint; those of other kinds than CPU cores and accelerators are left out.
+    Attributes:
+        found: the links, once they are measured.
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = [device for device in devices if device.kind == "cpu" or is_accelerator(device)]
         names = [HOST, *(device.name for device in self._devices[:MAX_DEVICES])]
+        self.found: list[Link] = []
         with ExitStack() as stack:
             self._rings = {pair: stack.enter_context(_rings()) for pair in combinations(names, 2)}
-            self._workers = {
-                device.name: stack.enter_context(_worker(device, [self._rings[p] for p in self._rings if device.name in p]))
-                for device in self._devices[:MAX_DEVICES]
-            }
             self._stack = stack.pop_all()
 
-    def wait(self) -> None:
-        """Wait until the workers have started: until then they take time of the cores."""
-        for worker in self._workers.values():
-            worker.connection.send(None)
-        for worker in self._workers.values():
-            receive(worker, START_TIMEOUT_S, "a worker that measures links")
+    def fds(self, device: str) -> list[int]:
+        """The descriptors that a worker on the device must inherit to measure its links."""
+        return [fd for pair, rings in self._rings.items() if device in pair for ring in rings for fd in ring.handle.fds]
 
-    def measure(self) -> list[Link]:
+    @contextmanager
+    def own_workers(self) -> Iterator[dict[str, WorkerProcess]]:
+        """Workers for the links alone, by device."""
+        with ExitStack() as stack:
+            yield {
+                device.name: stack.enter_context(_worker(device, self.fds(device.name))) for device in self._devices[:MAX_DEVICES]
+            }
+
+    def measure(self, workers: Mapping[str, WorkerProcess]) -> list[Link]:
         """Links for every ordered pair of devices, and between each of them and the host.
 
+        Args:
+            workers: by device; idle ones that run ``WORKER`` and inherited ``fds``.
         Returns: links whose cost is ``a + bytes * b`` for each share, fitted to the medians by relative least squares.
+        Raises: WorkerError: a worker died, or what it raised.
         """
-        self.wait()
         links: list[Link] = []
         for (one, other), (forth, back) in self._rings.items():
-            links.append(_link(one, other, forth, back, self._workers))
-            links.append(_link(other, one, back, forth, self._workers))
-        return links + _like(links, [device.name for device in self._devices])
+            links.append(_link(one, other, forth, back, workers))
+            links.append(_link(other, one, back, forth, workers))
+        self.found = links + _like(links, [device.name for device in self._devices])
+        return self.found
 
     def __enter__(self) -> "LinkBench":
         return self
@@ -100,8 +110,8 @@ class LinkBench:
 
 def measure_links(devices: Sequence[Device]) -> list[Link]:
     """The links of these devices, see ``LinkBench``."""
-    with LinkBench(devices) as bench:
-        return bench.measure()
+    with LinkBench(devices) as bench, bench.own_workers() as workers:
+        return bench.measure(workers)
 
 
 def fit(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
@@ -119,19 +129,20 @@ def fit(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, fl
     return float(fixed), float(slope)
 
 
-def main(connection: Connection) -> None:
-    """The worker: play the sides that the host names until it closes the connection; None only asks whether it is there."""
-    places: dict[str, Place] = {}
-    while True:
-        duty = connection.recv()
-        if duty is None:
-            connection.send(None)
-            continue
+class Player:
+    """Plays the sides that the host names, in a worker."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+
+    def play(self, duty: Duty) -> Side:
+        """One side of one measurement. A stage copies and reads its messages in one thread."""
+        torch.set_num_threads(1)
         PROVIDERS.update(duty.providers)
-        if duty.device not in places:
+        if duty.device not in self._places:
             accelerator = open_accelerator(duty.device)
-            places[duty.device] = InHost() if accelerator is None else OnAccelerator(accelerator)
-        connection.send(_play(duty.role, Ring(duty.forth), Ring(duty.back), places[duty.device]))
+            self._places[duty.device] = InHost() if accelerator is None else OnAccelerator(accelerator)
+        return _play(duty.role, Ring(duty.forth), Ring(duty.back), self._places[duty.device])
 
 
 class Place(Protocol):
@@ -250,7 +261,7 @@ def _receive(forth: Ring, back: Ring, place: Place) -> Side:
     return Side(tuple(shares))
 
 
-def _link(source: str, target: str, forth: Ring, back: Ring, workers: dict[str, WorkerProcess]) -> Link:
+def _link(source: str, target: str, forth: Ring, back: Ring, workers: Mapping[str, WorkerProcess]) -> Link:
     """Let the two ends play, the host its own part, and fit what they saw."""
     forth.refill()
     back.refill()
@@ -259,13 +270,22 @@ def _link(source: str, target: str, forth: Ring, back: Ring, workers: dict[str, 
         if name != HOST:
             workers[name].connection.send(Duty(role, forth.handle, back.handle, name, dict(PROVIDERS)))
     seen = [(name, role, _play(role, forth, back, InHost()) if name == HOST else None) for name, role in roles]
-    sides = {role: own or receive(workers[name], TIMEOUT_S, "a measurement of links") for name, role, own in seen}
+    sides = {role: own or _answer(workers[name]) for name, role, own in seen}
     send, got = sides["send"], sides["receive"]
     send_s, send_s_per_byte = fit(SIZES_BYTES, send.share_s)
     receive_s, receive_s_per_byte = fit(SIZES_BYTES, got.share_s)
     # The answer costs what a small message costs, so half of the small round trip is one hop.
     latency_s = max(0.0, send.round_s[0] / 2 - send.share_s[0] - got.share_s[0])
     return Link(source, target, latency_s, send_s, send_s_per_byte, receive_s, receive_s_per_byte)
+
+
+def _answer(worker: WorkerProcess) -> Side:
+    """What a worker saw. Raises: WorkerError: it died, or what it raised."""
+    answer = receive(worker, TIMEOUT_S, "a measurement of links")
+    if answer.fault:
+        raise WorkerError(f"worker '{worker.name}' failed at a measurement of links. Its traceback:\n{answer.fault}")
+    side: Side = answer.value
+    return side
 
 
 @contextmanager
@@ -281,11 +301,8 @@ def _rings() -> Iterator[tuple[Ring, Ring]]:
 
 
 @contextmanager
-def _worker(device: Device, rings: Sequence[tuple[Ring, Ring]]) -> Iterator[WorkerProcess]:
-    fds = [fd for pair in rings for ring in pair for fd in ring.handle.fds]
-    worker = spawn_worker(
-        "autosplit.measuring.links:main", name=f"links of {device.name}", cores=device.cores, fds=fds, threads=1
-    )
+def _worker(device: Device, fds: Sequence[int]) -> Iterator[WorkerProcess]:
+    worker = spawn_worker(WORKER, name=f"links of {device.name}", cores=device.cores, fds=fds, threads=1)
     try:
         yield worker
     finally:

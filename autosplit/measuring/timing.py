@@ -18,7 +18,7 @@ from autosplit.samples import Precision
 from autosplit.splitting import StageProgram
 
 WARM_UP_PASSES = 3
-WARM_UP_S = 0.5
+WARM_UP_S = 0.2
 """Passes are made until there were so many, or for so long: a slow model is warm after fewer."""
 
 PREEMPTED_S = 200e-6

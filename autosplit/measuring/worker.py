@@ -16,6 +16,7 @@ from autosplit.backends.base import check, get_backend
 from autosplit.errors import BackendError
 from autosplit.measuring.canary import canary_s
 from autosplit.measuring.events import AcceleratedTimer
+from autosplit.measuring.links import Duty, Player
 from autosplit.measuring.timing import Rounds, Timed, Timer, eager_weights
 from autosplit.samples import Precision
 from autosplit.splitting import StageProgram, load_stage
@@ -28,7 +29,7 @@ CANARY_S = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load the stage saved in ``folder`` with the inputs beside it. Answer: the canary's seconds on this core, or this GPU.
+    """Load the stage saved in ``folder`` with the inputs beside it, for a device with these cores. No answer but None.
 
     ``providers``: who serves the kinds of accelerators, of which ``device`` may be one.
     """
@@ -37,6 +38,11 @@ class Load:
     cores: tuple[int, ...]
     device: str = ""
     providers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """Run the canary. Answer: its seconds on the first core of the device, or on the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +92,27 @@ class Bench:
 
     def __init__(self) -> None:
         self._folder = Path()
+        self._player = Player()
+        self._cores: tuple[int, ...] = ()
         self._program: StageProgram | None = None
         self._inputs: tuple[torch.Tensor, ...] = ()
         self._timer: Timer | AcceleratedTimer | None = None
         self._accelerator: Accelerator | None = None
 
-    def obey(self, command: Load | Prepare | TimeWhole | TimeOps) -> Any:
+    def obey(self, command: Load | Canary | Duty | Prepare | TimeWhole | TimeOps) -> Any:
         """Carry one command out."""
         match command:
             case Load(folder, cores, device, providers):
-                self._folder, self._program = folder, load_stage(folder)
+                self._folder, self._cores, self._program = folder, cores, load_stage(folder)
                 self._inputs = tuple(torch.load(folder / INPUTS, weights_only=True))
                 PROVIDERS.update(providers)
                 self._accelerator = open_accelerator(device)
-                return canary_s(cores, 0.0, CANARY_S) if self._accelerator is None else accelerators.canary_s(self._accelerator)
+                return None
+            case Canary():
+                found = self._accelerator
+                return canary_s(self._cores, 0.0, CANARY_S) if found is None else accelerators.canary_s(found)
+            case Duty():
+                return self._player.play(command)
             case Prepare(backend, threads, weights, precision):
                 return self._prepare(backend, threads, weights, precision)
             case TimeWhole(rounds):
@@ -155,4 +168,4 @@ def main(connection: Connection) -> None:
             connection.send(answer)
 
 
-__all__ = ["INPUTS", "Answer", "Load", "Prepare", "Prepared", "TimeOps", "TimeWhole", "Timed", "main"]
+__all__ = ["INPUTS", "Answer", "Canary", "Load", "Prepare", "Prepared", "TimeOps", "TimeWhole", "Timed", "main"]

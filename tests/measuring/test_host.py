@@ -20,6 +20,7 @@ from autosplit.limits import affinity
 from autosplit.loading import load_model
 from autosplit.machine import Device, Machine, parse_device
 from autosplit.measuring import Store, host, measure, timing, worker
+from autosplit.measuring.bench import WorkerBench
 from autosplit.measuring.steps import Progress
 from autosplit.measuring.timing import Timed
 from autosplit.measuring.worker import INPUTS, Bench, Load, Prepare, Prepared, TimeOps, TimeWhole
@@ -50,6 +51,7 @@ class FakeBench:
         self.canaries = {device.name: 1e-3 for device in machine.devices}
         self.backend = ""
         self.commands: list[tuple[str, object]] = []
+        self.begun: list[tuple[str, object]] = []
         self.refused: set[str] = set()
         self.wrong: set[str] = set()
         self.waited = 0.0
@@ -64,9 +66,20 @@ class FakeBench:
     def names(self, backend: str) -> dict[str, str]:
         return {}
 
-    def all(self, commands: dict) -> dict:
+    def take_canaries(self, devices: Sequence[Device]) -> None:
+        pass
+
+    def begin(self, commands: dict) -> None:
         self.commands += commands.items()
-        return {device: self.answer(command) for device, command in commands.items()}
+        self.begun += commands.items()
+
+    def finish(self) -> dict:
+        begun, self.begun = self.begun, []
+        return {device: self.answer(command) for device, command in begun}
+
+    def all(self, commands: dict) -> dict:
+        self.begin(commands)
+        return self.finish()
 
     def answer(self, command: object) -> object:
         ops = [op.name for op in self.traced.graph.ops]
@@ -87,7 +100,7 @@ class FakeBench:
 def bench(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> FakeBench:
     """In place of worker processes; the canary takes 1 ms, as it did when the fake measured."""
     fake = FakeBench(traced, machine)
-    monkeypatch.setattr(host, "_bench", lambda traced, machine: contextlib.nullcontext(fake))
+    monkeypatch.setattr(host, "open_bench", lambda traced, machine, linking: contextlib.nullcontext(fake))
     monkeypatch.setattr(host, "now_s", lambda cores, then_s: then_s)
     return fake
 
@@ -378,4 +391,4 @@ def test_a_dead_worker_is_named() -> None:
             return "was killed by SIGKILL"
 
     with pytest.raises(WorkerError, match="measures on 'cpu:0' was killed by SIGKILL"):
-        host._Bench(None, Path(), {"cpu:0": Dead()}).all({"cpu:0": TimeWhole(host.Rounds(1.0))})
+        WorkerBench(None, Path(), {"cpu:0": Dead()}).all({"cpu:0": TimeWhole(host.Rounds(1.0))})
