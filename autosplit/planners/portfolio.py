@@ -340,13 +340,14 @@ def _integer_program(search: Search, seed: int, share: float = 1.0, any_plan: bo
 
 
 def _latency(search: Search, seed: int) -> None:
-    """Schedules of one sample; where ops are few, CP-SAT is asked for the best row of blocks first."""
-    if search.problem.num_ops * search.problem.num_devices <= FEW:
-        _integer_program(search, seed, share=0.5)
-    if not search.closed:
-        found = latency.best_latency(search.problem, search.request, [search.blocks], search.deadline, seed)
-        search.offer(found.blocks, found.method)
-        search.prove(found.bound_s, found.bound_method)
+    """Schedules of one sample; where ops are few and these are not proved, CP-SAT is asked for the best row of blocks."""
+    few = search.problem.num_ops * search.problem.num_devices <= FEW
+    deadline = monotonic() + 0.5 * search.left_s if few else search.deadline
+    found = latency.best_latency(search.problem, search.request, [search.blocks], deadline, seed)
+    search.offer(found.blocks, found.method)
+    search.prove(found.bound_s, found.bound_method)
+    if few:
+        _integer_program(search, seed)
 
 
 def _refuse(search: Search, seed: int, name_conflict: bool) -> None:
