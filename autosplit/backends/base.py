@@ -221,6 +221,12 @@ def tolerance(precision: Precision, eager: NumericalError | None = None) -> floa
     return min(most, max(least, BF16_TIMES_EAGER * eager.relative)) if eager else most
 
 
+def reference(program: StageProgram, inputs: Sequence[torch.Tensor], threads: int = 1) -> list[torch.Tensor]:
+    """The outputs of a stage in f32 eager, to ``check`` backends against."""
+    with torch.inference_mode(), _torch_threads(threads):
+        return [value.clone() for value in program.module(*inputs)]
+
+
 def check(
     backend: Backend,
     program: StageProgram,
@@ -231,6 +237,7 @@ def check(
     threads: int = 1,
     runnable: Runnable | None = None,
     exact: bool | None = None,
+    expected: Sequence[torch.Tensor] | None = None,
 ) -> NumericalError:
     """The largest error of a backend on one stage against eager, on the inputs given.
 
@@ -243,11 +250,12 @@ def check(
         threads: threads for the backend, and for the reference: eager itself sums in another order on another number.
         runnable: the compiled stage, if there is one already.
         exact: whether its bits must be eager's; by default those of an exact backend in f32, as on a CPU.
+        expected: what ``reference`` gave on these inputs and threads, if it was called already.
     Raises: BackendError: the error is beyond the tolerance, or the backend cannot run the stage.
     """
     run = runnable or backend.compile(program, threads, precision)
+    expected = expected or reference(program, inputs, threads)
     with torch.inference_mode(), _torch_threads(threads):
-        expected = [value.clone() for value in program.module(*inputs)]
         try:
             found = run(inputs)
         except AutosplitError:

@@ -64,8 +64,7 @@ class OnnxRuntimeBackend:
     def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
         """A session on the optimised file."""
         require_precision(self, precision)
-        stage = open_onnx(folder)
-        return session_runnable(replace(stage, path=folder / OPTIMISED / stage.path.name), threads)
+        return session_runnable(open_optimised(folder), threads)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Export into a temporary folder and load from it."""
@@ -91,6 +90,12 @@ class OnnxRuntimeBackend:
         if wanted not in session.get_providers():
             raise BackendError(f"ONNX Runtime could not start {wanted}: its libraries for CUDA or cuDNN are missing")
         return bound_runnable(session, stage, accelerator.device), False
+
+
+def open_optimised(folder: Path) -> OnnxStage:
+    """The prepared stage in ``folder`` as it is run on CPU cores. Raises: BackendError: the folder is not prepared."""
+    stage = open_onnx(folder)
+    return replace(stage, path=folder / OPTIMISED / stage.path.name)
 
 
 def optimise(source: Path, target: Path) -> None:

@@ -66,17 +66,18 @@ def onnx_names(folder: Path) -> dict[str, str]:
 
 
 class OnnxRuntimeProbe:
-    """A session of its own with ``enable_profiling``; the passes were found to take as long as unprofiled ones."""
+    """A session with ``enable_profiling`` on the file that is run; its passes were found to take as long as unprofiled ones."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         import onnxruntime
 
-        from autosplit.backends.onnxruntime import session_options
+        from autosplit.backends.onnxruntime import open_optimised, session_options
 
-        self._stage = open_onnx(folder)
+        self._stage = open_optimised(folder)
         # Inside the stage folder: it goes with it, also when this worker is killed.
         self._traces = tempfile.TemporaryDirectory(dir=folder, prefix=".trace-")
         options = session_options(threads)
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(self._traces.name) / "trace")
         self._session = onnxruntime.InferenceSession(self._stage.path, options, providers=["CPUExecutionProvider"])

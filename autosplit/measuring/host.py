@@ -62,7 +62,7 @@ def measure(
         threads: device name to the thread counts to measure; by default one thread for each core.
         store: where measurements are kept and reused; None keeps nothing.
         budget_s: seconds that timing may take, start-up and exports left out; by default about 1.2 s for each backend, and at
-            least four passes.
+            least three passes.
         progress: called with the share done and the seconds left.
         remeasure: measure again what is stored.
         links: measure the links too, unless they are stored.

@@ -12,7 +12,7 @@ import torch
 
 from autosplit import accelerators
 from autosplit.accelerators import PROVIDERS, Accelerator, open_accelerator
-from autosplit.backends.base import check, get_backend
+from autosplit.backends.base import check, get_backend, reference
 from autosplit.errors import BackendError
 from autosplit.measuring.canary import canary_s
 from autosplit.measuring.events import AcceleratedTimer
@@ -96,6 +96,7 @@ class Bench:
         self._cores: tuple[int, ...] = ()
         self._program: StageProgram | None = None
         self._inputs: tuple[torch.Tensor, ...] = ()
+        self._expected: dict[int, list[torch.Tensor]] = {}
         self._timer: Timer | AcceleratedTimer | None = None
         self._accelerator: Accelerator | None = None
 
@@ -104,6 +105,7 @@ class Bench:
         match command:
             case Load(folder, cores, device, providers):
                 self._folder, self._cores, self._program = folder, cores, load_stage(folder)
+                self._expected.clear()
                 self._inputs = tuple(torch.load(folder / INPUTS, weights_only=True))
                 PROVIDERS.update(providers)
                 self._accelerator = open_accelerator(device)
@@ -134,9 +136,18 @@ class Bench:
             return self._place(self._program, self._accelerator, backend, weights, precision)
         shares = eager_weights(self._program, threads, self._inputs, WEIGHT_PASSES) if weights else {}
         self._timer = timer = Timer(self._program, self._folder, backend, threads, self._inputs, precision)
+        if threads not in self._expected:
+            self._expected[threads] = reference(self._program, self._inputs, threads)
+        expected = self._expected[threads]
         try:
             error = check(
-                get_backend(backend), self._program, self._inputs, precision=precision, threads=threads, runnable=timer.run
+                get_backend(backend),
+                self._program,
+                self._inputs,
+                precision=precision,
+                threads=threads,
+                runnable=timer.run,
+                expected=expected,
             )
         except BackendError as failure:
             return Prepared(shares, math.inf, str(failure))
