@@ -34,7 +34,7 @@ ALONE_S = 1.0
 MOST_BESIDE = 5
 """Simple ways that run beside the plan in all rounds; where there are more, short runs say which."""
 
-SCREEN_S = 0.5
+SCREEN_S = 0.2
 
 ROUND_S = 2.0
 """Each way runs for about so long in a round where no number of requests is asked for."""
