@@ -133,7 +133,7 @@ class Plan:
                 "ops": len(stage.ops),
                 "first": stage.ops[0],
                 "last": stage.ops[-1],
-                "load_s": stage.load_s,
+                "load_s": stage.load_s if self.prediction.throughput_per_s else None,
             }
             for stage in self.stages
         ]
