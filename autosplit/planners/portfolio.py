@@ -140,7 +140,7 @@ def solve(
     request = request if reuse is not None else latency.with_reuse(request)
     search = Search(problem, request, started, started + time_limit_s, log or (lambda line: None))
     _refuse_hopeless(problem, request)
-    may_share = reuse is None and contiguous and not request.reuse
+    may_share = reuse is None and not request.reuse and (contiguous or request.max_latency_s < inf)
     _attempt(search, seed, FIRST_SHARE if may_share and request.max_latency_s < inf else 1.0)
     if not (search.blocks or search.nowhere) and may_share:
         search.note("no plan has one block on a device: devices may hold several", "shared devices")
@@ -191,6 +191,8 @@ def _first_plan(search: Search, seed: int) -> None:
     """The planners that find a plan at all, those that take long only where the others find none."""
     problem, request = search.problem, search.request
     _one_device(search)
+    if request.reuse and request.max_latency_s < inf and not search.blocks:
+        _quickest(search, seed, share=0.4)  # one that is quick enough is what CP-SAT and annealing begin with
     alone_s, in_a_row = search.objective_s, replace(request, contiguous=True)
     light = problem.num_ops > linear.MANY_ITEMS and _needed_bytes(problem) > problem.memory_bytes.min()
     _chain(search, contract(problem, in_a_row, bytes_of_merged=not light))

@@ -158,3 +158,11 @@ def test_a_wide_graph_of_300_ops_beats_one_device_in_time():
     assert solution.objective_s <= 101
     assert monotonic() - started < 12
     assert all(isinstance(block, Block) for block in solution.blocks)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_latency_limit_that_only_shared_devices_meet_is_met(contiguous):
+    problem = fork(5.0, 1.0)
+    solution = solve(problem, max_latency_s=8.5, contiguous=contiguous, time_limit_s=3)
+    assert latency_s(problem, solution.blocks) == pytest.approx(8)
+    assert len(solution.blocks) > len({device for block in solution.blocks for device in block.devices})
