@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
 from typer.testing import CliRunner
@@ -45,6 +45,7 @@ def test_a_front_holds_a_plan_between_the_ends_that_only_a_memory_cap_finds():
 
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6))
+@example(45089)
 def test_points_run_recompute_and_do_not_dominate_each_other(seed):
     problem = random_problem(seed, num_ops=1 + seed % 5, num_devices=2)
     request = Request()
@@ -61,7 +62,10 @@ def test_points_run_recompute_and_do_not_dominate_each_other(seed):
         assert solution.objective_s == evaluate(problem, solution.blocks).bottleneck_s
         assert point.latency_s == latency_s(problem, solution.blocks)
     assert not any(dominates(one, other) or dominates(other, one) for one, other in combinations(points, 2))
-    assert min(point.bottleneck_s for point in points) == pytest.approx(best[1], rel=2e-6)
+    shared = exhaustive.best_blocks(problem, replace(request, reuse=True))
+    assert shared is not None
+    # A quick plan with several blocks on a device is in the front too, and may be the best for throughput as well.
+    assert shared[1] * (1 - 2e-6) <= min(point.bottleneck_s for point in points) <= best[1] * (1 + 2e-6)
     fastest = solve(problem, objective="latency", time_limit_s=1)
     assert min(point.latency_s for point in points) <= fastest.objective_s * (1 + 1e-6)
 
