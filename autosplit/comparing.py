@@ -1,35 +1,28 @@
 """Several plans loaded at once and run in interleaved rounds, so that drift of the machine cancels; outputs are checked."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 
-import torch
-from torch import fx
-
-from autosplit.backends.base import NumericalError, check, compare, exact_on, get_backend, tolerance
-from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.base import NumericalError, compare
+from autosplit.checking import SLOW_S, Microbatch, Reference, blame, is_exact, limit_of
 from autosplit.deploying import Workspace, deploy
-from autosplit.errors import AutosplitError, BackendError
+from autosplit.errors import AutosplitError
 from autosplit.machine import Machine
 from autosplit.plan import Plan
 from autosplit.results import LatencyStats, RunStats
 from autosplit.running.host import HostManager
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
-from autosplit.runreport import PLAN, Outcome, RunReport, judge
-from autosplit.splitting import split
+from autosplit.runreport import PLAN, Outcome, RunReport, judge, still_running
 from autosplit.tracing import Traced
 
-NUM_DISTINCT = 4
-"""Different inputs that are sent in turn, so that answers in the wrong order are seen."""
-
 NUM_ALONE = 20
-"""Requests sent one at a time for the latency of an idle pipeline, or as many as fit into ``ALONE_S``."""
+"""Requests sent one at a time for the latency of an idle pipeline, or as many as fit into ``ALONE_S``, but three."""
 
-ALONE_S = 1.0
+ALONE_S = 0.5
 
 MOST_BESIDE = 5
 """Simple ways that run beside the plan in all rounds; where there are more, short runs say which."""
@@ -41,7 +34,6 @@ ROUND_S = 2.0
 
 Progress = Callable[[float, str], None]
 Observe = Callable[[HostManager], None]
-Microbatch = tuple[torch.Tensor, ...]
 
 
 @dataclass
@@ -65,6 +57,11 @@ class Loaded:
         self.pace_per_s = self.plan.microbatch * self._workers / self.latency.p50_s
 
     @property
+    def slow(self) -> bool:
+        """Whether a request alone takes so long that its wake-ups do not count."""
+        return self.latency.p50_s > SLOW_S
+
+    @property
     def _workers(self) -> int:
         """Requests that are worked on at once."""
         return sum(len(stage.devices) * stage.streams for stage in self.plan.stages)
@@ -73,12 +70,15 @@ class Loaded:
         """Run about so many items and note the throughput while all stages are busy.
 
         Filling and draining the pipeline are left out: for each request at work one runs before the clock and one after it.
+        The workers of a single stage begin and end together, so where a request takes long none is run beside those that count.
         """
-        workers = self._workers
-        count = max(2 * len(self.microbatches), round(num_items / self.plan.microbatch))
+        workers, work = self._workers, self.microbatches
+        count = max(workers, round(num_items / self.plan.microbatch))
         count += -count % workers
-        self.pipeline.run_many([self.microbatches[k % len(self.microbatches)] for k in range(count + 2 * workers)])
-        answered = self.pipeline.answered_ns(count + workers + 1)[:-workers]
+        edge = 0 if self.slow and len(self.plan.stages) == 1 else workers
+        begin_ns = time.monotonic_ns()
+        self.pipeline.run_many([work[k % len(work)] for k in range(count + 2 * edge)])
+        answered = self.pipeline.answered_ns(count + edge + 1)[:-edge] if edge else [begin_ns, *self.pipeline.answered_ns(count)]
         seconds = (answered[-1] - answered[0]) / 1e9
         self.pace_per_s = (len(answered) - 1) * self.plan.microbatch / seconds
         self.rounds_per_s.append(self.pace_per_s)
@@ -120,6 +120,7 @@ class Arena:
         self.host = HostManager()
         self._workspace = workspace or Workspace()
         self._owns_workspace = workspace is None
+        self._references: list[Reference] = []
 
     def load(self, name: str, plan: Plan, traced: Traced) -> Loaded:
         """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
@@ -169,77 +170,34 @@ class Arena:
         self.close()
 
     def _check(self, plan: Plan, pipeline: Pipeline, traced: Traced) -> Loaded:
-        work = distinct_inputs(traced.example_inputs)
-        expected = _expected(traced, work, plan)
-        answers = pipeline.run_many([work[k % len(work)] for k in range(2 * len(work))])
+        reference = self._reference(plan, traced)
+        work, expected = reference.work, reference.expected
+        count = max(len(work), 2 * sum(len(stage.devices) * stage.streams for stage in plan.stages))
+        answers = pipeline.run_many([work[k % len(work)] for k in range(count)])
         names = traced.graph.outputs
         errors = [compare(names, answer, expected[k % len(work)]) for k, answer in enumerate(answers)]
         worst = max(errors, key=lambda error: error.relative)
-        limit = _limit(plan, traced, work, expected)
-        fault = "" if worst.relative <= limit else _blame(plan, traced, work[0], worst, limit)
+        limit = limit_of(plan, traced, work, expected)
+        fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
         per_request = plan.source.batch // plan.microbatch
         alone_s: list[float] = []
         while len(alone_s) < NUM_ALONE and (len(alone_s) < 3 or sum(alone_s) < ALONE_S):
             start = time.perf_counter()
             pipeline.run_many([work[k % len(work)] for k in range(per_request)])
             alone_s.append(time.perf_counter() - start)
+            if alone_s[0] > ALONE_S:
+                break
         pipeline.stats(clear=True)
         return Loaded(plan, pipeline, work, worst, fault, LatencyStats.of(alone_s))
 
-
-def _expected(traced: Traced, work: Sequence[Microbatch], plan: Plan) -> list[Microbatch]:
-    """What the unsplit model gives in eager, each op with the threads of its stage: their number can change the bits."""
-    unsplit = _Threaded(traced, {op: stage.threads for stage in plan.stages for op in stage.ops})
-    before = torch.get_num_threads()
-    try:
-        with torch.inference_mode():
-            return [tuple(unsplit.run(*inputs)) for inputs in work]
-    finally:
-        torch.set_num_threads(before)
-
-
-def _limit(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: Sequence[Microbatch]) -> float:
-    """The largest relative error that the plan's outputs may have: 0 where every stage is exact."""
-    if plan.precision == "f32":
-        exact = (exact_on(get_backend(stage.backend), name, "f32") for stage in plan.stages for name in stage.devices)
-        return 0.0 if all(exact) else tolerance("f32")
-    [program] = split(traced, [[op.name for op in traced.graph.ops]])
-    lowered = lower_to_bf16(program).module
-    with torch.inference_mode():
-        errors = [compare(traced.graph.outputs, lowered(*inputs), right) for inputs, right in zip(work, expected, strict=True)]
-    return tolerance(plan.precision, max(errors, key=lambda error: error.relative))
-
-
-def _blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError, limit: float) -> str:
-    """What is wrong with a plan's numbers: the first stage whose backend is wrong when it is given right ones."""
-    values = dict(zip(traced.graph.inputs, inputs, strict=True))
-    for stage, program in zip(plan.stages, split(traced, [stage.ops for stage in plan.stages]), strict=True):
-        given = [values[spec.name] for spec in program.inputs]
-        try:
-            check(get_backend(stage.backend), program, given, precision=plan.precision, threads=stage.threads)
-        except BackendError as failure:
-            return str(failure)
-        with torch.inference_mode():
-            values |= zip((spec.name for spec in program.outputs), program.module(*given), strict=True)
-    backends = ", ".join(dict.fromkeys(stage.backend for stage in plan.stages))
-    return (
-        f"the outputs of {len(plan.stages)} stages ({backends}, {plan.precision}) differ from f32 eager: '{error.output}' is "
-        f"off by {error.relative:.3g} of the largest value, and the tolerance is {limit:.3g}; no stage alone is wrong"
-    )
-
-
-class _Threaded(fx.Interpreter):
-    """Runs the unsplit program op by op, with a number of threads for each."""
-
-    def __init__(self, traced: Traced, threads: Mapping[str, int]) -> None:
-        super().__init__(traced.program)
-        self._threads = threads
-
-    def run_node(self, n: fx.Node) -> object:
-        wanted = self._threads.get(n.name)
-        if wanted is not None and wanted != torch.get_num_threads():
-            torch.set_num_threads(wanted)
-        return super().run_node(n)
+    def _reference(self, plan: Plan, traced: Traced) -> Reference:
+        """What the unsplit model gives in eager; plans whose stages are not exact share one."""
+        threads = {op: stage.threads for stage in plan.stages for op in stage.ops} if is_exact(plan) else {}
+        found = next((one for one in self._references if one.traced is traced and one.threads == threads), None)
+        if found is None:
+            found = Reference.of(traced, threads)
+            self._references.append(found)
+        return found
 
 
 class _Contest:
@@ -258,7 +216,8 @@ class _Contest:
             self._times_plan[name] = plan.latency.p50_s / entry.latency.p50_s
         else:
             num_items = round(min(1e6, SCREEN_S * plan.plan.microbatch / plan.latency.p50_s))
-            self._arena.run_round([PLAN, name], 0, num_items)
+            beside = [name] if plan.slow and plan.rounds_per_s else [PLAN, name]
+            self._arena.run_round(beside, 0, num_items)
             self._times_plan[name] = entry.rounds_per_s[-1] / plan.rounds_per_s[-1]
         if len(self._times_plan) <= MOST_BESIDE:
             return {}
@@ -295,7 +254,7 @@ def run_report(
         keep: the simple way that runs in all rounds however slow it is.
         left_out: ways that were ruled out before, with the reason, for the report.
         num_requests: requests of the plan, over all rounds; slower ways get as long. By default about ``ROUND_S`` a round.
-        num_rounds: rounds; each runs every plan once.
+        num_rounds: rounds; each runs every plan once that is not far behind. The fastest ones may run some more.
         workspace: as for ``Arena``.
         progress: called with the share done and what is being done.
         observe: called once with the host on which all of them run, to look at it meanwhile.
@@ -332,9 +291,8 @@ def run_report(
             num_items = round(ROUND_S * arena.loaded[PLAN].pace_per_s)
         else:
             num_items = plan.source.batch * num_requests // num_rounds
-        for number in range(num_rounds):
-            tell(0.4 + 0.6 * number / num_rounds, f"round {number + 1} of {num_rounds}")
-            arena.run_round(list(arena.loaded), number, num_items)
+        decide = objective == "throughput" and not forced
+        _run_rounds(arena, num_rounds, num_items, {PLAN, keep}, decide, lambda share, text: tell(0.4 + 0.6 * share, text))
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
@@ -346,15 +304,19 @@ def run_report(
     return RunReport(traced.graph.name, plan.source.batch, outcomes, chosen, sentence, reasons)
 
 
-def distinct_inputs(example: Sequence[torch.Tensor], count: int = NUM_DISTINCT, seed: int = 0) -> list[Microbatch]:
-    """Inputs like the example, all different where that is possible: floats are disturbed, integers change places."""
-    generator = torch.Generator().manual_seed(seed)
-    return [tuple(example), *(tuple(_another(tensor, generator) for tensor in example) for _ in range(count - 1))]
+def _run_rounds(arena: Arena, num_rounds: int, num_items: int, keep: Collection[str], decide: bool, tell: Progress) -> None:
+    """All ways in ``num_rounds`` rounds; the turns of those that stop early go to the fastest ones, to ``decide`` between them.
 
-
-def _another(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    if tensor.is_floating_point():
-        return copy.copy_(tensor + 0.1 * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype))
-    order = torch.randperm(tensor.numel(), generator=generator)
-    return copy.copy_(tensor.reshape(-1)[order].reshape(tensor.shape))
+    So successive halving shares out its budget (Karnin, Koren and Somekh, 2013). A way with wrong numbers runs once.
+    """
+    rates = {name: entry.rounds_per_s for name, entry in arena.loaded.items()}
+    right = {name for name, entry in arena.loaded.items() if name in keep or not entry.fault}
+    running, turns = list(rates), num_rounds * len(rates)
+    for number in range(2 * num_rounds if decide else num_rounds):
+        if number >= num_rounds and (len(running) == 1 or turns < len(running)):
+            return
+        tell(min(number / num_rounds, 1.0), f"round {number + 1} of {max(num_rounds, number + 1)}")
+        arena.run_round(running, number, num_items)
+        turns -= len(running)
+        beside = keep if number + 1 < num_rounds else ()
+        running = still_running({name: rates[name] for name in running if name in right}, beside)

@@ -1,6 +1,6 @@
 """RunReport: a plan beside the simple ways to run the same model, all measured in the same rounds. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -12,13 +12,20 @@ from autosplit.timeline import Action
 
 PLAN = "plan"
 
+FAR_BEHIND = (0.6, 0.8)
+"""A simple way that never reached this share of the fastest one stops after the first round, or after a later one."""
+
+RIVAL = 1.03
+"""A way that was so many times as fast as the fastest one in some round may be the better one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How one plan ran.
 
     Attributes:
-        rounds_per_s: items per second in each round, all requests in flight that the rings hold.
+        rounds_per_s: items per second in each round, all requests in flight that the rings hold; a way that is far behind
+            stops after a few rounds, and the fastest one and its rivals may run some more.
         latency: seconds of a request alone in the pipeline.
         loaded_latency: seconds of a request in the full pipeline, from its first stage to its answer.
         outputs_equal: bit for bit where every stage is exact, else within the tolerance of its backends.
@@ -51,10 +58,13 @@ class Outcome:
         return (max(self.rounds_per_s) - min(self.rounds_per_s)) / self.throughput_per_s
 
     def faster_than(self, other: "Outcome", objective: str) -> float:
-        """How many times as good as the other one: the median over rounds of the ratio, or the ratio of median latencies."""
+        """How many times as good as the other one: the median over rounds of the ratio, or the ratio of median latencies.
+
+        Where one of the two stopped before the other, the rounds count that both ran.
+        """
         if objective == "latency":
             return other.latency.p50_s / self.latency.p50_s
-        return median(a / b for a, b in zip(self.rounds_per_s, other.rounds_per_s, strict=True))
+        return median(a / b for a, b in zip(self.rounds_per_s, other.rounds_per_s, strict=False))
 
 
 @dataclass(frozen=True)
@@ -179,6 +189,8 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool) -> tupl
     if not simple:
         return PLAN, "No simple way ran beside the plan, so there is nothing to compare it with."
     best = max(simple, key=lambda name: simple[name].faster_than(plan, objective))
+    # Rivals ran more rounds beside each other than beside the plan.
+    best = max([best, *simple], key=lambda name: simple[name].faster_than(simple[best], objective))
     ratio = simple[best].faster_than(plan, objective)
     what = "as low a latency" if objective == "latency" else "as fast"
     if simple[best] is plan:
@@ -189,3 +201,22 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool) -> tupl
     if forced:
         return PLAN, f"{verdict}; the plan is kept because its shape was asked for."
     return best, f"{verdict}, so it becomes the plan."
+
+
+def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -> list[str]:
+    """The ways that are worth another round: those not far behind; with nothing to keep, the fastest one and its rivals.
+
+    Args:
+        rates: throughput of each way, in the same rounds.
+        keep: ways that run on in any case.
+
+    >>> still_running({"plan": [9.0, 9.0], "slow": [5.0, 7.0], "fast": [10.0, 10.0]}, ["plan"])
+    ['plan', 'fast']
+    >>> still_running({"plan": [9.0, 9.0], "rival": [9.0, 11.0], "fast": [10.0, 10.0]}, [])
+    ['rival', 'fast']
+    """
+    first = next(iter(rates.values()))
+    fastest = max(rates, key=lambda name: median(a / b for a, b in zip(rates[name], first, strict=True)))
+    most = {name: max(a / b for a, b in zip(per_s, rates[fastest], strict=True)) for name, per_s in rates.items()}
+    least = FAR_BEHIND[len(first) > 1] if keep else RIVAL
+    return [name for name in rates if name == fastest or name in keep or most[name] >= least]

@@ -8,7 +8,7 @@ import torch
 
 import autosplit
 from autosplit.api import AutoResult, _simple_ways, measured_backends
-from autosplit.comparing import distinct_inputs
+from autosplit.checking import distinct_inputs
 from autosplit.constraints import Constraints
 from autosplit.deploying import Workspace
 from autosplit.errors import ProfileError, UsageError
@@ -36,8 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> AutoResult:
 def test_auto_finds_a_plan_whose_outputs_match(found: AutoResult) -> None:
     assert found.report.best.outputs_equal
     report = found.report
-    best = report.best.faster_than(report.plan, "throughput")
-    assert all(other.faster_than(report.plan, "throughput") <= best for other in report.outcomes.values())
+    assert report.best.faster_than(report.plan, "throughput") >= 1
     assert found.plan.source.spec == TIED and found.plan.versions["torch"] == torch.__version__
 
 

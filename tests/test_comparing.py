@@ -1,6 +1,7 @@
-"""What is said of a plan whose numbers are wrong."""
+"""Rounds: what counts of one, who runs in which, and which ways leave."""
 
 import functools
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -8,64 +9,19 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-import torch
 
 from autosplit import comparing
 from autosplit.alternatives import UNKNOWN
-from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, NumericalError, get_backend
-from autosplit.backends.eager import EagerBackend
-from autosplit.loading import load_model
-from autosplit.plan import Plan, Stage
+from autosplit.backends.base import NumericalError
+from autosplit.plan import Plan, Source, Stage
 from autosplit.results import LatencyStats
 from autosplit.running.pipeline import Pipeline
-from autosplit.tracing import Traced, trace
-
-ERROR = NumericalError(1.0, 0.5, "y")
-
-
-class Zeros(EagerBackend):
-    """Runs the stage and throws the answer away."""
-
-    name, exact = "zeros", False
-
-    def compile(self, program, threads, precision="f32"):
-        run = super().compile(program, threads, precision)
-        return lambda inputs: [torch.zeros_like(value) for value in run(inputs)]
-
-
-@pytest.fixture(scope="module")
-def traced() -> Traced:
-    return trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=16"))
 
 
 @pytest.fixture
-def plan(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    monkeypatch.setattr(comparing, "get_backend", lambda name: Zeros() if name == "zeros" else get_backend(name))
-    ops = [op.name for op in traced.graph.ops]
-    stages = Stage("one", tuple(ops[:4]), ("cpu:0",)), Stage("two", tuple(ops[4:]), ("cpu:1",), "zeros")
-    return Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN)
-
-
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
-def test_the_stage_and_the_backend_with_wrong_numbers_are_named(traced: Traced, plan: Plan, precision: str) -> None:
-    fault = comparing._blame(replace(plan, precision=precision), traced, traced.example_inputs, ERROR, 0.1)
-    assert f"backend 'zeros' ({precision}) gives wrong numbers on stage 'stage1'" in fault
-
-
-def test_where_no_stage_alone_is_wrong_the_backends_are_named(traced: Traced, plan: Plan) -> None:
-    right = replace(plan, stages=tuple(replace(stage, backend="eager") for stage in plan.stages))
-    fault = comparing._blame(right, traced, traced.example_inputs, ERROR, 0.1)
-    assert "2 stages (eager, f32) differ from f32 eager: 'y' is off by 0.5" in fault and "tolerance is 0.1" in fault
-
-
-def test_bits_are_asked_of_exact_stages_in_f32_only(traced: Traced, plan: Plan) -> None:
-    work = [traced.example_inputs]
-    expected = comparing._expected(traced, work, plan)
-    exact = replace(plan, stages=plan.stages[:1])
-    assert comparing._limit(exact, traced, work, expected) == 0
-    assert comparing._limit(plan, traced, work, expected) == F32_TOLERANCE
-    least, most = BF16_TOLERANCE
-    assert least <= comparing._limit(replace(exact, precision="bf16"), traced, work, expected) < most
+def plan() -> Plan:
+    stages = Stage("one", ("a", "b"), ("cpu:0",)), Stage("two", ("c",), ("cpu:1",))
+    return Plan(Source("m:f"), "graph", "", stages, UNKNOWN)
 
 
 class _Ran:
@@ -77,7 +33,7 @@ class _Ran:
     def run_many(self, work: Sequence[object]) -> None:
         steps_ns = [10_000_000] * len(work)
         steps_ns[0] = steps_ns[1] = steps_ns[-1] = steps_ns[-2] = 1_000_000_000
-        self.answered = list(accumulate(steps_ns))
+        self.answered = list(accumulate(steps_ns, initial=time.monotonic_ns()))[1:]
 
     def answered_ns(self, count: int) -> list[int]:
         return self.answered[-count:]
@@ -96,6 +52,16 @@ def test_filling_and_draining_a_pipeline_do_not_count(plan: Plan, num_items: int
     assert entry.rounds_per_s == [pytest.approx(100.0)]
 
 
+@pytest.mark.parametrize(("num_stages", "num_sent"), [(1, 2), (2, 4 + 2 * 4)])
+def test_of_a_slow_stage_every_request_counts(plan: Plan, num_stages: int, num_sent: int) -> None:
+    two = replace(plan, stages=(replace(plan.stages[0], devices=("cpu:0", "cpu:1")),) * num_stages)
+    entry = _loaded(two, ran := _Ran(), p50_s=10.0)
+    entry.run(1)
+    assert len(ran.answered) == num_sent
+    if num_stages == 1:
+        assert entry.rounds_per_s == [pytest.approx(1.0, rel=0.01)]
+
+
 def test_slower_ways_run_as_long_as_the_first_and_not_as_often(plan: Plan) -> None:
     ways = {"first": _loaded(plan, _Ran(), 0.1), "slow": _loaded(plan, _Ran(), 1.0), "fast": _loaded(plan, _Ran(), 0.01)}
     sent: dict[str, int] = {}
@@ -106,15 +72,17 @@ def test_slower_ways_run_as_long_as_the_first_and_not_as_often(plan: Plan) -> No
 
 
 class _Ring:
-    """An arena in which each way has a speed of its own."""
+    """An arena in which each way has a speed of its own, with a drift that hits the last one in every other round."""
 
-    def __init__(self, plan: Plan, per_s: dict[str, float]) -> None:
+    def __init__(self, plan: Plan, per_s: dict[str, float], drift: float = 0.0) -> None:
         self.per_s = per_s
+        self.drift = drift
         self.loaded = {name: _loaded(plan, None, 1 / speed) for name, speed in per_s.items()}
 
     def run_round(self, names: Sequence[str], number: int, num_items: int) -> None:
         for name in names:
-            self.loaded[name].rounds_per_s.append(self.per_s[name])
+            slower = self.drift if name == list(self.per_s)[-1] else 0.0
+            self.loaded[name].rounds_per_s.append(self.per_s[name] * (1 + slower * (-1) ** number))
 
     def unload(self, name: str) -> None:
         del self.loaded[name]
@@ -129,3 +97,14 @@ def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan
     assert list(ring.loaded) == [comparing.PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
     assert list(reasons) == ["way 2", "way 3"]
     assert reasons["way 2"] == "a short run was 0.57 times as good as the plan's"
+
+
+@pytest.mark.parametrize(
+    ("decide", "runs"), [(True, {"plan": 4, "wrong": 1, "slow": 1, "a": 7, "b": 7}), (False, {"a": 4, "b": 4})]
+)
+def test_who_is_far_behind_stops_and_the_fastest_run_on(plan: Plan, decide: bool, runs: dict[str, int]) -> None:
+    ring = _Ring(plan, {comparing.PLAN: 60.0, "wrong": 900.0, "slow": 30.0, "a": 100.0, "b": 100.0}, drift=0.1)
+    ring.loaded["wrong"].fault = "backend 'x' gives wrong numbers"
+    comparing._run_rounds(cast(comparing.Arena, ring), 4, 100, {comparing.PLAN}, decide, lambda share, text: None)
+    found = {name: len(entry.rounds_per_s) for name, entry in ring.loaded.items()}
+    assert {name: found[name] for name in runs} == runs

@@ -22,7 +22,7 @@ LAYERS = """
     accelerators cuda
     backends
     processes discovering
-    running deploying comparing
+    running deploying checking comparing
     measuring
     searching
     exporting

@@ -21,6 +21,13 @@ def test_a_faster_simple_way_becomes_the_plan() -> None:
     assert (chosen, "1.20 times as fast as the plan, so it becomes the plan" in sentence) == ("replicas", True)
 
 
+def test_rivals_are_judged_by_all_rounds_that_they_ran_beside_each_other() -> None:
+    ways = {PLAN: outcome(8, 8), "a": outcome(10, 10, 11, 11, 11), "b": outcome(10.1, 10.1, 10, 10, 10), "slow": outcome(2)}
+    chosen, sentence = judge(ways, "throughput", forced=False)
+    assert chosen == "a" and "1.25 times as fast as the plan" in sentence
+    assert ways["slow"].faster_than(ways["a"], "throughput") == 0.2
+
+
 def test_a_forced_plan_is_kept_and_the_sentence_says_so() -> None:
     chosen, sentence = judge({PLAN: outcome(10), "replicas": outcome(12)}, "throughput", forced=True)
     assert chosen == PLAN and "kept because its shape was asked for" in sentence
