@@ -6,10 +6,12 @@ is to be decomposed. A stage is flat and functional already, so here only the op
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -57,7 +59,9 @@ def _decompose(node: fx.Node, table: Table) -> bool:
         by_node = dict(zip(sources, values, strict=True))
         return target(*fx.map_arg(node.args, by_node.get), **fx.map_arg(node.kwargs, by_node.get))
 
-    traced = make_fx(call, decomposition_table=dict(table))(*[source.meta["val"] for source in sources]).graph
+    # In the mode that the node's own value was made in: what a decomposition creates must be as fake as its inputs.
+    with detect_fake_mode(node.meta["val"]) or nullcontext():
+        traced = make_fx(call, decomposition_table=dict(table))(*[source.meta["val"] for source in sources]).graph
     calls = [inner for inner in traced.nodes if inner.op == "call_function"]
     written = any(inner.target._schema.is_mutable for inner in calls if isinstance(inner.target, torch._ops.OpOverload))
     if written or any(inner.op == "get_attr" for inner in traced.nodes):

@@ -68,3 +68,21 @@ def test_a_decomposition_that_writes_takes_the_way_of_every_exported_program():
     assert found is not program
     assert POOL not in targets(found)
     torch.testing.assert_close(found.module()(x), Pool()(x))
+
+
+class Creates(torch.nn.Module):
+    def forward(self, x):
+        return aten.mul.Tensor(x, aten.eye.default(3)), aten.cumsum.default(x, 0)
+
+
+def test_a_decomposition_that_creates_tensors_makes_them_as_fake_as_its_inputs():
+    table = {
+        aten.eye.default: lambda size: torch.arange(size)[:, None].eq(torch.arange(size)).float(),
+        aten.cumsum.default: lambda x, dim: torch.ones(3, 3).tril() @ x,
+    }
+    x = torch.randn(3, 3)
+    found = exported(Creates(), x).run_decompositions(table)
+    assert not set(table) & set(targets(found))
+    assert len({node.meta["val"].fake_mode for node in found.graph.nodes if node.op == "call_function"}) == 1
+    for made, expected in zip(found.module()(x), Creates()(x), strict=True):
+        assert torch.allclose(made, expected)
