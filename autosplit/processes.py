@@ -1,16 +1,15 @@
-"""Worker processes: spawned, pinned, tied to the host by inherited file descriptors only.
+"""Worker processes: forked, pinned, tied to the host by inherited file descriptors only.
 
-A worker is ``python -m autosplit.processes``: it never imports the user's ``__main__``, so scripts need no main guard. It
-inherits one end of a socket pair for control and the descriptors that the caller names, and leaves no name anywhere: no
-file, no port, no ``/dev/shm`` entry. The kernel kills it when the host dies, however the host dies.
+A worker is a fork of a process of its own kind (``autosplit.forking``), which never imports the user's ``__main__``, so scripts
+need no main guard. It inherits one end of a socket pair for control and the descriptors that the caller names, and leaves no
+name anywhere: no file, no port, no ``/dev/shm`` entry. The kernel kills it when the host dies, however the host dies.
 """
 
+import atexit
 import contextlib
-import ctypes
-import gc
-import importlib
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
@@ -18,19 +17,16 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from autosplit.errors import UsageError, WorkerError
+from autosplit.forking import Fork, Reap, send_descriptors
 from autosplit.limits import affinity
 
 Result = TypeVar("Result")
-
-_PR_SET_PDEATHSIG = 1
-_MALLOPT = ((-3, 1 << 30), (-1, 2**31 - 1), (-2, 64 << 20))
-"""M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: activations are reused instead of faulted in again on each pass."""
 
 
 class Worker(Protocol):
@@ -82,7 +78,7 @@ def receive(worker: Worker, timeout_s: float, what: str) -> Any:
     raise WorkerError(f"worker '{worker.name}' gave no answer to {what} within {timeout_s:g} s")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerProcess:
     """The host's handle on one worker.
 
@@ -90,46 +86,53 @@ class WorkerProcess:
         name: for messages.
         connection: the host's end of the control channel.
         pidfd: readable once the process has ended, so that the host can wait on it beside other descriptors.
+        pid: the process id.
     """
 
     name: str
     connection: Connection
     pidfd: int
-    process: "subprocess.Popen[bytes]"
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self.process.pid
+    pid: int
+    _code: int | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def alive(self) -> bool:
         """Whether the process still runs."""
-        return self.process.poll() is None
+        return not self.wait(0.0)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the process, at most ``timeout_s``; True if it has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout_s)
-        return not self.alive()
+        if self._code is None:
+            poll = select.poll()
+            poll.register(self.pidfd, select.POLLIN)
+            if not poll.poll(1000 * min(1e6, max(0.0, timeout_s))):
+                return False
+            with self._lock:
+                if self._code is None:
+                    self._code = _nursery.reap(self.pid)
+        return True
 
     def kill(self) -> None:
         """Kill the process if it still runs, and reap it."""
-        self.process.kill()
-        self.process.wait()
+        if not self.wait(0.0):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            self.wait(1e6)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``."""
         self.connection.close()
         if not self.wait(timeout_s):
             self.kill()
-        with contextlib.suppress(OSError):
+        if self.pidfd >= 0:
             os.close(self.pidfd)
+            self.pidfd = -1
 
     def fate(self) -> str:
         """How it ended: ``was killed by SIGKILL``, ``exited with code 1``, or ``is alive``."""
-        code = self.process.poll()
-        if code is None:
+        if self.alive():
             return "is alive"
+        code = self._code or 0
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
@@ -150,19 +153,32 @@ def spawn_worker(
     if refused:
         usable = ", ".join(map(str, affinity()))
         raise UsageError(f"worker '{name}' asks for core {', '.join(map(str, refused))}; this process may use {usable}")
-    size = str(threads or len(cores) or len(affinity()))
+    num_threads = threads or len(cores) or len(affinity())
+    size = str(num_threads)
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-P", "-m", "autosplit.processes", target, str(theirs.fileno())]
-        command += [str(os.getpid()), ",".join(map(str, cores))]
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": size, "MKL_NUM_THREADS": size}
+        descriptors = (theirs.fileno(), *filter(_is_open, (1, 2)), *fds)
+        order = Fork(
+            target,
+            theirs.fileno(),
+            descriptors,
+            tuple(cores),
+            num_threads,
+            {**os.environ, "OMP_NUM_THREADS": size, "MKL_NUM_THREADS": size},
+            tuple(entry or str(Path.cwd()) for entry in sys.path),
+            str(Path.cwd()),
+        )
         try:
-            process, pidfd = _in_spawner(lambda: _start(command, environment, (theirs.fileno(), *fds)))
+            pid, pidfd = _nursery.fork(order)
         except BaseException:
             ours.close()
             raise
-    return WorkerProcess(name, Connection(ours.detach()), pidfd, process)
+    return WorkerProcess(name, Connection(ours.detach()), pidfd, pid)
+
+
+def prepare_to_spawn() -> None:
+    """Start the process that workers are forked from, unless it runs: it imports beside what the host does meanwhile."""
+    _nursery.open()
 
 
 def resident_bytes() -> int:
@@ -183,10 +199,89 @@ def proportional_bytes(pid: int) -> int:
     return 0
 
 
-def _start(command: list[str], environment: dict[str, str], fds: Sequence[int]) -> tuple["subprocess.Popen[bytes]", int]:
-    # A process group of its own: Ctrl-C in the terminal reaches the host alone, which then ends its workers.
-    process = subprocess.Popen(command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL, process_group=0)
-    return process, os.pidfd_open(process.pid)
+def _is_open(descriptor: int) -> bool:
+    with contextlib.suppress(OSError):
+        os.fstat(descriptor)
+        return True
+    return False
+
+
+class _Nursery:
+    """The host's end of the process that workers are forked from, which is started when the first one is wanted.
+
+    All that is said to it is said in the spawner thread, one thing at a time, and to the end, whoever interrupts the caller.
+    """
+
+    def __init__(self) -> None:
+        self._owner = 0
+        self._sock: socket.socket | None = None
+        self._connection: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def open(self) -> None:
+        """Start the process unless it runs."""
+        _in_spawner(self._running)
+
+    def fork(self, order: Fork) -> tuple[int, int]:
+        """Fork a worker; its process id, and a descriptor of it."""
+        return _in_spawner(lambda: self._fork(order))
+
+    def reap(self, pid: int) -> int:
+        """The exit code of a worker that has ended."""
+        return _in_spawner(lambda: self._reap(pid))
+
+    def close(self) -> None:
+        """End the process, and workers that are left."""
+        if self._owner == os.getpid() and self._process is not None:
+            _in_spawner(self._end)
+
+    def _running(self) -> None:
+        if self._owner == os.getpid() and self._process is not None and self._process.poll() is None:
+            return
+        self._end()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            code = "from autosplit.forking import main; main()"
+            command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid())]
+            path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+            # One thread for each library that starts its threads when it is imported: a process with several must not fork.
+            one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, "PYTHONPATH": path, **one},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        self._sock, self._connection, self._owner = ours, Connection(os.dup(ours.fileno())), os.getpid()
+
+    def _fork(self, order: Fork) -> tuple[int, int]:
+        self._running()
+        assert self._connection is not None and self._sock is not None
+        self._connection.send(order)
+        send_descriptors(self._sock, order.numbers)
+        pid: int = self._connection.recv()
+        return pid, os.pidfd_open(pid)
+
+    def _reap(self, pid: int) -> int:
+        try:
+            assert self._connection is not None
+            self._connection.send(Reap(pid))
+            return int(self._connection.recv())
+        except (EOFError, OSError):
+            return -signal.SIGKILL  # the kernel killed it when the process that it was forked from died
+
+    def _end(self) -> None:
+        for end in (self._connection, self._sock):
+            if end is not None:
+                end.close()
+        if self._process is not None and self._owner == os.getpid():
+            self._process.wait()
+        self._process = self._connection = self._sock = None
+
+
+_nursery = _Nursery()
+atexit.register(_nursery.close)
 
 
 _jobs: "queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]" = queue.SimpleQueue()
@@ -216,39 +311,3 @@ def _spawn_forever() -> None:
             future.set_result(function())
         except BaseException as failure:
             future.set_exception(failure)
-
-
-def _prepare(host_pid: int, cores: Sequence[int]) -> None:
-    """Tie this process to the host, pin it and set its allocator."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != host_pid:
-        os._exit(0)
-    if cores:
-        os.sched_setaffinity(0, cores)
-    if hasattr(libc, "mallopt"):
-        for parameter, value in _MALLOPT:
-            libc.mallopt(parameter, value)
-
-
-def _main() -> None:
-    target, control, host_pid, cores = sys.argv[1:]
-    _prepare(int(host_pid), [int(core) for core in cores.split(",") if core])
-    module, function = target.split(":")
-    connection = Connection(int(control))
-    # What is imported stays: looking for garbage in it takes an eighth of the start, and a while in every collection after it.
-    gc.disable()
-    call = getattr(importlib.import_module(module), function)
-    gc.freeze()
-    gc.enable()
-    with contextlib.suppress(EOFError, ConnectionError):
-        call(connection)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The workers of a pipeline end together: skip the teardown of torch, which takes longer than all the rest.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    _main()

@@ -21,7 +21,7 @@ LAYERS = """
     tensorspec programs examples architectures loading flattening tracing splitting
     accelerators cuda
     backends
-    processes discovering
+    forking processes discovering
     running deploying checking comparing
     measuring
     searching
@@ -40,7 +40,7 @@ ALLOWED = {
     "optuna": {"planners", "searching"},
     "pandas": {"tables", "figures", "report"},
     "matplotlib": {"figures", "report"},
-    "multiprocessing": {"processes", "measuring", "running"},
+    "multiprocessing": {"forking", "processes", "measuring", "running"},
     "typer": {"options", "cli"},
     "rich": {"report", "progress", "commands"},
     "transformers": {"architectures"},

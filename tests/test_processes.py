@@ -39,6 +39,10 @@ def talker(connection):
     connection.send("unread")
     connection.recv()
 
+def place(connection):
+    import sys, torch
+    connection.send((os.getcwd(), os.environ["AUTOSPLIT_TEST_WORD"], sys.path, torch.get_num_threads()))
+
 def breaker(connection):
     raise RuntimeError("broken on purpose")
 """
@@ -130,6 +134,30 @@ def test_an_exception_ends_the_worker_with_an_exit_code(targets: str, capfd: pyt
 def test_a_core_that_is_not_ours_is_refused() -> None:
     with pytest.raises(UsageError, match=r"worker 'w' asks for core 4095; this process may use \d"):
         spawn_worker("os:getpid", name="w", cores=[4095])
+
+
+def test_workers_end_with_the_process_that_they_are_forked_from_and_the_next_gets_a_new_one(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:sleeper")
+    receive(worker, 30, "its start")
+    parent = int(Path(f"/proc/{worker.pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    assert parent != os.getpid()
+    os.kill(parent, signal.SIGKILL)
+    assert worker.wait(30) and worker.fate() == "was killed by SIGKILL"
+    worker.close()
+    another = spawn_worker(f"{targets}:sleeper")
+    assert receive(another, 30, "its start") == another.pid
+    another.close(timeout_s=0.0)
+
+
+def test_a_worker_is_where_the_host_is_now_not_where_it_was(
+    targets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTOSPLIT_TEST_WORD", "now")
+    worker = spawn_worker(f"{targets}:place", cores=affinity()[:1], threads=3)
+    folder, word, path, threads = receive(worker, 30, "its place")
+    assert (folder, word, threads) == (str(tmp_path), "now", 3) and path == [entry or str(tmp_path) for entry in sys.path]
+    worker.close()
 
 
 HOST = """

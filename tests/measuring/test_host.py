@@ -367,17 +367,17 @@ def test_two_processes_at_once_measure_each_thing_once(tmp_path) -> None:
 
 
 def children(pid: int | None = None) -> list[int]:
-    """The living worker processes of a process."""
+    """The living workers of a process: the forks of the child that imports for them all."""
     deadline = time.monotonic() + 5
     while True:
-        found = []
+        parents: dict[int, int] = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 _name, rest = stat.read_text().rsplit(")", 1)
                 state, parent = rest.split()[:2]
-                command = (stat.parent / "cmdline").read_text()
-                if int(parent) == (pid or os.getpid()) and state != "Z" and "autosplit.processes" in command:
-                    found.append(int(stat.parent.name))
+                if state != "Z" and "autosplit.forking" in (stat.parent / "cmdline").read_text():
+                    parents[int(stat.parent.name)] = int(parent)
+        found = [child for child, parent in parents.items() if parents.get(parent) == (pid or os.getpid())]
         if pid is not None or not found or time.monotonic() > deadline:
             return found
         time.sleep(0.05)

@@ -1,0 +1,163 @@
+"""The process that workers are forked from: it has imported what they all need, which takes each of them more than a second.
+
+It has one thread and computes nothing, so its children may do whatever a fresh process may. It never imports code of the user;
+the kernel kills it when the host dies, and its children with it. It is told what to fork, and asked how its children ended.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+PRELOADED = ("autosplit.running.worker", "autosplit.measuring.worker", "autosplit.backends.eager")
+"""What most workers import; torch is all but a tenth of it."""
+
+MOST_DESCRIPTORS = 200
+"""The kernel takes 253 in one message."""
+
+_PR_SET_PDEATHSIG = 1
+_MALLOPT = ((-3, 1 << 30), (-1, 2**31 - 1), (-2, 64 << 20))
+"""M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: activations are reused instead of faulted in again on each pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Fork a worker. Its descriptors follow this message. Answer: its process id.
+
+    Attributes:
+        target: ``module:function``, called with the control connection.
+        control: number of the descriptor of that connection.
+        numbers: what the descriptors that follow are called in the worker, ``control`` among them.
+        cores: those it is pinned to; empty for no change.
+        threads: size of its torch pool.
+        environment: its variables.
+        path: its ``sys.path``.
+        folder: its working directory.
+    """
+
+    target: str
+    control: int
+    numbers: tuple[int, ...]
+    cores: tuple[int, ...]
+    threads: int
+    environment: Mapping[str, str]
+    path: tuple[str, ...]
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reap:
+    """A worker has ended, or is about to. Answer: its exit code, that of the signal below zero."""
+
+    pid: int
+
+
+def send_descriptors(sock: socket.socket, descriptors: Sequence[int]) -> None:
+    """Send descriptors after a Fork."""
+    for start in range(0, len(descriptors), MOST_DESCRIPTORS):
+        socket.send_fds(sock, [b"+"], descriptors[start : start + MOST_DESCRIPTORS])
+
+
+def main() -> None:
+    """The whole life of the process: arguments are the descriptor of its socket and the host's process id."""
+    number, host = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _tie_to(host)
+    sock = socket.socket(fileno=number)
+    # What is imported stays: looking for garbage in it takes an eighth of the start, and a while in every collection after it.
+    gc.disable()
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+    with contextlib.suppress(EOFError, ConnectionError):
+        _serve(sock)
+    os._exit(0)
+
+
+def _serve(sock: socket.socket) -> None:
+    connection = Connection(os.dup(sock.fileno()))
+    while True:
+        match connection.recv():
+            case Fork() as order:
+                descriptors: list[int] = []
+                while len(descriptors) < len(order.numbers):
+                    descriptors += socket.recv_fds(sock, 1, MOST_DESCRIPTORS)[1]
+                parent = os.getpid()
+                pid = os.fork()
+                if pid == 0:
+                    connection.close()
+                    sock.close()
+                    _become(order, descriptors, parent)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                connection.send(pid)
+            case Reap(pid):
+                connection.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _become(order: Fork, descriptors: Sequence[int], parent: int) -> NoReturn:
+    """Be the worker, and end with it."""
+    code = 1
+    try:
+        _tie_to(parent)
+        # A process group of its own: Ctrl-C in the terminal reaches the host alone, which then ends its workers.
+        os.setpgid(0, 0)
+        _place(descriptors, order.numbers)
+        os.environ.clear()
+        os.environ.update(order.environment)
+        sys.path[:] = order.path
+        os.chdir(order.folder)
+        _run(order)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # The workers of a pipeline end together: skip the teardown of torch, which takes longer than all the rest.
+        os._exit(code)
+
+
+def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give descriptors the numbers that they have in the host."""
+    above = max((*descriptors, *numbers)) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, above) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for high, number in zip(moved, numbers, strict=True):
+        os.dup2(high, number)
+        os.close(high)
+
+
+def _run(order: Fork) -> None:
+    if order.cores:
+        os.sched_setaffinity(0, order.cores)
+    libc: Any = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for parameter, value in _MALLOPT:
+            libc.mallopt(parameter, value)
+    # OpenMP has read its environment when torch was imported.
+    importlib.import_module("torch").set_num_threads(order.threads)
+    module, function = order.target.split(":")
+    call = getattr(importlib.import_module(module), function)
+    with contextlib.suppress(EOFError, ConnectionError):
+        call(Connection(order.control))
+
+
+def _tie_to(parent: int) -> None:
+    """End with the thread of ``parent`` that started this process."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
