@@ -1,8 +1,10 @@
-"""Every tensor of an ONNX file's data on a 64-byte boundary.
+"""Every tensor of an ONNX file's data on a 64-byte boundary, and shapes inside the file itself.
 
 ONNX Runtime appends the weights it packed to the data file as they come. Its matrix kernels read packed weights with
 aligned loads, so after a tensor of an odd size a session on that file ends the process with a segmentation fault (seen
 with Swin in 1.31). Written down anew with gaps, the file may be mapped. One that has no such tensor is left as it is.
+ONNX Runtime also puts shapes into the data file, if they are long, and then does not read them there (Mamba's split into
+128 parts in 1.31).
 """
 
 import mmap
@@ -16,7 +18,7 @@ PREPACKED = "prepacked_"
 
 
 def align(path: Path) -> None:
-    """Move the data of ``path`` (in ``path`` + '.data') to aligned offsets, packed weights included.
+    """Move the data of ``path`` (in ``path`` + '.data') to aligned offsets, packed weights included, or into the file.
 
     Packed weights are entries 'prepacked_N' of a tensor: ``key|offset;length;checksum``, with one part after '|' a buffer.
     Raises: ValueError: an entry has another form.
@@ -24,8 +26,14 @@ def align(path: Path) -> None:
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)
-    tensors = [tensor for tensor in _tensors(model.graph) if tensor.external_data]
-    if all(offset % ALIGNMENT == 0 for tensor in tensors for offset in _offsets(tensor)):
+    outside = [tensor for tensor in _tensors(model.graph) if tensor.external_data]
+    shapes = [tensor for tensor in outside if tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) == 1]
+    for tensor in shapes:
+        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
+        tensor.ClearField("external_data")
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    tensors = [tensor for tensor in outside if tensor.external_data]
+    if not shapes and all(offset % ALIGNMENT == 0 for tensor in tensors for offset in _offsets(tensor)):
         return
     source = path.with_name(f"{path.name}.data")
     draft = source.with_suffix(".aligned")

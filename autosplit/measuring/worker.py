@@ -135,11 +135,11 @@ class Bench:
         if self._accelerator is not None:
             return self._place(self._program, self._accelerator, backend, weights, precision)
         shares = eager_weights(self._program, threads, self._inputs, WEIGHT_PASSES) if weights else {}
-        self._timer = timer = Timer(self._program, self._folder, backend, threads, self._inputs, precision)
         if threads not in self._expected:
             self._expected[threads] = reference(self._program, self._inputs, threads)
         expected = self._expected[threads]
         try:
+            self._timer = timer = Timer(self._program, self._folder, backend, threads, self._inputs, precision)
             error = check(
                 get_backend(backend),
                 self._program,
@@ -157,9 +157,11 @@ class Bench:
         self, program: StageProgram, accelerator: Accelerator, backend: str, weights: bool, precision: Precision
     ) -> Prepared:
         """The same on an accelerator; no backend has eager's bits there."""
-        self._timer = timer = AcceleratedTimer(program, self._folder, backend, accelerator, self._inputs, precision)
-        shares = timer.weights(program, WEIGHT_PASSES) if weights else {}
+        shares: dict[str, float] = {}
         try:
+            self._timer = timer = AcceleratedTimer(program, self._folder, backend, accelerator, self._inputs, precision)
+            if weights:
+                shares = timer.weights(program, WEIGHT_PASSES)
             error = check(get_backend(backend), program, self._inputs, precision=precision, runnable=timer.run, exact=False)
         except BackendError as failure:
             return Prepared(shares, math.inf, str(failure))

@@ -39,6 +39,21 @@ def test_packed_weights_lie_on_boundaries_after_a_tensor_of_an_odd_size(whole, t
     assert check(backend, program, traced.example_inputs, runnable=backend.load(tmp_path, 1)).relative < 1e-5
 
 
+class ManyParts(nn.Module):
+    """One op for each of 130 positions, which ONNX Runtime makes one split of, its 130 sizes in the data file."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[:, position] * x[:, 0] for position in range(130)])
+
+
+def test_a_long_shape_is_inside_the_file(whole, tmp_path):
+    traced = trace(load_model(ManyParts().eval(), inputs=(torch.randn(3, 130),), name="many-parts"))
+    program, backend = whole(traced), get_backend("onnxruntime")
+    backend.prepare(program, tmp_path)
+    assert any(tensor.dims == [130] for tensor in onnx.load(str(tmp_path / OPTIMISED / "model.onnx")).graph.initializer)
+    assert check(backend, program, traced.example_inputs, runnable=backend.load(tmp_path, 1)).relative < 1e-5
+
+
 def external_model(folder, packed=""):
     """Two tensors back to back in one data file, the first 5 bytes long, and a packed buffer after them."""
     data = bytes(range(5)) + bytes(range(100, 110)) + b"packed"

@@ -236,6 +236,12 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
         for precision in ("f32", "bf16"):
             assert "backend 'zeros'" in bench.obey(Prepare("eager", 1, False, precision)).fault
 
+        def broken(self, folder, threads, precision="f32"):
+            raise BackendError("the session does not take the file")
+
+        monkeypatch.setattr(Zeros, "load", broken)
+        assert bench.obey(Prepare("eager", 1, False)).fault == "the session does not take the file"
+
 
 def test_disturbed_measurements_carry_a_note(traced, machine, bench) -> None:
     bench.waited = 0.4
