@@ -7,6 +7,7 @@ from itertools import pairwise
 from autosplit.graph import Graph
 from autosplit.machine import Device, Machine, union
 from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.samples import Precision
 
 ONE_DEVICE = "one device"
 ALL_CORES = "all cores"
@@ -116,6 +117,14 @@ def out_of_reach(ways: Mapping[str, Plan], planned_per_s: float, alone_s: Mappin
         if 0 < most_per_s < best_per_s:
             reasons[name] = f"the profile lets it reach {most_per_s:.4g} items/s at most, and {best_per_s:.4g} are predicted"
     return reasons
+
+
+def in_precision(plan: Plan, precision: Precision) -> Plan:
+    """The same stages computing in another precision, which nothing was predicted for."""
+    if precision == plan.precision:
+        return plan
+    stages = tuple(replace(stage, load_s=0.0) for stage in plan.stages)
+    return replace(plan, precision=precision, stages=stages, prediction=UNKNOWN, loads_s={}, status="manual")
 
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from autosplit import loading, measuring, tracing
 from autosplit.accuracy import run_of, runs_of_report
-from autosplit.alternatives import ALL_CORES, REPLICAS, UNKNOWN, every_way, machine_of, out_of_reach, today
+from autosplit.alternatives import ALL_CORES, REPLICAS, every_way, machine_of, out_of_reach, today
 from autosplit.backends.base import Precision, get_backend, has_streams, usual
 from autosplit.comparing import Observe, Progress, run_report
 from autosplit.constraints import Constraints
@@ -24,6 +24,7 @@ from autosplit.loading import Inputs
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Plan
 from autosplit.planfile import read_plan
+from autosplit.processes import prepare_to_spawn
 from autosplit.profile import Profile
 from autosplit.runreport import PLAN, RunReport
 from autosplit.schedule import plan_stages, simulate
@@ -63,11 +64,13 @@ def measure(
     profiles: Path | None = None,
     remeasure: bool = False,
     precision: Precision = "f32",
+    workspace: Workspace | None = None,
     progress: Progress | None = None,
 ) -> Profile:
     """Seconds of every op on every device and backend, from the store in ``profiles`` where nothing changed.
 
     A backend that cannot compute in ``precision``, refuses the model, or gives wrong numbers is left out; a note says why.
+    In ``workspace`` the model is saved and prepared for those that follow.
 
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
@@ -77,8 +80,9 @@ def measure(
     tell = (lambda p: progress(p.done, p.what)) if progress else None
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
     return measure_ops(
-        traced, machine, backends, threads=threads, store=store, remeasure=remeasure, precision=precision, progress=tell
-    )
+        traced, machine, backends, threads=threads, store=store,
+        remeasure=remeasure, precision=precision, workspace=workspace, progress=tell,
+    )  # fmt: skip
 
 
 def search(
@@ -241,14 +245,6 @@ def _measured(profile: Profile, device: str, backend: str) -> bool:
     return any((setting.device, setting.backend) == (device, backend) for setting in profile.measured)
 
 
-def in_precision(plan: Plan, precision: Precision) -> Plan:
-    """The same stages computing in another precision, which nothing was predicted for."""
-    if precision == plan.precision:
-        return plan
-    stages = tuple(replace(stage, load_s=0.0) for stage in plan.stages)
-    return replace(plan, precision=precision, stages=stages, prediction=UNKNOWN, loads_s={}, status="manual")
-
-
 @dataclass(frozen=True)
 class AutoResult:
     """What ``auto`` made: the devices, the profile, the search with its traced model, and the report of the run."""
@@ -299,17 +295,17 @@ def auto(
         get_backend(backend)
     machine = devices if isinstance(devices, Machine) else machine_for(devices)
     step = progress or (lambda name: lambda share, text: None)
+    prepare_to_spawn()
     traced = trace(model, batch, seq_len, inputs=inputs)
     wanted.verify(traced.graph, machine)
-    profile = measure(
-        traced, machine, names, profiles=profiles, remeasure=remeasure, precision=precision, progress=step("profile")
-    )
-
-    def subject_for(microbatch: int) -> "Subject":
-        smaller = trace(model, microbatch, seq_len)
-        return smaller, measure(smaller, machine, names, profiles=profiles, precision=precision)
-
     with Workspace() as workspace:
+        same: dict[str, Any] = {"profiles": profiles, "precision": precision, "workspace": workspace}
+        profile = measure(traced, machine, names, remeasure=remeasure, progress=step("profile"), **same)
+
+        def subject_for(microbatch: int) -> "Subject":
+            smaller = trace(model, microbatch, seq_len)
+            return smaller, measure(smaller, machine, names, **same)
+
         found = search(
             traced,
             profile,

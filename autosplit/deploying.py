@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -27,7 +28,17 @@ class Workspace:
     def __init__(self) -> None:
         self._temporary = ExitStack()
         self.folder = self._temporary.enter_context(temporary_folder())
+        self._saved: dict[str, Path] = {}
         self._prepared: set[tuple[str, str, str]] = set()
+
+    def save(self, program: StageProgram, ops: Sequence[str], there: Path | None = None) -> Path:
+        """The folder of a stage, saved if it was not; ``there``: where it is saved already, to be left there."""
+        key = content_hash([[repr(spec) for spec in (*program.inputs, *program.outputs)], list(ops)])
+        if key not in self._saved:
+            self._saved[key] = there or self.folder / key
+            if there is None:
+                save_stage(program, self._saved[key])
+        return self._saved[key]
 
     def add(
         self, program: StageProgram, ops: tuple[str, ...], backend: str, precision: Precision, devices: Sequence[Device] = ()
@@ -36,15 +47,12 @@ class Workspace:
 
         Raises: BackendError: the backend refuses the stage, by op and with the reason.
         """
-        key = content_hash([[repr(spec) for spec in (*program.inputs, *program.outputs)], list(ops)])
-        folder = self.folder / key
-        if not folder.exists():
-            save_stage(program, folder)
+        folder = self.save(program, ops)
         for device in devices:
             require_device(get_backend(backend), device.name)
-        if (key, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
+        if (folder.name, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
             get_backend(backend).prepare(program, folder, precision)
-            self._prepared.add((key, backend, precision))
+            self._prepared.add((folder.name, backend, precision))
         return StageFolder(folder, backend, precision)
 
     def close(self) -> None:

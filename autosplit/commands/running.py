@@ -10,6 +10,7 @@ from autosplit.commands.watching import watched
 def run(given: options.Run) -> None:
     """Run a plan, checked against the unsplit model, beside the simple ways to run the same model."""
     from autosplit import api
+    from autosplit.alternatives import in_precision
     from autosplit.discovering import check_here, machine_for
     from autosplit.progress import bars
     from autosplit.report import baselines_table, run_table
@@ -17,7 +18,7 @@ def run(given: options.Run) -> None:
     with bars(err) as start:
         start("load")
         plan, traced, machine = api.load_plan(given.plan, given.model)
-        plan = api.in_precision(plan, given.precision or plan.precision)
+        plan = in_precision(plan, given.precision or plan.precision)
         if given.devices or given.machine or given.memory:
             machine = machine_for(given.devices, given.machine, given.memory)
         check_here(machine)

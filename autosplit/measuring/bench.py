@@ -10,14 +10,15 @@ import torch
 from autosplit.accelerators import PROVIDERS
 from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import onnx_names
-from autosplit.errors import WorkerError
-from autosplit.files import temporary_folder
+from autosplit.deploying import Workspace
+from autosplit.errors import BackendError, WorkerError
 from autosplit.machine import Device, Machine
 from autosplit.measuring.links import WORKER, LinkBench
+from autosplit.measuring.parts import Part, save_parts
 from autosplit.measuring.worker import INPUTS, Canary, Load
 from autosplit.processes import WorkerProcess, receive, spawn_worker
 from autosplit.samples import Precision
-from autosplit.splitting import StageProgram, save_stage, split
+from autosplit.splitting import StageProgram, split
 from autosplit.tracing import Traced
 
 TIMEOUT_S = 900.0
@@ -26,29 +27,61 @@ TIMEOUT_S = 900.0
 class WorkerBench:
     """The running workers of a measurement, with the model saved where they can load it."""
 
-    def __init__(self, program: StageProgram, folder: Path, workers: Mapping[str, WorkerProcess]) -> None:
+    def __init__(
+        self, traced: Traced, program: StageProgram, folder: Path, workspace: Workspace, workers: Mapping[str, WorkerProcess]
+    ) -> None:
+        self._traced = traced
         self._program = program
-        self._folder = folder
+        self._whole = Part(program.ops, folder)
+        self._loaded = folder
+        self._workspace = workspace
+        self._parts: dict[str, list[Part]] = {}
+        self._refused: dict[str, dict[str, str]] = {}
         self.workers = workers
         self._begun: list[tuple[str, str]] = []
         self.canaries: dict[str, float] = {}
 
     def prepare(self, backend: str, precision: Precision) -> None:
-        """Let the host write what the backend loads. Raises: BackendError: it refuses the model."""
-        get_backend(backend).prepare(self._program, self._folder, precision)
+        """Let the host write what the backend loads; in parts, if it refuses some ops. Raises: BackendError: it refuses all."""
+        try:
+            get_backend(backend).prepare(self._program, self._whole.folder, precision)
+        except BackendError as failure:
+            self.divide(backend, precision, failure)
 
-    def load(self, devices: Sequence[Device]) -> None:
-        """Let every worker load the model, once it has started."""
-        self.begin({device.name: Load(self._folder, device.cores, device.name, dict(PROVIDERS)) for device in devices})
+    def divide(self, backend: str, precision: Precision, failure: BackendError) -> None:
+        """Prepare the parts of the model that a backend takes, after it failed. Raises: failure: it is not for some of the ops."""
+        refused = failure.refused or get_backend(backend).refuses(self._program)
+        if backend in self._parts or not refused or len(refused) == len(self._program.ops):
+            raise failure
+        self._parts[backend] = save_parts(self._traced, refused, backend, precision, self._workspace)
+        self._refused[backend] = refused
+
+    def parts(self, backend: str) -> list[Part]:
+        """What a backend is timed on: the whole model, or all but what it refuses."""
+        return self._parts.get(backend, [self._whole])
+
+    def refused(self, backend: str) -> dict[str, str]:
+        """Op name to the reason, for each op that a backend was found to refuse."""
+        return self._refused.get(backend, {})
+
+    def load(self, devices: Sequence[Device], part: Part | None = None) -> None:
+        """Let every worker load a part, or the model, once it has started."""
+        self._loaded = (part or self._whole).folder
+        self.begin({device.name: Load(self._loaded, device.cores, device.name, dict(PROVIDERS)) for device in devices})
+
+    def require(self, devices: Sequence[Device], part: Part) -> None:
+        """Let every worker load a part, unless it has it."""
+        if part.folder != self._loaded:
+            self.load(devices, part)
 
     def take_canaries(self, devices: Sequence[Device]) -> None:
         """One after the other: the canary is later repeated with its neighbours idle."""
         for device in devices:
             self.canaries |= self.all({device.name: Canary()})
 
-    def names(self, backend: str) -> dict[str, str]:
+    def names(self, backend: str, part: Part) -> dict[str, str]:
         """What the nodes of the backend's file are called, to the ops that they come from."""
-        return onnx_names(self._folder) if backend in ("onnxruntime", "openvino") else {}
+        return onnx_names(part.folder) if backend in ("onnxruntime", "openvino") else {}
 
     def all(self, commands: Mapping[str, Any]) -> dict[str, Any]:
         """Send each device its command, all at once, and wait for every answer. Raises: WorkerError: see ``finish``."""
@@ -80,21 +113,25 @@ class WorkerBench:
 
 
 @contextmanager
-def open_bench(traced: Traced, machine: Machine, linking: LinkBench | None) -> Iterator[WorkerBench]:
-    """The model as one stage in a temporary folder, and a worker on every device; both are gone at the end, whatever ends it.
+def open_bench(traced: Traced, machine: Machine, linking: LinkBench | None, workspace: Workspace | None) -> Iterator[WorkerBench]:
+    """The model as one stage in a folder, and a worker on every device; both are gone at the end, whatever ends it.
 
-    With ``linking`` the workers can measure these links too.
+    Args:
+        traced: the model.
+        machine: the devices.
+        linking: links that the workers can measure too.
+        workspace: where the stage is saved and stays; by default in one that ends with the bench.
     """
     with ExitStack() as stack:
-        folder = stack.enter_context(temporary_folder())
+        workspace = workspace or stack.enter_context(Workspace())
         workers = {
             device.name: stack.enter_context(_worker(device, linking.fds(device.name) if linking else ()))
             for device in machine.devices
         }
         [program] = split(traced, [[op.name for op in traced.graph.ops]])
-        save_stage(program, folder / "stage")
-        torch.save(list(traced.example_inputs), folder / "stage" / INPUTS)
-        yield WorkerBench(program, folder / "stage", workers)
+        folder = workspace.save(program, [op.name for op in traced.graph.ops])
+        torch.save(list(traced.example_inputs), folder / INPUTS)
+        yield WorkerBench(traced, program, folder, workspace, workers)
 
 
 @contextmanager

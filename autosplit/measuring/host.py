@@ -13,14 +13,23 @@ from pathlib import Path
 
 from autosplit import discovering
 from autosplit.accelerators import Facts, is_accelerator
+from autosplit.deploying import Workspace
 from autosplit.errors import BackendError
 from autosplit.graph import Graph
 from autosplit.machine import HOST, Link, Machine
-from autosplit.measuring.asking import able_backends, refused_devices, require_measurable, settings_of, stamps_of
+from autosplit.measuring.asking import (
+    able_backends,
+    handed_over,
+    refused_devices,
+    require_measurable,
+    settings_of,
+    stamps_of,
+)
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
 from autosplit.measuring.bench import WorkerBench, open_bench
 from autosplit.measuring.canary import CANARY_LIMIT, drift, now_s
 from autosplit.measuring.links import LinkBench
+from autosplit.measuring.parts import Part, graph_of, joined
 from autosplit.measuring.steps import Progress, Step, Steps
 from autosplit.measuring.store import Store
 from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
@@ -52,6 +61,7 @@ def measure(
     remeasure: bool = False,
     links: bool = True,
     precision: Precision = "f32",
+    workspace: Workspace | None = None,
 ) -> Profile:
     """Seconds of every op of a model on every device and backend, and of the links between the devices.
 
@@ -67,6 +77,7 @@ def measure(
         remeasure: measure again what is stored.
         links: measure the links too, unless they are stored.
         precision: what the backends compute in; those that cannot are left out.
+        workspace: where the model is saved and prepared, if a search or a run is to find it there.
     Returns: a profile whose notes say what was measured again, and why. A backend that refuses the model or the precision, or
         gives wrong numbers, is left out, with a note, unless it is the only one.
     Raises:
@@ -79,7 +90,7 @@ def measure(
     refused += refused_devices(machine, backends)
     keeper = Store(store) if isinstance(store, Path) else store
     wanted = settings_of(machine, backends, threads)
-    job = _Job(traced, machine, wanted, keeper, stamps_of(backends, precision), Steps(progress), precision)
+    job = _Job(traced, machine, wanted, keeper, stamps_of(backends, precision), Steps(progress), precision, workspace)
     profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
     known = job.known_links(remeasure) if links else ()
     with ExitStack() as stack:
@@ -94,7 +105,7 @@ def measure(
                 job.measure_links(linking, workers)
         profile = profile.with_links(linking.found if linking is not None else known or ())
     job.steps.finish()
-    return replace(profile, notes=(*refused, *profile.notes))
+    return replace(profile, notes=(*refused, *handed_over(profile, wanted), *profile.notes))
 
 
 @dataclass(frozen=True)
@@ -108,6 +119,7 @@ class _Job:
     stamps: Mapping[str, Provenance]
     steps: Steps
     precision: Precision
+    workspace: Workspace | None
 
     @cached_property
     def facts(self) -> Mapping[str, Facts]:
@@ -166,7 +178,7 @@ class _Job:
         self.steps.plan([Step(f"timing {g[0].backend}", rounds.seconds + ALONE_S * len(g) + 2.0) for g in groups])
         refused: dict[str, str] = {}
         parts = [_batches(group, MAX_AT_ONCE) for group in groups]
-        with open_bench(self.traced, self.machine, linking) as bench:
+        with open_bench(self.traced, self.machine, linking, self.workspace) as bench:
             # The workers start, load the model and warm up in eager while the host prepares the other backends: both leave
             # cores idle. Weights of ops are timed, so a backend that wants them waits until the host is quiet.
             bench.load(self.machine.devices)
@@ -184,9 +196,12 @@ class _Job:
                 if name not in refused:
                     with self._refusing(name, refused):
                         for part in batches:
-                            profile = self._measure_group(
-                                profile, part, bench, rounds, early if name == "eager" and part is parts[0][0] else {}
-                            )
+                            ready = early if name == "eager" and part is parts[0][0] else {}
+                            try:
+                                profile = self._measure_group(profile, part, bench, rounds, ready)
+                            except BackendError as failure:
+                                bench.divide(name, self.precision, failure)
+                                profile = self._measure_group(profile, part, bench, rounds, {})
                 self.steps.done()
             if linking is not None:
                 self.measure_links(linking, bench.workers)
@@ -212,22 +227,15 @@ class _Job:
     ) -> Profile:
         """One setting on each device, all at once, then each alone; ``early``: the answers of devices that are ready already.
 
-        Raises: BackendError: the numbers are wrong.
+        Raises: BackendError: a worker cannot load it, or the numbers are wrong.
         """
-        prepared = early or bench.all(self._prepares(profile, group))
-        for answer in prepared.values():
-            if answer.fault:
-                raise BackendError(answer.fault)
-        timed = bench.all({setting.device: TimeOps(rounds) for setting in group})
-        alone_rounds = Rounds(min(ALONE_S, rounds.seconds), least=2, most=20)
-        values = value_aliases(self.graph)
-        kept_names = bench.names(group[0].backend)
-        names = {**values, **{name: values[source] for name, source in kept_names.items() if source in values}}
+        backend = group[0].backend
+        parts = bench.parts(backend)
+        shared = replace(rounds, seconds=rounds.seconds / len(parts))
+        found = [self._measure_part(profile, group, bench, part, shared, early) for part in parts]
         for setting in group:
-            alone = bench.all({setting.device: TimeWhole(alone_rounds)})[setting.device] if len(group) > 1 else None
-            shares = _eager(profile, setting) or prepared[setting.device].weights
-            measured = _measured(self.graph, setting, timed[setting.device], names, shares)
-            busy = _disturbed(timed[setting.device].waited)
+            measured = joined([part[setting][0] for part in found], bench.refused(backend))
+            busy = _disturbed(max(part[setting][1] for part in found))
             stamp = replace(
                 self.stamps[setting.backend],
                 date=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -237,19 +245,43 @@ class _Job:
             )
             if busy:
                 profile = replace(profile, notes=(*profile.notes, f"{setting}: {busy}; measure again when it is quiet"))
-            error = float(f"{prepared[setting.device].error:.3g}")
-            measured = replace(
-                measured,
-                alone=_samples(alone) if alone else None,
-                provenance=stamp,
-                error=error,
-                peak_bytes=prepared[setting.device].peak_bytes,
-            )
+            measured = replace(measured, provenance=stamp)
             kept = tuple(stage for stage in profile.stages if stage.setting != setting)
             profile = replace(profile, stages=kept).with_measured(setting, measured)
         if self.store is not None:
             self.store.save(self.graph, profile, group)
         return profile
+
+    def _measure_part(
+        self,
+        profile: Profile,
+        group: Sequence[Setting],
+        bench: WorkerBench,
+        part: Part,
+        rounds: Rounds,
+        early: Mapping[str, Prepared],
+    ) -> dict[Setting, tuple[Measured, float]]:
+        """What was measured of some of the ops in each setting, and the share of the time that others had its core."""
+        bench.require(self.machine.devices, part)
+        prepared = early or bench.all(self._prepares(profile, group))
+        for answer in prepared.values():
+            if answer.fault:
+                raise BackendError(answer.fault)
+        timed = bench.all({setting.device: TimeOps(rounds) for setting in group})
+        alone_rounds = Rounds(min(ALONE_S, rounds.seconds), least=2, most=20)
+        graph = graph_of(self.graph, part)
+        values = value_aliases(graph)
+        kept_names = bench.names(group[0].backend, part)
+        names = {**values, **{name: values[source] for name, source in kept_names.items() if source in values}}
+        found = {}
+        for setting in group:
+            alone = bench.all({setting.device: TimeWhole(alone_rounds)})[setting.device] if len(group) > 1 else None
+            ready = prepared[setting.device]
+            measured = _measured(graph, setting, timed[setting.device], names, _eager(profile, setting) or ready.weights)
+            error = float(f"{ready.error:.3g}")
+            measured = replace(measured, alone=_samples(alone) if alone else None, error=error, peak_bytes=ready.peak_bytes)
+            found[setting] = measured, timed[setting.device].waited
+        return found
 
     def known_links(self, remeasure: bool) -> Iterable[Link] | None:
         """The machine's links as they are stored; None if one is not."""

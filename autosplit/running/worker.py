@@ -44,6 +44,8 @@ LISTEN_NS = 1_000_000
 """How long requests may keep a worker from hearing the host, beside the time of one."""
 
 _WARM_UP_PASSES = 3
+_WARM_UP_S = 0.5
+"""Passes are made until there were so many, or for so long: a slow stage is warm after one."""
 
 
 class _Rewound(Exception):  # noqa: N818 - not an error: the tokens were counted anew
@@ -148,6 +150,7 @@ class Stage:
 
     def _warm_up(self, run: "Runnable") -> None:
         """A few passes over zeros; what they raise is for the first request to show."""
+        until = time.monotonic() + _WARM_UP_S
         inputs: list[Any] = [None] * self.duty.num_inputs
         for ends, index in self._sources:
             for position, view in zip(index, _any_ring(ends).slots[0].tensors, strict=True):
@@ -157,6 +160,8 @@ class Stage:
                 with torch.inference_mode():
                     run(inputs)
             except Exception:
+                return
+            if time.monotonic() > until:
                 return
 
     def _obey(self, sequence: int | None) -> int:

@@ -100,7 +100,7 @@ class FakeBench:
 def bench(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> FakeBench:
     """In place of worker processes; the canary takes 1 ms, as it did when the fake measured."""
     fake = FakeBench(traced, machine)
-    monkeypatch.setattr(host, "open_bench", lambda traced, machine, linking: contextlib.nullcontext(fake))
+    monkeypatch.setattr(host, "open_bench", lambda traced, machine, linking, workspace: contextlib.nullcontext(fake))
     monkeypatch.setattr(host, "now_s", lambda cores, then_s: then_s)
     return fake
 
