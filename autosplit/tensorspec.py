@@ -121,12 +121,21 @@ def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return copy
 
 
+def is_dense(value: object) -> bool:
+    """Whether this is a tensor with a value for each element: not a sparse one, not one of the meta device."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
+
+
 def differences(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) -> list[str]:
     """What is wrong with the shapes and dtypes of tensors meant for these specs; layouts may differ."""
     if len(specs) != len(tensors):
         return [f"{len(specs)} tensors are expected, and {len(tensors)} are given"]
     faults = []
     for spec, tensor in zip(specs, tensors, strict=True):
+        if not is_dense(tensor):
+            kind = f"{tensor.layout} on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            faults.append(f"'{spec.name}' is {kind}, and a dense {_size(spec)} is expected")
+            continue
         there = spec_of(spec.name, tensor)
         if (there.shape, there.dtype) != (spec.shape, spec.dtype):
             faults.append(f"'{spec.name}' is {_size(there)}, and {_size(spec)} is expected")

@@ -11,6 +11,7 @@ computed independently of the others in its batch, as models in eval mode do.
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -179,6 +180,9 @@ class Batcher:
             _fail(pieces, failure)
             return
         self._pipeline.batches.add(self.num_rows - missing, missing)
+        if len(pieces) == 1:  # nobody else waits for it
+            running = weakref.ref(future)  # a circle would keep the answer in memory
+            pieces[0].whole.future.add_done_callback(lambda whole: _cancel(whole, running))
         future.add_done_callback(lambda done: self._receive(pieces, done))
 
     def _receive(self, pieces: Sequence[Piece], done: "Future[Tensors]") -> None:
@@ -203,6 +207,13 @@ def _fail(pieces: Sequence[Piece], failure: BaseException) -> None:
     for piece in pieces:
         if not piece.whole.future.done():
             piece.whole.future.set_exception(failure)
+
+
+def _cancel(whole: "Future[Tensors]", running: "weakref.ref[Future[Tensors]]") -> None:
+    """Who cancels a request ends its slices at the next stage border."""
+    future = running()
+    if whole.cancelled() and future is not None:
+        future.cancel()
 
 
 def _num_rows(pipeline: Pipeline, shared: Sequence[str]) -> int:

@@ -11,15 +11,18 @@
     pipeline = config.build(folder)
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from autosplit.backends.base import Precision, get_backend
 from autosplit.errors import PlanError, UsageError, raise_faults
-from autosplit.loading import Model
+from autosplit.loading import Inputs, Model, load_model
 from autosplit.machine import Device
 from autosplit.running.modules import Module, PythonFunction, StageFolder, check_allowed
 from autosplit.running.pipeline import Pipeline
@@ -126,9 +129,14 @@ class PipelineConfig:
         folder = StageFolder(source, settings.get("backend", "eager"), settings.get("precision", "f32"))
         return self._add(ModuleEntry(self, name, folder, program.inputs, program.outputs, tuple(devices), **settings))
 
-    def add_model(self, name: str, model: Model, devices: Sequence[Device], **settings: Any) -> ModuleEntry:
-        """Add a whole model as one stage. Raises: TraceError: it cannot be captured as one graph."""
-        traced = trace(model)
+    def add_model(
+        self, name: str, model: Model | nn.Module, devices: Sequence[Device], inputs: Inputs | None = None, **settings: Any
+    ) -> ModuleEntry:
+        """Add a whole model as one stage; a module, also one of torch.fx, with example ``inputs`` that fix its shapes.
+
+        Raises: ModelError: the inputs are missing or do not fit. TraceError: it cannot be captured as one graph.
+        """
+        traced = trace(model if isinstance(model, Model) else load_model(model, inputs=inputs))
         program = split(traced, [[op.name for op in traced.graph.ops]])[0]
         return self.add_stage(name, replace(program, name=name), devices, **settings)
 
@@ -195,10 +203,17 @@ class PipelineConfig:
             stages.append(StagePlacement(name, _module(entry, folder), inputs, outputs, *placed))
         return stages
 
+    def network(self, folder: Path) -> dict[str, Any]:
+        """What a Pipeline is made of, and a network of a host: ``host.add_network("shop", **config.network(folder))``.
+
+        Raises: PlanError, BackendError: as ``placements``.
+        """
+        outputs = [_value(port) for port in self.outputs.values()]
+        return {"stages": self.placements(folder), "inputs": self.inputs, "outputs": outputs, "groups": self.groups}
+
     def build(self, folder: Path, **settings: Any) -> Pipeline:
         """The pipeline, running; ``settings`` as in Pipeline. Stages in memory are saved under ``folder`` first."""
-        outputs = [_value(port) for port in self.outputs.values()]
-        return Pipeline(self.placements(folder), self.inputs, outputs, groups=self.groups, **settings)
+        return Pipeline(**self.network(folder), **settings)
 
     def __str__(self) -> str:
         lines = ["inputs"]
@@ -223,6 +238,10 @@ class PipelineConfig:
         self._plain("module", entry.name)
         if entry.name in self.modules:
             raise PlanError(f"there is a module '{entry.name}' already")
+        for kind, specs in (("inputs", entry.inputs), ("outputs", entry.outputs)):
+            twice = [name for name, count in Counter(spec.name for spec in specs).items() if count > 1]
+            if twice:
+                raise PlanError(f"module '{entry.name}' has two {kind} that are called '{twice[0]}'; give each a name of its own")
         self.modules[entry.name] = entry
         return entry
 
@@ -254,16 +273,19 @@ class PipelineConfig:
         if source.config is not self or target.config is not self:
             return "they belong to two configs"
         if target.kind not in ALLOWED.get(source.kind, ()):
-            places = " or ".join(ALLOWED.get(source.kind, ()))
-            return _WRONG.get((source.kind, target.kind), f"it goes to {places} only" if places else "it is no source")
+            kinds = [f"{kind.removesuffix('s')}s" for kind in ALLOWED.get(source.kind, ())]
+            places = f"{' or '.join(kinds)} only" if kinds else "nothing"
+            return _WRONG.get((source.kind, target.kind), f"{source} feeds {places}")
         if source.kind == "parameter group":
+            if isinstance(self.modules[target.module].source, PythonFunction):
+                return f"module '{target.module}' is a function and has no parameters"
             taken = [name for name, members in self.groups.items() if target.module in members]
             return f"they are in group '{taken[0]}' already" if taken else None
         if source.module and source.module == target.module:
             return "a module cannot feed itself"
         fed = self.outputs.get(target.name) if target.kind == "output" else self.connections.get(target.label)
         if fed is not None:
-            return f"it is fed by {fed} already"
+            return f"{target} is fed by {fed} already"
         return self._misfit(source, target) or self._cycle(source, target)
 
     def _misfit(self, source: Port, target: Port) -> str | None:

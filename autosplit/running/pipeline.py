@@ -24,7 +24,7 @@ from autosplit.running.provisioner import provision
 from autosplit.running.request import Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, wire
-from autosplit.tensorspec import differences
+from autosplit.tensorspec import differences, is_dense
 
 SOON_S = 200e-6
 """How much later an answer of a stream may be taken so that several are taken at once: it costs less to wake a thread once."""
@@ -103,10 +103,12 @@ class Pipeline:
             deadline_s: seconds from now after which no stage begins the request any more; one in its last stage is answered.
             timeout_s: seconds to wait for room at the door; None waits as long as it takes, 0 refuses at once.
         Raises:
-            UsageError: the inputs do not fit.
+            UsageError: the inputs do not fit, or a setting is not understood.
             RefusedError: no room within ``timeout_s`` (the message has the numbers), or the pipeline is closed.
             WorkerError: the pipeline has given up.
         """
+        if not isinstance(priority, int):
+            raise UsageError(f"priority must be a whole number, lower is sooner, but is {priority!r}")
         return self._executor.submit(self._request(inputs, deadline_s), priority, timeout_s)
 
     def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> "Future[Tensors]":
@@ -283,7 +285,7 @@ class Pipeline:
             raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
         for position, shape, dtype in self._checks:
             value = inputs[position]
-            if value.shape != shape or value.dtype != dtype:
+            if not is_dense(value) or value.shape != shape or value.dtype != dtype:
                 specs = [self.wiring.input_specs[names[at]] for at, _, _ in self._checks]
                 faults = differences(specs, [inputs[at] for at, _, _ in self._checks])
                 raise_faults(UsageError, "the inputs do not fit the pipeline", faults)

@@ -43,6 +43,8 @@ class Recovery:
             next(stage.hang_s for stage in deployment.wiring.stages if stage.name == duty.stage) for duty in deployment.duties
         ]
         self._flow = Flow(deployment.wiring)
+        self._hung: dict[int, str] = {}
+        """Why workers were killed, until their death is counted."""
         self._seen: dict[int, tuple[tuple[int, int], float]] = {}
         """Workers that held up a request at the last look: their state and its start, and when that was seen first."""
         self.look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
@@ -76,6 +78,7 @@ class Recovery:
             age_s = now_s - self._seen[number][1]
             if age_s > limit_s:
                 worker, doing = self._deployment.workers[number], words.STATES[mark[0]]
+                self._hung[number] = f"hung: it was killed after {doing} for {age_s:.1f} s (limit {limit_s:g} s)"
                 log.warning("%s is %s at request %d for %.1f s and is killed", worker.name, doing, places[number].sequence, age_s)
                 worker.kill()
 
@@ -127,7 +130,8 @@ class Recovery:
     def _count_death(self, number: int, sequence: int | None) -> str:
         """Count one death, and tell its story. Raises: WorkerError: it was one too many in a row."""
         worker, duty = self._deployment.workers[number], self._deployment.duties[number]
-        story = f"the worker of stage '{duty.stage}' (replica {duty.replica}, device '{duty.device}') {worker.fate()}"
+        story = f"the worker of stage '{duty.stage}' (replica {duty.replica}, device '{duty.device}') "
+        story += self._hung.pop(number, "") or worker.fate()
         if sequence is not None:
             story += f" while it ran request {sequence}"
         if self._in_a_row >= self._max_restarts:

@@ -14,6 +14,9 @@ from autosplit.errors import AutosplitError, DeadlineError, UsageError
 
 Tensors = tuple[torch.Tensor, ...]
 
+_NEVER_NS = 2.0**62
+"""A deadline as good as none: 146 years, which a word of the shared memory still holds."""
+
 
 class RequestTimes(NamedTuple):
     """When a request was submitted, fed to the first stage, and answered, in monotonic nanoseconds."""
@@ -83,4 +86,4 @@ def monotonic_deadline(deadline_s: float | None) -> int:
         return 0
     if not deadline_s > 0 or math.isinf(deadline_s):
         raise UsageError(f"deadline_s must be more than 0 seconds from now, but is {deadline_s}")
-    return time.monotonic_ns() + int(deadline_s * 1e9)
+    return time.monotonic_ns() + int(min(deadline_s * 1e9, _NEVER_NS))

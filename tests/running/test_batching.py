@@ -2,12 +2,13 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import NULL
+from pipelines import NULL, Gate
 
 from autosplit.errors import RefusedError, StageError, UsageError
 from autosplit.running.batching import Batcher
@@ -115,6 +116,18 @@ def test_a_slice_that_fails_fails_its_request_and_those_gathered_with_it() -> No
             with pytest.raises(StageError, match="thirteen"):
                 future.result(10)
         assert futures[2].result(10)[0][:, 0].tolist() == [40, 42, 44, 46]
+
+
+def test_cancelling_a_request_ends_its_slices() -> None:
+    gate = Gate()
+    spec = TensorSpec("x", (ROWS, 2), (2, 1), "float32")
+    stage = StagePlacement("a", LocalFunction(lambda x: gate(x[0])[None] + x), (spec,), (replace(spec, name="y"),), (NULL,))
+    with Pipeline([stage], ["x"], ["y"], max_in_flight=1) as pipeline, Batcher(pipeline) as batcher:
+        future = batcher.submit([rows(*range(8))])
+        gate.entered.acquire()
+        assert future.cancel()
+        gate.opened.set()
+    assert gate.seen == [0] and pipeline.num_answered == 1
 
 
 def test_many_threads_gather() -> None:

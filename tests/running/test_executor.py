@@ -357,11 +357,28 @@ def test_close_drains_or_fails_what_it_holds() -> None:
         ([], "0 inputs were given, and the pipeline takes 1: x"),
         ([torch.zeros(3)], r"'x' is float32\[3\], and float32\[4\] is expected"),
         ([torch.zeros(4, dtype=torch.int64)], r"'x' is int64\[4\], and float32\[4\] is expected"),
+        ([torch.zeros(4, device="meta")], r"'x' is torch.strided on meta, and a dense float32\[4\] is expected"),
+        ([torch.zeros(4).to_sparse()], r"'x' is torch.sparse_coo on cpu, and a dense float32\[4\] is expected"),
+        ([torch.zeros(4).numpy()], r"'x' is ndarray, and a dense float32\[4\] is expected"),
     ],
 )
-def test_inputs_that_do_not_fit(inputs: list[torch.Tensor], fault: str) -> None:
-    with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline, pytest.raises(UsageError, match=fault):
-        pipeline.submit(inputs)
+def test_inputs_that_do_not_fit_hurt_nobody_else(inputs: list[torch.Tensor], fault: str) -> None:
+    with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
+        with pytest.raises(UsageError, match=fault):
+            pipeline.submit(inputs)
+        assert pipeline.run(request(1))[0][0] == 2
+
+
+def test_settings_out_of_range_hurt_nobody_else() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=9) as pipeline:
+        futures = [pipeline.submit(request(0))]
+        for priority in ("high", 1.5):
+            with pytest.raises(UsageError, match="priority must be a whole number, lower is sooner, but is "):
+                pipeline.submit(request(0), priority=priority)  # type: ignore[arg-type]
+        futures += [pipeline.submit(request(1), priority=sign * 2**70, deadline_s=1e300) for sign in (1, -1)]
+        gate.opened.set()
+        assert [float(future.result(10)[0][0]) for future in futures] == [1, 2, 2]
 
 
 def test_a_parameter_group_of_no_stage_is_refused() -> None:

@@ -1,6 +1,7 @@
 """Workers that are killed, hang or run out of memory, for real: every other answer arrives, right and in order."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -34,22 +35,14 @@ def test_a_thousand_requests_survive_killed_workers() -> None:
 
 
 def test_a_request_that_kills_or_hangs_its_worker_is_given_up_alone() -> None:
-    for function, story in (("die_on_7", "was killed by SIGKILL"), ("hang_on_7", "was killed by SIGKILL")):
+    hung = r"hung: it was killed after running for \d+\.\d s \(limit 0.3 s\)"
+    for function, story in (("die_on_7", "was killed by SIGKILL"), ("hang_on_7", hung)):
         with Pipeline([spawned("a", function, "x", "y", hang_s=0.3)], ["x"], ["y"]) as pipeline:
             futures = [pipeline.submit(request(number)) for number in range(10)]
             text = str(futures[7].exception(60))
-            assert f"stage 'a' (replica 0, device '{CORES[0].name}') {story} while it ran request 7" in text
-            assert [float(future.result(60)[0][0]) for future in futures if future is not futures[7]] == [
-                1,
-                2,
-                3,
-                4,
-                5,
-                6,
-                7,
-                9,
-                10,
-            ]
+            assert re.search(rf"stage 'a' \(replica 0, device '{CORES[0].name}'\) {story} while it ran request 7", text)
+            answers = [float(future.result(60)[0][0]) for future in futures if future is not futures[7]]
+            assert answers == [1, 2, 3, 4, 5, 6, 7, 9, 10]
             assert pipeline.restarts == 2
 
 
