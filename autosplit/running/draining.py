@@ -28,9 +28,14 @@ class Drain:
         if self.inbox is not None:
             self.inbox.restart()
 
-    def ready(self) -> bool:
-        """Whether there is something to take."""
-        return self.end.ready(self.next) if self.inbox is None else self.inbox.waits()
+    def until(self, num_soon: int, following: int) -> int:
+        """The request of this ring to wait for, if ``num_soon`` are to be taken together and ``following`` is fed next."""
+        ahead = min(num_soon, following - self.next) - 1
+        return self.next + max(0, ahead) // self.every * self.every
+
+    def ready(self, until: int) -> bool:
+        """Whether there is something to take, in order up to request ``until``."""
+        return self.end.ready(until) if self.inbox is None else self.inbox.waits()
 
     def take(self) -> Iterator[tuple[int, Slot]]:
         """Requests with their slots, as long as some are here."""
@@ -61,7 +66,7 @@ class Drains:
             self.num_tokens += 1
             for first, ring in enumerate(deployment.rings[number]):
                 end = RingEnd(ring, sends=False)
-                copies = {spec.name: Copies(spec, 4 * wiring.window) for spec in channel.specs}
+                copies = {spec.name: Copies(spec, 4 * wiring.most_in_flight) for spec in channel.specs}
                 inbox = None if wiring.in_order else Inbox([[end]], deployment.words)
                 self._drains.append(Drain(end, copies, first, channel.every, first, inbox))
         self._own = {drain.end.fd for drain in self._drains}
@@ -80,14 +85,21 @@ class Drains:
         """No longer."""
         self._poll.unregister(fd)
 
-    def wait(self, patience_ms: int | None) -> set[int]:
-        """Wait until a result or something else is here, at most ``patience_ms``; the other descriptors that are readable.
+    def wait(self, patience_ms: int | None, num_soon: int, following: int) -> set[int]:
+        """Wait until results or something else is here, at most ``patience_ms``; the other descriptors that are readable.
 
-        If a result is here already, this is only a look at the others.
+        If they are here already, this is only a look at the others.
+
+        Args:
+            patience_ms: None waits for ever.
+            num_soon: results that are to be here, or as many as are under way.
+            following: the request that is fed next.
         """
+        here = False
         for drain in self._drains:
-            drain.end.fall_asleep()
-        here = any(drain.ready() for drain in self._drains)
+            until = drain.until(num_soon, following) if drain.inbox is None else 0
+            drain.end.fall_asleep(until)
+            here = drain.ready(until) or here
         found = {fd for fd, _ in self._poll.poll(0 if here else patience_ms)}
         for drain in self._drains:
             drain.end.wake_up(called=drain.end.fd in found)

@@ -19,10 +19,11 @@ from autosplit.running.copying import Copies
 from autosplit.running.door import Door
 from autosplit.running.draining import Drains
 from autosplit.running.messages import Run
+from autosplit.running.pacing import SOON_NS, Pace
 from autosplit.running.provisioner import Deployment, host_channels
 from autosplit.running.recovery import Recovery
 from autosplit.running.request import Answer, Request, RequestTimes, Tensors
-from autosplit.running.ring import DATA, ERROR, FLAG, RingEnd
+from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, RingEnd
 
 LOOK_NS = 1_000_000
 """How long results may keep the thread from looking at workers, deadlines and the end."""
@@ -42,7 +43,11 @@ class Executor:
         self.times: deque[RequestTimes] = deque(maxlen=16_384)
         self.room = room
         self._in_order = deployment.wiring.in_order
-        self._size = deployment.wiring.window
+        self.pace = Pace(deployment.wiring.window, deployment.wiring.most_in_flight)
+        self._hurried = -1
+        """The last request in flight that somebody may wait for alone."""
+        self._dozes = False
+        """Whether the thread waits for more than the next result."""
         self._lock = threading.Condition()
         self._num_blocked = 0
         """Threads that wait for room, or for the end."""
@@ -127,7 +132,7 @@ class Executor:
         with self._lock:
             if not request.keep and not self._has_room() and not self._wait_for(self._has_room, timeout_s):
                 raise RefusedError(
-                    f"the request was refused: {self.num_running} requests are running (limit {self._size}) "
+                    f"the request was refused: {self.num_running} requests are running (limit {self.pace.size}) "
                     f"and {self.num_waiting} are waiting (limit {self.room}). Submit with a longer timeout_s, or less often."
                 )
             if not self._open:
@@ -153,6 +158,8 @@ class Executor:
             )
         if 0 < request.deadline_ns < self._alarm_ns:
             self._alarm_ns = request.deadline_ns
+            os.eventfd_write(self._wake_fd, 1)
+        elif request.hurries and self._dozes:
             os.eventfd_write(self._wake_fd, 1)
 
     def at_next_request(self, action: Callable[[int, int], None]) -> None:
@@ -188,7 +195,7 @@ class Executor:
         return self.num_waiting < self.room or self._window_has_room() or not self._open or self._broken is not None
 
     def _window_has_room(self) -> bool:
-        return self._feeding and self._next - self._base < self._size
+        return self._feeding and self._next - self._base < self.pace.size
 
     def _admit(self) -> list[Request]:
         """Feed waiting requests while the window has room (the lock is held); return those past their deadline."""
@@ -227,6 +234,10 @@ class Executor:
         self.deployment.words.set_limits(sequence, request.deadline_ns, priority)
         self._window[sequence] = request
         self._next += 1
+        if request.hurries:
+            self._hurried = sequence
+            if self._dozes:
+                os.eventfd_write(self._wake_fd, 1)
         for ends, index in self._feeds:
             end = ends[sequence % len(ends)]
             end.acquire(sequence, timeout_s=60.0).write([inputs[position] for position in index])
@@ -240,7 +251,7 @@ class Executor:
             while True:
                 while self._receive() and time.monotonic_ns() < look_ns:
                     pass
-                fds = self._drains.wait(self._patience_ms())
+                fds = self._wait()
                 look_ns = time.monotonic_ns() + LOOK_NS
                 if self._ending:
                     return
@@ -258,14 +269,26 @@ class Executor:
         except BaseException as failure:
             self._fail(WorkerError(f"the executor stopped: {failure!r}"))
 
-    def _patience_ms(self) -> int | None:
-        """How long nothing may happen before hanging workers and deadlines at the door are looked for; None for ever."""
+    def _wait(self) -> set[int]:
+        """Wait for results, or until it is time to look for hanging workers and late requests; the other readable descriptors.
+
+        Several results are waited for if they come fast and nobody waits for one of them alone.
+        """
+        self.pace.look(self.times)
         patience_s = min(self._recovery.look_s, max(0.0, self._alarm_ns - time.monotonic_ns()) / 1e9)
-        return None if math.isinf(patience_s) else math.ceil(patience_s * 1000)
+        alone = self._hurried >= self._base or self._door.num_waiting > 0
+        self._dozes = self._in_order and self.pace.num_soon > 1 and self._base < self._next and not alone
+        if self._dozes:
+            patience_s = min(patience_s, SOON_NS / 1e9)
+        patience_ms = None if math.isinf(patience_s) else math.ceil(patience_s * 1000)
+        found = self._drains.wait(patience_ms, self.pace.num_soon if self._dozes else 1, self._next)
+        self._dozes = False
+        return found
 
     def _receive(self) -> bool:
         """Take all results that are here, and answer what is done with them; whether there was any."""
         found = False
+        done = []
         for drain in self._drains:
             for sequence, slot in drain.take():
                 found = True
@@ -276,18 +299,22 @@ class Executor:
                         request.values[name] = copies.copy(value)
                 elif request.error is None:
                     request.error = _error(flag, slot.read_text().decode(errors="replace"), sequence)
+                request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
                 drain.end.release(sequence)
                 request.tokens -= 1
                 if request.tokens == 0:
-                    self._done(request)
+                    done.append(request)
+        if done:
+            self._settle(done)
         return found
 
-    def _done(self, request: Request) -> None:
-        if not isinstance(request.error, WorkerError):
+    def _settle(self, done: list[Request]) -> None:
+        """Answer requests, all tokens of which are here, or let them wait for older ones; feed what waits at the door."""
+        if any(not isinstance(request.error, WorkerError) for request in done):
             self._recovery.progressed()
         window = self._window
         with self._lock:
-            answers = [] if self._in_order else [request]
+            answers = [] if self._in_order else done
             while (oldest := window.get(self._base)) is not None and oldest.tokens == 0:
                 del window[self._base]
                 self._base += 1
@@ -303,7 +330,8 @@ class Executor:
         for request in requests:
             if request.answered:
                 continue
-            self.times.append(RequestTimes(request.sequence, request.submitted_ns, request.fed_ns, time.monotonic_ns()))
+            now = time.monotonic_ns()
+            self.times.append(RequestTimes(request.sequence, request.submitted_ns, request.fed_ns, request.made_ns or now, now))
             request.answered = True
             if request.waiter is not None:
                 request.waiter.release()

@@ -50,7 +50,7 @@ class Flow:
         first = sequence if state == words.WAITING else sequence + every
         sources = {channel.source for channel in self._wiring.channels if channel.target == stage}
         count = 0
-        while count < self._wiring.window and all(
+        while count < self._wiring.most_in_flight and all(
             self._handed_over(source, first + count * every, places, next_sequence) for source in sources
         ):
             count += 1

@@ -26,11 +26,6 @@ from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, wire
 from autosplit.tensorspec import differences, is_dense
 
-SOON_S = 200e-6
-"""How much later an answer of a stream may be taken so that several are taken at once: it costs less to wake a thread once."""
-
-_LOOKS_BACK = 16
-
 
 class Pipeline:
     """Stages in worker processes, joined by rings; open until ``close``, best used in a ``with`` block.
@@ -148,9 +143,9 @@ class Pipeline:
             request = self._request(inputs, keep=True)
             self._executor.enter(request)
             under_way.append(request)
-            if len(under_way) == 2 * self.wiring.window:
+            while len(under_way) >= 2 * self._executor.pace.size:
                 if not under_way[0].answered:
-                    under_way[self._num_soon()].wait()
+                    under_way[self._executor.pace.num_soon - 1].wait()
                 yield self._answer(under_way.popleft())
         while under_way:
             yield self._answer(under_way.popleft())
@@ -207,8 +202,11 @@ class Pipeline:
         return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
 
     def answered_ns(self, count: int) -> list[int]:
-        """When the last ``count`` requests were answered, oldest first, in monotonic nanoseconds: at most the last 16,384."""
-        return [one.done_ns for one in list(self._executor.times)[-count:]]
+        """When the last stage had handed over the last ``count`` requests and all before them, oldest first.
+
+        In monotonic nanoseconds, at most the last 16,384. An answer may be taken later, together with others.
+        """
+        return list(itertools.accumulate((one.made_ns for one in list(self._executor.times)[-count:]), max))
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """How each worker fares now, read without asking it."""
@@ -295,14 +293,6 @@ class Pipeline:
         """The answer, as soon as it is there. Raises: what made the request fail."""
         request.wait()
         return self._executor.outputs(request)
-
-    def _num_soon(self) -> int:
-        """Answers that a stream may wait for together: as many as come within ``SOON_S``, at most half of those under way."""
-        times = self._executor.times
-        if len(times) < _LOOKS_BACK:
-            return 0
-        rate = _LOOKS_BACK / max(1, times[-1].done_ns - times[-_LOOKS_BACK].done_ns)
-        return min(self.wiring.window, int(1e9 * SOON_S * rate))
 
     def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:
         duty, ready = self._deployment.duties[number], self._deployment.ready[number]

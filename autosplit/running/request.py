@@ -19,11 +19,12 @@ _NEVER_NS = 2.0**62
 
 
 class RequestTimes(NamedTuple):
-    """When a request was submitted, fed to the first stage, and answered, in monotonic nanoseconds."""
+    """When a request was submitted, fed to the first stage, made by the last one, and answered, in monotonic nanoseconds."""
 
     sequence: int
     submitted_ns: int
     fed_ns: int
+    made_ns: int
     done_ns: int
 
 
@@ -57,11 +58,17 @@ class Request:
     """The caller leaves the inputs as they are until the answer, and answers for the room they take."""
     sequence: int = -1
     fed_ns: int = 0
+    made_ns: int = 0
     tokens: int = 0
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     error: AutosplitError | None = None
     answered: bool = False
     waiter: "threading.Lock | None" = None
+
+    @property
+    def hurries(self) -> bool:
+        """Whether somebody may wait for this very answer, not for the last of many."""
+        return self.future is not None or not self.keep
 
     def wait(self) -> None:
         """Block until it is answered."""

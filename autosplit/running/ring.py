@@ -11,7 +11,8 @@ alone, so neither end keeps a position, and a replay needs no more than new numb
 An end that must wait looks for a while, says in another word that it sleeps, looks once more, and then blocks on a descriptor;
 the other end writes to the descriptor only if that word is set. As each of the two writes its own word before it reads the
 other's, with a barrier between (Dekker's protocol), they cannot both miss each other. So two ends that are both at work
-hand over without a call of the kernel.
+hand over without a call of the kernel. The word names a request, and an end that can do with several at once asks to be
+woken for a later one than the next: waking it costs more than all else.
 """
 
 import math
@@ -122,7 +123,8 @@ class Ring:
 
     Attributes:
         slots: in the order of the requests.
-        sleepers: a word for the sender and one for the receiver, each not 0 if that end is to be woken.
+        sleepers: a word for the sender and one for the receiver, each 1 more than the number of the request for which that
+            end is to be woken (or a later one), and 0 if it is not to be woken.
     """
 
     def __init__(self, handle: RingHandle) -> None:
@@ -220,13 +222,16 @@ class RingEnd:
             fence()
         self._headers[sequence // self._every % self._num_slots][SEQUENCE] = sequence if self._sends else EMPTY
         fence()
-        if self._other_asleep[0]:
+        if 0 < self._other_asleep[0] <= sequence + 1:
             self._other_asleep[0] = 0  # before the wake-up: who says later that it sleeps wants another one
             os.eventfd_write(self._other_fd, 1)
 
-    def fall_asleep(self) -> None:
-        """Ask for a wake-up; who then looks at the slots again and finds nothing may block on ``fd``."""
-        self._asleep[0] = 1
+    def fall_asleep(self, until: int = 0) -> None:
+        """Ask for a wake-up once request ``until``, or one after it, is handed over by the other end.
+
+        Who then looks at its slot again and finds nothing may block on ``fd``.
+        """
+        self._asleep[0] = until + 1
         fence()
 
     def wake_up(self, *, called: bool) -> None:

@@ -15,6 +15,12 @@ from autosplit.machine import Device
 from autosplit.running.modules import Module
 from autosplit.tensorspec import TensorSpec
 
+BURST = 16
+"""Requests in flight at most, if small ones come fast, so that the host need not wake for each of them."""
+
+BURST_BYTES = 512 * 1024
+"""What the host's slots may take then: half of a core's second cache."""
+
 HOST = -1
 """The number of the host in channels, where stages have their positions."""
 
@@ -75,13 +81,17 @@ class Channel:
 
 @dataclass(frozen=True)
 class Wiring:
-    """The stages of a pipeline with their channels; at most ``window`` requests are in flight."""
+    """The stages of a pipeline with their channels.
+
+    At most ``window`` requests are in flight, and up to ``most_in_flight`` while small ones come fast: there is room for those.
+    """
 
     stages: tuple[StagePlacement, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     channels: tuple[Channel, ...]
     window: int
+    most_in_flight: int
     input_specs: dict[str, TensorSpec] = field(default_factory=dict)
     in_order: bool = True
 
@@ -103,7 +113,8 @@ def wire(
         stages: in topological order.
         inputs: names of the pipeline's inputs, in the order in which a request gives them.
         outputs: names of the pipeline's outputs: values of stages or inputs; a name may stand twice.
-        window: requests in flight at most; by default as many as keep every replica at work and every ring half full.
+        window: requests in flight at most; by default as many as keep every replica at work and every ring half full,
+            and up to ``BURST`` of those that are small, while they come fast.
         in_order: False lets requests overtake each other; then every ring has a slot for each request in flight.
     Raises: PlanError: every value that nobody makes, that is made twice or too late, and every empty setting.
     """
@@ -111,8 +122,11 @@ def wire(
     raise_faults(PlanError, "the stages do not fit together", list(_faults(stages, inputs, outputs, makers)))
     if window is None:
         window = sum(len(stage.devices) * (stage.streams + max(1, stage.queue_depth // 2)) for stage in stages)
+        most = max(window, min(BURST, BURST_BYTES // _host_bytes(stages, inputs, outputs))) if in_order else window
     elif window < 1:
         raise PlanError(f"the number of requests in flight must be at least 1, but is {window}")
+    else:
+        most = window
     places = {name: (HOST, position) for position, name in enumerate(inputs)}
     levels: list[int] = []
     channels = []
@@ -123,16 +137,22 @@ def wire(
             wanted = [position for position, spec in enumerate(stage.inputs) if places[spec.name][0] == source]
             specs = [stage.inputs[position] for position in wanted]
             made = [places[spec.name][1] for spec in specs]
-            channels.append(_channel(stages, source, target, specs, made, wanted, levels, window, in_order))
+            channels.append(_channel(stages, source, target, specs, made, wanted, levels, most, in_order))
         places |= {spec.name: (target, position) for position, spec in enumerate(stage.outputs)}
     read = {channel.source for channel in channels}
     for source, stage in enumerate(stages):
         drained = [position for position, spec in enumerate(stage.outputs) if spec.name in outputs]
         if drained or source not in read:
             specs = [stage.outputs[position] for position in drained]
-            channels.append(_channel(stages, source, HOST, specs, drained, [], levels, window, in_order))
+            channels.append(_channel(stages, source, HOST, specs, drained, [], levels, most, in_order))
     input_specs = {spec.name: spec for stage in stages for spec in stage.inputs if spec.name in inputs}
-    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, input_specs, in_order)
+    return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, input_specs, in_order)
+
+
+def _host_bytes(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str]) -> int:
+    """Bytes that the host writes and reads for a request, at least 1."""
+    fed = sum(spec.num_bytes for stage in stages for spec in stage.inputs if spec.name in inputs)
+    return max(1, fed + sum(spec.num_bytes for stage in stages for spec in stage.outputs if spec.name in outputs))
 
 
 def _channel(

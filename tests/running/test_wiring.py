@@ -1,5 +1,7 @@
 """Placements become channels: who talks to whom, over how many rings, with how many slots; and what cannot be wired."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from pipelines import double, local
 
 from autosplit.errors import PlanError
 from autosplit.running.wiring import HOST, StagePlacement, wire
+from autosplit.tensorspec import TensorSpec
 
 
 def stage(name: str, reads: str, makes: str, replicas: int = 1, depth: int = 4) -> StagePlacement:
@@ -84,3 +87,18 @@ def test_what_cannot_be_wired(stages: list[StagePlacement], inputs: str, outputs
 def test_a_window_of_no_requests() -> None:
     with pytest.raises(PlanError, match="in flight must be at least 1, but is 0"):
         wire([stage("a", "x", "y")], ["x"], ["y"], window=0)
+
+
+def test_there_is_room_for_more_requests_if_they_are_small() -> None:
+    def most(num_floats: int, **settings: object) -> tuple[int, int]:
+        spec = [TensorSpec(name, (num_floats,), (1,), "float32") for name in "xy"]
+        one = replace(stage("a", "x", "y"), inputs=(spec[0],), outputs=(spec[1],))
+        wiring = wire([one], ["x"], ["y"], **settings)  # type: ignore[arg-type]
+        assert {channel.num_slots for channel in wiring.channels} == {wiring.most_in_flight, wiring.most_in_flight + 1}
+        return wiring.window, wiring.most_in_flight
+
+    assert most(1024) == (3, 16)
+    assert most(16 * 1024) == (3, 4)  # 4 of 2 times 64 KiB in 512 KiB
+    assert most(150_000) == (3, 3)
+    assert most(1024, window=5) == (5, 5)
+    assert most(1024, in_order=False) == (3, 3)
