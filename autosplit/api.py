@@ -306,6 +306,8 @@ def auto(
             smaller = trace(model, microbatch, seq_len)
             return smaller, measure(smaller, machine, names, **same)
 
+        cut = inputs is None and isinstance(model, str) and batch > 1 and measuring.least_s(profile) < budget_s
+
         found = search(
             traced,
             profile,
@@ -316,7 +318,7 @@ def auto(
             queue_depth=queue_depth,
             time_limit_s=time_limit_s,
             seed=seed,
-            subject_for=subject_for if inputs is None and isinstance(model, str) and batch > 1 else None,
+            subject_for=subject_for if cut else None,
             workspace=workspace,
             log=log,
             progress=step("search"),

@@ -1,6 +1,6 @@
 """The best way to run each model here: what ``autosplit auto`` chooses, beside each runtime used without autosplit.
 
-    python -m benchmarks.models [--models NAME,...] [--batch 1 8] [--budget 10] [--rounds 5] [--note quiet]
+    python -m benchmarks.models [--models NAME,...] [--batch 1 8] [--budget 10] [--rounds 5] [--note quiet] [--missing HOURS]
     python -m benchmarks.models --prepare [--models NAME,...] [--batch 1 8]
     python -m benchmarks.models --write-table
 
@@ -8,9 +8,10 @@ The runtimes are torch eager, torch.compile (inductor), ONNX Runtime, and OpenVI
 hint, each in one process with every core and in a pinned process on each core. A short run of each says which are near the
 front; these and autosplit's way then run in the same rounds, order turning, all in f32. The ratio is the median over
 rounds of autosplit's items per second over those of the fastest runtime. Every run is appended to benchmarks/models.json,
-so the table can be made in pieces; ``--write-table`` makes benchmarks/models.md from the newest run of each model and batch.
-``--prepare`` only writes the files that the runtimes load, torch.compile's above all, which takes up to a minute a model and
-no quiet machine; the run that measures finds them, and removes them.
+so the table can be made in pieces, and ``--missing 2`` goes on where a run of the last 2 hours was stopped; ``--write-table``
+makes benchmarks/models.md from the newest run of each model and batch. ``--prepare`` only writes the files that the runtimes
+load, torch.compile's above all, which takes up to a minute a model and no quiet machine; the run that measures finds them,
+autosplit the ONNX file of the whole model among them, and removes them unless it is told to ``--keep`` them.
 """
 
 import argparse
@@ -19,9 +20,10 @@ import shutil
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -31,10 +33,17 @@ from rich.console import Console
 
 from autosplit import api
 from autosplit.backends.base import usual
-from autosplit.comparing import Arena
+from autosplit.comparing import Arena, Loaded, Progress
+from autosplit.deploying import Workspace
 from autosplit.discovering import describe, machine_for
 from autosplit.limits import usable_cores
+from autosplit.machine import Machine
+from autosplit.measuring.host import least_s
+from autosplit.processes import prepare_to_spawn
+from autosplit.profile import Profile
 from autosplit.progress import bars
+from autosplit.runreport import RunReport
+from autosplit.searching import SearchResult
 from autosplit.splitting import StageProgram, split
 from autosplit.tracing import Traced
 from benchmarks import natives
@@ -55,11 +64,14 @@ MODELS = {
 }
 RESULTS, TABLE = Path("benchmarks/models.json"), Path("benchmarks/models.md")
 PROFILES, STAGES = Path("autosplit-run/profiles"), Path("autosplit-run/stages")
-NEAR, MOST_NEAR = 0.8, 4
+NEAR, MOST_NEAR = 0.7, 4
 """A runtime at less than this share of the fastest one's short run is not run again, nor are more than so many."""
 
 ROUND_S, NUM_ROUNDS = 0.7, 3
 """Seconds of a round here and in ``auto``, and its rounds."""
+
+MOST_S = 30.0
+"""Of rounds; where they take longer, as those of a model of seconds a request, there are three."""
 
 SHOWN = (
     "model",
@@ -69,7 +81,9 @@ SHOWN = (
     "best_runtime",
     "runtime_per_s",
     "ratio",
+    "ready_s",
     "profile_s",
+    "report_s",
     "auto_s",
     "runtimes_s",
     "row_s",
@@ -79,44 +93,37 @@ SHOWN = (
 def measure(name: str, batch: int, given: argparse.Namespace, console: Console) -> dict[str, Any]:
     """One row: let autosplit choose, then run its choice beside the runtimes."""
     begun_s = time.monotonic()
+    prepare_to_spawn()
     whole, machine = api.trace(MODELS[name], batch), machine_for(None)
-    with bars(console) as step:
-        known = api.measure(whole, machine, usual(), profiles=PROFILES, progress=step("profile"))
-        profile_s = time.monotonic() - begun_s
-        fastest_s = min(known.whole_s(*setting) for setting in known.measured) / len(machine.devices)
-        num_requests = max(3 * NUM_ROUNDS, round(NUM_ROUNDS * ROUND_S / fastest_s))
-        result = api.auto(
-            MODELS[name],
-            batch=batch,
-            profiles=PROFILES,
-            budget_s=given.budget,
-            num_requests=num_requests,
-            num_rounds=NUM_ROUNDS,
-            progress=step,
-        )
-    plan, traced = result.plan, result.search.traced
-    auto_s = time.monotonic() - begun_s
+    program, folder = _stage(whole)
     with ExitStack() as stack:
-        start_s = time.monotonic()
-        loaded, failures = _natives(whole, given, stack)
-        load_s = time.monotonic() - start_s
-        short = {native.name: batch * native.run(0.5 * ROUND_S) for native in loaded}
+        if not given.keep:
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        failures = natives.prepare_all(given.runtimes, program, folder)
+        workspace = stack.enter_context(Workspace())
+        workspace.save(program, [op.name for op in whole.graph.ops], there=folder)
+        ready_s = time.monotonic() - begun_s
+        with bars(console) as step:
+            profile = api.measure(whole, machine, usual(), profiles=PROFILES, workspace=workspace, progress=step("profile"))
+            profile_s = time.monotonic() - begun_s - ready_s
+            found, report, report_s = _choose(name, whole, profile, machine, given, workspace, step)
+        plan = report.best.plan
+        auto_s = time.monotonic() - begun_s - ready_s
+        loaded, refused = natives.start_all(given.runtimes, folder, whole.example_inputs, usable_cores(), stack, failures)
+        load_s = time.monotonic() - begun_s - ready_s - auto_s
+        short = {native.name: batch * native.tried_per_s for native in loaded}
         near = sorted(loaded, key=lambda native: -short[native.name])[:MOST_NEAR]
         near = [native for native in near if short[native.name] > NEAR * max(short.values())]
-        arena = stack.enter_context(Arena(result.machine))
-        ours = arena.load("ours", plan, traced)
-        num_items = max(batch, round(ROUND_S * result.report.best.throughput_per_s))
-        for number in range(given.rounds):
-            turns = [lambda: ours.run(num_items), *(lambda native=native: _round(native, batch) for native in near)]
-            for turn in turns if number % 2 == 0 else reversed(turns):
-                turn()
+        arena = stack.enter_context(Arena(machine, workspace))
+        ours = arena.load("ours", plan, found.traced)
+        _run_rounds(ours, near, batch, given.rounds)
         error = ours.error
     best = max(near, key=lambda native: native.throughput_per_s)
     rates = ours.rounds_per_s
     return {
         "model": name,
         "batch": batch,
-        "way": result.report.chosen,
+        "way": report.chosen,
         "plan": [asdict(stage) | {"ops": len(stage.ops)} for stage in plan.stages],
         "microbatch": plan.microbatch,
         "items_per_s": median(rates),
@@ -128,9 +135,12 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         "max_relative_error": error.relative,
         "rounds": {"autosplit": rates} | {native.name: native.rounds_per_s for native in near},
         "short_runs": short,
-        "failures": failures,
-        "ways": {row["way"]: row["items_per_s"] for row in result.report.rows()} | dict(result.report.left_out),
+        "failures": refused,
+        "notes": list(profile.notes),
+        "ways": {row["way"]: row["items_per_s"] for row in report.rows()} | dict(report.left_out),
+        "ready_s": round(ready_s, 1),
         "profile_s": round(profile_s, 1),
+        "report_s": round(report_s, 1),
         "auto_s": round(auto_s, 1),
         "runtimes_s": round(load_s, 1),
         "row_s": round(time.monotonic() - begun_s, 1),
@@ -141,11 +151,58 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
     }
 
 
-def _natives(traced: Traced, given: argparse.Namespace, stack: ExitStack) -> tuple[list[natives.Native], dict[str, str]]:
-    """Every runtime that takes the model, both ways, and the reasons of those that do not."""
-    program, folder = _stage(traced)
-    stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    return natives.start_all(given.runtimes, program, folder, traced.example_inputs, usable_cores(), stack)
+def _choose(
+    name: str,
+    whole: Traced,
+    profile: Profile,
+    machine: Machine,
+    given: argparse.Namespace,
+    workspace: Workspace,
+    step: Callable[[str], Progress],
+) -> tuple[SearchResult, RunReport, float]:
+    """What ``auto`` does once it has a profile, with rounds as short as those here; and the seconds of the report."""
+    fastest_s = min(profile.whole_s(*setting) for setting in profile.measured) / len(machine.devices)
+
+    def subject_for(microbatch: int) -> tuple[Traced, Profile]:
+        smaller = api.trace(MODELS[name], microbatch)
+        return smaller, api.measure(smaller, machine, usual(), profiles=PROFILES, workspace=workspace)
+
+    batch = whole.source.batch
+    found = api.search(
+        whole,
+        profile,
+        machine,
+        budget_s=given.budget,
+        subject_for=subject_for if batch > 1 and least_s(profile) < given.budget else None,
+        workspace=workspace,
+        progress=step("search"),
+    )
+    begun_s = time.monotonic()
+    report = api.run(
+        found.traced,
+        found.plan,
+        machine,
+        profile=found.profile,
+        profiles=PROFILES,
+        num_requests=max(NUM_ROUNDS, round(NUM_ROUNDS * ROUND_S / fastest_s)),
+        num_rounds=NUM_ROUNDS,
+        workspace=workspace,
+        progress=step("run"),
+    )
+    api.keep_search(found, PROFILES)
+    return found, report, time.monotonic() - begun_s
+
+
+def _run_rounds(ours: Loaded, near: Sequence[natives.Native], batch: int, num_rounds: int) -> None:
+    """autosplit's way and the runtimes near the front in the same rounds, order turning."""
+    num_items = max(batch, round(ROUND_S * ours.pace_per_s))
+    begun_s = time.monotonic()
+    for number in range(num_rounds):
+        turns = [lambda: ours.run(num_items), *(lambda native=native: _round(native, batch) for native in near)]
+        for turn in turns if number % 2 == 0 else reversed(turns):
+            turn()
+        if number >= 2 and time.monotonic() - begun_s > MOST_S:
+            return
 
 
 def _stage(traced: Traced) -> tuple[StageProgram, Path]:
@@ -170,7 +227,7 @@ def write_table() -> None:
     newest: dict[tuple[str, int], dict[str, Any]] = {}
     for row in json.loads(RESULTS.read_text(encoding="utf-8")):
         newest[row["model"], row["batch"]] = row
-    rows = [newest[name, batch] for name in MODELS for batch in (1, 8) if (name, batch) in newest]
+    rows = sorted(newest.values(), key=lambda row: (list(MODELS).index(row["model"]), row["batch"]))
     lines = [
         "| model | batch | autosplit's way | items/s | spread | fastest runtime alone | items/s | ratio | max error | took "
         "| machine |",
@@ -192,6 +249,12 @@ def _shown(stage: dict[str, Any]) -> str:
     return f"{stage['backend']} on {' + '.join(stage['devices'])}{streams}"
 
 
+def rows_since(date: datetime) -> set[tuple[str, int]]:
+    """Model and batch of the rows that were measured since then."""
+    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    return {(row["model"], row["batch"]) for row in rows if datetime.fromisoformat(row["date"]) >= date}
+
+
 def keep_in(path: Path, row: dict[str, Any]) -> None:
     """Append a row to a file of results; a run that is stopped loses at most the model under way."""
     rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
@@ -208,12 +271,17 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for candidate plans")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--note", default="not known to be quiet", help="what a reader should know of the machine meanwhile")
+    parser.add_argument("--missing", type=float, default=0.0, metavar="HOURS", help="leave out rows measured in the last HOURS")
+    parser.add_argument("--keep", action="store_true", help="keep the files that the runtimes load")
     parser.add_argument("--prepare", action="store_true", help="only write the files that the runtimes load")
     parser.add_argument("--write-table", action="store_true", help="only write the table from the results")
     given = parser.parse_args()
     failed = 0
+    done = rows_since(datetime.now(UTC) - timedelta(hours=given.missing))
     for name in [] if given.write_table else given.models:
         for batch in given.batch:
+            if (name, batch) in done:
+                continue
             try:
                 if given.prepare:
                     prepare(name, batch, given)

@@ -6,7 +6,7 @@ All compute in f32. Only the files of a stage folder are read, so that every run
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,13 +30,14 @@ RUNTIMES = {
 """Runtime to the backend that prepares its files. torch.compile is TorchInductor ahead of time, with freezing."""
 
 START_S = 240.0
+TRY_S, SLOW_S = 0.35, 0.7
 Turn = Callable[[float], int]
 """Runs for about so many seconds; how many inputs were done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Get a runtime ready for the stage in ``folder``. Answer: '' or why it does not take it."""
+    """Get a runtime ready for the stage in ``folder``, and try it. Answer: inputs per second, or why it does not take it."""
 
     runtime: str
     folder: Path
@@ -59,6 +60,7 @@ class Native:
     name: str
     runtime: str
     workers: Sequence[WorkerProcess]
+    tried_per_s: float
     rounds_per_s: list[float] = field(default_factory=list)
 
     def run(self, seconds: float) -> float:
@@ -87,13 +89,18 @@ def prepare_all(runtimes: Sequence[str], program: StageProgram, folder: Path) ->
 
 
 def start_all(
-    runtimes: Sequence[str], program: StageProgram, folder: Path, inputs: Sequence[Any], cores: Sequence[int], stack: ExitStack
+    runtimes: Sequence[str],
+    folder: Path,
+    inputs: Sequence[Any],
+    cores: Sequence[int],
+    stack: ExitStack,
+    failures: Mapping[str, str],
 ) -> tuple[list[Native], dict[str, str]]:
     """The runtimes with all cores in one process, and in a pinned process on each; they end with ``stack``.
 
-    Returns: those that take the model, and of the others the reason.
+    ``failures``: what ``prepare_all`` gave for the folder. Returns: those that take the model, and of the others the reason.
     """
-    failures = prepare_all(runtimes, program, folder)
+    failures = dict(failures)
     arrays = [value.numpy() for value in inputs]
     crews = {"all cores": [list(cores)], "a process a core": [[core] for core in cores]}
     workers = {
@@ -107,11 +114,12 @@ def start_all(
         for way, crew in workers.items():
             for worker, group in zip(crew, crews[way], strict=True):
                 worker.connection.send(Load(runtime, folder, len(group), arrays))
-            answers = [str(receive(worker, START_S, f"loading {runtime}")) for worker in crew]
-            if any(answers):
-                failures[runtime] = next(filter(None, answers))
+            answers = [receive(worker, START_S, f"loading {runtime}") for worker in crew]
+            refusals = [answer for answer in answers if isinstance(answer, str)]
+            if refusals:
+                failures[runtime] = refusals[0]
             else:
-                loaded.append(Native(f"{runtime}, {way}", runtime, crew))
+                loaded.append(Native(f"{runtime}, {way}", runtime, crew, sum(answers)))
     return loaded, failures
 
 
@@ -124,14 +132,24 @@ def serve(connection: Any) -> None:
             case Load(runtime, folder, threads, arrays):
                 try:
                     turns[runtime] = load.get(runtime, _torch)(runtime, folder, threads, arrays)
-                    turns[runtime](0.1)
-                    connection.send("")
+                    connection.send(_try(turns[runtime]))
                 except Exception as failure:
                     connection.send(f"{type(failure).__name__}: {failure}".splitlines()[0])
             case Run(runtime, seconds):
-                started = time.perf_counter()
-                count = turns[runtime](seconds)
-                connection.send(count / (time.perf_counter() - started))
+                connection.send(_per_s(turns[runtime], seconds))
+
+
+def _try(turn: Turn) -> float:
+    """Inputs per second in a short run, after a shorter one, unless that took long: then it is the answer itself."""
+    started = time.perf_counter()
+    first_per_s = _per_s(turn, 0.1)
+    return first_per_s if time.perf_counter() - started > SLOW_S else _per_s(turn, TRY_S)
+
+
+def _per_s(turn: Turn, seconds: float) -> float:
+    started = time.perf_counter()
+    count = turn(seconds)
+    return count / (time.perf_counter() - started)
 
 
 def _repeat(call: Callable[[], object]) -> Turn:

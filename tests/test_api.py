@@ -15,7 +15,7 @@ from autosplit.errors import ProfileError, UsageError
 from autosplit.limits import affinity
 from autosplit.machine import Machine, parse_device
 from autosplit.profile import Profile
-from autosplit.splitting import split
+from autosplit.splitting import save_stage, split
 
 CORES = affinity()[:2]
 TWO = Machine.of(parse_device(f"cpu:{core}") for core in CORES)
@@ -109,3 +109,14 @@ def test_stages_of_other_microbatches_do_not_share_files() -> None:
             [program] = split(traced, [ops])
             folders.append(workspace.add(program, ops, "eager", "f32").folder)
         assert folders[0] != folders[1]
+
+
+def test_a_stage_that_is_saved_elsewhere_is_loaded_from_there_and_stays(tmp_path: Path) -> None:
+    traced = autosplit.trace(TIED)
+    ops = tuple(op.name for op in traced.graph.ops)
+    [program] = split(traced, [ops])
+    save_stage(program, tmp_path / "saved")
+    with Workspace() as workspace:
+        assert workspace.save(program, ops, there=tmp_path / "saved") == workspace.save(program, list(ops))
+        assert workspace.add(program, ops, "eager", "f32").folder == tmp_path / "saved"
+    assert (tmp_path / "saved").exists()

@@ -4,11 +4,11 @@ from typing import Any
 
 from autosplit.measuring.store import Store, stored_models
 
-__all__ = ["Progress", "Store", "measure", "stored_models"]
+__all__ = ["Progress", "Store", "least_s", "measure", "stored_models"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("measure", "Progress"):
+    if name in ("measure", "Progress", "least_s"):
         from autosplit.measuring import host
 
         return getattr(host, name)

@@ -49,6 +49,10 @@ MAX_AT_ONCE = 16
 """Devices that time a model at once; more would need more memory than a pipeline of the model does."""
 
 
+NUM_PASSES = 12
+"""Of each backend on each device, all devices at once: a reference, a warm-up, three rounds of two, and a few alone."""
+
+
 def measure(
     traced: Traced,
     machine: Machine,
@@ -298,6 +302,12 @@ class _Job:
             stamp = next(iter(self.stamps.values()))
             self.store.save_links(replace(stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), found)
         self.steps.done()
+
+
+def least_s(profile: Profile) -> float:
+    """About what it takes at least to measure the model again, or one of the same ops for other microbatches."""
+    num_devices = max(1, len({setting.device for setting in profile.measured}))
+    return NUM_PASSES * sum(profile.whole_s(*setting) for setting in profile.measured) / num_devices
 
 
 @contextmanager

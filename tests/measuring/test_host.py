@@ -398,3 +398,9 @@ def test_a_dead_worker_is_named() -> None:
 
     with pytest.raises(WorkerError, match="measures on 'cpu:0' was killed by SIGKILL"):
         WorkerBench(None, Path(), {"cpu:0": Dead()}).all({"cpu:0": TimeWhole(host.Rounds(1.0))})
+
+
+def test_another_measurement_takes_twelve_passes_on_all_devices_at_once(traced) -> None:
+    ops = [op.name for op in traced.graph.ops]
+    profile = Profile.given(traced.graph, {(op, device): 0.5 for op in ops for device in ("cpu:0", "cpu:1")})
+    assert host.least_s(profile) == pytest.approx(12 * 0.5 * len(ops))
