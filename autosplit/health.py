@@ -49,7 +49,7 @@ def network_rows(health: Health, before: Health | None = None, elapsed_s: float 
                 "running": f"{network['num_running']} of {network['window']}" if known else "-",
                 "answered": network.get("num_answered"),
                 "requests_per_s": rate,
-                **{f"{quantile}_s": latency_s.get(quantile) for quantile in ("p50", "p90", "p99")},
+                **{f"{quantile}_s": latency_s.get(quantile) or None for quantile in ("p50", "p90", "p99")},
                 "rows": network.get("rows_per_request"),
                 "restarts": network.get("restarts"),
             }

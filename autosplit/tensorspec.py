@@ -126,6 +126,11 @@ def is_dense(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
 
 
+def kind_of(value: object) -> str:
+    """What a value is that is not dense: its type, or its layout and device."""
+    return f"{value.layout} on {value.device}" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
 def differences(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) -> list[str]:
     """What is wrong with the shapes and dtypes of tensors meant for these specs; layouts may differ."""
     if len(specs) != len(tensors):
@@ -133,8 +138,7 @@ def differences(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) ->
     faults = []
     for spec, tensor in zip(specs, tensors, strict=True):
         if not is_dense(tensor):
-            kind = f"{tensor.layout} on {tensor.device}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-            faults.append(f"'{spec.name}' is {kind}, and a dense {_size(spec)} is expected")
+            faults.append(f"'{spec.name}' is {kind_of(tensor)}, and a dense {_size(spec)} is expected")
             continue
         there = spec_of(spec.name, tensor)
         if (there.shape, there.dtype) != (spec.shape, spec.dtype):

@@ -116,7 +116,7 @@ def chrome_trace(predicted: Iterable[Action], measured: Iterable[Action] | None 
     """The actions in the Chrome trace event format, for https://ui.perfetto.dev or ``chrome://tracing``.
 
     Predicted and measured actions are two processes of the trace, their stage replicas are threads, so the two stand one
-    above the other on one time axis. Times are microseconds there.
+    above the other on one time axis, and arrows follow each request from stage to stage. Times are microseconds there.
 
     Args:
         predicted: actions of a simulation.
@@ -156,7 +156,30 @@ def _process_events(process: int, name: str, actions: Sequence[Action]) -> list[
                 "args": {"request": action.request, "stage": action.stage, "replica": action.replica},
             }
         )
-    return events
+    return events + _arrows(process, threads, actions)
+
+
+def _arrows(process: int, threads: Mapping[str, int], actions: Iterable[Action]) -> list[dict[str, Any]]:
+    """Flow events that join the computations of each request; a viewer ties each to the slice around its time."""
+    paths: dict[int, list[Action]] = {}
+    for action in sorted(actions, key=lambda one: one.start_s):
+        if action.kind == "compute":
+            paths.setdefault(action.request, []).append(action)
+    return [
+        {
+            "name": "request",
+            "cat": "request",
+            "ph": "s" if action is path[0] else "f" if action is path[-1] else "t",
+            "bp": "e",
+            "id": f"{process}.{request}",
+            "pid": process,
+            "tid": threads[action.lane],
+            "ts": action.start_s * 1e6,
+        }
+        for request, path in paths.items()
+        for action in path
+        if len(path) > 1
+    ]
 
 
 def _metadata(process: int, thread: int, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

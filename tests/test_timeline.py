@@ -66,6 +66,16 @@ def test_the_trace_is_json_with_predicted_beside_measured() -> None:
     assert all((span["pid"], span["tid"]) in threads for span in spans)
 
 
+def test_arrows_follow_a_request_over_its_stages() -> None:
+    path = [Action(stage, 0, 7, float(at), at + 0.5, "compute") for at, stage in enumerate("abc")]
+    arrows = [event for event in chrome_trace([*path, path[0]._replace(request=8)])["traceEvents"] if event["ph"] in "stf"]
+    assert [(event["ph"], event["ts"], event["tid"], event["id"]) for event in arrows] == [
+        ("s", 0, 1, "1.7"),
+        ("t", 1e6, 2, "1.7"),
+        ("f", 2e6, 3, "1.7"),
+    ]
+
+
 def test_spans_of_one_lane_do_not_overlap_in_the_trace() -> None:
     spans = [event for event in chrome_trace(ACTIONS)["traceEvents"] if event["ph"] == "X"]
     for lane in {span["tid"] for span in spans}:

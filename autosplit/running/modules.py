@@ -167,7 +167,7 @@ def positional(function: Callable[..., Any]) -> "Runnable":
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         result = function(*inputs)
-        return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     return run
 

@@ -34,6 +34,7 @@ from autosplit.running.messages import (
 from autosplit.running.modules import Module
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interrupted, Ring, RingEnd, RingHandle, Slot
 from autosplit.running.words import Words
+from autosplit.tensorspec import is_dense, kind_of
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Begun, Runnable
@@ -327,11 +328,11 @@ class Stage:
     def _check(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""
         for position, shape, dtype in self._announced:
-            made = outputs[position]
+            made = outputs[position] if position < len(outputs) else None
+            if not is_dense(made):
+                raise ValueError(f"output {position} is {kind_of(made)}, and a dense {dtype} {list(shape)} was announced")
             if made.shape != shape or made.dtype != dtype:
                 raise ValueError(f"output {position} is {made.dtype} {list(made.shape)}, and {dtype} {list(shape)} was announced")
-            if made.layout != torch.strided:
-                raise ValueError(f"output {position} is {made.layout}, and stages hand on {torch.strided}; call its to_dense()")
 
     def _version(self, sequence: int) -> "tuple[Version, Runnable]":
         """What a request runs on; a version goes once no request of its time can come again."""
