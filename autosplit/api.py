@@ -214,9 +214,12 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
     from autosplit.planning import bounded, predict
 
     graph = traced.graph
-    used = [stage.backend for stage in plan.stages for _ in stage.ops]
-    main = max(used, key=used.count)
     known = measured_backends(profile, machine) if profile is not None else ()
+    refusing = {name: found for name in known if profile is not None and (found := profile.refused(name))}
+    alone = {f"{name} alone": "; ".join(f"it refuses op '{op}': {why}" for op, why in r.items()) for name, r in refusing.items()}
+    known = tuple(name for name in known if name not in refusing)
+    used = [stage.backend for stage in plan.stages for _ in stage.ops if stage.backend not in refusing] or ["eager"]
+    main = max(used, key=used.count)
     fastest, alone_s = machine.devices[0].name, {}
     if profile is not None and main in known:
         there = [device.name for device in machine.devices if _measured(profile, device.name, main)]
@@ -234,11 +237,11 @@ def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile 
             if devices <= {device.name for device in machine.devices} and first.backend in known:
                 ways[name] = bounded(ways[name], plan.prediction.bound_s)
     if plan.objective != "throughput":
-        return ways, {}
+        return ways, alone
     reasons = out_of_reach(ways, plan.prediction.throughput_per_s, alone_s)
     for name in (today(ways), f"{ALL_CORES} ({main})", f"{REPLICAS} ({main})"):
         reasons.pop(name, None)
-    return {name: way for name, way in ways.items() if name not in reasons}, reasons
+    return {name: way for name, way in ways.items() if name not in reasons}, alone | reasons
 
 
 def _measured(profile: Profile, device: str, backend: str) -> bool:
@@ -307,7 +310,6 @@ def auto(
             return smaller, measure(smaller, machine, names, **same)
 
         cut = inputs is None and isinstance(model, str) and batch > 1 and measuring.least_s(profile) < budget_s
-
         found = search(
             traced,
             profile,

@@ -4,7 +4,7 @@ One base class, one child for each thing that can be wrong. Each error carries a
 pickling from a worker, and ``raise_faults`` lists all the faults of a value at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class AutosplitError(Exception):
@@ -62,7 +62,11 @@ class InfeasibleError(AutosplitError):
 
 
 class BackendError(AutosplitError):
-    """A backend cannot take a stage, or gave wrong numbers."""
+    """A backend cannot take a stage, or gave wrong numbers. ``refused``: op name to the reason, where it is known by op."""
+
+    def __init__(self, message: str = "", refused: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.refused = dict(refused or {})
 
 
 class StageError(AutosplitError):

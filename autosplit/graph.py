@@ -5,7 +5,7 @@ An op produces one or more values and reads values and weights. A value is what 
 tuple, so a cut never carries a tuple.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -99,6 +99,30 @@ class Graph:
         """The weights that the named ops read, each once."""
         names = {name for op in ops for name in self.ops[self.index[op]].weights}
         return {name: weight for name, weight in self.weights.items() if name in names}
+
+    def runs(self, ops: Iterable[str], label: Mapping[str, str]) -> list[tuple[str, ...]]:
+        """The named ops in few sets of one label each, such that each set reads only from itself and from those before.
+
+        Each set takes all that it can; where to begin is tried for each label.
+        """
+        wanted = [self.ops[position] for position in sorted(self.index[name] for name in ops)]
+        found = [self._runs(wanted, label, first) for first in dict.fromkeys(label[op.name] for op in wanted)]
+        return min(found, key=len, default=[])
+
+    def _runs(self, waiting: Sequence[Op], label: Mapping[str, str], current: str) -> list[tuple[str, ...]]:
+        found = []
+        while waiting:
+            taken, left, late = [], list[Op](), set[str]()
+            for op in waiting:
+                if label[op.name] == current and late.isdisjoint(op.inputs):
+                    taken.append(op.name)
+                else:
+                    left.append(op)
+                    late.update(op.outputs)
+            if taken:
+                found.append(tuple(taken))
+            waiting, current = left, label[left[0].name] if left else ""
+        return found
 
     def verify(self) -> "Graph":
         """Return the graph, or raise GraphError with every fault: names used twice, values read before they are made."""

@@ -198,9 +198,8 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
         bound_s: what was proved for this profile: no plan is better.
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
-    choice = {device: stage.backend for stage in plan.stages for device in stage.devices}
-    threads = {device: stage.threads for stage in plan.stages for device in stage.devices}
-    problem = _problem(graph, machine, profile, Constraints(), choice, threads)
+    choice, threads = _chosen(plan)
+    problem = _problem(graph, machine, profile, Constraints(), choice, threads, plan.stages)
     return _predicted(plan, problem, _blocks(plan, graph, problem), bound_s)
 
 
@@ -213,15 +212,28 @@ def problem_of(
 
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
-    choice = {device: stage.backend for stage in plan.stages for device in stage.devices}
-    threads = {device: stage.threads for stage in plan.stages for device in stage.devices}
+    choice, threads = _chosen(plan)
     used = list(choice.values())
     main = max(dict.fromkeys(used), key=used.count)
     measured = {(setting.device, setting.backend) for setting in profile.measured}
     choice |= {d.name: main for d in machine.devices if d.name not in choice and (d.name, main) in measured}
     threads |= {name: threads_on(machine, name) for name in choice if name not in threads}
-    problem = _problem(graph, machine, profile, constraints, choice, threads)
+    problem = _problem(graph, machine, profile, constraints, choice, threads, plan.stages)
     return problem, _blocks(plan, graph, problem)
+
+
+def _chosen(plan: Plan) -> tuple[dict[str, str], dict[str, int]]:
+    """The backend and the threads of each device that a plan uses; of several stages there, those of the one with most ops."""
+    stages = sorted(plan.stages, key=lambda stage: len(stage.ops))
+    choice = {device: stage.backend for stage in stages for device in stage.devices}
+    return choice, {device: stage.threads for stage in stages for device in stage.devices}
+
+
+def _takers(graph: Graph, profile: Profile, device: str, backend: str) -> dict[str, str]:
+    """Op name to the backend that runs it on a device: the one chosen, or the first measured there that takes what it refuses."""
+    others = dict.fromkeys(setting.backend for setting in profile.measured if setting.device == device)
+    refused = {name: profile.measured[profile.setting(device, name)].refused for name in [backend, *others]}
+    return {op.name: next((name for name in refused if op.name not in refused[name]), backend) for op in graph.ops}
 
 
 def _blocks(plan: Plan, graph: Graph, problem: Problem) -> list[Block]:
@@ -253,10 +265,23 @@ def _problem(
     constraints: Constraints,
     choice: Mapping[str, str],
     threads: Mapping[str, int],
+    stages: Sequence[Stage] = (),
 ) -> Problem:
+    """What is asked with a backend for each device; ``stages`` are known to run with theirs.
+
+    Another backend on the same device takes what one refuses, as a stage of its own; not where stages are counted.
+    """
+    counted = constraints.num_stages is not None or constraints.max_stages is not None
     op_s: dict[tuple[str, str], float] = {}
     for device, backend in choice.items():
         op_s |= profile.table(graph, backend, [device], threads)
+        for op, taker in _takers(graph, profile, device, backend).items():
+            if taker != backend and not counted:
+                op_s[op, device] = profile.op_s(op, device, taker, threads.get(device))
+    for stage in stages:
+        for device in stage.devices:
+            if stage.backend != choice[device]:
+                op_s |= {(op, device): profile.op_s(op, device, stage.backend, stage.threads) for op in stage.ops}
     return problem_from(
         graph,
         op_s,
@@ -279,11 +304,13 @@ def _plan(
     queue_depth: int,
     microbatch: int | None,
 ) -> Plan:
-    stages = []
-    for number, block in enumerate(solution.blocks):
+    stages: list[Stage] = []
+    for block in solution.blocks:
         devices = tuple(problem.devices[device] for device in block.devices)
-        ops = tuple(problem.ops[op] for op in sorted(block.ops))
-        stages.append(Stage(f"stage{number}", ops, devices, choice[devices[0]], min(threads[device] for device in devices)))
+        takers = _takers(graph, profile, devices[0], choice[devices[0]])
+        for ops in graph.runs((problem.ops[op] for op in block.ops), takers):
+            least = min(threads[device] for device in devices)
+            stages.append(Stage(f"stage{len(stages)}", ops, devices, takers[ops[0]], least))
     plan = Plan(
         source=source,
         graph_hash=graph.hash,
@@ -297,4 +324,4 @@ def _plan(
         queue_depth=queue_depth,
         precision=profile.precision,
     )
-    return _predicted(plan, problem, solution.blocks, solution.bound_s)
+    return _predicted(plan, problem, _blocks(plan, graph, problem), solution.bound_s)

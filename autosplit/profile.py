@@ -9,6 +9,7 @@ took as it runs, with its neighbours busy.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,8 @@ class Profile:
         """The raw samples of an op in a setting. Raises: ProfileError: the op was not measured."""
         name = op if isinstance(op, str) else op.name
         measured = self.measured[setting]
+        if name in measured.refused:
+            raise ProfileError(f"{setting.backend} refuses op '{name}', so it has no time: {measured.refused[name]}")
         key = name if measured.per == "op" else self.signatures.get(name, name)
         if key not in measured.ops:
             raise ProfileError(
@@ -115,16 +118,23 @@ class Profile:
     def op_s(self, op: Op | str, device: str, backend: str, threads: int | None = None) -> float:
         """Corrected seconds of one op: median of its samples, scaled to the whole model and to the measured stages.
 
-        Raises: ProfileError: the op, or the setting, was not measured.
+        Infinite where the backend refuses the op. Raises: ProfileError: the op, or the setting, was not measured.
         """
         setting = self.setting(device, backend, threads)
         name = op if isinstance(op, str) else op.name
+        if name in self.measured[setting].refused:
+            return inf
         return self.op_samples(op, setting).median_s * self.scale(setting) * self._factors.get(setting, {}).get(name, 1.0)
 
     def whole_s(self, device: str, backend: str, threads: int | None = None, busy: bool = True) -> float:
-        """Seconds of the whole model, neighbours busy or idle; the sum of its ops where the whole was not measured."""
+        """Seconds of the whole model, neighbours busy or idle; the sum of its ops where the whole was not measured.
+
+        Infinite where the backend refuses an op.
+        """
         setting = self.setting(device, backend, threads)
         measured = self.measured[setting]
+        if measured.refused:
+            return inf
         samples = (measured.whole or measured.alone) if busy else (measured.alone or measured.whole)
         return samples.median_s if samples else sum(self.op_s(op, *setting) for op in self.signatures)
 
@@ -140,7 +150,7 @@ class Profile:
     def table(
         self, graph: Graph, backend: str, devices: Sequence[str] | None = None, threads: Mapping[str, int] | None = None
     ) -> dict[tuple[str, str], float]:
-        """Corrected seconds for planners: (op name, device name) to seconds.
+        """Corrected seconds for planners: (op name, device name) to seconds; ops that the backend refuses are left out.
 
         Args:
             graph: the model; its hash must be the profile's.
@@ -157,7 +167,17 @@ class Profile:
         if devices is None:
             devices = list(dict.fromkeys(setting.device for setting in self.measured if setting.backend == backend))
         settings = [self.setting(device, backend, (threads or {}).get(device)) for device in devices]
-        return {(op.name, setting.device): self.op_s(op, *setting) for op in graph.ops for setting in settings}
+        return {(op, setting.device): self.op_s(op, *setting) for setting in settings for op in self.accepted(setting)}
+
+    def accepted(self, setting: Setting) -> list[str]:
+        """The ops that the backend of a setting takes, in graph order."""
+        refused = self.measured[setting].refused
+        return [op for op in self.signatures if op not in refused]
+
+    def refused(self, backend: str) -> dict[str, str]:
+        """Op name to the reason, for each op that a backend was found to refuse on some device."""
+        found = (measured.refused for setting, measured in self.measured.items() if setting.backend == backend)
+        return {op: reason for refused in found for op, reason in refused.items()}
 
     def missing(self, graph: Graph, settings: Iterable[Setting]) -> list[tuple[str, Setting]]:
         """The (op name, setting) pairs that were not measured."""
@@ -165,7 +185,8 @@ class Profile:
         for setting in settings:
             measured = self.measured.get(setting)
             for op in graph.ops:
-                if measured is None or (op.name if measured.per == "op" else op.signature) not in measured.ops:
+                key = op.name if measured is None or measured.per == "op" else op.signature
+                if measured is None or (key not in measured.ops and op.name not in measured.refused):
                     absent.append((op.name, setting))
         return absent
 
@@ -214,7 +235,7 @@ class Profile:
     def _scales(self) -> dict[Setting, float]:
         scales = {}
         for setting, measured in self.measured.items():
-            total = sum(self.op_samples(op, setting).median_s for op in self.signatures) if measured.whole else 0.0
+            total = sum(self.op_samples(op, setting).median_s for op in self.accepted(setting)) if measured.whole else 0.0
             scales[setting] = measured.whole.median_s / total if measured.whole and total > 0 else 1.0
         return scales
 
@@ -241,7 +262,7 @@ class Profile:
         Iterative proportional fitting (Deming and Stephan, 1940): each stage in turn scales its ops to its sum. Ops that no
         stage holds take the ratio of all stages together. Where stages contradict each other, the newest ones hold.
         """
-        base = {op: self.op_samples(op, setting).median_s * self.scale(setting) for op in self.signatures}
+        base = {op: self.op_samples(op, setting).median_s * self.scale(setting) for op in self.accepted(setting)}
         predicted = [sum(base[op] for op in stage.ops) for stage in stages]
         common = sum(stage.samples.median_s for stage in stages) / sum(predicted) if sum(predicted) > 0 else 1.0
         factors = dict.fromkeys(base, common)
@@ -272,7 +293,7 @@ class Profile:
             if computed != self.precision:
                 faults.append(f"{setting} was measured in {computed}, and the profile is of {self.precision}")
             known = set(self.signatures) if measured.per == "op" else set(self.signatures.values())
-            absent = sorted(known - set(measured.ops))
+            absent = sorted(known - set(measured.ops) - set(measured.refused))
             if absent and measured.whole:
                 faults.append(f"{setting} has the whole model but not {len(absent)} of its ops, such as '{absent[0]}'")
             for key, samples in measured.ops.items():
@@ -286,6 +307,8 @@ class Profile:
             faults += [] if stage.ops else ["a measured stage holds no ops"]
             if stage.setting not in self.measured:
                 faults.append(f"a stage was measured with {stage.setting}, whose ops were never measured")
+            elif impossible := sorted(stage.ops & set(self.measured[stage.setting].refused)):
+                faults.append(f"a stage measured with {stage.setting} holds op '{impossible[0]}', which that backend refuses")
         raise_faults(ProfileError, f"profile of '{self.graph_name}' does not verify", faults)
         return self
 
@@ -330,6 +353,7 @@ class Profile:
                 "spread": measured.whole.spread if measured.whole else float("nan"),
                 "op_scale": self.scale(setting),
                 "max_error": measured.error,
+                "refused_ops": len(measured.refused),
                 "source": measured.source,
                 "date": measured.provenance.date,
             }
@@ -337,10 +361,10 @@ class Profile:
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each op and setting: corrected seconds, raw median, spread, number of samples."""
+        """One row for each setting and op that it takes: corrected seconds, raw median, spread, number of samples."""
         rows = []
         for setting in self.measured:
-            for op, signature in self.signatures.items():
+            for op in self.accepted(setting):
                 samples = self.op_samples(op, setting)
                 rows.append(
                     {
@@ -352,7 +376,7 @@ class Profile:
                         "raw_median_s": samples.median_s,
                         "spread": samples.spread,
                         "num_samples": len(samples.samples_s),
-                        "signature": signature,
+                        "signature": self.signatures[op],
                     }
                 )
         return rows

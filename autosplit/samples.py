@@ -94,6 +94,7 @@ class Measured:
         provenance: where and when.
         error: largest error of the whole model's outputs against f32 eager, relative to their largest value; None if not known.
         peak_bytes: most bytes that the whole model took of a GPU's memory; None for CPU cores.
+        refused: op name to the reason, for each op that the backend refuses; ``whole`` and ``alone`` are then of all others.
     """
 
     ops: Mapping[str, Samples]
@@ -104,6 +105,7 @@ class Measured:
     provenance: Provenance = Provenance()
     error: float | None = None
     peak_bytes: int | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
         "provenance": asdict(measured.provenance),
         "error": measured.error,
         "peak_bytes": measured.peak_bytes,
+        **({"refused": dict(measured.refused)} if measured.refused else {}),
     }
 
 
@@ -144,6 +147,7 @@ def measured_from_dict(data: Mapping[str, Any]) -> Measured:
         provenance=Provenance(**data["provenance"]),
         error=data.get("error"),
         peak_bytes=data.get("peak_bytes"),
+        refused=data.get("refused", {}),
     )
 
 

@@ -9,7 +9,7 @@ import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -74,17 +74,26 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True) -> None:
     except Exception as failure:
         refused = refused_ops(program, _convert)
         listed = [f"op '{name}': {reason}" for name, reason in refused.items()] or [one_line(failure)]
-        raise BackendError(f"stage '{program.name}' cannot become an ONNX file: {'; '.join(listed)}") from failure
+        raise BackendError(f"stage '{program.name}' cannot become an ONNX file: {'; '.join(listed)}", refused) from failure
     exported.save(path, external_data=True)
 
 
-def refused_by_onnx(program: StageProgram) -> dict[str, str]:
-    """Op name to the reason for each op that the exporter refuses; each distinct op is tried alone if the stage fails."""
+def refused_by_onnx(program: StageProgram, load: Callable[[Path], object]) -> dict[str, str]:
+    """Op name to the reason for each op that the exporter refuses, or the runtime that loads the file.
+
+    Each distinct op is tried alone if the stage fails.
+    """
     try:
-        _export(program, dense=True)
+        _load(_export(program, dense=True), load)
     except Exception:
-        return refused_ops(program, _convert)
+        return refused_ops(program, lambda module, examples: _load(_convert(module, examples), load))
     return {}
+
+
+def _load(exported: torch.onnx.ONNXProgram, load: Callable[[Path], object]) -> None:
+    with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
+        exported.save(Path(name) / "model.onnx", external_data=True)
+        load(Path(name) / "model.onnx")
 
 
 def _export(program: StageProgram, dense: bool) -> torch.onnx.ONNXProgram:

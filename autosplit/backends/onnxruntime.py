@@ -50,16 +50,19 @@ class OnnxRuntimeBackend:
         return missing_packages(self.name, ("onnx", "onnxscript", "onnxruntime"), "onnx")
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
-        """The ops that the ONNX exporter refuses; costs an export."""
-        return refused_by_onnx(program)
+        """The ops that the ONNX exporter or ONNX Runtime refuses; costs an export."""
+        return refused_by_onnx(program, lambda path: _open_session(path, session_options(1)))
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
         """Write the ONNX file and the optimised one into the stage's folder."""
         require_precision(self, precision)
         stage = prepare_onnx(program, folder)
         if not (folder / OPTIMISED).is_dir():
-            with whole_folder(folder / OPTIMISED) as building:
-                optimise(stage.path, building / stage.path.name)
+            try:
+                with whole_folder(folder / OPTIMISED) as building:
+                    optimise(stage.path, building / stage.path.name)
+            except BackendError as failure:
+                raise BackendError(str(failure), self.refuses(program)) from failure
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
         """A session on the optimised file."""

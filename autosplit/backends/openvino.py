@@ -35,8 +35,8 @@ class OpenVinoBackend:
         )
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
-        """The ops that the ONNX exporter refuses; costs an export. What OpenVINO refuses itself shows in ``load``."""
-        return refused_by_onnx(program)
+        """The ops that the ONNX exporter or OpenVINO refuses; costs an export. What OpenVINO refuses itself shows in ``load``."""
+        return refused_by_onnx(program, lambda path: _compile(path, settings(1, "f32")))
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
         """Write the ONNX file into the stage's folder; it serves both precisions."""
@@ -134,17 +134,32 @@ class OpenVinoStreams:
 
 def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Any:
     """The stage's file, compiled. Raises: BackendError: OpenVINO does not take it."""
-    import openvino
-
     for port in (*stage.inputs, *stage.outputs):
         if port.dtype not in ELEMENT_TYPES or port.dtype == torch.bfloat16:
             raise BackendError(f"OpenVINO cannot share '{port.name}' with torch: numpy has no {port.dtype}")
+    return _compile(stage.path, chosen)
+
+
+def _compile(path: Path, chosen: Mapping[str, Any]) -> Any:
+    import openvino
+
     try:
         with quiet():
             core = openvino.Core()
-            return core.compile_model(core.read_model(stage.path), "CPU", dict(chosen))
+            return core.compile_model(core.read_model(path), "CPU", dict(chosen))
     except RuntimeError as failure:
-        raise BackendError(f"OpenVINO refuses '{stage.path}': {failure}") from failure
+        raise BackendError(f"OpenVINO refuses '{path.name}': {_reason(str(failure))}") from None
+
+
+def _reason(text: str) -> str:
+    """What OpenVINO says, without where in its sources it says so.
+
+    >>> _reason("Exception from a.cpp:84:\\nCheck 'false' failed at b.cpp:1:\\nSummary:\\n-- No rule for: Det-20\\n")
+    'No rule for: Det-20'
+    """
+    lines = [line.strip().removeprefix("-- ") for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("Exception from", "Check '")) and not line.endswith((":", "."))]
+    return " ".join((telling or lines)[:2])[:300]
 
 
 def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> Runnable:

@@ -45,8 +45,7 @@ class _Call:
 
     kind: str
     node: fx.Node
-    sources: tuple[fx.Node, ...]
-    values: tuple[Any, ...]
+    arguments: tuple[tuple[fx.Node, Any], ...]
 
 
 class _Recorder(fx.Interpreter):
@@ -60,11 +59,10 @@ class _Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run one node; if it is an op, note it."""
         if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
-            sources = tuple(n.all_input_nodes)
-            values = tuple(self.env[source] for source in sources)
-            kind = f"{n.target} {[str(value.dtype) for value in values]}"
+            arguments = tuple((source, self.env[source]) for source in n.all_input_nodes)
+            kind = f"{n.target} {[str(value.dtype) for _, value in arguments]}"
             self.kinds[n.name] = kind
-            self.calls.setdefault(kind, _Call(kind, n, sources, values))
+            self.calls.setdefault(kind, _Call(kind, n, arguments))
         return super().run_node(n)
 
 
@@ -72,11 +70,12 @@ def _refused(calls: Sequence[_Call], convert: Convert) -> dict[str, str]:
     """Kind to reason for those of ``calls`` that cannot be converted."""
     if not calls:
         return {}
-    graph = fx.Graph()
-    made = [_copy_alone(graph, call, position) for position, call in enumerate(calls)]
+    graph, root = fx.Graph(), torch.nn.Module()
+    made = [_copy_alone(graph, root, call, position) for position, call in enumerate(calls)]
     graph.output(tuple(made))
+    examples = [value.contiguous() for call in calls for node, value in call.arguments if node.op != "get_attr"]
     try:
-        convert(fx.GraphModule(torch.nn.Module(), graph), [value.contiguous() for call in calls for value in call.values])
+        convert(fx.GraphModule(root, graph), examples)
     except Exception as failure:
         if len(calls) == 1:
             return {calls[0].kind: f"{calls[0].node.target}: {one_line(failure)}"}
@@ -85,7 +84,14 @@ def _refused(calls: Sequence[_Call], convert: Convert) -> dict[str, str]:
     return {}
 
 
-def _copy_alone(graph: fx.Graph, call: _Call, position: int) -> fx.Node:
-    """The op in ``graph`` with placeholders for all its arguments."""
-    copies = {source: graph.placeholder(f"argument_{position}_{i}") for i, source in enumerate(call.sources)}
+def _copy_alone(graph: fx.Graph, root: torch.nn.Module, call: _Call, position: int) -> fx.Node:
+    """The op in ``graph`` with placeholders for its arguments; weights stay weights, some converters want to know them."""
+    copies = {}
+    for number, (source, value) in enumerate(call.arguments):
+        name = f"argument_{position}_{number}"
+        if source.op == "get_attr":
+            root.register_buffer(name, value)
+            copies[source] = graph.get_attr(name)
+        else:
+            copies[source] = graph.placeholder(name)
     return graph.node_copy(call.node, lambda source: copies[source])

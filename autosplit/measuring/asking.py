@@ -9,6 +9,7 @@ from autosplit.backends.base import get_backend, require_device, require_precisi
 from autosplit.errors import BackendError, DeviceError, UsageError
 from autosplit.limits import affinity
 from autosplit.machine import Device, Machine
+from autosplit.profile import Profile
 from autosplit.samples import Precision, Provenance, Setting
 
 
@@ -66,6 +67,33 @@ def settings_of(machine: Machine, backends: Sequence[str], threads: Mapping[str,
                     raise UsageError(f"device '{device.name}' has {len(device.cores)} cores, so it cannot run {count} threads")
                 settings.append(Setting(device.name, backend, count))
     return list(dict.fromkeys(settings))
+
+
+def handed_over(profile: Profile, wanted: Sequence[Setting]) -> list[str]:
+    """A note on each backend that refuses ops, which stages of another backend run then.
+
+    Raises: BackendError: an op is refused by every backend that was measured on a device.
+    """
+    for device in dict.fromkeys(setting.device for setting in wanted):
+        known = [setting for setting in wanted if setting.device == device and setting in profile.measured]
+        there = [profile.measured[setting].refused for setting in known]
+        if stuck := set.intersection(*(set(refused) for refused in there)) if there else set():
+            raise BackendError(f"no backend is left on '{device}' for {_refusals({op: there[0][op] for op in stuck})}; add eager")
+    notes = []
+    for backend in dict.fromkeys(setting.backend for setting in wanted):
+        if refused := profile.refused(backend):
+            notes.append(f"{backend} refuses {_refusals(refused)}; stages of another backend run what it refuses")
+    return notes
+
+
+def _refusals(refused: Mapping[str, str]) -> str:
+    """Some ops with the reasons.
+
+    >>> _refusals({"relu": "no rule", "tanh": "no rule"}), _refusals(dict.fromkeys("abcdefg", "r"))
+    ("op 'relu' (no rule), 'tanh' (no rule)", "op 'a' (r), 'b' (r), 'c' (r), 'd' (r), 'e' (r) and 2 more")
+    """
+    listed = ", ".join(f"'{op}' ({reason})" for op, reason in list(refused.items())[:5])
+    return f"op {listed}" + (f" and {len(refused) - 5} more" if len(refused) > 5 else "")
 
 
 def stamps_of(backends: Sequence[str], precision: Precision) -> dict[str, Provenance]:

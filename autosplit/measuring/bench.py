@@ -49,7 +49,7 @@ class WorkerBench:
             self.divide(backend, precision, failure)
 
     def divide(self, backend: str, precision: Precision, failure: BackendError) -> None:
-        """Prepare the parts of the model that a backend takes, after it failed. Raises: failure: it is not for some of the ops."""
+        """Prepare the parts of the model that a backend takes, after it failed. Raises: failure: not for some ops."""
         refused = failure.refused or get_backend(backend).refuses(self._program)
         if backend in self._parts or not refused or len(refused) == len(self._program.ops):
             raise failure

@@ -1,4 +1,5 @@
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from autosplit.loading import load_model
 from autosplit.machine import Device, Machine, parse_device
 from autosplit.measuring import Store, host, measure, timing, worker
 from autosplit.measuring.bench import WorkerBench
+from autosplit.measuring.parts import Part
 from autosplit.measuring.steps import Progress
 from autosplit.measuring.timing import Timed
 from autosplit.measuring.worker import INPUTS, Bench, Load, Prepare, Prepared, TimeOps, TimeWhole
@@ -52,18 +54,33 @@ class FakeBench:
         self.backend = ""
         self.commands: list[tuple[str, object]] = []
         self.begun: list[tuple[str, object]] = []
-        self.refused: set[str] = set()
+        self.without: set[str] = set()
+        self.divided: dict[str, list[list[str]]] = {}
         self.wrong: set[str] = set()
         self.waited = 0.0
 
     def prepare(self, backend: str, precision: str) -> None:
-        if backend in self.refused:
+        if backend in self.without:
             raise BackendError(f"op 'linear': no {backend} for it")
 
     def load(self, devices: Sequence[Device]) -> None:
         pass
 
-    def names(self, backend: str) -> dict[str, str]:
+    def divide(self, backend: str, precision: str, failure: BackendError) -> None:
+        raise failure
+
+    def parts(self, backend: str) -> list[Part]:
+        ops = [op.name for op in self.traced.graph.ops]
+        return [Part(tuple(part), Path(part[0])) for part in self.divided.get(backend, [ops])]
+
+    def refused(self, backend: str) -> dict[str, str]:
+        taken = {op for part in self.parts(backend) for op in part.ops}
+        return {op.name: "no rule" for op in self.traced.graph.ops if op.name not in taken}
+
+    def require(self, devices: Sequence[Device], part: Part) -> None:
+        pass
+
+    def names(self, backend: str, part: Part) -> dict[str, str]:
         return {}
 
     def take_canaries(self, devices: Sequence[Device]) -> None:
@@ -181,11 +198,31 @@ def test_a_truncated_file_is_measured_again_with_a_warning(traced, machine, benc
 
 
 def test_a_backend_that_refuses_is_left_out_unless_it_is_the_only_one(traced, machine, bench) -> None:
-    bench.refused = {"onnxruntime"}
+    bench.without = {"onnxruntime"}
     profile = fake_measure(traced, machine, ("eager", "onnxruntime"))
     assert {setting.backend for setting in profile.measured} == {"eager"}
     assert profile.notes == ("onnxruntime is left out: op 'linear': no onnxruntime for it",)
     with pytest.raises(BackendError, match="no onnxruntime for it"):
+        fake_measure(traced, machine, ("onnxruntime",))
+
+
+def test_a_backend_that_refuses_some_ops_is_measured_on_the_rest(traced, machine, bench, tmp_path) -> None:
+    first, second, third, *rest = (op.name for op in traced.graph.ops)
+    bench.divided = {"onnxruntime": [[first], [third, *rest]]}
+    profile = fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path)
+    [note] = profile.notes
+    assert note == f"onnxruntime refuses op '{second}' (no rule); stages of another backend run what it refuses"
+    for device in machine.devices:
+        measured = profile.measured[Setting(device.name, "onnxruntime", 1)]
+        assert set(measured.ops) == {first, third, *rest} and measured.whole.samples_s == (0.5, 0.5)
+        assert profile.op_s(second, device.name, "onnxruntime") == profile.whole_s(device.name, "onnxruntime") == math.inf
+        table = profile.table(traced.graph, "onnxruntime", [device.name])
+        assert (second, device.name) not in table and sum(table.values()) == pytest.approx(0.5)
+    assert not profile.missing(traced.graph, profile.measured)
+    bench.commands.clear()
+    again = fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path)
+    assert again.measured == profile.measured and again.notes == profile.notes and not bench.commands
+    with pytest.raises(BackendError, match=f"no backend is left on '{machine.devices[0].name}' for op '{second}'"):
         fake_measure(traced, machine, ("onnxruntime",))
 
 
@@ -397,7 +434,7 @@ def test_a_dead_worker_is_named() -> None:
             return "was killed by SIGKILL"
 
     with pytest.raises(WorkerError, match="measures on 'cpu:0' was killed by SIGKILL"):
-        WorkerBench(None, Path(), {"cpu:0": Dead()}).all({"cpu:0": TimeWhole(host.Rounds(1.0))})
+        WorkerBench(None, SimpleNamespace(ops=()), Path(), None, {"cpu:0": Dead()}).all({"cpu:0": TimeWhole(host.Rounds(1.0))})
 
 
 def test_another_measurement_takes_twelve_passes_on_all_devices_at_once(traced) -> None:
