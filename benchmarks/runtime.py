@@ -158,8 +158,11 @@ def compare(spec: str, rounds: int = 7, round_s: float = 2.5) -> None:
     ]
     crossing = peers.stages_between(programs)
     show(f"{spec} in two stages, {crossing} bytes between them, rounds of {num_requests} requests", rows)
-    busy, transfer, wait = (statistics.median(part) for part in zip(*shares, strict=True))
-    print(f"throughput x mean time of the slowest stage: {busy:.3f}; it copies {transfer:.3f} of the time, and waits {wait:.3f}")
+    busy, transfer, wait, ends = (statistics.median(part) for part in zip(*shares, strict=True))
+    print(
+        f"throughput x mean time of the slowest stage: {busy:.3f}; it copies {transfer:.3f} of the time and waits {wait:.3f}, "
+        f"and for {ends:.3f} the pipeline fills or drains"
+    )
 
 
 class Shares(NamedTuple):
@@ -168,6 +171,7 @@ class Shares(NamedTuple):
     busy: float
     transfer: float
     wait: float
+    ends: float
 
 
 def bottleneck_shares(events: Sequence[Sequence[Event]], seconds: float) -> Shares:
@@ -180,7 +184,8 @@ def bottleneck_shares(events: Sequence[Sequence[Event]], seconds: float) -> Shar
     busy = sum(event.ran_ns - event.got_ns for event in busiest)
     transfer = sum(event.sent_ns - event.ran_ns - event.blocked_ns for event in busiest)
     wait = sum(max(0, event.got_ns - max(event.asked_ns, first_ns)) + event.blocked_ns for event in busiest)
-    return Shares(busy / 1e9 / seconds, transfer / 1e9 / seconds, wait / 1e9 / seconds)
+    ends = seconds - (busiest[-1].sent_ns - first_ns) / 1e9
+    return Shares(busy / 1e9 / seconds, transfer / 1e9 / seconds, wait / 1e9 / seconds, ends / seconds)
 
 
 def soak(seconds: float = 60.0) -> None:

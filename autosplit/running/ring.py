@@ -36,6 +36,9 @@ SEQUENCE, FLAG, TEXT_BYTES, POSTED_NS = range(4)
 DATA, ERROR, SKIPPED = range(3)
 """Flags of a token: tensors, the text of an error, or nothing (the request was cancelled or is past its deadline)."""
 
+HALF_S = 2e-3
+"""How long a sender waits until half of a full ring is free, before it is content with one slot: it is woken less often so."""
+
 EMPTY = -1
 """The number of a slot with nothing in it."""
 
@@ -189,6 +192,11 @@ class RingEnd:
         self._sends = sends
         self._headers = [slot.header for slot in ring.slots]
         self._every, self._num_slots = ring.handle.every, ring.handle.num_slots
+        self._rung = False
+        """Whether ``fd`` may be readable: it is cleared before the next sleep, not on the way to the slot."""
+        half = self._num_slots // 2
+        self._until_half = (self._num_slots - half + 1) * self._every if sends and half > 1 else 0
+        """How many requests back the one lies whose release makes half of the slots free, where all are full; or 0."""
         self._interrupt_fd = interrupt_fd
         self._spin_s = spin_s
         self._poll = select.poll()
@@ -231,14 +239,16 @@ class RingEnd:
 
         Who then looks at its slot again and finds nothing may block on ``fd``.
         """
+        if self._rung:
+            self._rung = False
+            clear(self.fd)
         self._asleep[0] = until + 1
         fence()
 
     def wake_up(self, *, called: bool) -> None:
         """Ask for no more wake-ups; ``called`` says that ``fd`` was readable. A late one makes a later wait look twice."""
         self._asleep[0] = 0
-        if called:
-            clear(self.fd)
+        self._rung = self._rung or called
 
     def _spin(self, header: memoryview, turn: int) -> bool:
         """Look at the slot for a while."""
@@ -250,23 +260,25 @@ class RingEnd:
         return False
 
     def _wait(self, sequence: int, timeout_s: float | None) -> None:
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        until, patience_s = (sequence - self._until_half, HALF_S) if self._until_half else (0, math.inf)
         while True:
-            self.fall_asleep()
+            self.fall_asleep(max(0, until))
             events: list[tuple[int, int]] = []
             try:
                 if self.ready(sequence):
                     return
-                left = until - time.monotonic()
-                if left <= 0:
+                left_s = patience_s if end_s == math.inf else min(patience_s, end_s - time.monotonic())
+                if left_s <= 0:
                     raise TimeoutError
-                events = self._poll.poll(None if left == math.inf else math.ceil(left * 1000))
-                if any(fd == self._interrupt_fd for fd, _ in events):
-                    raise Interrupted
+                events = self._poll.poll(None if left_s == math.inf else math.ceil(left_s * 1000))
             finally:
-                self.wake_up(called=any(fd == self.fd for fd, _ in events))
+                self.wake_up(called=(self.fd, select.POLLIN) in events)
             if self.ready(sequence):
                 return
+            if events and self._interrupt_fd in dict(events):
+                raise Interrupted
+            until, patience_s = 0, math.inf
 
 
 _barrier = threading.Lock()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import select
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosplit.processes import spawn_worker
-from autosplit.running.ring import DATA, ERROR, FLAG, PAGE, SEQUENCE, SKIPPED, Interrupted, Ring, RingEnd
+from autosplit.running.ring import DATA, EMPTY, ERROR, FLAG, PAGE, SEQUENCE, SKIPPED, Interrupted, Ring, RingEnd
 from autosplit.tensorspec import TensorSpec, spec_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -183,6 +184,39 @@ def test_a_wait_ends_when_the_other_end_acts(pair: tuple[Ring, RingEnd, RingEnd]
         assert receiver.acquire(0, 10).header[SEQUENCE] == 0
         receiver.release(0)
         timer.join()
+
+
+def test_an_end_may_ask_to_be_woken_for_a_later_request(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
+    _, sender, receiver = pair
+
+    def rings(sequence: int) -> bool:
+        """Whether handing over this request rings for the receiver."""
+        sender.acquire(sequence, 0).write([torch.ones(4)])
+        sender.release(sequence)
+        return bool(select.select([receiver.fd], [], [], 0)[0])
+
+    receiver.fall_asleep(1)
+    assert [rings(0), rings(1)] == [False, True]
+    receiver.wake_up(called=True)
+    for sequence in range(2):
+        receiver.acquire(sequence, 0)
+        receiver.release(sequence)
+    receiver.fall_asleep(3)
+    assert [rings(2), rings(3)] == [False, True]
+
+
+def test_a_sender_is_content_with_one_slot_after_a_while() -> None:
+    """It waits for half of a full ring at first, which a slow receiver does not give in time."""
+    ring = Ring.create([spec_of("x", torch.zeros(4))], num_slots=4)
+    sender, receiver = RingEnd(ring, sends=True), RingEnd(ring, sends=False)
+    for sequence in range(4):
+        sender.acquire(sequence, 0).write([torch.ones(4)])
+        sender.release(sequence)
+    timer = threading.Timer(0.02, lambda: (receiver.acquire(0), receiver.release(0)))
+    timer.start()
+    assert sender.acquire(4, 10).header[SEQUENCE] == EMPTY
+    timer.join()
+    ring.close()
 
 
 def test_an_interrupt_ends_a_wait_and_takes_no_token(pair: tuple[Ring, RingEnd, RingEnd]) -> None:
