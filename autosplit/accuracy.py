@@ -14,7 +14,7 @@ from autosplit.samples import Precision
 
 @dataclass(frozen=True, slots=True)
 class StageRun:
-    """One worker of a run: seconds of each request that were predicted and, transfers included, measured."""
+    """One worker of a run: seconds of each request that were predicted and, transfers included, measured (the mean)."""
 
     stage: str
     device: str
@@ -191,7 +191,7 @@ def _stages(plan: Plan, stats: RunStats) -> Iterable[StageRun]:
     named = {stage.name: stage for stage in plan.stages}
     for worker in stats.stages:
         stage = named[worker.stage]
-        measured_s = worker.busy.p50_s + worker.transfer.p50_s
+        measured_s = worker.busy.mean_s + worker.transfer.mean_s
         yield StageRun(stage.name, worker.device, stage.backend, stage.threads, len(stage.ops), float(stage.load_s), measured_s)
 
 

@@ -83,19 +83,26 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
     """
     compute_s, transfer_s = np.zeros(problem.num_devices), np.zeros(problem.num_devices)
     block_s = np.zeros(len(blocks))
-    crossings = _crossings(problem, blocks)
-    for number, block in enumerate(blocks):
-        sends = _share(problem, blocks, crossings, number, sending=True)
-        receives = _share(problem, blocks, crossings, number, sending=False)
-        for position, device in enumerate(block.devices):
+    for number, (block, moves) in enumerate(zip(blocks, moves_s(problem, blocks), strict=True)):
+        for device, moved_s in zip(block.devices, moves, strict=True):
             work_s = float(problem.compute_s[list(block.ops), device].sum())
-            moved_s = sends[position] + receives[position]
             compute_s[device] += work_s / len(block.devices)
             transfer_s[device] += moved_s / len(block.devices)
             block_s[number] = max(block_s[number], max(work_s, moved_s) if problem.overlap else work_s + moved_s)
     device_s = np.maximum(compute_s, transfer_s) if problem.overlap else compute_s + transfer_s
     replicas = np.array([len(block.devices) for block in blocks])
     return Loads(device_s, compute_s, transfer_s, block_s, block_s / replicas, memory_bytes(problem, blocks))
+
+
+def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
+    """Seconds that sending and receiving of one sample take each device of each block."""
+    crossings = _crossings(problem, blocks)
+    found = []
+    for number in range(len(blocks)):
+        sends = _share(problem, blocks, crossings, number, sending=True)
+        receives = _share(problem, blocks, crossings, number, sending=False)
+        found.append([send_s + receive_s for send_s, receive_s in zip(sends, receives, strict=True)])
+    return found
 
 
 def _share(problem: Problem, blocks: Sequence[Block], crossings: _Crossings, number: int, sending: bool) -> list[float]:

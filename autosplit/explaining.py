@@ -21,7 +21,7 @@ from autosplit.plan import Plan
 from autosplit.planners.portfolio import solve
 from autosplit.planners.sample import Sampler
 from autosplit.planning import problem_of
-from autosplit.problem import Block, Floats, Pool, Problem, Solution, Transfers
+from autosplit.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.profile import Profile
 from autosplit.recutting import next_cuts
 
@@ -176,6 +176,7 @@ def _reason(
     start = (
         f"{whole}'{name}' is the bottleneck with {load} a sample".capitalize() if whole else f"'{name}' is the bottleneck: {load}"
     )
+    start += _hosts_share(problem, blocks, device, unit)
     limits = [(helped[words], kind, words) for kind, found in kinds.items() for words in found if helped[words] >= WORTH]
     compute_s, transfer_s = float(loads.compute_s[device]), float(loads.transfer_s[device])
     part = compute_s / (compute_s + transfer_s) if compute_s + transfer_s else 1.0
@@ -196,6 +197,16 @@ def _reason(
     if part >= 0.5:
         return "compute", f"{start}, {part:.0%} of it compute: compute bounds it."
     return "transfer", f"{start}, {1 - part:.0%} of it transfers: transfers bound it."
+
+
+def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: str) -> str:
+    """A clause about what the host takes of a device, where it has no core of its own; empty if that is nothing to name."""
+    made = [net.producer for net in problem.nets if HOST in net.consumers]
+    shares = [sum(op in block.ops for op in made) / len(block.devices) for block in blocks if device in block.devices]
+    host_s = problem.host_s * sum(shares) / len(made) if made else 0.0
+    if host_s < WORTH * float(evaluate(problem, blocks).device_s[device]):
+        return ""
+    return f" ({time_text(host_s, unit)} of that the host's, which has no core of its own)"
 
 
 def _indivisible(problem: Problem, blocks: Sequence[Block], device: int) -> tuple[tuple[int, ...], float] | None:

@@ -43,7 +43,8 @@ class Link:
     """Seconds to hand bytes from one device to another: ``latency_s + num_bytes * s_per_byte``, by share.
 
     The sender's share occupies the sending device, the receiver's share the receiving one. Latency is what passes
-    between the two while neither is busy (a wake-up); it delays a request but costs no throughput.
+    between the two while neither is busy (a wake-up); it delays a request but costs no throughput. ``cold_send_s`` and
+    ``cold_receive_s`` are the fixed shares where each request sweeps the last cache; 0 where that was not measured.
     """
 
     source: str
@@ -53,6 +54,12 @@ class Link:
     send_s_per_byte: float
     receive_s: float
     receive_s_per_byte: float
+    cold_send_s: float = 0.0
+    cold_receive_s: float = 0.0
+
+    def when_cold(self) -> "Link":
+        """The link where each request sweeps the last cache."""
+        return replace(self, send_s=max(self.send_s, self.cold_send_s), receive_s=max(self.receive_s, self.cold_receive_s))
 
     def seconds(self, num_bytes: float) -> float:
         """One hop of ``num_bytes``, end to end, in seconds."""

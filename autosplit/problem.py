@@ -102,6 +102,7 @@ class Problem:
         send_once: a sender pays once for each value (the dearest of its destinations), not once for each destination.
         overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
         reasons: why (op, device) is not allowed, in words, for messages.
+        host_s: for messages: the host's seconds for each sample that devices pay, as a part of what sending to it costs them.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Problem:
     send_once: bool = False
     overlap: bool = False
     reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    host_s: float = 0.0
 
     @property
     def num_ops(self) -> int:

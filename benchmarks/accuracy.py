@@ -4,9 +4,10 @@
     python -m benchmarks.accuracy --write-table
 
 The shapes are the whole model on each of two cores, two stages, and three stages, of which two share a core. The three plans
-of a backend are loaded side by side and run in interleaved rounds. Two predictions of each are judged: ``planned``, from the
-profile of ops alone, and ``corrected``, after two rounds of the plan's own workers went into the profile, as they do in a
-search. What both are held against is the median of later rounds. Each model is added to benchmarks/accuracy.json as it is
+of a backend are loaded side by side and run in interleaved rounds, of which every other one is judged. Two predictions of each
+are held against the median of these: ``planned``, from the profile of ops alone, and ``corrected``, after the rounds that are
+not judged went into the profile, as those of a candidate do in a search. The two kinds of rounds alternate, since the clock of
+a machine drifts by more within a minute than a prediction may be off. Each model is added to benchmarks/accuracy.json as it is
 done; benchmarks/accuracy.md is made from the newest run of each.
 """
 
@@ -16,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -26,12 +27,12 @@ from autosplit import api
 from autosplit.accuracy import Run, run_of
 from autosplit.comparing import Arena
 from autosplit.constraints import Constraints
+from autosplit.correcting import corrected, spans_of, taken_s
 from autosplit.discovering import describe, machine_for, versions
 from autosplit.errors import AutosplitError
 from autosplit.limits import usable_cores
-from autosplit.planning import predict
+from autosplit.planning import moved_s, predict
 from autosplit.profile import Profile
-from autosplit.searching import corrected
 from autosplit.tracing import Traced
 from benchmarks.models import MODELS as ALL_MODELS
 from benchmarks.models import keep_in
@@ -44,7 +45,7 @@ SHAPES = {
 }
 RESULTS, TABLE = Path("benchmarks/accuracy.json"), Path("benchmarks/accuracy.md")
 PROFILES = Path("autosplit-run/profiles")
-CORRECTING_ROUNDS, ROUNDS, ROUND_S = 2, 5, 0.4
+ROUNDS, ROUND_S = 5, 0.3
 PLANNED, CORRECTED = "planned", "corrected"
 GOAL = 0.03, 0.10
 """Median and worst error that are wished for on a quiet machine."""
@@ -83,28 +84,35 @@ def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Ar
             left_out[f"{backend}, {shape}"] = f"{backend}, {shape}: {str(failure).splitlines()[0]}"
             continue
         plans[shape] = plan
-    _rounds(arena, CORRECTING_ROUNDS)
-    found = {}
-    for shape, plan in plans.items():
-        seen = corrected(profile, plan, arena.loaded[shape].pipeline)
-        found[shape] = predict(plan, traced.graph, arena.machine, seen)
-        arena.loaded[shape].restart()
-    _rounds(arena, ROUNDS)
+    sequences = _rounds(arena)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     for shape, plan in plans.items():
+        spans = [spans_of(events) for events in arena.loaded[shape].pipeline.events()]
+        seen, held = ([[span for k, span in one.items() if k in chosen] for one in spans] for chosen in sequences[shape])
+        moves_s = moved_s(plan, traced.graph, arena.machine, profile)
+        told = predict(plan, traced.graph, arena.machine, corrected(profile, plan, seen, moves_s))
         outcome = arena.loaded[shape].outcome()
-        for kind, judged in ((PLANNED, plan), (CORRECTED, found[shape])):
+        outcome = replace(outcome, rounds_per_s=outcome.rounds_per_s[1::2])
+        for kind, judged in ((PLANNED, plan), (CORRECTED, told)):
             if run := run_of(kind, name, shape, judged, outcome, now):
-                yield run
+                workers = zip(run.stages, taken_s(plan, held), strict=True)
+                yield replace(run, stages=tuple(replace(stage, measured_s=taken.median_s) for stage, taken in workers))
         arena.unload(shape)
 
 
-def _rounds(arena: Arena, count: int) -> None:
-    for number in range(count):
+def _rounds(arena: Arena) -> dict[str, tuple[set[int], set[int]]]:
+    """Let every plan run twice as many rounds as are judged; which requests of each were in the others, and in these."""
+    sequences: dict[str, tuple[set[int], set[int]]] = {shape: (set(), set()) for shape in arena.loaded}
+    for entry in arena.loaded.values():
+        entry.restart()
+    for number in range(2 * ROUNDS):
         names = list(arena.loaded)
-        for shape in names if number % 2 == 0 else reversed(names):
+        for shape in names if number // 2 % 2 == 0 else reversed(names):
             entry = arena.loaded[shape]
-            entry.run(max(1, round(ROUND_S * entry.plan.prediction.throughput_per_s)))
+            before = entry.pipeline.num_answered
+            entry.run(max(1, round(ROUND_S * entry.pace_per_s)))
+            sequences[shape][number % 2].update(range(before, entry.pipeline.num_answered))
+    return sequences
 
 
 def write_table() -> None:

@@ -24,7 +24,7 @@ LAYERS = """
     forking processes discovering
     running deploying checking comparing
     measuring
-    searching
+    correcting searching
     exporting
     api
     figures report

@@ -1,7 +1,7 @@
 """The Pareto front of a model's plans: from Python, and as the command writes it."""
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +11,15 @@ import pytest
 from autosplit.commands.searching import _front_of_model
 from autosplit.constraints import Constraints
 from autosplit.errors import InfeasibleError, UsageError
+from autosplit.explaining import explain
 from autosplit.graph import Graph, Op, Value, Weight
-from autosplit.machine import Machine, parse_device
+from autosplit.machine import HOST, Link, Machine, parse_device
 from autosplit.options import Plans
 from autosplit.plan import Plan, Source
 from autosplit.planfile import read_plan
-from autosplit.planning import bounded, plan_front, plan_model, predict
+from autosplit.planning import bounded, moved_s, plan_front, plan_model, predict
 from autosplit.profile import Profile
+from autosplit.samples import Provenance
 
 NAMES = [f"a{i}" for i in range(4)]
 OPS = tuple(Op(n, "linear", "", (f"a{i - 1}" if i else "x",), (n,), (f"w{i}",), f"s{i}") for i, n in enumerate(NAMES))
@@ -76,6 +78,24 @@ def test_a_bound_holds_for_every_choice_of_backends_and_for_no_plan_that_is_bett
     assert slow.status == "feasible" and slow.prediction.gap == pytest.approx(0.2, rel=1e-4)
     outside = bounded(best, 1.5 * best.prediction.bottleneck_s)
     assert outside.prediction.bound_s == 0.0 and outside.status == "feasible"
+
+
+@pytest.mark.parametrize(("cache_bytes", "hosts_s"), [(1000, 0.5), (100, 0.75)])
+def test_where_all_cores_are_devices_the_one_that_hands_over_the_answer_pays_for_the_host(
+    cache_bytes: int, hosts_s: float
+) -> None:
+    stamp = Provenance(num_cores=2, caches={"L3": cache_bytes})
+    here = replace(PROFILE, measured={s: replace(m, provenance=stamp) for s, m in PROFILE.measured.items()})
+    links = [Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2) if b != HOST]
+    here = here.with_links([*links, *(Link(d.name, HOST, 0, 0, 0, 0.5, 0, cold_receive_s=0.75) for d in TWO.devices)])
+    [plan] = plan_model(GRAPH, TWO, here, Source("m:f"), Constraints(num_stages=2, max_replicas=1), ["eager"])
+    assert [stage.load_s for stage in plan.stages] == [2, 2 + hosts_s] and plan.status == "optimal"
+    assert moved_s(plan, GRAPH, TWO, here) == [0, hosts_s]
+    assert f"({hosts_s * 1000:.2f} ms of that the host's, which has no core of its own)" in (
+        explain(GRAPH, plan, TWO, here, time_limit_s=2).because
+    )
+    roomy = replace(here, measured={s: replace(m, provenance=replace(stamp, num_cores=3)) for s, m in here.measured.items()})
+    assert predict(plan, GRAPH, TWO, roomy).prediction.bottleneck_s == 2
 
 
 def test_at_most_so_many_stages() -> None:

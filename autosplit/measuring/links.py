@@ -3,13 +3,15 @@
 One message goes forth and one token comes back, over four sizes. The sender's share is the time of its copy into the slot
 and of the hand-over; the receiver's share is what its first read of the data takes longer than a second one, and its
 hand-over; the rest of half a round trip is latency, the time to wake a process that waits.
+
+That tells what bytes cost. What a request costs beside them, in the host and in a worker, a pipeline tells (``hops``).
 """
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import TracebackType
 from typing import Literal, Protocol
@@ -21,6 +23,7 @@ from autosplit.accelerators import PROVIDERS, Accelerator, is_accelerator, open_
 from autosplit.backends.placing import Berth
 from autosplit.errors import WorkerError
 from autosplit.machine import HOST, Device, Link
+from autosplit.measuring.hops import Hop, measure_hops
 from autosplit.processes import WorkerProcess, receive, spawn_worker
 from autosplit.running.ring import Ring, RingEnd, RingHandle
 from autosplit.tensorspec import TensorSpec
@@ -91,14 +94,21 @@ class LinkBench:
 
         Args:
             workers: by device; idle ones that run ``WORKER`` and inherited ``fds``.
-        Returns: links whose cost is ``a + bytes * b`` for each share, fitted to the medians by relative least squares.
+        Returns: links whose cost is ``a + bytes * b`` for each share, fitted to the medians by relative least squares; ``a`` is
+            at least what a request was seen to cost in a pipeline.
         Raises: WorkerError: a worker died, or what it raised.
         """
         links: list[Link] = []
         for (one, other), (forth, back) in self._rings.items():
             links.append(_link(one, other, forth, back, workers))
             links.append(_link(other, one, back, forth, workers))
-        self.found = links + _like(links, [device.name for device in self._devices])
+        links += _like(links, [device.name for device in self._devices])
+        cores = [device for device in self._devices if device.kind == "cpu"]
+        if cores:
+            warm, cold = measure_hops(cores[:MAX_DEVICES])
+            names = {device.name for device in cores}
+            links = [with_hops(link, names, warm, cold) for link in links]
+        self.found = links
         return self.found
 
     def __enter__(self) -> "LinkBench":
@@ -127,6 +137,26 @@ def fit(sizes_bytes: Sequence[int], seconds: Sequence[float]) -> tuple[float, fl
     if fixed < 0:
         return 0.0, float(np.median(times / np.maximum(np.asarray(sizes_bytes, float), 1)))
     return float(fixed), float(slope)
+
+
+def with_hops(link: Link, cores: Collection[str], warm: Hop, cold: Hop) -> Link:
+    """The link with fixed shares that are no less than what a request costs in a pipeline.
+
+    A worker's cost is shared between taking the request and handing it on. All of the host's is its share of taking answers.
+
+    Args:
+        link: as the ring alone is.
+        cores: names of the devices that are CPU cores.
+        warm: what a request costs with stages that leave the caches as they were.
+        cold: the same with stages that sweep them.
+    """
+    if link.source in cores:
+        link = replace(link, send_s=max(link.send_s, warm.worker_s / 2), cold_send_s=cold.worker_s / 2)
+    if link.target in cores:
+        link = replace(link, receive_s=max(link.receive_s, warm.worker_s / 2), cold_receive_s=cold.worker_s / 2)
+    if link.target == HOST:
+        link = replace(link, receive_s=max(link.receive_s, warm.host_s), cold_receive_s=cold.host_s)
+    return link
 
 
 class Player:

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.machine import HOST, Link, parse_device
-from autosplit.measuring.links import SIZES_BYTES, _like, fit, measure_links
+from autosplit.measuring.hops import Hop
+from autosplit.measuring.links import SIZES_BYTES, _like, fit, measure_links, with_hops
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-8))
@@ -34,6 +35,17 @@ def test_pairs_that_were_not_measured_take_the_median_of_those_that_were() -> No
     )
 
 
+def test_a_request_costs_no_less_than_it_did_in_a_pipeline() -> None:
+    warm, cold = Hop(host_s=5.0, worker_s=4.0), Hop(host_s=9.0, worker_s=8.0)
+    between, answer, feed = (
+        with_hops(Link(*ends, 0.0, send_s, 0.0, 1.0, 0.0), ["a", "b"], warm, cold)
+        for ends, send_s in ((("a", "b"), 3.0), (("a", HOST), 1.0), ((HOST, "a"), 1.0))
+    )
+    assert (between.send_s, between.receive_s, between.cold_send_s, between.cold_receive_s) == (3, 2, 4, 4)
+    assert (answer.send_s, answer.receive_s, answer.when_cold().receive_s) == (2, 5, 9)
+    assert (feed.send_s, feed.receive_s, feed.when_cold().send_s) == (1, 2, 1)
+
+
 @pytest.mark.timeout(90)
 def test_links_between_real_workers() -> None:
     devices = [parse_device(f"cpu:{core}") for core in sorted(os.sched_getaffinity(0))[:2]]
@@ -41,6 +53,7 @@ def test_links_between_real_workers() -> None:
     links = measure_links(devices)
     assert sorted((link.source, link.target) for link in links) == sorted((a, b) for a in names for b in names if a != b)
     assert all(link.send_s > 0 and link.send_s_per_byte > 0 and link.latency_s >= 0 and link.receive_s >= 0 for link in links)
+    assert all(link.cold_receive_s > 0 and link.when_cold().receive_s >= link.receive_s > 0 for link in links)
 
 
 def test_devices_without_cores_have_no_links() -> None:

@@ -1,0 +1,50 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autosplit.correcting import MOST_SAMPLES, corrected, shares_s, spans_of, taken_s
+from autosplit.loading import load_model
+from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.profile import Profile
+from autosplit.running.messages import Event
+from autosplit.samples import Setting
+from autosplit.tracing import trace
+
+SECOND = 1_000_000_000
+
+
+def plan(*stages: Stage) -> Plan:
+    return Plan(Source("m", 1), "graph", "profile", stages, Prediction(1.0, 1.0, 1.0, 0.0, 1.0))
+
+
+@given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=6), min_size=1, max_size=3))
+def test_what_workers_took_of_a_device_adds_up_to_when_it_was_busy(lengths: list[list[int]]) -> None:
+    spans = [[(sum(own[:k]) * SECOND, sum(own[: k + 1]) * SECOND) for k in range(len(own))] for own in lengths]
+    found = shares_s(spans)
+    assert sum(map(sum, found)) == pytest.approx(max(map(sum, lengths)))
+    for own, seconds in zip(lengths, found, strict=True):
+        assert all(taken <= length + 1e-9 for taken, length in zip(seconds, own, strict=True))
+
+
+def test_stages_on_one_core_are_not_charged_for_each_other_and_know_which_neighbours_were_busy() -> None:
+    traced = trace(load_model("autosplit.examples.mlp:mlp?depth=3&width=8"))
+    ops = [op.name for op in traced.graph.ops]
+    seconds = {(op, device): 1.0 for op in ops for device in ("cpu:0", "cpu:1")}
+    profile = Profile.given(traced.graph, seconds)
+    cut = [ops[:1], ops[1:2], ops[2:]]
+    placed = zip(cut, ("cpu:0", "cpu:1", "cpu:0"), strict=True)
+    stages = [Stage(f"s{n}", tuple(part), (device,), "eager") for n, (part, device) in enumerate(placed)]
+    spans = [[(a * SECOND, b * SECOND)] for a, b in ((0, 4), (0, 3), (2, 6))]
+    seen = corrected(profile, plan(*stages), spans, [0.0, 0.5, 0.0])
+    on_0, on_1 = Setting("cpu:0", "eager", 1), Setting("cpu:1", "eager", 1)
+    assert [stage.samples.median_s for stage in seen.stages] == [3, 2.5, 3]
+    assert [(stage.setting, stage.busy) for stage in seen.stages] == [(on_0, ("cpu:1",)), (on_1, ("cpu:0",)), (on_0, ("cpu:1",))]
+
+
+def test_a_request_counts_until_the_next_is_asked_for_and_the_mean_of_many_is_one_sample() -> None:
+    events = [Event(k, 0, 10 * k, 10 * k, 10 * k + 1, 10 * k + 6, 10 * k + 9, k % 2) for k in range(2 * MOST_SAMPLES + 1)]
+    spans = spans_of(events)
+    assert [end - begin for begin, end in spans.values()] == [9, 8] * MOST_SAMPLES
+    assert list(spans) == list(range(2 * MOST_SAMPLES))
+    [taken] = taken_s(plan(Stage("s", ("op",), ("cpu:0",))), [list(spans.values())])
+    assert taken.samples_s == pytest.approx([8.5e-9] * MOST_SAMPLES)
