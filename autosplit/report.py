@@ -1,10 +1,12 @@
 """Report: plans, runs, devices and graphs as rich tables for the terminal. They read values and change none."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +19,9 @@ ERRORS = ("error", "stage_error", "median_error", "worst_error", "median_stage_e
 SHARES = ("spread", "gap", "busy", "bubble", *ERRORS)
 """Columns that hold a share of 1, shown in percent."""
 
+WRAP_AT = 24
+"""Text is not wrapped in columns narrower than this."""
+
 
 def table(rows: Sequence[Mapping[str, Any]], title: str = "", below: str = "", hide: Sequence[str] = ()) -> Group:
     """Any rows as a table: a column's name says its unit, and numbers stand at the right.
@@ -27,14 +32,88 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "", below: str = "", h
         below: what is to be said after it.
         hide: columns to leave out.
     """
+    columns = tuple(_column(name, [row[name] for row in rows]) for name in (rows[0] if rows else ()) if name not in hide)
+    made = [Columns(columns)] if columns else []
+    return Group(*([Text(title, style="bold")] if title else []), *made, *([Text(below)] if below else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as text, the heading first; numbers are never wrapped, and words never broken."""
+
+    texts: tuple[str, ...]
+    numeric: bool
+
+    @property
+    def widest(self) -> int:
+        """Its width where nothing is wrapped."""
+        return max(map(cell_len, self.texts))
+
+    @property
+    def narrowest(self) -> int:
+        """Its width where everything is wrapped that may be."""
+        head, *cells = self.texts
+        words = head.split() + (cells if self.numeric else [word for text in cells for word in text.split()])
+        return max(map(cell_len, words))
+
+    @property
+    def readable(self) -> int:
+        """The width that it wants, rather than to be wrapped much."""
+        return self.narrowest if self.numeric else max(self.narrowest, min(self.widest, WRAP_AT))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A table as wide as there is room; columns for which there is none go on below, beside what tells the rows apart."""
+
+    columns: tuple[Column, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As rich wants it: one table, or several."""
+        keys = self._keys(options.max_width // 2)
+        part = list(keys)
+        for column in self.columns[len(keys) :]:
+            if len(part) > len(keys) and _total([one.readable for one in (*part, column)]) > options.max_width:
+                yield _drawn(part, options.max_width)
+                part = list(keys)
+            part.append(column)
+        yield _drawn(part, options.max_width)
+
+    def _keys(self, width: int) -> tuple[Column, ...]:
+        """The first columns, so many that no two rows have the same in them: at most three, and no wider than this."""
+        keys = self.columns[:1]
+        for column in self.columns[1:3]:
+            rows = list(zip(*(key.texts for key in keys), strict=True))
+            if len(set(rows)) == len(rows) or _total([key.readable for key in (*keys, column)]) > width:
+                break
+            keys += (column,)
+        return keys
+
+
+def _column(name: str, values: Sequence[Any]) -> Column:
+    numeric = all(isinstance(value, int | float | None) for value in values)
+    return Column((heading(name), *(cell(name, value) for value in values)), numeric)
+
+
+def _total(widths: Sequence[int]) -> int:
+    """The width of a table with columns of these widths: blanks at both ends, three of them in between."""
+    return sum(widths) + 3 * len(widths) - 1
+
+
+def _drawn(columns: Sequence[Column], width: int) -> Table:
+    """A table of these columns, the widest wrapped until it fits."""
+    widths = [column.widest for column in columns]
+    spare = [have - column.narrowest for have, column in zip(widths, columns, strict=True)]
+    while _total(widths) > width and any(spare):
+        _, at = max((widths[at], at) for at, left in enumerate(spare) if left)
+        widths[at] -= 1
+        spare[at] -= 1
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = [name for name in (rows[0] if rows else ()) if name not in hide]
-    for name in columns:
-        numeric = all(isinstance(row[name], int | float | None) for row in rows)
-        made.add_column(heading(name), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(cell(name, row[name])) for name in columns))
-    return Group(*([Text(title, style="bold")] if title else []), *([made] if rows else []), *([Text(below)] if below else []))
+    for column, room in zip(columns, widths, strict=True):
+        made.add_column(column.texts[0], justify="right" if column.numeric else "left", overflow="fold", width=room)
+    for texts in zip(*(column.texts[1:] for column in columns), strict=True):
+        made.add_row(*map(Text, texts))
+    return made
 
 
 def heading(column: str) -> str:

@@ -10,6 +10,7 @@ boundary, and a copy reproduces both. The memory of a copy is the extent of the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeGuard
 
 import torch
 
@@ -121,7 +122,7 @@ def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     return copy
 
 
-def is_dense(value: object) -> bool:
+def is_dense(value: object) -> TypeGuard[torch.Tensor]:
     """Whether this is a tensor with a value for each element: not a sparse one, not one of the meta device."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
 

@@ -1,11 +1,14 @@
 """Tables for the terminal: units, alignment, and words that look like markup."""
 
 import io
+from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console, Group
 
 from autosplit.plan import Plan, Prediction, Source, Stage
-from autosplit.report import baselines_table, devices_table, plan_table, run_table, stats_table, table
+from autosplit.report import baselines_table, cell, devices_table, heading, plan_table, run_table, stats_table, table
 from autosplit.results import LatencyStats, RunStats, StageStats
 from autosplit.runreport import Outcome, RunReport
 
@@ -27,8 +30,8 @@ REPORT = RunReport(
 )
 
 
-def text(made: Group) -> str:
-    console = Console(file=io.StringIO(), width=160, color_system=None)
+def text(made: Group, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(made)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -70,3 +73,27 @@ def test_missing_values_are_dashes_and_columns_can_be_left_out() -> None:
 
 def test_an_empty_table() -> None:
     assert "nothing" in text(table([], "nothing"))
+
+
+WORD = st.text("abc:+()", min_size=1, max_size=14)
+VALUES = st.one_of(st.none(), st.integers(0, 10**9), st.lists(WORD, max_size=12).map(" ".join))
+NAMES = st.lists(
+    st.lists(st.text("xyz", min_size=1, max_size=9), min_size=1, max_size=3).map("_".join), min_size=1, max_size=9, unique=True
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), NAMES, st.integers(60, 160))
+def test_a_table_fits_its_width_and_breaks_no_word(data: st.DataObject, names: list[str], width: int) -> None:
+    rows = data.draw(st.lists(st.fixed_dictionaries(dict.fromkeys(names, VALUES)), min_size=1, max_size=4))
+    shown = text(table(rows), width)
+    assert all(len(line) <= width for line in shown.splitlines())
+    wanted = {word for row in rows for name in names for word in f"{heading(name)} {cell(name, row[name])}".split()}
+    assert wanted <= set(shown.split())
+
+
+def test_columns_that_find_no_room_go_on_below_beside_what_tells_rows_apart() -> None:
+    rows: list[dict[str, Any]] = [{"network": "net", "stage": f"s{n}", **{f"column{k}": 10**9 for k in range(8)}} for n in (0, 1)]
+    lines = [line.split() for line in text(table(rows), 80).splitlines() if "column" in line or " s1 " in line]
+    assert [line[:2] for line in lines] == [["network", "stage"], ["net", "s1"]] * 2
+    assert [word for line in lines[::2] for word in line[2:]] == [f"column{k}" for k in range(8)]

@@ -1,6 +1,7 @@
 """What every command shares: the two consoles, and how a result is shown."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,11 @@ from autosplit import options
 from autosplit.errors import StageError
 
 WIDTH = 140
-"""Columns where the output is no terminal."""
+"""Columns where the output is no terminal, and the environment has no COLUMNS."""
 
-out = Console(width=None if sys.stdout.isatty() else WIDTH)
-err = Console(stderr=True, width=None if sys.stderr.isatty() else WIDTH)
+_given = "COLUMNS" in os.environ
+out = Console(width=None if _given or sys.stdout.isatty() else WIDTH)
+err = Console(stderr=True, width=None if _given or sys.stderr.isatty() else WIDTH)
 
 
 def show(given: options.Output, data: Any, *views: Any) -> None:
