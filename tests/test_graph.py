@@ -77,3 +77,14 @@ def test_tables() -> None:
     graph = diamond()
     assert graph.frame().loc["b", "weight_bytes"] == 48 and graph.frame().loc["a", "output_bytes"] == 24
     assert "4 ops" in graph._repr_html_() and graph.hash in repr(graph)
+
+
+def test_runs_are_few_and_read_only_what_came_before() -> None:
+    reads = {"a": ("x",), "b": ("a",), "c": ("x",), "d": ("b", "c"), "e": ("a",)}
+    ops = tuple(Op(name, "aten.relu.default", "", inputs, (name,), (), "s") for name, inputs in reads.items())
+    values = {name: Value(name, (1,), "float32", 4) for name in ("x", *reads)}
+    graph = Graph("five", ("x",), ("d", "e"), ops, values, {}).verify()
+    label = {"a": "one", "b": "other", "c": "one", "d": "one", "e": "one"}
+    assert graph.runs(label, label) == [("a", "c", "e"), ("b",), ("d",)]
+    assert graph.runs(["c", "a"], label) == [("a", "c")] and graph.runs([], label) == []
+    assert graph.runs(label, {**label, "a": "other"}) == [("a", "b"), ("c", "d", "e")]

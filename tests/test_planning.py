@@ -19,7 +19,7 @@ from autosplit.plan import Plan, Source
 from autosplit.planfile import read_plan
 from autosplit.planning import bounded, moved_s, plan_front, plan_model, predict
 from autosplit.profile import Profile
-from autosplit.samples import Provenance
+from autosplit.samples import Measured, Provenance, Samples, Setting
 
 NAMES = [f"a{i}" for i in range(4)]
 OPS = tuple(Op(n, "linear", "", (f"a{i - 1}" if i else "x",), (n,), (f"w{i}",), f"s{i}") for i, n in enumerate(NAMES))
@@ -104,3 +104,38 @@ def test_at_most_so_many_stages() -> None:
     assert len(plan.stages) == 1 and plan.status == "optimal"
     with pytest.raises(UsageError, match="num_stages 2 is above max_stages 1"):
         Constraints(num_stages=2, max_stages=1).verify(GRAPH, TWO)
+
+
+REFUSED = {"a2": "no rule"}
+
+
+def partly() -> Profile:
+    """Eager takes 2 s an op, and ONNX Runtime 1 s for all but one that it refuses."""
+    settings = [Setting(device.name, backend, 1) for device in TWO.devices for backend in ("eager", "onnxruntime")]
+    seconds = {"eager": 2.0, "onnxruntime": 1.0}
+    refused: dict[str, dict[str, str]] = {"eager": {}, "onnxruntime": REFUSED}
+    measured = {
+        s: Measured(
+            {n: Samples((seconds[s.backend],)) for n in NAMES if n not in refused[s.backend]}, "op", refused=refused[s.backend]
+        )
+        for s in settings
+    }
+    return replace(Profile.empty(GRAPH), measured=measured).verify()
+
+
+@pytest.mark.parametrize(
+    ("constraints", "stages"),
+    [
+        (Constraints(), [("a0", "a1"), ("a2",), ("a3",)]),
+        (Constraints(max_replicas=1), [("a0", "a1"), ("a2",), ("a3",)]),
+        (Constraints(max_stages=1), [("a0", "a1", "a2", "a3")]),
+    ],
+)
+def test_what_a_backend_refuses_becomes_a_stage_of_another_one(constraints: Constraints, stages: list[tuple[str, ...]]) -> None:
+    profile = partly()
+    plan = plan_model(GRAPH, TWO, profile, Source("m:f"), constraints, ["onnxruntime", "eager"])[0].verify(GRAPH, TWO)
+    assert [stage.ops for stage in plan.stages] == stages
+    assert all(stage.backend == "eager" for stage in plan.stages if set(stage.ops) & set(REFUSED))
+    assert {stage.backend for stage in plan.stages} == ({"eager"} if len(stages) == 1 else {"eager", "onnxruntime"})
+    assert predict(plan, GRAPH, TWO, profile).prediction.bottleneck_s == plan.prediction.bottleneck_s
+    assert plan.prediction.bound_s <= plan.prediction.bottleneck_s < 4.1
