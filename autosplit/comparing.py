@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from autosplit.backends.base import NumericalError, compare
-from autosplit.checking import SLOW_S, Microbatch, Reference, blame, is_exact, limit_of
+from autosplit.checking import NUM_DISTINCT, SLOW_S, Microbatch, Reference, blame, is_exact, limit_of
 from autosplit.deploying import Workspace, deploy
 from autosplit.errors import AutosplitError
 from autosplit.machine import Machine
@@ -26,6 +26,9 @@ ALONE_S = 0.5
 
 MOST_BESIDE = 5
 """Simple ways that run beside the plan in all rounds; where there are more, short runs say which."""
+
+MOST_SLOW = 3
+"""The same where a request of the plan takes long."""
 
 SCREEN_S = 0.2
 
@@ -70,15 +73,17 @@ class Loaded:
         """Run about so many items and note the throughput while all stages are busy.
 
         Filling and draining the pipeline are left out: for each request at work one runs before the clock and one after it.
-        The workers of a single stage begin and end together, so where a request takes long none is run beside those that count.
+        Where requests take long, none runs after it, and before it only if there are several stages, which do not begin together.
         """
         workers, work = self._workers, self.microbatches
         count = max(workers, round(num_items / self.plan.microbatch))
         count += -count % workers
-        edge = 0 if self.slow and len(self.plan.stages) == 1 else workers
+        before = 0 if self.slow and len(self.plan.stages) == 1 else workers
+        after = 0 if self.slow else workers
+        total = before + count + after
         begin_ns = time.monotonic_ns()
-        self.pipeline.run_many([work[k % len(work)] for k in range(count + 2 * edge)])
-        answered = self.pipeline.answered_ns(count + edge + 1)[:-edge] if edge else [begin_ns, *self.pipeline.answered_ns(count)]
+        self.pipeline.run_many([work[k % len(work)] for k in range(total)])
+        answered = [begin_ns, *self.pipeline.answered_ns(total)][before : total + 1 - after]
         seconds = (answered[-1] - answered[0]) / 1e9
         self.pace_per_s = (len(answered) - 1) * self.plan.microbatch / seconds
         self.rounds_per_s.append(self.pace_per_s)
@@ -172,7 +177,8 @@ class Arena:
     def _check(self, plan: Plan, pipeline: Pipeline, traced: Traced) -> Loaded:
         reference = self._reference(plan, traced)
         work, expected = reference.work, reference.expected
-        count = max(len(work), 2 * sum(len(stage.devices) * stage.streams for stage in plan.stages))
+        passes = 2 if len(work) == NUM_DISTINCT else 1
+        count = max(len(work), passes * sum(len(stage.devices) * stage.streams for stage in plan.stages))
         answers = pipeline.run_many([work[k % len(work)] for k in range(count)])
         names = traced.graph.outputs
         errors = [compare(names, answer, expected[k % len(work)]) for k, answer in enumerate(answers)]
@@ -201,10 +207,11 @@ class Arena:
 
 
 class _Contest:
-    """Which simple ways stay in the arena beside the plan: the MOST_BESIDE best ones in short runs."""
+    """Which of some simple ways stay in the arena beside the plan: the MOST_BESIDE best ones in short runs."""
 
-    def __init__(self, arena: Arena, objective: str, keep: str) -> None:
+    def __init__(self, arena: Arena, num_ways: int, objective: str, keep: str) -> None:
         self._arena = arena
+        self._num_ways = num_ways
         self._objective = objective
         self._keep = keep
         self._times_plan: dict[str, float] = {}
@@ -212,14 +219,17 @@ class _Contest:
     def admit(self, name: str) -> dict[str, str]:
         """Run a way that was loaded beside the plan; unload the worst if they are too many, and say why."""
         plan, entry = self._arena.loaded[PLAN], self._arena.loaded[name]
+        most = MOST_SLOW if plan.slow else MOST_BESIDE
+        if self._num_ways <= most:
+            return {}
         if self._objective == "latency":
             self._times_plan[name] = plan.latency.p50_s / entry.latency.p50_s
         else:
-            num_items = round(min(1e6, SCREEN_S * plan.plan.microbatch / plan.latency.p50_s))
-            beside = [name] if plan.slow and plan.rounds_per_s else [PLAN, name]
-            self._arena.run_round(beside, 0, num_items)
-            self._times_plan[name] = entry.rounds_per_s[-1] / plan.rounds_per_s[-1]
-        if len(self._times_plan) <= MOST_BESIDE:
+            if not plan.slow:  # else the requests alone have taken long enough to tell
+                num_items = round(min(1e6, SCREEN_S * plan.plan.microbatch / plan.latency.p50_s))
+                self._arena.run_round([PLAN, name], 0, num_items)
+            self._times_plan[name] = entry.pace_per_s / plan.pace_per_s
+        if len(self._times_plan) <= most:
             return {}
         worst = min((other for other in self._times_plan if other != self._keep), key=self._times_plan.__getitem__)
         self._arena.unload(worst)
@@ -251,7 +261,7 @@ def run_report(
         machine: the devices.
         objective: ``throughput`` or ``latency``.
         forced: whether the user asked for a plan of this shape.
-        keep: the simple way that runs in all rounds however slow it is.
+        keep: the simple way that runs in all rounds however slow it is, or in one where requests of the plan take long.
         left_out: ways that were ruled out before, with the reason, for the report.
         num_requests: requests of the plan, over all rounds; slower ways get as long. By default about ``ROUND_S`` a round.
         num_rounds: rounds; each runs every plan once that is not far behind. The fastest ones may run some more.
@@ -266,7 +276,7 @@ def run_report(
     with Arena(machine, workspace) as arena:
         if observe is not None:
             observe(arena.host)
-        contest = _Contest(arena, objective, keep) if len(simple) > MOST_BESIDE else None
+        contest = _Contest(arena, len(simple), objective, keep)
         ways: dict[str, Plan] = {}
         for name, candidate in {PLAN: plan, **simple}.items():
             twin = next((other for other, way in ways.items() if way.hash == candidate.hash), None)
@@ -283,7 +293,7 @@ def run_report(
                     raise
                 reasons[name] = str(failure)
                 continue
-            if contest is not None and name != PLAN:
+            if name != PLAN:
                 reasons |= contest.admit(name)
         for entry in arena.loaded.values():
             entry.restart()
@@ -292,7 +302,8 @@ def run_report(
         else:
             num_items = plan.source.batch * num_requests // num_rounds
         decide = objective == "throughput" and not forced
-        _run_rounds(arena, num_rounds, num_items, {PLAN, keep}, decide, lambda share, text: tell(0.4 + 0.6 * share, text))
+        kept = {PLAN} if arena.loaded[PLAN].slow else {PLAN, keep}
+        _run_rounds(arena, num_rounds, num_items, kept, decide, lambda share, text: tell(0.4 + 0.6 * share, text))
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}

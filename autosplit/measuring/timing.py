@@ -25,12 +25,16 @@ PREEMPTED_S = 200e-6
 """A longer wait for the core within one pass is another process's time slice; a shorter one is a wake-up of our own."""
 
 
+LONG_S = 5.0
+"""Rounds that took so long are enough if there were two."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """How many rounds to make, and which of them to keep.
 
-    Until ``seconds`` have passed or ``most`` rounds were made, but at least ``least`` rounds, and never for less than
-    ``overlap_s``: devices that start together must be busy together. The last ``most`` rounds are kept.
+    Until ``seconds`` have passed or ``most`` rounds were made, but at least ``least`` rounds (two where they take ``LONG_S``),
+    and never for less than ``overlap_s``: devices that start together must be busy together. The last ``most`` rounds are kept.
     """
 
     seconds: float
@@ -40,9 +44,8 @@ class Rounds:
 
     def more(self, done: int, elapsed_s: float) -> bool:
         """Whether another round is due after ``done`` rounds in ``elapsed_s`` seconds."""
-        return (
-            done < self.least or elapsed_s < min(self.overlap_s, self.seconds) or (done < self.most and elapsed_s < self.seconds)
-        )
+        least = min(self.least, 2) if elapsed_s > LONG_S else self.least
+        return done < least or elapsed_s < min(self.overlap_s, self.seconds) or (done < self.most and elapsed_s < self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,16 @@ def test_rounds_interleave_whole_and_profiled_passes(backend: str, tmp_path, tra
 
 @pytest.mark.parametrize(
     ("done", "elapsed_s", "more"),
-    [(0, 9.0, True), (2, 9.0, True), (3, 9.0, False), (3, 1.9, True), (60, 1.9, False), (60, 0.2, True), (60, 0.3, False)],
+    [
+        (1, 9.0, True),
+        (2, 4.0, True),
+        (2, 9.0, False),
+        (3, 4.0, False),
+        (3, 1.9, True),
+        (60, 1.9, False),
+        (60, 0.2, True),
+        (60, 0.3, False),
+    ],
 )
 def test_rounds_end_by_time_or_number_but_overlap(done: int, elapsed_s: float, more: bool) -> None:
     assert Rounds(2.0).more(done, elapsed_s) is more
