@@ -6,27 +6,25 @@ begins with the planner's answer; a trial whose prediction is far behind the bes
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 
 from autosplit import tables
 from autosplit.comparing import Arena, Progress
 from autosplit.constraints import Constraints
+from autosplit.correcting import corrected, settings_of, spans_of
 from autosplit.deploying import Workspace
 from autosplit.errors import AutosplitError, BackendError
 from autosplit.explaining import explain
 from autosplit.machine import Machine
-from autosplit.plan import Plan, Source, Stage
-from autosplit.planning import Log, plan_model, predict
+from autosplit.plan import Plan, Source
+from autosplit.planning import Log, moved_s, plan_model, predict
 from autosplit.profile import Profile
-from autosplit.running.pipeline import Pipeline
 from autosplit.runreport import PLAN, Outcome
-from autosplit.samples import Samples, Setting
 from autosplit.tracing import Traced
 
 NUM_ROUNDS = 3
@@ -41,9 +39,6 @@ HOPELESS = 0.8
 
 EXPLAIN_S = 1.0
 """Most seconds for explaining a plan for throughput: some hundred ops take a third of it. One for latency takes many."""
-
-KEPT_EVENTS = 200
-"""Most requests of each worker whose times go into the profile."""
 
 MAX_TRIALS = 24
 QUEUE_DEPTHS = (1, 2, 4, 8)
@@ -188,48 +183,6 @@ def search(
     return SearchResult(job.explained(plan, (traced, profile)), traced, profile, tuple(hunt.trials))
 
 
-def corrected(profile: Profile, plan: Plan, pipeline: Pipeline) -> Profile:
-    """The profile with the plan's stages as the pipeline's workers ran them last, their neighbours busy."""
-    workers = settings_of(plan)
-    spans = [[(event.got_ns, event.ran_ns) for event in events] for events in pipeline.events()]
-    devices = [setting.device for _, setting in workers]
-    seconds: dict[int, list[float]] = {}
-    for device in dict.fromkeys(devices):
-        there = [number for number, name in enumerate(devices) if name == device]
-        seconds |= zip(there, shares_s([spans[number] for number in there]), strict=True)
-    for number, (stage, setting) in enumerate(workers):
-        busy = sorted(set(devices) - {setting.device})
-        # From all of the rounds, not from their end: the host takes its share of the cores while it still sends requests.
-        kept = seconds[number][:: 1 + len(seconds[number]) // KEPT_EVENTS]
-        profile = profile.with_stage(stage.ops, setting, Samples(tuple(kept)), busy)
-    return profile
-
-
-def shares_s(spans: Sequence[Sequence[tuple[int, int]]]) -> list[list[float]]:
-    """What each run of the workers of one device took of it, where those that run at once get equal shares.
-
-    Args:
-        spans: for each worker the begin and end of its runs, in nanoseconds.
-    Returns: for each worker seconds of each run.
-
-    >>> shares_s([[(0, 4_000_000_000)], [(2_000_000_000, 6_000_000_000)]])
-    [[3.0], [3.0]]
-    """
-    if len(spans) == 1:
-        return [[(end - begin) / 1e9 for begin, end in spans[0]]]
-    begins, ends = np.array([span for worker in spans for span in worker], np.int64).reshape(-1, 2).T
-    edges = np.unique(np.concatenate([begins, ends]))
-    running = np.searchsorted(np.sort(begins), edges[:-1], "right") - np.searchsorted(np.sort(ends), edges[:-1], "right")
-    clock_ns = np.concatenate([[0.0], np.cumsum(np.diff(edges) / np.maximum(1, running))])
-    shares_ns = iter(clock_ns[np.searchsorted(edges, ends)] - clock_ns[np.searchsorted(edges, begins)])
-    return [[float(next(shares_ns)) / 1e9 for _ in worker] for worker in spans]
-
-
-def settings_of(plan: Plan) -> list[tuple[Stage, Setting]]:
-    """Each worker of a plan: its stage, and where and how it runs."""
-    return [(stage, Setting(name, stage.backend, stage.threads)) for stage in plan.stages for name in stage.devices]
-
-
 class _Hunt:
     """One search under way: the clock, the corrected profiles, the candidates so far."""
 
@@ -372,7 +325,9 @@ class _Hunt:
             if number > 1 and self._spent() > 1:
                 break
             self.arena.run_round(names, number, num_items)
-        self.subjects[plan.microbatch] = traced, corrected(profile, plan, entry.pipeline)
+        spans = [list(spans_of(events).values()) for events in entry.pipeline.events()]
+        moves_s = moved_s(plan, traced.graph, self.job.machine, profile)
+        self.subjects[plan.microbatch] = traced, corrected(profile, plan, spans, moves_s)
         outcome = entry.outcome()
         beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))
         trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault, outcome)
