@@ -441,3 +441,10 @@ def test_another_measurement_takes_twelve_passes_on_all_devices_at_once(traced) 
     ops = [op.name for op in traced.graph.ops]
     profile = Profile.given(traced.graph, {(op, device): 0.5 for op in ops for device in ("cpu:0", "cpu:1")})
     assert host.least_s(profile) == pytest.approx(12 * 0.5 * len(ops))
+
+
+def test_a_committed_profile_is_found_for_the_model_as_it_is_traced_today() -> None:
+    traced = trace(load_model("autosplit.examples.mlp:mlp_512"))
+    stored = Store(Path(__file__).parents[2] / "profiles").load(traced.graph)
+    assert {setting.backend for setting in stored.measured} >= {"eager", "onnxruntime"}
+    assert not stored.missing(traced.graph, stored.measured)
