@@ -5,10 +5,10 @@
 
 The shapes are the whole model on each of two cores, two stages, and three stages, of which two share a core. The three plans
 of a backend are loaded side by side and run in interleaved rounds, of which every other one is judged. Two predictions of each
-are held against the median of these: ``planned``, from the profile of ops alone, and ``corrected``, after the rounds that are
-not judged went into the profile, as those of a candidate do in a search. The two kinds of rounds alternate, since the clock of
-a machine drifts by more within a minute than a prediction may be off. Each model is added to benchmarks/accuracy.json as it is
-done; benchmarks/accuracy.md is made from the newest run of each.
+are held against the median of these: ``planned``, from a profile of ops made just before, and ``corrected``, after the rounds
+that are not judged went into the profile, as those of a candidate do in a search. The two kinds of rounds alternate, since the
+clock of a machine drifts by more within a minute than a prediction may be off; a slow model runs fewer of them. Each model is
+added to benchmarks/accuracy.json as it is done; benchmarks/accuracy.md is made from the newest run of each.
 """
 
 import argparse
@@ -46,6 +46,8 @@ SHAPES = {
 RESULTS, TABLE = Path("benchmarks/accuracy.json"), Path("benchmarks/accuracy.md")
 PROFILES = Path("autosplit-run/profiles")
 ROUNDS, ROUND_S = 5, 0.3
+LEAST_ROUNDS, MOST_S = 3, 18.0
+"""After so many seconds of a backend's rounds no more are begun than the least number."""
 PLANNED, CORRECTED = "planned", "corrected"
 GOAL = 0.03, 0.10
 """Median and worst error that are wished for on a quiet machine."""
@@ -56,7 +58,7 @@ def judge(name: str, backends: Sequence[str]) -> dict[str, Any]:
     start_s = time.monotonic()
     machine = machine_for(",".join(f"cpu:{core}" for core in usable_cores()[:2]))
     traced = api.trace(ALL_MODELS[name])
-    profile = api.measure(traced, machine, backends, profiles=PROFILES)
+    profile = api.measure(traced, machine, backends, profiles=PROFILES, remeasure=True)
     left_out = dict(enumerate(profile.notes))
     runs: list[Run] = []
     with Arena(machine) as arena:
@@ -101,11 +103,14 @@ def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Ar
 
 
 def _rounds(arena: Arena) -> dict[str, tuple[set[int], set[int]]]:
-    """Let every plan run twice as many rounds as are judged; which requests of each were in the others, and in these."""
+    """Let every plan run twice as many rounds as are judged; the numbers of its requests in the others, and in these."""
     sequences: dict[str, tuple[set[int], set[int]]] = {shape: (set(), set()) for shape in arena.loaded}
     for entry in arena.loaded.values():
         entry.restart()
+    begun_s = time.monotonic()
     for number in range(2 * ROUNDS):
+        if number % 2 == 0 and number >= 2 * LEAST_ROUNDS and time.monotonic() - begun_s > MOST_S:
+            break
         names = list(arena.loaded)
         for shape in names if number // 2 % 2 == 0 else reversed(names):
             entry = arena.loaded[shape]
