@@ -223,7 +223,7 @@ def _network_health(network: Network) -> dict[str, Any]:
         "num_held": pipeline.num_held,
         "room": pipeline.room,
         "num_running": pipeline.num_running,
-        "window": pipeline.wiring.window,
+        "window": pipeline.window,
         "num_answered": pipeline.num_answered,
         "restarts": pipeline.restarts,
         "latency_s": {"p50": latency.p50_s, "p90": latency.p90_s, "p99": latency.p99_s},

@@ -34,7 +34,8 @@ class Pipeline:
         stages: in topological order.
         inputs: names of the inputs, in the order in which requests give them.
         outputs: names of the outputs, in the order in which answers bring them; an input may be an output too.
-        max_in_flight: requests between the first stage and their answer; by default enough to keep every stage at work.
+        max_in_flight: requests between the first stage and their answer; by default enough to keep every stage at work,
+            and up to 16 small ones while they come fast.
         room: requests that may wait at the door beside those, before ``submit`` blocks or refuses; as many by default.
         in_order: answer in the order of admission; False answers each request as soon as it is done, and lets more urgent
             ones overtake it at every stage.
@@ -174,6 +175,11 @@ class Pipeline:
     def num_running(self) -> int:
         """Requests between the first stage and their answer."""
         return self._executor.num_running
+
+    @property
+    def window(self) -> int:
+        """Requests between the first stage and their answer at most, for now: more of small ones while they come fast."""
+        return self._executor.pace.size
 
     @property
     def num_answered(self) -> int:

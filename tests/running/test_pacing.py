@@ -54,6 +54,7 @@ def test_a_request_is_answered_before_a_slow_one_of_a_fast_stream() -> None:
         stream = pipeline.stream(repeat(request(0)))
         for _ in range(200):
             assert next(stream)[0][0] == 1
+        assert pipeline.wiring.window <= pipeline.window <= pipeline.wiring.most_in_flight == 16
         alone, slow = (pipeline.submit(request(number)) for number in (5, 2))
         assert alone.result(10)[0][0] == 6 and not slow.done()
         opened.set()
