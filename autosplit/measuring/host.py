@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 
 from autosplit import discovering
@@ -310,7 +311,8 @@ class _Job:
 def least_s(profile: Profile) -> float:
     """About what it takes at least to measure the model again, or one of the same ops for other microbatches."""
     num_devices = max(1, len({setting.device for setting in profile.measured}))
-    return NUM_PASSES * sum(profile.whole_s(*setting) for setting in profile.measured) / num_devices
+    wholes_s = [profile.whole_s(*setting) for setting in profile.measured]
+    return NUM_PASSES * sum(seconds for seconds in wholes_s if isfinite(seconds)) / num_devices
 
 
 @contextmanager

@@ -31,8 +31,10 @@ def save_parts(traced: Traced, refused: Collection[str], backend: str, precision
     """
     label = {op.name: "refused" if op.name in refused else "accepted" for op in traced.graph.ops}
     stages = traced.graph.runs(label, label)
-    parts, values = [], _values(traced)
-    for number, program in enumerate(split(traced, stages)):
+    programs = split(traced, stages)
+    values = _values(traced, {spec.name for program in programs for spec in program.inputs})
+    parts = []
+    for number, program in enumerate(programs):
         if label[stages[number][0]] == "accepted":
             part = Part(stages[number], workspace.add(program, stages[number], backend, precision).folder)
             torch.save([values[spec.name] for spec in program.inputs], part.folder / INPUTS)
@@ -72,21 +74,22 @@ def _added(parts: Sequence[Samples | None]) -> Samples | None:
     return Samples(tuple(float(f"{sum(one):.5g}") for one in passes))
 
 
-def _values(traced: Traced) -> dict[str, torch.Tensor]:
-    """Every value of one run of the model."""
-    runner = _Keeping(traced.program)
+def _values(traced: Traced, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """These values of one run of the model."""
+    runner = _Keeping(traced.program, names)
     with torch.inference_mode():
         runner.run(*traced.example_inputs)
-    return {name: value.clone() for name, value in runner.kept.items()}
+    return runner.kept
 
 
 class _Keeping(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, names: Collection[str]) -> None:
         super().__init__(module)
         self.kept: dict[str, torch.Tensor] = {}
+        self._names = names
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if isinstance(value, torch.Tensor) and n.op != "get_attr":
+        if n.name in self._names:
             self.kept[n.name] = value
         return value
