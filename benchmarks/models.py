@@ -104,7 +104,15 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         workspace.save(program, [op.name for op in whole.graph.ops], there=folder)
         ready_s = time.monotonic() - begun_s
         with bars(console) as step:
-            profile = api.measure(whole, machine, usual(), profiles=PROFILES, workspace=workspace, progress=step("profile"))
+            profile = api.measure(
+                whole,
+                machine,
+                usual(),
+                profiles=PROFILES,
+                remeasure=given.remeasure,
+                workspace=workspace,
+                progress=step("profile"),
+            )
             profile_s = time.monotonic() - begun_s - ready_s
             found, report, report_s = _choose(name, whole, profile, machine, given, workspace, step)
         plan = report.best.plan
@@ -272,6 +280,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--note", default="not known to be quiet", help="what a reader should know of the machine meanwhile")
     parser.add_argument("--missing", type=float, default=0.0, metavar="HOURS", help="leave out rows measured in the last HOURS")
+    parser.add_argument("--remeasure", action="store_true", help="measure stored profiles again, as when they were not quiet")
     parser.add_argument("--keep", action="store_true", help="keep the files that the runtimes load")
     parser.add_argument("--prepare", action="store_true", help="only write the files that the runtimes load")
     parser.add_argument("--write-table", action="store_true", help="only write the table from the results")
