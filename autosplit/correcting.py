@@ -1,7 +1,6 @@
 """What workers took of their devices while a plan ran goes back into the profile, as measured stages."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -31,31 +30,33 @@ def corrected(profile: Profile, plan: Plan, spans: Sequence[Sequence[Span]], mov
     workers = settings_of(plan)
     devices = {setting.device for _, setting in workers}
     for (stage, setting), moved, taken in zip(workers, moves_s, taken_s(plan, spans), strict=True):
-        samples = Samples(tuple(max(0.0, seconds - moved) for seconds in taken.samples_s))
-        profile = profile.with_stage(stage.ops, setting, samples, sorted(devices - {setting.device}))
+        if taken.samples_s:
+            samples = Samples(tuple(max(0.0, seconds - moved) for seconds in taken.samples_s))
+            profile = profile.with_stage(stage.ops, setting, samples, sorted(devices - {setting.device}))
     return profile
 
 
 def spans_of(events: Sequence[Event]) -> dict[int, Span]:
-    """When a worker had each request but its last one: from its inputs' arrival to when it asked for the next ones.
+    """When a worker had each request: from its inputs' arrival to when it asked for the next ones, or had sent the last ones.
 
     Waits for room in a ring are left out.
     """
-    return {one.sequence: (one.got_ns, after.asked_ns - one.blocked_ns) for one, after in pairwise(events)}
+    ends = [*(after.asked_ns for after in events[1:]), *(last.sent_ns for last in events[-1:])]
+    return {one.sequence: (one.got_ns, end - one.blocked_ns) for one, end in zip(events, ends, strict=True)}
 
 
 def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> list[Samples]:
     """What a request took each worker of its device, where those that run at once get equal shares.
 
     A sample is the mean over requests that follow each other, not one request: what stands in a worker's way now and then, the
-    host above all, costs throughput too.
+    host above all, costs throughput too. There are none of a worker that could not be asked, or was just started anew.
     """
     devices = [setting.device for _, setting in settings_of(plan)]
     found: dict[int, Samples] = {}
     for device in dict.fromkeys(devices):
         there = [number for number, name in enumerate(devices) if name == device]
         for number, seconds in zip(there, shares_s([spans[number] for number in there]), strict=True):
-            parts = np.array_split(np.array(seconds), min(MOST_SAMPLES, len(seconds)))
+            parts = np.array_split(np.array(seconds), min(MOST_SAMPLES, len(seconds))) if seconds else []
             found[number] = Samples(tuple(float(part.mean()) for part in parts))
     return [found[number] for number in range(len(devices))]
 
@@ -70,8 +71,8 @@ def shares_s(spans: Sequence[Sequence[Span]]) -> list[list[float]]:
     >>> shares_s([[(0, 4_000_000_000)], [(2_000_000_000, 6_000_000_000)]])
     [[3.0], [3.0]]
     """
-    if len(spans) == 1:
-        return [[(end - begin) / 1e9 for begin, end in spans[0]]]
+    if len(spans) == 1 or not any(spans):
+        return [[(end - begin) / 1e9 for begin, end in worker] for worker in spans]
     begins, ends = np.array([span for worker in spans for span in worker], np.int64).reshape(-1, 2).T
     edges = np.unique(np.concatenate([begins, ends]))
     running = np.searchsorted(np.sort(begins), edges[:-1], "right") - np.searchsorted(np.sort(ends), edges[:-1], "right")

@@ -46,6 +46,8 @@ SHAPES = {
 RESULTS, TABLE = Path("benchmarks/accuracy.json"), Path("benchmarks/accuracy.md")
 PROFILES = Path("autosplit-run/profiles")
 ROUNDS, ROUND_S = 5, 0.3
+LEAST_ITEMS = 6
+"""Of a round: while a pipeline fills and drains, workers have no neighbours."""
 LEAST_ROUNDS, MOST_S = 3, 18.0
 """After so many seconds of a backend's rounds no more are begun than the least number."""
 PLANNED, CORRECTED = "planned", "corrected"
@@ -91,6 +93,10 @@ def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Ar
     for shape, plan in plans.items():
         spans = [spans_of(events) for events in arena.loaded[shape].pipeline.events()]
         seen, held = ([[span for k, span in one.items() if k in chosen] for one in spans] for chosen in sequences[shape])
+        if not all(map(all, zip(seen, held, strict=True))):
+            left_out[f"{backend}, {shape}"] = f"{backend}, {shape}: a worker had nothing to tell of its rounds"
+            arena.unload(shape)
+            continue
         moves_s = moved_s(plan, traced.graph, arena.machine, profile)
         told = predict(plan, traced.graph, arena.machine, corrected(profile, plan, seen, moves_s))
         outcome = arena.loaded[shape].outcome()
@@ -115,7 +121,7 @@ def _rounds(arena: Arena) -> dict[str, tuple[set[int], set[int]]]:
         for shape in names if number // 2 % 2 == 0 else reversed(names):
             entry = arena.loaded[shape]
             before = entry.pipeline.num_answered
-            entry.run(max(1, round(ROUND_S * entry.pace_per_s)))
+            entry.run(max(LEAST_ITEMS, round(ROUND_S * entry.pace_per_s)))
             sequences[shape][number % 2].update(range(before, entry.pipeline.num_answered))
     return sequences
 

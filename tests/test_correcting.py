@@ -42,9 +42,10 @@ def test_stages_on_one_core_are_not_charged_for_each_other_and_know_which_neighb
 
 
 def test_a_request_counts_until_the_next_is_asked_for_and_the_mean_of_many_is_one_sample() -> None:
-    events = [Event(k, 0, 10 * k, 10 * k, 10 * k + 1, 10 * k + 6, 10 * k + 9, k % 2) for k in range(2 * MOST_SAMPLES + 1)]
+    events = [Event(k, 0, 10 * k, 10 * k, 10 * k + 1, 10 * k + 6, 10 * k + 9, k % 2) for k in range(2 * MOST_SAMPLES)]
     spans = spans_of(events)
-    assert [end - begin for begin, end in spans.values()] == [9, 8] * MOST_SAMPLES
+    assert [end - begin for begin, end in spans.values()] == [9, 8] * (MOST_SAMPLES - 1) + [9, 7]
     assert list(spans) == list(range(2 * MOST_SAMPLES))
     [taken] = taken_s(plan(Stage("s", ("op",), ("cpu:0",))), [list(spans.values())])
-    assert taken.samples_s == pytest.approx([8.5e-9] * MOST_SAMPLES)
+    assert taken.samples_s == pytest.approx([8.5e-9] * (MOST_SAMPLES - 1) + [8e-9])
+    assert [taken.samples_s for taken in taken_s(plan(*[Stage("s", ("op",), ("cpu:0",))] * 2), [[], []])] == [(), ()]
