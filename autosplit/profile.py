@@ -31,8 +31,8 @@ from autosplit.samples import (
 )
 
 SCHEMA = 1
-FIT_ROUNDS = 50
-FIT_TOLERANCE = 1e-6
+FIT_ROUNDS, FIT_TOLERANCE, FIT_LEAST = 50, 1e-6, 0.1
+"""Stages that cover a smaller share of a model's time say less about the rest of it."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,9 @@ class Profile:
         base = {op: self.op_samples(op, setting).median_s * self.scale(setting) for op in self.accepted(setting)}
         predicted = [sum(base[op] for op in stage.ops) for stage in stages]
         common = sum(stage.samples.median_s for stage in stages) / sum(predicted) if sum(predicted) > 0 else 1.0
-        factors = dict.fromkeys(base, common)
+        covered_s = sum(base[op] for op in frozenset().union(*(stage.ops for stage in stages)))
+        weight = min(1.0, covered_s / (FIT_LEAST * sum(base.values()))) if covered_s > 0 else 0.0
+        factors = dict.fromkeys(base, common**weight)
         for _ in range(FIT_ROUNDS):
             worst = 0.0
             for stage in stages:

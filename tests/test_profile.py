@@ -85,6 +85,13 @@ def test_a_measured_stage_pulls_its_ops_and_leaves_the_other_device_alone() -> N
     assert profile.op_s("op2", "cpu:1", "eager") == 2
 
 
+def test_a_small_stage_says_little_of_the_rest() -> None:
+    measured = Measured({"sig0": samples(1.0), "sig1": samples(1.0)})
+    profile = Profile.empty(chain(100)).with_measured(ON_0, measured).with_stage(["op0"], ON_0, samples(1e-4), busy=["cpu:1"])
+    assert profile.op_s("op0", "cpu:0", "eager") == pytest.approx(1e-4)
+    assert profile.op_s("op1", "cpu:0", "eager") == pytest.approx(1e-4**0.1)
+
+
 def test_the_newest_measurement_of_a_stage_counts_and_busy_neighbours_beat_idle_ones() -> None:
     stage = ["op0", "op1"]
     profile = profiled().with_stage(stage, ON_0, samples(9.0), busy=["cpu:1"]).with_stage(stage, ON_0, samples(8.0))
