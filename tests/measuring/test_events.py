@@ -130,7 +130,7 @@ def test_what_was_measured_on_another_gpu_is_measured_again(traced, tmp_path, mo
     profile = replace(Profile.empty(traced.graph), measured={setting: Measured(ops, provenance=stamp, peak_bytes=7)})
     store = host.Store(tmp_path)
     store.save(traced.graph, profile)
-    known = host._Job(traced, machine, [setting], store, stamps, host.Steps(), "f32").known()
+    known = host._Job(traced, machine, [setting], store, stamps, host.Steps(), "f32", None).known()
     assert (setting in known.measured) == (not note) and all(note in line for line in known.notes)
     if not note:
         assert known.measured[setting].peak_bytes == 7
