@@ -1,5 +1,6 @@
 """Plans for a graph on a machine: the planner is asked once for each choice of backends, its answers become Plans."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -23,6 +24,9 @@ CLOSED = 1e-6
 """A gap below this share is rounding."""
 
 Log = Callable[[str], None]
+
+LEAST_S = 0.3
+"""Seconds that the solvers get for a choice of backends at least."""
 
 
 def plan_model(
@@ -52,7 +56,7 @@ def plan_model(
         queue_depth: slots of each ring.
         microbatch: items that pass the stages together; by default the whole request.
         max_threads: most threads of a stage; by default one for each core of its device.
-        time_limit_s: seconds for each solver call.
+        time_limit_s: seconds for all choices of backends together.
         seed: seed of the solvers.
         log: called with a line of the solver's log.
     Raises:
@@ -63,7 +67,9 @@ def plan_model(
     plans: list[Plan] = []
     bound_s = inf
     refusal: InfeasibleError | None = None
-    for choice in backend_choices(machine, backends, profile):
+    end_s = time.monotonic() + time_limit_s
+    choices = backend_choices(machine, backends, profile)
+    for number, choice in enumerate(choices):
         threads = {name: threads_on(machine, name, max_threads) for name in choice}
         problem = _problem(graph, machine, profile, constraints, choice, threads)
         try:
@@ -71,7 +77,7 @@ def plan_model(
                 problem,
                 objective=constraints.objective,
                 **constraints.limits(len(machine.devices)),
-                time_limit_s=time_limit_s,
+                time_limit_s=max(LEAST_S, (end_s - time.monotonic()) / (len(choices) - number)),
                 seed=seed,
                 log=log,
             )
@@ -102,7 +108,7 @@ def plan_front(
 ) -> list[tuple[Plan, float]]:
     """Plans of which none is better than another in throughput, latency and peak memory, the best throughput first.
 
-    The arguments are those of ``plan_model``; ``time_limit_s`` is for all choices of backends together.
+    The arguments are those of ``plan_model``.
 
     Returns: plans, each with the bytes that its fullest device holds.
     Raises: InfeasibleError, ProfileError: as ``plan_model``.

@@ -18,7 +18,7 @@ from autosplit.comparing import Arena, Progress
 from autosplit.constraints import Constraints
 from autosplit.correcting import corrected, settings_of, spans_of
 from autosplit.deploying import Workspace
-from autosplit.errors import AutosplitError, BackendError
+from autosplit.errors import AutosplitError, BackendError, InfeasibleError
 from autosplit.explaining import explain
 from autosplit.machine import Machine
 from autosplit.plan import Plan, Source
@@ -31,7 +31,7 @@ NUM_ROUNDS = 3
 ROUND_S = 0.4
 """A candidate runs so many rounds of about so many seconds, each beside one of the first plan's."""
 
-CORRECTING_SHARE = 0.6
+CORRECTING_SHARE, PLANNING_SHARE = 0.6, 0.2
 """Of the budget; the rest is for Optuna."""
 
 HOPELESS = 0.8
@@ -206,7 +206,10 @@ class _Hunt:
             self._measure(plan, {})
             if self._spent() > CORRECTING_SHARE:
                 return
-            plan = self.job.plan(self.subjects[plan.microbatch], {})
+            try:
+                plan = self._plan(plan.microbatch, {})
+            except InfeasibleError:  # none was found in so short a time
+                return
 
     def tune(self, storage: Path | None) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
@@ -230,6 +233,11 @@ class _Hunt:
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             else:
                 study.tell(trial, value)
+
+    def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
+        """What the planner answers in a part of the time that is left."""
+        limit_s = min(self.job.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self._spent()))
+        return replace(self.job, time_limit_s=limit_s).plan(self.subjects[microbatch], asked)
 
     def _spent(self) -> float:
         return (time.monotonic() - self._start) / self._budget_s
@@ -288,7 +296,7 @@ class _Hunt:
             self._tell(min(1.0, self._spent()), f"tracing and profiling microbatches of {microbatch}")
             self.subjects[microbatch] = self.job.subject_for(microbatch)
         try:
-            plan = self.job.plan(self.subjects[microbatch], asked)
+            plan = self._plan(microbatch, asked)
         except AutosplitError:
             return None
         if known := self._measured(plan):

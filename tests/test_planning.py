@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autosplit import planning
 from autosplit.commands.searching import _front_of_model
 from autosplit.constraints import Constraints
 from autosplit.errors import InfeasibleError, UsageError
@@ -18,6 +19,7 @@ from autosplit.options import Plans
 from autosplit.plan import Plan, Source
 from autosplit.planfile import read_plan
 from autosplit.planning import bounded, moved_s, plan_front, plan_model, predict
+from autosplit.problem import Problem, Solution
 from autosplit.profile import Profile
 from autosplit.samples import Measured, Provenance, Samples, Setting
 
@@ -31,6 +33,19 @@ PROFILE = Profile.given(GRAPH, {(name, device.name): 1.0 for name in NAMES for d
 
 def values(plan: Plan, peak_bytes: float) -> tuple[float, float, float]:
     return plan.prediction.bottleneck_s, plan.prediction.latency_s, peak_bytes
+
+
+def test_choices_of_backends_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits_s, solve = [], planning.solve
+
+    def watched(problem: Problem, *, time_limit_s: float, **asked: Any) -> Solution:
+        limits_s.append(time_limit_s)
+        return solve(problem, time_limit_s=time_limit_s, **asked)
+
+    monkeypatch.setattr(planning, "solve", watched)
+    monkeypatch.setattr(planning, "backend_choices", lambda *of: [dict.fromkeys(("cpu:0", "cpu:1"), "eager")] * 4)
+    assert len(plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"], time_limit_s=8)) == 4
+    assert limits_s[0] <= 2 and limits_s == sorted(limits_s) and limits_s[-1] <= 8
 
 
 @pytest.mark.parametrize("constraints", [Constraints(), Constraints(max_replicas=1)])
