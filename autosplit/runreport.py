@@ -189,8 +189,9 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool) -> tupl
     if not simple:
         return PLAN, "No simple way ran beside the plan, so there is nothing to compare it with."
     best = max(simple, key=lambda name: simple[name].faster_than(plan, objective))
-    # Rivals ran more rounds beside each other than beside the plan.
-    best = max([best, *simple], key=lambda name: simple[name].faster_than(simple[best], objective))
+    # Rivals ran more rounds beside each other than beside the plan. One that is behind the plan must not save it from another.
+    ahead = [name for name in simple if simple[name].faster_than(plan, objective) > 1]
+    best = max([best, *ahead], key=lambda name: simple[name].faster_than(simple[best], objective))
     ratio = simple[best].faster_than(plan, objective)
     what = "as low a latency" if objective == "latency" else "as fast"
     if simple[best] is plan:
