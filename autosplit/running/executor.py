@@ -274,7 +274,6 @@ class Executor:
 
         Several results are waited for if they come fast and nobody waits for one of them alone.
         """
-        self.pace.look(self.times)
         patience_s = min(self._recovery.look_s, max(0.0, self._alarm_ns - time.monotonic_ns()) / 1e9)
         alone = self._hurried >= self._base or self._door.num_waiting > 0
         self._dozes = self._in_order and self.pace.num_soon > 1 and self._base < self._next and not alone
@@ -320,6 +319,7 @@ class Executor:
                 self._base += 1
                 if self._in_order:
                     answers.append(oldest)
+            self.pace.look(self.times)  # with the lock: room that it makes is for who waits at the door, not for who comes
             if self._door:
                 answers += self._admit()
             if self._num_blocked:

@@ -1,6 +1,7 @@
 """How many requests are in flight, and how many answers the host waits for at once, follows from how fast they come."""
 
 import threading
+from collections.abc import Sequence
 from itertools import repeat
 
 import pytest
@@ -59,3 +60,28 @@ def test_a_request_is_answered_before_a_slow_one_of_a_fast_stream() -> None:
         assert alone.result(10)[0][0] == 6 and not slow.done()
         opened.set()
         assert slow.result(10)[0][0] == 3 and next(stream)[0][0] == 1
+
+
+def test_none_overtakes_those_at_the_door_when_more_may_be_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_out, fast, seen = threading.Semaphore(0), threading.Event(), []
+
+    def see(x: torch.Tensor) -> torch.Tensor:
+        seen.append(int(x[0]))
+        let_out.acquire(timeout=30)
+        return x
+
+    def grow(pace: Pace, times: Sequence[RequestTimes]) -> None:
+        pace.size = 8 if fast.is_set() else 3
+
+    monkeypatch.setattr(Pace, "look", grow)
+    with Pipeline([local("a", see, "x", "y")], ["x"], ["y"]) as pipeline:
+        assert pipeline.window == 3
+        futures = [pipeline.submit(request(number)) for number in range(6)]
+        fast.set()
+        let_out.release()
+        futures[0].result(10)
+        while pipeline.window == 3:  # two are at the door
+            pass
+        futures.append(pipeline.submit(request(6)))
+        let_out.release(6)
+        assert [int(future.result(10)[0][0]) for future in futures] == seen == list(range(7))
