@@ -18,7 +18,7 @@ from autosplit.comparing import Observe, Progress, run_report
 from autosplit.constraints import Constraints
 from autosplit.deploying import Workspace
 from autosplit.discovering import machine_for
-from autosplit.errors import ProfileError, UsageError
+from autosplit.errors import ProfileError, UsageError, listed
 from autosplit.exporting import onnxruntime
 from autosplit.loading import Inputs
 from autosplit.machine import Machine, parse_device
@@ -126,7 +126,7 @@ def search(
     from autosplit import searching
 
     wanted = constraints or Constraints()
-    chosen = tuple(backends or measured_backends(profile, machine))
+    chosen = listed("backends", backends or measured_backends(profile, machine), str)
     job = searching.Job(
         machine, traced.source, wanted.verify(traced.graph, machine), chosen,
         queue_depth, time_limit_s, seed, log, subject_for, explain_s,
@@ -293,7 +293,7 @@ def auto(
     ``progress`` is called with the name of each step and gives the step's progress function.
     """
     wanted = constraints or Constraints()
-    names = tuple(usual() if backends is None else backends)
+    names = listed("backends", usual() if backends is None else backends, str)
     for backend in names:
         get_backend(backend)
     machine = devices if isinstance(devices, Machine) else machine_for(devices)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autosplit.errors import UsageError, raise_faults
+from autosplit.errors import UsageError, listed, raise_faults
 from autosplit.graph import Graph
 from autosplit.machine import Machine
 
@@ -73,10 +73,10 @@ class Constraints:
         for pattern, devices in wanted.items():
             faults += [
                 f"'{pattern}' names device '{device}', which is not one of {', '.join(sorted(names))}"
-                for device in devices
+                for device in listed(f"forbids of '{pattern}'", devices, str)
                 if device not in names
             ]
-        for pattern in [*wanted, *self.together]:
+        for pattern in [*wanted, *listed("together", self.together, str)]:
             if not matching_ops(graph, pattern):
                 near = difflib.get_close_matches(pattern, [*graph.index, *_modules(graph)], n=3)
                 hint = f"; close: {', '.join(near)}" if near else ""

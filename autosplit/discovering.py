@@ -84,6 +84,8 @@ def machine_for(
     """
     if devices is not None and machine_file is not None:
         raise UsageError("devices are given twice, by --devices and by a machine file; leave one of them out")
+    if devices is not None and not isinstance(devices, str):
+        raise UsageError(f"devices are one text with commas between, such as 'cpu:0,cpu:1', but are given as {devices!r}")
     if machine_file is not None:
         machine = read_machine(machine_file)
     elif devices is not None:

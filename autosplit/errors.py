@@ -4,7 +4,10 @@ One base class, one child for each thing that can be wrong. Each error carries a
 pickling from a worker, and ``raise_faults`` lists all the faults of a value at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class AutosplitError(Exception):
@@ -102,3 +105,20 @@ def raise_faults(error: type[AutosplitError], subject: str, faults: Sequence[str
     if len(faults) > 20:
         shown.append(f"  * and {len(faults) - 20} more")
     raise error("\n".join([f"{subject} ({len(faults)} {noun}):", *shown]))
+
+
+def listed(what: str, values: Iterable[T], kind: type[T], way_out: str = "") -> tuple[T, ...]:
+    """The values as a tuple. Raises: UsageError: they are no list of ``kind``; a text would count letter by letter.
+
+    >>> listed("backends", ["eager"], str)
+    ('eager',)
+    >>> listed("backends", "eager", str)
+    Traceback (most recent call last):
+        ...
+    autosplit.errors.UsageError: backends must be a list of str, in brackets, but is 'eager'
+    """
+    is_list = isinstance(values, Iterable) and not isinstance(values, str)
+    found = tuple(values) if is_list else ()
+    if not is_list or not all(isinstance(value, kind) for value in found):
+        raise UsageError(f"{what} must be a list of {kind.__name__}, in brackets, but is {values!r}{way_out}")
+    return found

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 from autosplit import tables
-from autosplit.errors import DeviceError, UsageError, raise_faults
+from autosplit.errors import DeviceError, UsageError, listed, raise_faults
 
 Kind = Literal["cpu", "cuda", "null"]
 HOST = "host"
@@ -81,7 +81,8 @@ class Machine:
     @staticmethod
     def of(devices: Iterable[Device], links: Iterable[Link] = ()) -> "Machine":
         """A verified machine. Raises: DeviceError: no devices, a name twice, or overlapping core sets."""
-        return Machine(tuple(devices), {(link.source, link.target): link for link in links}).verify()
+        made = listed("devices", devices, Device, "; parse_device makes one of a name")
+        return Machine(made, {(link.source, link.target): link for link in links}).verify()
 
     def __getitem__(self, name: str) -> Device:
         for device in self.devices:

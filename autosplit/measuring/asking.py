@@ -6,7 +6,7 @@ from dataclasses import replace
 from autosplit import discovering
 from autosplit.accelerators import is_accelerator
 from autosplit.backends.base import get_backend, require_device, require_precision
-from autosplit.errors import BackendError, DeviceError, UsageError
+from autosplit.errors import BackendError, DeviceError, UsageError, listed
 from autosplit.limits import affinity
 from autosplit.machine import Device, Machine
 from autosplit.profile import Profile
@@ -15,7 +15,7 @@ from autosplit.samples import Precision, Provenance, Setting
 
 def require_measurable(machine: Machine, backends: Sequence[str]) -> None:
     """Raise UsageError or DeviceError unless something can be measured on these devices."""
-    if not backends:
+    if not listed("backends", backends, str):
         raise UsageError("no backend is named; name one, such as eager")
     discovering.check_here(machine)
     for device in machine.devices:

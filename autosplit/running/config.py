@@ -12,7 +12,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any, Literal
 from torch import nn
 
 from autosplit.backends.base import Precision, get_backend
-from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.errors import PlanError, UsageError, listed, raise_faults
 from autosplit.loading import Inputs, Model, load_model
 from autosplit.machine import Device
 from autosplit.running.modules import Module, PythonFunction, StageFolder, check_allowed
@@ -124,10 +124,10 @@ class PipelineConfig:
     def add_stage(self, name: str, source: StageProgram | Path, devices: Sequence[Device], **settings: Any) -> ModuleEntry:
         """Add a stage, in memory or from its folder; ``settings`` as in ModuleEntry. Raises: PlanError: the name is taken."""
         if isinstance(source, StageProgram):
-            return self._add(ModuleEntry(self, name, source, source.inputs, source.outputs, tuple(devices), **settings))
+            return self._add(name, source, source.inputs, source.outputs, devices, settings)
         program = load_stage(source)
         folder = StageFolder(source, settings.get("backend", "eager"), settings.get("precision", "f32"))
-        return self._add(ModuleEntry(self, name, folder, program.inputs, program.outputs, tuple(devices), **settings))
+        return self._add(name, folder, program.inputs, program.outputs, devices, settings)
 
     def add_model(
         self, name: str, model: Model | nn.Module, devices: Sequence[Device], inputs: Inputs | None = None, **settings: Any
@@ -152,8 +152,7 @@ class PipelineConfig:
     ) -> ModuleEntry:
         """Add a Python function by its import path, from a module that is allowed; workers import it, the host does not."""
         check_allowed(path, allowed)
-        source = PythonFunction(path, tuple(allowed))
-        return self._add(ModuleEntry(self, name, source, tuple(inputs), tuple(outputs), tuple(devices), **settings))
+        return self._add(name, PythonFunction(path, tuple(allowed)), inputs, outputs, devices, settings)
 
     def __getitem__(self, name: str) -> ModuleEntry:
         if name not in self.modules:
@@ -234,8 +233,19 @@ class PipelineConfig:
         lines += [f"  {name}: {', '.join(members)}" for name, members in self.groups.items()]
         return "\n".join(lines)
 
-    def _add(self, entry: ModuleEntry) -> ModuleEntry:
-        self._plain("module", entry.name)
+    def _add(
+        self,
+        name: str,
+        source: StageProgram | StageFolder | PythonFunction,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        devices: Sequence[Device],
+        settings: Mapping[str, Any],
+    ) -> ModuleEntry:
+        self._plain("module", name)
+        reads, makes = listed(f"inputs of '{name}'", inputs, TensorSpec), listed(f"outputs of '{name}'", outputs, TensorSpec)
+        places = listed(f"devices of '{name}'", devices, Device, "; machine.parse_device makes one of a name")
+        entry = ModuleEntry(self, name, source, reads, makes, places, **settings)
         if entry.name in self.modules:
             raise PlanError(f"there is a module '{entry.name}' already")
         for kind, specs in (("inputs", entry.inputs), ("outputs", entry.outputs)):

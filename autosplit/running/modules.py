@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from autosplit.accelerators import Accelerator, Queue, open_accelerator
-from autosplit.errors import BackendError, UsageError
+from autosplit.errors import BackendError, UsageError, listed
 from autosplit.tables import bytes_text
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
     module, _, name = path.partition(":")
     if not (module and name):
         raise UsageError(f"function '{path}' is not understood; write package.module:function")
-    if not any(module == one or module.startswith(f"{one}.") for one in allowed):
+    if not any(module == one or module.startswith(f"{one}.") for one in listed("allowed", allowed, str)):
         known = ", ".join(allowed) or "none is allowed"
         raise UsageError(f"function '{path}' is not in an allowed module ({known}); allow its module if you trust it")
     return module, name

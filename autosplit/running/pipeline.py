@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError, raise_faults
+from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError, listed, raise_faults
 from autosplit.processes import proportional_bytes, receive
 from autosplit.results import LatencyStats, RunStats, StageStats
 from autosplit.running import words
@@ -61,7 +61,7 @@ class Pipeline:
         if room is not None and room < 0:
             raise UsageError(f"room must be at least 0 requests, but is {room}")
         self.wiring = wire(stages, inputs, outputs, max_in_flight, in_order)
-        self.groups = {name: tuple(members) for name, members in (groups or {}).items()}
+        self.groups = {name: listed(f"group '{name}'", members, str) for name, members in (groups or {}).items()}
         known = [stage.name for stage in stages]
         strange = [(group, stage) for group, members in self.groups.items() for stage in members if stage not in known]
         faults = [f"group '{group}' names '{stage}'; the stages are: {', '.join(known)}" for group, stage in strange]

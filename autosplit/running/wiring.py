@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from autosplit.errors import PlanError, raise_faults
+from autosplit.errors import PlanError, listed, raise_faults
 from autosplit.machine import Device
 from autosplit.running.modules import Module
 from autosplit.tensorspec import TensorSpec
@@ -118,6 +118,7 @@ def wire(
         in_order: False lets requests overtake each other; then every ring has a slot for each request in flight.
     Raises: PlanError: every value that nobody makes, that is made twice or too late, and every empty setting.
     """
+    inputs, outputs = listed("inputs", inputs, str), listed("outputs", outputs, str)
     makers = {spec.name: number for number, stage in enumerate(stages) for spec in stage.outputs}
     raise_faults(PlanError, "the stages do not fit together", list(_faults(stages, inputs, outputs, makers)))
     if window is None:

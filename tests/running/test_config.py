@@ -9,11 +9,16 @@ import torch
 import yaml
 from pipelines import CORES, NULL, spec
 
+from autosplit.constraints import Constraints
+from autosplit.discovering import machine_for
 from autosplit.errors import AutosplitError, ModelError, PlanError, UsageError
+from autosplit.graph import Graph
 from autosplit.loading import load_model
+from autosplit.machine import Machine
 from autosplit.running.config import ModuleEntry, PipelineConfig, config_of
 from autosplit.running.configfile import FILE, load_config, save_config
 from autosplit.running.host import HostManager
+from autosplit.running.pipeline import Pipeline
 from autosplit.splitting import split
 from autosplit.tensorspec import TensorSpec
 from autosplit.tracing import trace
@@ -146,6 +151,30 @@ def test_each_misuse_has_its_own_error_and_changes_nothing(
         misuse(config)
     assert fault in str(caught.value)
     assert (config.connections, config.outputs, config.inputs) == before
+
+
+def test_one_name_is_no_list_of_names(config: PipelineConfig) -> None:
+    """Python would take every letter for a name."""
+    asked = {"path": "math:pi", "allowed": ["math"], "inputs": [], "outputs": [], "devices": [NULL]}
+    for wrong, fault in [
+        ({"devices": "null:0"}, "devices of 'f' must be a list of Device, in brackets, but is 'null:0'; machine.parse_device"),
+        ({"devices": ["null:0"]}, "devices of 'f' must be a list of Device, in brackets, but is ['null:0']"),
+        ({"inputs": spec("v")}, "inputs of 'f' must be a list of TensorSpec, in brackets, but is TensorSpec"),
+        ({"outputs": "v"}, "outputs of 'f' must be a list of TensorSpec, in brackets, but is 'v'"),
+        ({"allowed": "math"}, "allowed must be a list of str, in brackets, but is 'math'"),
+    ]:
+        with pytest.raises(UsageError) as caught:
+            config.add_function("f", **{**asked, **wrong})  # type: ignore[arg-type]
+        assert fault in str(caught.value) and "f" not in config.modules
+    with pytest.raises(UsageError, match="inputs must be a list of str, in brackets, but is 'image'"):
+        Pipeline([], "image", [])
+    for demand in (Constraints(together="op"), Constraints(forbids={"op": "cpu:0"})):  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="must be a list of str"):
+            demand.verify(Graph("none", (), (), (), {}, {}), Machine.of([NULL]))
+    with pytest.raises(UsageError, match="devices must be a list of Device"):
+        Machine.of("cpu:0")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'cpu:0,cpu:1', but are given as \\['cpu:0'\\]"):
+        machine_for(["cpu:0"])  # type: ignore[arg-type]
 
 
 def test_a_file_round_trips_and_the_folder_moves(tmp_path: Path) -> None:
