@@ -39,6 +39,7 @@ class Duty:
     device: str
     versions: tuple[Version, ...]
     num_inputs: int
+    num_outputs: int
     threads: int
     replica: int
     num_replicas: int

@@ -163,11 +163,11 @@ class LocalFunction:
 
 
 def positional(function: Callable[..., Any]) -> "Runnable":
-    """A function of several tensors as a function of a sequence, its result as a tuple."""
+    """A function of several tensors as a function of a sequence, its result as a tuple, an empty one for None."""
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         result = function(*inputs)
-        return tuple(result) if isinstance(result, tuple | list) else (result,)
+        return tuple(result) if isinstance(result, tuple | list) else () if result is None else (result,)
 
     return run
 

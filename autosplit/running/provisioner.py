@@ -156,6 +156,7 @@ def _duty(
         device=device.name,
         versions=(Version(0, stage.module),),
         num_inputs=len(stage.inputs),
+        num_outputs=len(stage.outputs),
         threads=stage.threads or usable_threads(device.cores),
         replica=replica,
         num_replicas=len(stage.devices),

@@ -327,8 +327,10 @@ class Stage:
 
     def _check(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""
+        if len(outputs) != self.duty.num_outputs:
+            raise ValueError(f"it returned {len(outputs)} outputs instead of the {self.duty.num_outputs} announced")
         for position, shape, dtype in self._announced:
-            made = outputs[position] if position < len(outputs) else None
+            made = outputs[position]
             if not is_dense(made):
                 raise ValueError(f"output {position} is {kind_of(made)}, and a dense {dtype} {list(shape)} was announced")
             if made.shape != shape or made.dtype != dtype:

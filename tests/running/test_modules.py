@@ -36,6 +36,7 @@ def test_a_package_allows_its_modules() -> None:
 def test_one_tensor_or_several_come_back_as_a_sequence() -> None:
     x = torch.ones(2)
     assert list(positional(lambda value: value)([x])) == [x]
+    assert list(positional(lambda value: None)([x])) == []
     assert positional(torch.max)([torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 0.0]])])[0].tolist() == [[2, 3]]
 
 
