@@ -98,7 +98,8 @@ def test_an_output_that_does_not_fit_is_the_stages_fault_and_hurts_nobody_else()
     announced = "output 0 is {}, and a dense torch.float32 [4] was announced"
     texts = [
         "output 0 is torch.float32 [2], and torch.float32 [4] was announced",
-        "stage 'a' (replica 0 of 1, device 'null:0') failed on request 2: ValueError: it returned 0 outputs instead of the 1 announced",
+        "stage 'a' (replica 0 of 1, device 'null:0') failed on request 2: ValueError: "
+        "it returned 0 outputs instead of the 1 announced",
         "failed on request 3: ValueError: it returned 3 outputs instead of the 1 announced",
         *map(announced.format, ["torch.strided on meta", "torch.sparse_coo on cpu", "list"]),
     ]
