@@ -69,17 +69,27 @@ class Loaded:
         """Requests that are worked on at once."""
         return sum(len(stage.devices) * stage.streams for stage in self.plan.stages)
 
+    @property
+    def _shares(self) -> bool:
+        """Whether stages share a device."""
+        names = [name for stage in self.plan.stages for name in stage.devices]
+        return len(set(names)) < len(names)
+
     def run(self, num_items: int) -> None:
         """Run about so many items and note the throughput while all stages are busy.
 
         Filling and draining the pipeline are left out: for each request at work one runs before the clock and one after it.
         Where requests take long, none runs after it, and before it only if there are several stages, which do not begin together.
+        Where stages share a device, as many as may be in flight run before it and after it: a stage that works ahead leaves the
+        device to the others later, so that they would be seen faster than they can go on.
         """
         workers, work = self._workers, self.microbatches
         count = max(workers, round(num_items / self.plan.microbatch))
         count += -count % workers
         before = 0 if self.slow and len(self.plan.stages) == 1 else workers
         after = 0 if self.slow else workers
+        if self._shares:
+            before = after = self.pipeline.window
         total = before + count + after
         begin_ns = time.monotonic_ns()
         self.pipeline.run_many([work[k % len(work)] for k in range(total)])

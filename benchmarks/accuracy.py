@@ -7,8 +7,9 @@ The shapes are the whole model on each of two cores, two stages, and three stage
 of a backend are loaded side by side and run in interleaved rounds, of which every other one is judged. Two predictions of each
 are held against the median of these: ``planned``, from a profile of ops made just before, and ``corrected``, after the rounds
 that are not judged went into the profile, as those of a candidate do in a search. The two kinds of rounds alternate, since the
-clock of a machine drifts by more within a minute than a prediction may be off; a slow model runs fewer of them. Each model is
-added to benchmarks/accuracy.json as it is done; benchmarks/accuracy.md is made from the newest run of each.
+clock of a machine drifts by more within a minute than a prediction may be off; a slow model runs fewer of them. ``repeated``
+is no prediction: what was measured in the other rounds stands for it. It says how well the machine agrees with itself. Each
+model is added to benchmarks/accuracy.json as it is done; benchmarks/accuracy.md is made from the newest run of each.
 """
 
 import argparse
@@ -45,12 +46,12 @@ SHAPES = {
 }
 RESULTS, TABLE = Path("benchmarks/accuracy.json"), Path("benchmarks/accuracy.md")
 PROFILES = Path("autosplit-run/profiles")
-ROUNDS, ROUND_S = 5, 0.3
+ROUNDS, ROUND_S = 5, 0.5
 LEAST_ITEMS = 6
 """Of a round: while a pipeline fills and drains, workers have no neighbours."""
-LEAST_ROUNDS, MOST_S = 3, 18.0
+LEAST_ROUNDS, MOST_S = 3, 24.0
 """After so many seconds of a backend's rounds no more are begun than the least number."""
-PLANNED, CORRECTED = "planned", "corrected"
+KINDS = PLANNED, CORRECTED, REPEATED = "planned", "corrected", "repeated"
 GOAL = 0.03, 0.10
 """Median and worst error that are wished for on a quiet machine."""
 
@@ -100,11 +101,16 @@ def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Ar
         moves_s = moved_s(plan, traced.graph, arena.machine, profile)
         told = predict(plan, traced.graph, arena.machine, corrected(profile, plan, seen, moves_s))
         outcome = arena.loaded[shape].outcome()
+        others_per_s = median(outcome.rounds_per_s[::2])
         outcome = replace(outcome, rounds_per_s=outcome.rounds_per_s[1::2])
         for kind, judged in ((PLANNED, plan), (CORRECTED, told)):
             if run := run_of(kind, name, shape, judged, outcome, now):
                 workers = zip(run.stages, taken_s(plan, held), strict=True)
-                yield replace(run, stages=tuple(replace(stage, measured_s=taken.median_s) for stage, taken in workers))
+                yield (run := replace(run, stages=tuple(replace(stage, measured_s=taken.median_s) for stage, taken in workers)))
+                if kind == CORRECTED:
+                    again = zip(run.stages, taken_s(plan, seen), strict=True)
+                    stages = tuple(replace(stage, predicted_s=taken.median_s) for stage, taken in again)
+                    yield replace(run, kind=REPEATED, predicted_per_s=others_per_s, stages=stages)
         arena.unload(shape)
 
 
@@ -141,20 +147,22 @@ def write_table() -> None:
         "| prediction | plans | median error | worst | stages | median error | worst |",
         "|---|---|---|---|---|---|---|",
     ]
-    for kind in (PLANNED, CORRECTED):
+    for kind in KINDS:
         of_kind = [run for run, _ in runs if run.kind == kind]
         lines.append(_summary(f"**{kind}**", of_kind))
         for key in dict.fromkeys(run.backends for run in of_kind):
             lines.append(_summary(f"{kind}, {key}", [run for run in of_kind if run.backends == key]))
         for way in SHAPES:
             lines.append(_summary(f"{kind}, {way}", [run for run in of_kind if run.way == way]))
-    lines += ["", "| model | backend | shape | items/s | spread | planned | corrected | worst stage, corrected | machine |"]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    titles = ["model", "backend", "shape", "items/s", "spread", *KINDS, f"worst stage, {CORRECTED}", "machine"]
+    lines += ["", f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     for planned, row in runs:
         if planned.kind == PLANNED:
             same = (planned.model, planned.backends, planned.way)
-            own = next(run for run, _ in runs if (run.model, run.backends, run.way) == same and run.kind == CORRECTED)
-            cells = [*same, f"{own.measured_per_s:.4g}", f"{own.spread:.0%}", f"{planned.error:+.1%}", f"{own.error:+.1%}"]
+            kinds = {run.kind: run for run, _ in runs if (run.model, run.backends, run.way) == same}
+            own = kinds[CORRECTED]
+            cells = [*same, f"{own.measured_per_s:.4g}", f"{own.spread:.0%}"]
+            cells += [f"{kinds[kind].error:+.1%}" if kind in kinds else "-" for kind in KINDS]
             cells += [f"{own.row()['stage_error']:+.1%}", row["note"]]
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *(f"- {row['model']}: left out: {reason}" for row in rows for reason in row["left_out"])]

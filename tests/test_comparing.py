@@ -27,6 +27,8 @@ def plan() -> Plan:
 class _Ran:
     """A pipeline of two workers that answers a microbatch every 10 ms once it is full, and a whole second later at both ends."""
 
+    window = 6
+
     def __init__(self) -> None:
         self.answered: list[int] = []
 
@@ -52,13 +54,20 @@ def test_filling_and_draining_a_pipeline_do_not_count(plan: Plan, num_items: int
     assert entry.rounds_per_s == [pytest.approx(100.0)]
 
 
-@pytest.mark.parametrize(("num_stages", "num_sent"), [(1, 2), (2, 4 + 4)])
-def test_of_a_slow_stage_every_request_counts(plan: Plan, num_stages: int, num_sent: int) -> None:
-    two = replace(plan, stages=(replace(plan.stages[0], devices=("cpu:0", "cpu:1")),) * num_stages)
-    entry = _loaded(two, ran := _Ran(), p50_s=10.0)
+@pytest.mark.parametrize(
+    ("devices", "num_sent"),
+    [
+        ([("cpu:0", "cpu:1")], 2),
+        ([("cpu:0", "cpu:1"), ("cpu:2", "cpu:3")], 4 + 4),
+        ([("cpu:0",), ("cpu:1",), ("cpu:0",)], 6 + 3 + 6),  # who works ahead leaves the shared device to others later
+    ],
+)
+def test_of_a_slow_stage_every_request_counts(plan: Plan, devices: Sequence[tuple[str, ...]], num_sent: int) -> None:
+    stages = tuple(replace(plan.stages[0], name=f"s{number}", devices=names) for number, names in enumerate(devices))
+    entry = _loaded(replace(plan, stages=stages), ran := _Ran(), p50_s=10.0)
     entry.run(1)
     assert len(ran.answered) == num_sent
-    if num_stages == 1:
+    if len(devices) == 1:
         assert entry.rounds_per_s == [pytest.approx(1.0, rel=0.01)]
 
 
