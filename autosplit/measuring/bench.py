@@ -16,7 +16,7 @@ from autosplit.machine import Device, Machine
 from autosplit.measuring.links import WORKER, LinkBench
 from autosplit.measuring.parts import Part, save_parts
 from autosplit.measuring.worker import INPUTS, Canary, Load
-from autosplit.processes import WorkerProcess, receive, spawn_worker
+from autosplit.processes import WorkerProcess, prepare_to_spawn, receive, spawn_worker
 from autosplit.samples import Precision
 from autosplit.splitting import StageProgram, split
 from autosplit.tracing import Traced
@@ -122,15 +122,16 @@ def open_bench(traced: Traced, machine: Machine, linking: LinkBench | None, work
         linking: links that the workers can measure too.
         workspace: where the stage is saved and stays; by default in one that ends with the bench.
     """
+    prepare_to_spawn()
     with ExitStack() as stack:
         workspace = workspace or stack.enter_context(Workspace())
+        [program] = split(traced, [[op.name for op in traced.graph.ops]])
+        folder = workspace.save(program, [op.name for op in traced.graph.ops])
+        torch.save(list(traced.example_inputs), folder / INPUTS)
         workers = {
             device.name: stack.enter_context(_worker(device, linking.fds(device.name) if linking else ()))
             for device in machine.devices
         }
-        [program] = split(traced, [[op.name for op in traced.graph.ops]])
-        folder = workspace.save(program, [op.name for op in traced.graph.ops])
-        torch.save(list(traced.example_inputs), folder / INPUTS)
         yield WorkerBench(traced, program, folder, workspace, workers)
 
 
