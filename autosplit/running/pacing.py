@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from autosplit.running.request import RequestTimes
 
-SOON_NS = 4_000_000
-"""How much later an answer may be taken for that."""
+SOON_NS = 20_000_000
+"""How much later an answer that nobody waits for alone may be taken for that."""
 
 _LOOKS_BACK = 32
 """Answers that tell how fast they come."""
