@@ -67,10 +67,16 @@ PROFILES, STAGES = Path("autosplit-run/profiles"), Path("autosplit-run/stages")
 NEAR, MOST_NEAR = 0.7, 4
 """A runtime at less than this share of the fastest one's short run is not run again, nor are more than so many."""
 
-ROUND_S, NUM_ROUNDS = 0.7, 3
+ROUND_S, NUM_ROUNDS = 0.7, 5
 """Seconds of a round here and in ``auto``, and its rounds."""
 
-MOST_S = 30.0
+LEAST_REQUESTS, MOST_ROUND_S = 8, 3.0
+"""In a round here, which lasts longer where they do, but not longer than that: of few, the last one of a slower core counts for much."""
+
+FEW_ROUNDS = 3
+"""In ``auto``, of a model whose request takes longer than a round."""
+
+MOST_S = 45.0
 """Of rounds; where they take longer, as those of a model of seconds a request, there are three."""
 
 SHOWN = (
@@ -186,14 +192,15 @@ def _choose(
         progress=step("search"),
     )
     begun_s = time.monotonic()
+    num_rounds = NUM_ROUNDS if fastest_s < ROUND_S else FEW_ROUNDS
     report = api.run(
         found.traced,
         found.plan,
         machine,
         profile=found.profile,
         profiles=PROFILES,
-        num_requests=max(NUM_ROUNDS, round(NUM_ROUNDS * ROUND_S / fastest_s)),
-        num_rounds=NUM_ROUNDS,
+        num_requests=max(num_rounds, round(num_rounds * ROUND_S / fastest_s)),
+        num_rounds=num_rounds,
         workspace=workspace,
         progress=step("run"),
     )
@@ -203,10 +210,11 @@ def _choose(
 
 def _run_rounds(ours: Loaded, near: Sequence[natives.Native], batch: int, num_rounds: int) -> None:
     """autosplit's way and the runtimes near the front in the same rounds, order turning."""
-    num_items = max(batch, round(ROUND_S * ours.pace_per_s))
+    round_s = min(MOST_ROUND_S, max(ROUND_S, LEAST_REQUESTS * batch / ours.pace_per_s))
+    num_items = max(batch, round(round_s * ours.pace_per_s))
     begun_s = time.monotonic()
     for number in range(num_rounds):
-        turns = [lambda: ours.run(num_items), *(lambda native=native: _round(native, batch) for native in near)]
+        turns = [lambda: ours.run(num_items), *(lambda native=native: _round(native, batch, round_s) for native in near)]
         for turn in turns if number % 2 == 0 else reversed(turns):
             turn()
         if number >= 2 and time.monotonic() - begun_s > MOST_S:
@@ -226,8 +234,8 @@ def prepare(name: str, batch: int, given: argparse.Namespace) -> None:
     print(f"{name}, batch {batch}: prepared in {time.monotonic() - begun_s:.0f} s {failures or ''}", flush=True)
 
 
-def _round(native: natives.Native, batch: int) -> None:
-    native.rounds_per_s.append(batch * native.run(ROUND_S))
+def _round(native: natives.Native, batch: int, seconds: float) -> None:
+    native.rounds_per_s.append(batch * native.run(seconds))
 
 
 def write_table() -> None:
