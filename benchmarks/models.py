@@ -71,7 +71,7 @@ ROUND_S, NUM_ROUNDS = 0.7, 5
 """Seconds of a round here and in ``auto``, and its rounds."""
 
 LEAST_REQUESTS, MOST_ROUND_S = 8, 3.0
-"""In a round here, which lasts longer where they do, but not longer than that: of few, the last one of a slower core counts for much."""
+"""Of a round here, which lasts longer where they do, but at most so many seconds: of few, the last of a slower core counts."""
 
 FEW_ROUNDS = 3
 """In ``auto``, of a model whose request takes longer than a round."""
