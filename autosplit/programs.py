@@ -8,11 +8,13 @@ at most name operators that torch has registered: each target is looked up in ``
 import math
 import operator
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._library.simple_registry import singleton as registry
 
 from autosplit.errors import PlanError
 
@@ -32,6 +34,28 @@ def weight(program: torch.nn.Module, name: str) -> torch.Tensor:
     *path, last = name.split(".")
     tensor: torch.Tensor = getattr(program.get_submodule(".".join(path)), last)
     return tensor
+
+
+def packages(graph: fx.Graph) -> tuple[str, ...]:
+    """The modules that a process must import before it can ``decode`` the graph: they define operators that torch lacks.
+
+    A custom operator is known by the file with its shape rule (``torch.library.register_fake``), without which it is not traced.
+    Raises: PlanError: that file is no module that can be imported, such as the main program or a notebook.
+    """
+    found: dict[str, None] = {}
+    for operator_ in dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)):
+        rule = registry.find(operator_._schema.name).fake_impl.kernel
+        if rule is not None:
+            file = rule.source.rpartition(":")[0]
+            homes = [module for module in [*sys.modules.values()] if getattr(module, "__file__", None) == file]
+            names = [module.__spec__.name for module in homes if module.__spec__ is not None]  # a script has none
+            if not names:
+                raise PlanError(
+                    f"operator '{operator_}' is defined in '{file}', which workers cannot import; define it in a module of its "
+                    "own and import that"
+                )
+            found[names[0]] = None
+    return tuple(name for name in found if name.partition(".")[0] != "torch")
 
 
 def encode(graph: fx.Graph) -> list[dict[str, Any]]:
@@ -135,7 +159,7 @@ def _decode_target(kind: str, target: str) -> Any:
     for part in parts:
         found = getattr(found, part, None)
     if len(parts) != 3 or not isinstance(found, torch._ops.OpOverload):
-        raise PlanError(f"operator '{target}' is not registered in this process; import the package that defines it")
+        raise PlanError(f"operator '{target}' is not registered in this process; import the module that defines it first")
     return found
 
 

@@ -58,6 +58,11 @@ class StageProgram:
     def weight_bytes(self) -> int:
         """Bytes of its weights."""
         return sum(tensor.nbytes for tensor in self.weights.values())
+    @cached_property
+    def packages(self) -> tuple[str, ...]:
+        """The modules that a worker must import to know its operators. Raises: PlanError: one cannot be imported."""
+        return programs.packages(self.module.graph)
+
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(spec.name for spec in specs) for specs in (self.inputs, self.outputs))

@@ -116,3 +116,27 @@ def exhaust(x: torch.Tensor) -> torch.Tensor:
     if x[0] == 7:
         return torch.empty(1 << 50)
     return x + 1
+
+
+@torch.library.custom_op("pipelines::wobble", mutates_args=())
+def wobble(x: torch.Tensor, strength: float) -> torch.Tensor:
+    """An operator that torch does not bring, and no runtime has."""
+    return x + strength * torch.sin(x)
+
+
+@wobble.register_fake
+def _(x: torch.Tensor, strength: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Wobbling(torch.nn.Module):
+    """A custom operator between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Layer, operator, layer."""
+        result: torch.Tensor = self.after(wobble(self.before(x), 0.5))
+        return result

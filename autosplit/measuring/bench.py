@@ -67,7 +67,8 @@ class WorkerBench:
     def load(self, devices: Sequence[Device], part: Part | None = None) -> None:
         """Let every worker load a part, or the model, once it has started."""
         self._loaded = (part or self._whole).folder
-        self.begin({device.name: Load(self._loaded, device.cores, device.name, dict(PROVIDERS)) for device in devices})
+        same: Any = dict(PROVIDERS), self._program.packages
+        self.begin({device.name: Load(self._loaded, device.cores, device.name, *same) for device in devices})
 
     def require(self, devices: Sequence[Device], part: Part) -> None:
         """Let every worker load a part, unless it has it."""

@@ -1,5 +1,6 @@
 """The worker that measures on one device: it loads the stage, then obeys the host one command at a time."""
 
+import importlib
 import math
 import traceback
 from collections.abc import Mapping
@@ -32,12 +33,14 @@ class Load:
     """Load the stage saved in ``folder`` with the inputs beside it, for a device with these cores. No answer but None.
 
     ``providers``: who serves the kinds of accelerators, of which ``device`` may be one.
+    ``packages``: the modules that define the user's operators.
     """
 
     folder: Path
     cores: tuple[int, ...]
     device: str = ""
     providers: Mapping[str, str] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,9 @@ class Bench:
     def obey(self, command: Load | Canary | Duty | Prepare | TimeWhole | TimeOps) -> Any:
         """Carry one command out."""
         match command:
-            case Load(folder, cores, device, providers):
+            case Load(folder, cores, device, providers, packages):
+                for package in packages:
+                    importlib.import_module(package)
                 self._folder, self._cores, self._program = folder, cores, load_stage(folder)
                 self._expected.clear()
                 self._inputs = tuple(torch.load(folder / INPUTS, weights_only=True))

@@ -339,12 +339,13 @@ def _module(entry: ModuleEntry, folder: Path) -> Module:
     """What a worker loads; a stage in memory is saved, and every stage prepared for its backend."""
     if isinstance(entry.source, PythonFunction):
         return entry.source
-    if isinstance(entry.source, StageProgram):
-        save_stage(entry.source, folder / entry.name)
-        get_backend(entry.backend).prepare(entry.source, folder / entry.name, entry.precision)
-        return StageFolder(folder / entry.name, entry.backend, entry.precision)
-    get_backend(entry.backend).prepare(load_stage(entry.source.folder), entry.source.folder, entry.precision)
-    return StageFolder(entry.source.folder, entry.backend, entry.precision)
+    program, place = entry.source, folder / entry.name
+    if isinstance(program, StageFolder):
+        place, program = program.folder, load_stage(program.folder)
+    else:
+        save_stage(program, place)
+    get_backend(entry.backend).prepare(program, place, entry.precision)
+    return StageFolder(place, entry.backend, entry.precision, program.packages)
 
 
 def config_of(

@@ -51,6 +51,8 @@ class StageFolder:
     folder: Path
     backend: str = "eager"
     precision: "Precision" = "f32"
+    packages: tuple[str, ...] = ()
+    """Modules that define operators of the stage which torch does not bring (``StageProgram.packages``)."""
     warms_up: bool = True
     records: bool = True
     """Whether an accelerator may record the stage as one graph (a CUDA graph)."""
@@ -68,10 +70,12 @@ class StageFolder:
         return (self.folder / "weights.pt").stat().st_size
 
     def import_packages(self) -> None:
-        """Import the backend with its runtime, and let torch set up its libraries."""
+        """Import the backend with its runtime and the user's operators, and let torch set up its libraries."""
         from autosplit.backends.base import get_backend
 
         get_backend(self.backend)
+        for package in self.packages:
+            importlib.import_module(package)
         with torch.inference_mode():
             torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
 

@@ -1,13 +1,14 @@
 """A config connects by name, refuses each misuse in its own words, prints without a trace, and survives its file."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from pipelines import CORES, NULL, spec
+from pipelines import CORES, NULL, Wobbling, spec
 
 from autosplit.constraints import Constraints
 from autosplit.discovering import machine_for
@@ -15,6 +16,8 @@ from autosplit.errors import AutosplitError, ModelError, PlanError, UsageError
 from autosplit.graph import Graph
 from autosplit.loading import load_model
 from autosplit.machine import Machine
+from autosplit.measuring.host import measure
+from autosplit.programs import packages
 from autosplit.running.config import ModuleEntry, PipelineConfig, config_of
 from autosplit.running.configfile import FILE, load_config, save_config
 from autosplit.running.host import HostManager
@@ -97,6 +100,22 @@ def test_a_graph_module_is_a_module_like_others(tmp_path: Path) -> None:
     with HostManager() as host, torch.inference_mode():
         host.add_network("shop", **config.network(tmp_path))
         assert torch.equal(host.run("shop", [torch.ones(1, 4)])[0], graph(torch.ones(1, 4)))
+
+
+def test_workers_know_an_operator_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They import the module that defines it, which the host tells them; no file does."""
+    traced = trace(load_model(Wobbling().eval(), inputs=torch.ones(1, 4)))
+    [program] = split(traced, [[op.name for op in traced.graph.ops]])
+    assert measure(traced, Machine.of(CORES[:1]), links=False, budget_s=0.1).measured
+    config = PipelineConfig()
+    net = config.add_stage("net", program, CORES[:1])
+    config.input("x").connect(net.input(program.inputs[0].name))
+    net.output(0).connect(config.output("y"))
+    with config.build(tmp_path) as pipeline, torch.inference_mode():
+        assert torch.allclose(pipeline.run([torch.ones(1, 4)])[0], traced.run(torch.ones(1, 4)))
+    monkeypatch.delitem(sys.modules, "pipelines")
+    with pytest.raises(PlanError, match=r"'pipelines.wobble.default' is defined in .*, which workers cannot import"):
+        packages(program.module.graph)
 
 
 def test_a_cycle_is_refused_with_its_path() -> None:
