@@ -4,8 +4,9 @@ A stage is any set of ops, as long as no value flows backwards in the order of t
 several stages. Each stage's program takes the values that earlier stages (or the graph's inputs) hand it and returns those
 that later stages (or the graph's outputs) need. Its weights are inside: a weight that two stages read is in both.
 
-A stage folder holds ``stage.json`` (names, layouts and the nodes, as JSON: see ``programs``) and ``weights.pt``, a plain dict
-of tensors that is mapped into memory, so that replicas on one machine share its pages. Reading a folder runs no code from it.
+A stage folder holds ``stage.json`` (names, layouts and the nodes, as JSON: see ``programs``) and ``weights.bin``, the bytes of
+its weights, which are mapped into memory (see ``weightsfile``), so that replicas on one machine share its pages, and runtimes
+that read other files beside it do too. Reading a folder runs no code from it.
 """
 
 import json
@@ -26,10 +27,13 @@ from autosplit.files import content_hash, read_mapping
 from autosplit.flattening import is_pick
 from autosplit.graph import Graph
 from autosplit.tables import bytes_text
-from autosplit.tensorspec import TensorSpec, copy_into, empty_like_spec, laid_out, spec_of, storage_bytes
+from autosplit.tensorspec import TensorSpec, spec_of
 from autosplit.tracing import Traced
+from autosplit.weightsfile import map_weights, places, write_weights
 
-SCHEMA = 1
+SCHEMA = 2
+WEIGHTS = "weights.bin"
+DESCRIBED = ("name", "ops", "inputs", "outputs", "weights", "weight_starts", "nodes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,15 +58,15 @@ class StageProgram:
         """Its weights by name, each once."""
         return {name: programs.weight(self.module, name) for name in programs.weight_names(self.module.graph)}
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of its weights."""
-        return sum(tensor.nbytes for tensor in self.weights.values())
     @cached_property
     def packages(self) -> tuple[str, ...]:
         """The modules that a worker must import to know its operators. Raises: PlanError: one cannot be imported."""
         return programs.packages(self.module.graph)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(tensor.nbytes for tensor in self.weights.values())
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(spec.name for spec in specs) for specs in (self.inputs, self.outputs))
@@ -154,12 +158,15 @@ def save_stage(program: StageProgram, folder: Path) -> None:
 
     Raises: PlanError: an op has an argument with no JSON form. OSError: the disk is full or the folder cannot be written.
     """
+    specs = [replace(spec_of(name, tensor), offset_bytes=0) for name, tensor in program.weights.items()]
+    starts = places(program.weights, specs)
     description = {
         "name": program.name,
         "ops": list(program.ops),
         "inputs": [asdict(spec) for spec in program.inputs],
         "outputs": [asdict(spec) for spec in program.outputs],
-        "weights": [asdict(replace(spec_of(name, tensor), offset_bytes=0)) for name, tensor in program.weights.items()],
+        "weights": [asdict(spec) for spec in specs],
+        "weight_starts": starts,
         "nodes": programs.encode(program.module.graph),
     }
     key = content_hash(description)
@@ -167,9 +174,7 @@ def save_stage(program: StageProgram, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        weights = {name: _own_storage(name, tensor) for name, tensor in program.weights.items()}
-        torch.save({"stage": key, "weights": weights}, draft / "weights.pt")
-        size = (draft / "weights.pt").stat().st_size
+        size = write_weights(draft / WEIGHTS, key, program.weights, specs, starts)
         text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description}, indent=1)
         (draft / "stage.json").write_text(text, encoding="utf-8")
         draft.chmod(0o755)
@@ -185,60 +190,42 @@ def load_stage(folder: Path) -> StageProgram:
     Raises: PlanError: the folder is missing, truncated, of another version, or its two files are of different stages.
     """
     folder = Path(folder)
-    data = read_mapping(folder / "stage.json", "stage", SCHEMA, PlanError)
+    data = _description(folder)
     try:
         specs = {kind: tuple(_spec(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
-        key, size, name, nodes = data["key"], data["weights_file_bytes"], str(data["name"]), data["nodes"]
     except (KeyError, TypeError, AttributeError) as failure:
         raise PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {failure}. Save the stage again.") from None
-    if content_hash({field: data.get(field) for field in ("name", "ops", "inputs", "outputs", "weights", "nodes")}) != key:
-        raise PlanError(f"stage file '{folder / 'stage.json'}' was changed after it was saved. Save the stage again.")
-    weights = _load_weights(folder / "weights.pt", key, size, specs["weights"])
-    graph = programs.decode(nodes)
+    weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"], data["weight_starts"])
+    graph = programs.decode(data["nodes"])
     faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
     raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
     module = fx.GraphModule(weights, graph, class_name="Stage")
-    return StageProgram(name, module, specs["inputs"], specs["outputs"])
+    return StageProgram(str(data["name"]), module, specs["inputs"], specs["outputs"])
 
 
-def _load_weights(path: Path, key: str, size: int, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+def weight_starts(folder: Path) -> dict[str, int]:
+    """Where in the folder's weights file each weight begins, in bytes; empty if no stage is saved there.
+
+    Raises: PlanError: ``stage.json`` is damaged.
+    """
+    return dict(_description(folder)["weight_starts"]) if (folder / "stage.json").exists() else {}
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """What ``stage.json`` says. Raises: PlanError: it is missing, of another version, incomplete or changed."""
+    data = read_mapping(folder / "stage.json", "stage", SCHEMA, PlanError)
     try:
-        found_size = path.stat().st_size
-    except OSError as failure:
-        raise PlanError(f"weights file '{path}' cannot be read: {failure.strerror}. Save the stage again.") from None
-    if found_size != size:
-        raise PlanError(
-            f"weights file '{path}' has {found_size} bytes, and {size} are expected: it is truncated. Save the stage again."
-        )
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        weights, found_key = found["weights"], found["stage"]
-    except Exception as failure:
-        reason = " ".join(str(failure).split())[:200]
-        raise PlanError(f"weights file '{path}' cannot be read: {reason}. Save the stage again.") from None
-    if found_key != key:
-        raise PlanError(f"weights file '{path}' belongs to another stage than 'stage.json' beside it. Save the stage again.")
-    faults = []
-    for spec in specs:
-        there = spec_of(spec.name, weights[spec.name]) if spec.name in weights else None
-        if there != spec:
-            faults.append(f"weight '{spec.name}' is {there}, and {spec} is expected")
-    raise_faults(PlanError, f"weights file '{path}' does not fit its stage", faults)
-    return {spec.name: weights[spec.name] for spec in specs}
+        described = {field: data[field] for field in DESCRIBED}
+        same = content_hash(described) == data["key"] and int(data["weights_file_bytes"]) >= 0
+    except (KeyError, TypeError, ValueError) as failure:
+        raise PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {failure}. Save the stage again.") from None
+    if not same:
+        raise PlanError(f"stage file '{folder / 'stage.json'}' was changed after it was saved. Save the stage again.")
+    return data
 
 
 def _spec(data: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(data["name"], tuple(data["shape"]), tuple(data["stride"]), data["dtype"], data["offset_bytes"])
-
-
-def _own_storage(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in storage of its own: torch saves whole storages, and a slice of one would take the rest along."""
-    spec = replace(spec_of(name, tensor), offset_bytes=0)
-    if tensor.untyped_storage().nbytes() == storage_bytes(spec):
-        return laid_out(tensor, spec)
-    copy = empty_like_spec(spec)
-    copy_into(copy, tensor)
-    return copy
 
 
 def place_stage(program: StageProgram, device: torch.device | str) -> StageProgram:

@@ -1,12 +1,14 @@
 """A stage as an ONNX file: what the onnxruntime and openvino backends load, made once by the host.
 
-Folder: ``onnx/model.onnx`` (the graph), ``onnx/model.onnx.data`` (the weights, mapped by the runtimes) and
-``onnx/ports.json`` (the specs of inputs and outputs). It appears whole or not at all.
+Beside a saved stage the file holds the graph alone and refers to the stage's own weights, which are mapped by the runtimes;
+elsewhere the weights are in a second file. ``onnx.json`` names the file and has the specs of inputs and outputs. It is written
+last, and counts: what it names is whole.
 """
 
 import contextlib
 import itertools
 import json
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +23,16 @@ from autosplit.backends.layout import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
-from autosplit.splitting import StageProgram
+from autosplit.splitting import WEIGHTS, StageProgram, weight_starts
 from autosplit.tensorspec import TensorSpec
 
-FOLDER = "onnx"
+PORTS = "onnx.json"
+
+SMALL_BYTES = 1024
+"""Smaller tensors stay in the graph, where shapes are looked up."""
+
+MOST_INSIDE_BYTES = 256 << 20
+"""Of constants that are no weights of the stage; a file may have 2 GiB."""
 
 ELEMENT_TYPES = {
     torch.float32: 1,
@@ -60,13 +68,14 @@ def missing_packages(backend: str, modules: Sequence[str], extra: str) -> str | 
     return f"backend '{backend}' needs {' and '.join(absent)}: pip install 'autosplit[{extra}]'"
 
 
-def write_onnx(program: StageProgram, path: Path, dense: bool = True) -> None:
-    """Export a stage to ``path`` with its weights in ``path`` + '.data'.
+def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Mapping[str, int] | None = None) -> None:
+    """Export a stage to ``path``.
 
     Args:
         program: the stage.
         path: the ``.onnx`` file.
         dense: True to lay inputs and outputs out as their ports say, False to have their logical shapes.
+        starts: where each weight begins in the weights file beside ``path``; without it they are written to ``path`` + '.data'.
     Raises: BackendError: the exporter refuses an op; the message names each one with the reason.
     """
     try:
@@ -75,7 +84,36 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True) -> None:
         refused = refused_ops(program, _convert)
         listed = [f"op '{name}': {reason}" for name, reason in refused.items()] or [one_line(failure)]
         raise BackendError(f"stage '{program.name}' cannot become an ONNX file: {'; '.join(listed)}", refused) from failure
-    exported.save(path, external_data=True)
+    if starts and _refer(exported.model, program, starts):
+        from onnxscript import ir
+
+        ir.save(exported.model, path)
+    else:
+        exported.save(path, external_data=True)
+
+
+def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool:
+    """Let the model's weights be those in the stage's file; False, and nothing is done, if too much would be left."""
+    from onnxscript import ir
+
+    there = {
+        (weight.data_ptr(), weight.dtype, weight.shape): starts[name]
+        for name, weight in program.weights.items()
+        if name in starts and weight.is_contiguous() and weight.nbytes >= SMALL_BYTES
+    }
+    found, left_bytes = [], 0
+    for value in model.graph.initializers.values():
+        source = getattr(value.const_value, "raw", None)
+        if isinstance(source, torch.Tensor) and (key := (source.data_ptr(), source.dtype, source.shape)) in there:
+            found.append((value, there[key]))
+        else:
+            left_bytes += value.const_value.nbytes
+    if left_bytes > MOST_INSIDE_BYTES:
+        return False
+    for value, start in found:
+        old = value.const_value
+        value.const_value = ir.ExternalTensor(WEIGHTS, start, old.nbytes, old.dtype, shape=old.shape, name=value.name)
+    return True
 
 
 def refused_by_onnx(program: StageProgram, load: Callable[[Path], object]) -> dict[str, str]:
@@ -116,9 +154,15 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
         # The exporter's own optimiser would match patterns for most of its time; the runtimes know them all, once shapes and
         # dtypes that are known now are constants.
         optimizer.inline(program.model)
-        optimizer.fold_constants(program.model)
+        optimizer.fold_constants(program.model, should_fold=lambda node: False if _is_turned_weight(node) else None)
         optimizer.remove_unused_nodes(program.model)
     return program
+
+
+def _is_turned_weight(node: Any) -> bool:
+    """Whether a node only turns a large weight: the runtimes do that themselves, so the file can refer to the weight as it is."""
+    source = node.inputs[0].const_value if node.op_type == "Transpose" else None
+    return source is not None and source.nbytes >= SMALL_BYTES
 
 
 def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
@@ -138,28 +182,36 @@ def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> No
 
 
 def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
-    """The prepared stage in ``folder``, exported now unless it is there already."""
-    if not (folder / FOLDER).is_dir():
+    """The prepared stage in ``folder``, exported now unless it is there already; a stage that is saved there is this one."""
+    if not (folder / PORTS).is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_folder(folder / FOLDER) as building:
-            write_onnx(program, building / "model.onnx")
+        path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage: the files of both are whole
+        draft = path.with_suffix(".json")
+        try:
+            write_onnx(program, path, starts=weight_starts(folder))
             specs = {"inputs": [asdict(s) for s in program.inputs], "outputs": [asdict(s) for s in program.outputs]}
-            (building / "ports.json").write_text(json.dumps(specs), encoding="utf-8")
+            draft.write_text(json.dumps({"file": path.name, **specs}), encoding="utf-8")
+            draft.replace(folder / PORTS)
+        except BaseException:
+            for part in folder.glob(f"{path.stem}.*"):
+                part.unlink()
+            raise
     return open_onnx(folder)
 
 
 def open_onnx(folder: Path) -> OnnxStage:
     """What ``prepare_onnx`` left in ``folder``. Raises: BackendError: the folder is not prepared, or damaged."""
-    path = folder / FOLDER / "ports.json"
+    path = folder / PORTS
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         specs = [
             [TensorSpec(s["name"], tuple(s["shape"]), tuple(s["stride"]), s["dtype"]) for s in data[k]]
             for k in ("inputs", "outputs")
         ]
+        file = folder / Path(data["file"]).name
     except (OSError, ValueError, KeyError, TypeError) as failure:
         raise BackendError(f"stage folder '{folder}' is not prepared for ONNX ({failure}): prepare the stage again") from None
-    return OnnxStage(folder / FOLDER / "model.onnx", _ports(specs[0]), _ports(specs[1]))
+    return OnnxStage(file, _ports(specs[0]), _ports(specs[1]))
 
 
 @contextlib.contextmanager
@@ -177,9 +229,3 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 def _ports(specs: Sequence[TensorSpec]) -> tuple[Port, ...]:
     return tuple(port(spec) for spec in specs)
-
-
-def _spec(entry: Mapping[str, Any]) -> TensorSpec:
-    """The spec that ``asdict`` made these fields of."""
-    fields: dict[str, Any] = {key: tuple(field) if isinstance(field, list) else field for key, field in entry.items()}
-    return TensorSpec(**fields)

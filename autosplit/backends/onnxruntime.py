@@ -35,6 +35,7 @@ from autosplit.errors import BackendError
 from autosplit.splitting import StageProgram, load_stage
 
 OPTIMISED = "onnxruntime"
+MODEL = "model.onnx"
 CPU_PROVIDER = "CPUExecutionProvider"
 
 
@@ -60,7 +61,7 @@ class OnnxRuntimeBackend:
         if not (folder / OPTIMISED).is_dir():
             try:
                 with whole_folder(folder / OPTIMISED) as building:
-                    optimise(stage.path, building / stage.path.name)
+                    optimise(stage.path, building / MODEL)
             except BackendError as failure:
                 raise BackendError(str(failure), self.refuses(program)) from failure
 
@@ -97,8 +98,7 @@ class OnnxRuntimeBackend:
 
 def open_optimised(folder: Path) -> OnnxStage:
     """The prepared stage in ``folder`` as it is run on CPU cores. Raises: BackendError: the folder is not prepared."""
-    stage = open_onnx(folder)
-    return replace(stage, path=folder / OPTIMISED / stage.path.name)
+    return replace(open_onnx(folder), path=folder / OPTIMISED / MODEL)
 
 
 def optimise(source: Path, target: Path) -> None:
