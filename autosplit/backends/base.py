@@ -270,9 +270,12 @@ def check(
     if (backend.exact and precision == "f32") if exact is None else exact:
         limit = 0.0
     if not error.relative <= limit:
+        off = f"off by {error.relative:.3g} of the largest value; the tolerance is {limit:.3g}"
+        if math.isinf(error.relative):
+            off = "NaN or infinite in other places than eager's" if math.isinf(error.absolute) else "not 0 where eager's all is"
         raise BackendError(
             f"backend '{backend.name}' ({precision}) gives wrong numbers on stage '{program.name}': output '{error.output}' is "
-            f"off by {error.relative:.3g} of the largest value; the tolerance is {limit:.3g}. Run this stage on another backend."
+            f"{off}. Run it on another backend, such as eager."
         )
     return error
 

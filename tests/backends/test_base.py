@@ -14,6 +14,7 @@ from autosplit.backends.base import (
     compare,
     get_backend,
     installed,
+    reference,
 )
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
@@ -66,6 +67,11 @@ def test_wrong_numbers_are_refused_with_name_and_figure(mlp, whole):
         BackendError, match=r"backend 'wrong' \(f32\) gives wrong numbers on stage 'stage0'.* off by 0.01 .*0.001"
     ):
         check(Wrong(1.01), whole(mlp), mlp.example_inputs)
+    with pytest.raises(BackendError, match=r"NaN or infinite in other places than eager's\. Run it on another backend"):
+        check(Wrong(math.nan), whole(mlp), mlp.example_inputs)
+    with pytest.raises(BackendError, match="'linear_2' is not 0 where eager's all is"):
+        zeros = [0 * value for value in reference(whole(mlp), mlp.example_inputs)]
+        check(Wrong(1.0), whole(mlp), mlp.example_inputs, expected=zeros)
 
 
 def test_small_errors_are_returned_and_the_tolerance_is_the_callers(mlp, whole):
