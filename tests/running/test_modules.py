@@ -51,7 +51,7 @@ def test_a_stage_on_an_accelerator_is_placed_there(tmp_path: Path, monkeypatch: 
         with pytest.raises(BackendError, match="'openvino' does not run on 'cuda:0'"):
             StageFolder(tmp_path / "stage", "openvino").load(1, "cuda:0")
         monkeypatch.setattr("simulated.FREE_BYTES", 16)
-        with pytest.raises(BackendError, match=r"weights take .* KiB, and 16 B of 32 B are free on 'cuda:0'; place fewer ops"):
+        with pytest.raises(BackendError, match=r"weights take .*B, and 16 B of 32 B are free on 'cuda:0'; place fewer ops"):
             stage.load(1, "cuda:0")
     assert StageFolder(tmp_path / "stage").failing_op([torch.zeros(3)]) == program.ops[0]
     assert StageFolder(tmp_path / "stage").failing_op(traced.example_inputs) is None
