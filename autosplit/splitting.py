@@ -4,9 +4,9 @@ A stage is any set of ops, as long as no value flows backwards in the order of t
 several stages. Each stage's program takes the values that earlier stages (or the graph's inputs) hand it and returns those
 that later stages (or the graph's outputs) need. Its weights are inside: a weight that two stages read is in both.
 
-A stage folder holds ``stage.json`` (names, layouts and the nodes, as JSON: see ``programs``) and ``weights.bin``, the bytes of
-its weights, which are mapped into memory (see ``weightsfile``), so that replicas on one machine share its pages, and runtimes
-that read other files beside it do too. Reading a folder runs no code from it.
+A stage folder holds ``stage.json`` (names, layouts and the nodes, as JSON: see ``programs``) and ``weights.safetensors``,
+which is mapped into memory (see ``weightsfile``), so that replicas on one machine share its pages, and runtimes that read other
+files beside it do too. Reading a folder runs no code from it.
 """
 
 import json
@@ -29,11 +29,11 @@ from autosplit.graph import Graph
 from autosplit.tables import bytes_text
 from autosplit.tensorspec import TensorSpec, spec_of
 from autosplit.tracing import Traced
-from autosplit.weightsfile import map_weights, places, write_weights
+from autosplit.weightsfile import map_weights, write_weights
 
 SCHEMA = 2
-WEIGHTS = "weights.bin"
-DESCRIBED = ("name", "ops", "inputs", "outputs", "weights", "weight_starts", "nodes")
+WEIGHTS = "weights.safetensors"
+DESCRIBED = ("name", "ops", "inputs", "outputs", "weights", "nodes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +159,12 @@ def save_stage(program: StageProgram, folder: Path) -> None:
     Raises: PlanError: an op has an argument with no JSON form. OSError: the disk is full or the folder cannot be written.
     """
     specs = [replace(spec_of(name, tensor), offset_bytes=0) for name, tensor in program.weights.items()]
-    starts = places(program.weights, specs)
     description = {
         "name": program.name,
         "ops": list(program.ops),
         "inputs": [asdict(spec) for spec in program.inputs],
         "outputs": [asdict(spec) for spec in program.outputs],
         "weights": [asdict(spec) for spec in specs],
-        "weight_starts": starts,
         "nodes": programs.encode(program.module.graph),
     }
     key = content_hash(description)
@@ -174,7 +172,7 @@ def save_stage(program: StageProgram, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        size = write_weights(draft / WEIGHTS, key, program.weights, specs, starts)
+        size = write_weights(draft / WEIGHTS, key, program.weights, specs)
         text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description}, indent=1)
         (draft / "stage.json").write_text(text, encoding="utf-8")
         draft.chmod(0o755)
@@ -195,20 +193,12 @@ def load_stage(folder: Path) -> StageProgram:
         specs = {kind: tuple(_spec(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
     except (KeyError, TypeError, AttributeError) as failure:
         raise PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {failure}. Save the stage again.") from None
-    weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"], data["weight_starts"])
+    weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
     graph = programs.decode(data["nodes"])
     faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
     raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
     module = fx.GraphModule(weights, graph, class_name="Stage")
     return StageProgram(str(data["name"]), module, specs["inputs"], specs["outputs"])
-
-
-def weight_starts(folder: Path) -> dict[str, int]:
-    """Where in the folder's weights file each weight begins, in bytes; empty if no stage is saved there.
-
-    Raises: PlanError: ``stage.json`` is damaged.
-    """
-    return dict(_description(folder)["weight_starts"]) if (folder / "stage.json").exists() else {}
 
 
 def _description(folder: Path) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autosplit.errors import PlanError
-from autosplit.files import content_hash
 from autosplit.loading import load_model
-from autosplit.splitting import DESCRIBED, load_stage, place_stage, save_stage, split
+from autosplit.splitting import WEIGHTS, load_stage, place_stage, save_stage, split
 from autosplit.tensorspec import copy_into, empty_like_spec, extent_bytes, spec_of
 from autosplit.tracing import trace
 
@@ -221,7 +220,7 @@ def test_a_stage_folder_holds_its_own_weights_only(tmp_path):
 def test_loaded_weights_are_mapped_and_aligned(tmp_path):
     program = saved_and_loaded(split(traced("mlp"), even(traced("mlp").graph, 1)), tmp_path)[0]
     assert all(tensor.data_ptr() % 64 == 0 for tensor in program.weights.values())
-    assert str(tmp_path / "0" / "weights.bin") in Path("/proc/self/maps").read_text()
+    assert str(tmp_path / "0" / WEIGHTS) in Path("/proc/self/maps").read_text()
 
 
 def test_an_expanded_value_crosses_as_what_it_repeats():
@@ -276,21 +275,15 @@ def spoil(path, change):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "weights.bin").unlink(), "cannot be read: No such file"),
+        (lambda folder: (folder / WEIGHTS).unlink(), "cannot be read: No such file"),
         (lambda folder: (folder / "stage.json").unlink(), "does not exist"),
-        (lambda folder: (folder / "weights.bin").write_bytes((folder / "weights.bin").read_bytes()[:-50]), "it is truncated"),
-        (
-            lambda folder: (folder / "weights.bin").write_bytes(b"x" * (folder / "weights.bin").stat().st_size),
-            "belongs to another stage",
-        ),
+        (lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-50]), "it is truncated"),
+        (lambda folder: (folder / WEIGHTS).write_bytes(b"x" * (folder / WEIGHTS).stat().st_size), "cannot be read"),
         (lambda folder: (folder / "stage.json").write_text((folder / "stage.json").read_text()[:-100]), "truncated or not valid"),
         (lambda folder: spoil(folder / "stage.json", lambda data: data.update(schema=99)), "schema version 99"),
         (lambda folder: spoil(folder / "stage.json", lambda data: data.pop("nodes")), "is incomplete"),
         (lambda folder: spoil(folder / "stage.json", lambda data: data["nodes"].pop(2)), "was changed after it was saved"),
-        (
-            lambda folder: (folder / "weights.bin").replace(folder / "w").replace(folder.parent / "1" / "weights.bin"),
-            "No such file",
-        ),
+        (lambda folder: (folder / WEIGHTS).replace(folder / "w").replace(folder.parent / "1" / WEIGHTS), "No such file"),
     ],
 )
 def test_a_damaged_folder_is_refused(damage, message, tmp_path):
@@ -305,7 +298,7 @@ def test_weights_of_another_stage_are_refused(tmp_path):
     model = traced("mlp")
     ops = [op.name for op in model.graph.ops]
     saved_and_loaded(split(model, [ops[:4], ops[4:8], ops[8:]]), tmp_path)
-    (tmp_path / "0" / "weights.bin").replace(tmp_path / "1" / "weights.bin")
+    (tmp_path / "0" / WEIGHTS).replace(tmp_path / "1" / WEIGHTS)
     with pytest.raises(PlanError, match=r"belongs to another stage|bytes are expected|truncated"):
         load_stage(tmp_path / "1")
 
@@ -318,24 +311,23 @@ def test_saving_again_replaces_the_folder_and_leaves_nothing_beside_it(tmp_path)
     save_stage(last, tmp_path / "stage")
     assert load_stage(tmp_path / "stage").ops == last.ops
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
-    assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["stage.json", "weights.bin"]
+    assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["stage.json", WEIGHTS]
 
 
-def test_a_stage_file_that_points_outside_the_weights_is_refused(tmp_path):
+def test_a_weights_file_that_would_run_code_is_refused(tmp_path):
     model = traced("mlp")
     saved_and_loaded(split(model, even(model.graph, 1)), tmp_path)
-    path = tmp_path / "0" / "stage.json"
 
-    def point_outside(data):
-        data["weight_starts"][data["weights"][-1]["name"]] = data["weights_file_bytes"]
-        data["key"] = content_hash({field: data[field] for field in DESCRIBED})
-        header = f"autosplit weights {data['key']}\n".encode().ljust(64, b"\0")
-        content = (tmp_path / "0" / "weights.bin").read_bytes()
-        (tmp_path / "0" / "weights.bin").write_bytes(header + content[64:])
+    class Harmful:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
 
-    spoil(path, point_outside)
-    with pytest.raises(PlanError, match=r"does not fit its stage: .* is said to begin at byte"):
+    torch.save({"stage": "", "weights": Harmful()}, tmp_path / "0" / WEIGHTS)
+    size = (tmp_path / "0" / WEIGHTS).stat().st_size
+    spoil(tmp_path / "0" / "stage.json", lambda data: data.update(weights_file_bytes=size))
+    with pytest.raises(PlanError, match="cannot be read"):
         load_stage(tmp_path / "0")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_stage_on_another_device():

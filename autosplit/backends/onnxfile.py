@@ -23,8 +23,9 @@ from autosplit.backends.layout import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
-from autosplit.splitting import WEIGHTS, StageProgram, weight_starts
+from autosplit.splitting import WEIGHTS, StageProgram
 from autosplit.tensorspec import TensorSpec
+from autosplit.weightsfile import weight_starts
 
 PORTS = "onnx.json"
 
@@ -188,7 +189,7 @@ def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
         path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage: the files of both are whole
         draft = path.with_suffix(".json")
         try:
-            write_onnx(program, path, starts=weight_starts(folder))
+            write_onnx(program, path, starts=weight_starts(folder / WEIGHTS))
             specs = {"inputs": [asdict(s) for s in program.inputs], "outputs": [asdict(s) for s in program.outputs]}
             draft.write_text(json.dumps({"file": path.name, **specs}), encoding="utf-8")
             draft.replace(folder / PORTS)

@@ -67,7 +67,7 @@ class StageFolder:
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights file; a backend that packs them differently may need more."""
-        return (self.folder / "weights.bin").stat().st_size
+        return (self.folder / "weights.safetensors").stat().st_size
 
     def import_packages(self) -> None:
         """Import the backend with its runtime and the user's operators, and let torch set up its libraries."""

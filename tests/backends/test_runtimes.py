@@ -91,6 +91,21 @@ def test_prepare_does_its_work_once(prepared, monkeypatch):
     get_backend("onnxruntime").prepare(programs[0], folders[0])
 
 
+def test_the_onnx_file_refers_to_the_weights_of_its_stage_and_both_may_be_moved(whole, tmp_path):
+    traced = trace(load_model("autosplit.examples.mlp:mlp?depth=3&width=96"))
+    program, (here, there) = whole(traced), (tmp_path / "here", tmp_path / "there")
+    save_stage(program, here)
+    onnxfile.prepare_onnx(program, here)
+    for name in ("onnxruntime", "openvino"):
+        get_backend(name).prepare(program, here)
+    assert not list(here.glob("*.data"))
+    assert sum(file.stat().st_size for file in here.glob("*.onnx")) < program.weight_bytes / 4
+    here.rename(there)
+    for name in ("onnxruntime", "openvino"):
+        [found] = get_backend(name).load(there, 1)(traced.example_inputs)
+        torch.testing.assert_close(found, program.module(*traced.example_inputs)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_nothing_is_left_of_an_export_that_fails(odd, whole, tmp_path):
     with pytest.raises(BackendError, match="stage 'stage0' cannot become an ONNX file: op 'special_bessel_j0'"):
         get_backend("onnxruntime").prepare(whole(odd), tmp_path / "stage0")
