@@ -142,7 +142,7 @@ def write_table() -> None:
         "",
         "Made by `python -m benchmarks.accuracy`, whose first lines say how. Errors are predicted over measured, less one; "
         "stages that share a core are left out of the errors of stages, not of plans. "
-        f"`{REPEATED}` is no prediction: the other rounds of the same plan stand for it, so it is what the machine's drift makes. "
+        f"`{REPEATED}` is no prediction: the other rounds of the same plan stand for it, so it is what the machine's drift is. "
         f"The goal on a quiet machine: median at most {GOAL[0]:.0%}, worst at most {GOAL[1]:.0%}.",
         "",
         "| prediction | plans | median error | worst | stages | median error | worst |",
