@@ -6,6 +6,7 @@ does not find, where branches run side by side.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import inf
 from time import monotonic
 
@@ -26,7 +27,7 @@ from autosplit.planners.filling import (
     widest_load,
 )
 from autosplit.planners.items import Ints, Items
-from autosplit.planners.linear import Chain, depth_first_orders
+from autosplit.planners.linear import Chain, chain_of, depth_first_orders
 from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage
 from autosplit.problem import Floats
@@ -87,17 +88,8 @@ def soonest_chain(
         costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, limit_s, request.min_stage_s, delay_s, value,
         parent,
     )  # fmt: skip
-    last = np.where(usage.final, value[-1], inf)
-    state = int(last.argmin())
-    if not last[state] < inf:
-        return None
-    blocks = []
-    end = items.num_items
-    while end > 0:
-        start, before, move = parent[end, state]
-        blocks.append((tuple(order[start:end].tolist()), tuple(usage.takes[move].tolist())))
-        end, state = int(start), int(before)
-    return Chain(tuple(reversed(blocks)), float(last.min()) - delay_s)
+    chain = chain_of(order, usage, value, parent, inf)
+    return None if chain is None else replace(chain, value_s=chain.value_s - delay_s)
 
 
 @compiled

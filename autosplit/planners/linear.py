@@ -119,12 +119,25 @@ def chain_in_order(items: Items, request: Request, usage: Usage, weights: Floats
         costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, request.min_stage_s,
         value, parent, np.zeros(len(usage.after), dtype=np.int64),
     )  # fmt: skip
+    return chain_of(order, usage, value, parent, limit_s)
+
+
+def chain_of(order: Ints, usage: Usage, value: Floats, parent: Ints, limit_s: float) -> Chain | None:
+    """The chain that the tables of a program over prefixes end with, if its value is below ``limit_s``.
+
+    Args:
+        order: the items.
+        usage: the devices.
+        value: seconds of each prefix length and usage.
+        parent: for each of them the prefix length, usage and move that it came from.
+        limit_s: only values below this count.
+    """
     last = np.where(usage.final, value[-1], inf)
     state = int(last.argmin())
     if not last[state] < limit_s:
         return None
     blocks = []
-    end = items.num_items
+    end = len(order)
     while end > 0:
         start, before, move = parent[end, state]
         blocks.append((tuple(order[start:end].tolist()), tuple(usage.takes[move].tolist())))
