@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pipelines
 import pytest
 import torch
 import yaml
@@ -113,7 +114,8 @@ def test_workers_know_an_operator_of_the_users_own(tmp_path: Path, monkeypatch: 
     net.output(0).connect(config.output("y"))
     with config.build(tmp_path) as pipeline, torch.inference_mode():
         assert torch.allclose(pipeline.run([torch.ones(1, 4)])[0], traced.run(torch.ones(1, 4)))
-    monkeypatch.delitem(sys.modules, "pipelines")
+    for name in [name for name, module in sys.modules.items() if getattr(module, "__file__", None) == pipelines.__file__]:
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(PlanError, match=r"'pipelines.wobble.default' is defined in .*, which workers cannot import"):
         packages(program.module.graph)
 
