@@ -383,9 +383,11 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_workers(traced, tmp_path) 
     with start(tmp_path / "store", tmp_path / "tmp") as process:
         process.stdin.write("go\n")
         process.stdin.flush()
-        while process.stdout.readline() not in ("timing onnxruntime\n", ""):
+        while process.stdout.readline() not in ("timing eager\n", ""):
             pass
         workers = list(children(process.pid))
+        while process.stdout.readline() not in ("timing onnxruntime\n", ""):
+            pass
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode in (-signal.SIGINT, 1) and "KeyboardInterrupt" in errors
