@@ -68,7 +68,8 @@ def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits(made: tuple[Pa
     plan = yaml.safe_load((folder / "plan.yaml").read_text())
     sizes = [stage["weight_bytes"] for stage in plan["stages"]]
     assert sum(sizes) > parse_bytes("1MB") >= max(sizes)
-    assert list(result["baselines"]) == ["even split (eager)"]
+    # On a busy machine a profile may rule it out; the ways that hold the whole model in one place are not even named.
+    assert [*result["baselines"], *result["left_out"]] == ["even split (eager)"]
 
 
 def test_runs_are_shown_beside_their_predictions(
