@@ -1,6 +1,7 @@
 """The main job in five calls: ``trace``, ``measure``, ``search``, ``run``, ``export``; ``auto`` makes the first four."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -12,13 +13,14 @@ from torch.export import ExportedProgram
 
 from autosplit import loading, measuring, tracing
 from autosplit.accuracy import run_of, runs_of_report
-from autosplit.alternatives import ALL_CORES, REPLICAS, every_way, machine_of, out_of_reach, today
-from autosplit.backends.base import Precision, get_backend, has_streams, usual
+from autosplit.alternatives import today
+from autosplit.backends.base import Precision, get_backend, installed, usual
+from autosplit.baselines import COMPILE_SHARE, compiled, measured_backends, simple_ways
 from autosplit.comparing import Observe, Progress, run_report
 from autosplit.constraints import Constraints
 from autosplit.deploying import Workspace
 from autosplit.discovering import machine_for
-from autosplit.errors import ProfileError, UsageError, listed
+from autosplit.errors import UsageError, listed
 from autosplit.exporting import onnxruntime
 from autosplit.loading import Inputs
 from autosplit.machine import Machine, parse_device
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 TRUSTED = ("transformers:", "autosplit.examples.")
 """Specs that a plan file may name by itself; reading a plan must not run code that the user did not ask for."""
+
+COMPILE_BUDGETS = 2.0
+"""In ``auto`` compiling may take so many times the seconds for running candidates."""
 
 Model = str | Path | nn.Module | ExportedProgram
 
@@ -136,23 +141,6 @@ def search(
     return replace(result, plan=replace(result.plan, versions=versions))
 
 
-def measured_backends(profile: Profile, machine: Machine) -> tuple[str, ...]:
-    """The backends that the profile has on every device of a kind. Raises: ProfileError: a device has none."""
-    found: dict[str, set[str]] = {}
-    for setting in profile.measured:
-        found.setdefault(setting.backend, set()).add(setting.device)
-    backends: dict[str, None] = {}
-    for kind in dict.fromkeys(device.kind for device in machine.devices):
-        names = {device.name for device in machine.devices if device.kind == kind}
-        there = [backend for backend, devices in found.items() if names <= devices]
-        if not there:
-            raise ProfileError(
-                f"the profile of '{profile.graph_name}' has no backend on all of {', '.join(sorted(names))}; measure it"
-            )
-        backends |= dict.fromkeys(there)
-    return tuple(backends)
-
-
 def run(
     traced: Traced,
     plan: Plan,
@@ -164,6 +152,8 @@ def run(
     forced: bool = False,
     num_requests: int | None = None,
     num_rounds: int = 5,
+    also: Sequence[str] = (),
+    compile_s: float = 60.0,
     workspace: Workspace | None = None,
     progress: Progress | None = None,
     observe: Observe | None = None,
@@ -180,72 +170,40 @@ def run(
         forced: whether the plan's shape was asked for, and is kept even where a simple way is faster.
         num_requests: requests of the plan, over all rounds; slower ways get as long. By default about 2 s a round.
         num_rounds: interleaved rounds.
+        also: backends whose simple ways run too, though plan and profile do not know them; the model is compiled for them first.
+        compile_s: seconds that this may take for each of them.
         workspace: where stages are saved and prepared, if a search of the same model left them there.
         progress: called with the share done and what is being done.
         observe: called once with the host on which all of them run, to look at it meanwhile.
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
-    simple, left_out = _simple_ways(traced, plan, machine, profile) if baselines else ({}, {})
-    report = run_report(
-        traced,
-        plan,
-        simple,
-        machine,
-        objective=plan.objective,
-        keep=today(simple),
-        left_out=left_out,
-        forced=forced,
-        num_requests=num_requests,
-        num_rounds=num_rounds,
-        workspace=workspace,
-        progress=progress,
-        observe=observe,
-    )
+    tell = progress or (lambda share, text: None)
+    with ExitStack() as stack:
+        workspace = workspace or stack.enter_context(Workspace())
+        ready, failed = compiled(
+            also if baselines else (), traced, plan, machine, profile, workspace, compile_s,
+            lambda share, text: tell(COMPILE_SHARE * share, text),
+        )  # fmt: skip
+        begun = COMPILE_SHARE if also else 0.0
+        simple, left_out = simple_ways(traced, plan, machine, profile, ready) if baselines else ({}, {})
+        report = run_report(
+            traced,
+            plan,
+            simple,
+            machine,
+            objective=plan.objective,
+            keep=today(simple),
+            left_out=left_out | failed,
+            forced=forced,
+            num_requests=num_requests,
+            num_rounds=num_rounds,
+            workspace=workspace,
+            progress=lambda share, text: tell(begun + (1 - begun) * share, text),
+            observe=observe,
+        )
     if profiles is not None:
         measuring.Store(profiles).add_runs(runs_of_report(report, _now()))
     return report
-
-
-def _simple_ways(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None) -> tuple[dict[str, Plan], dict[str, str]]:
-    """The simple ways with every backend of the plan and the profile and with eager, predicted where the profile can.
-
-    Returns: the ways; and the names of those that cannot be the fastest by the profile, with the reason.
-    """
-    from autosplit.planning import bounded, predict
-
-    graph = traced.graph
-    known = measured_backends(profile, machine) if profile is not None else ()
-    refusing = {name: found for name in known if profile is not None and (found := profile.refused(name))}
-    alone = {f"{name} alone": "; ".join(f"it refuses op '{op}': {why}" for op, why in r.items()) for name, r in refusing.items()}
-    known = tuple(name for name in known if name not in refusing)
-    used = [stage.backend for stage in plan.stages for _ in stage.ops if stage.backend not in refusing] or ["eager"]
-    main = max(used, key=used.count)
-    fastest, alone_s = machine.devices[0].name, {}
-    if profile is not None and main in known:
-        there = [device.name for device in machine.devices if _measured(profile, device.name, main)]
-        fastest = min(there, key=lambda name: profile.whole_s(name, main))
-        alone_s = {b: profile.whole_s(fastest, b, busy=False) for b in known if _measured(profile, fastest, b)}
-    backends = [*known, *used, "eager"]
-    ways = every_way(graph, machine, plan.source, backends, main, fastest, [name for name in backends if has_streams(name)])
-    same = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
-    ways = {name: replace(way, **same, status="measured") for name, way in ways.items()}
-    for name, way in ways.items():
-        devices, first = {device for stage in way.stages for device in stage.devices}, way.stages[0]
-        one_at_a_time = first.streams == 1  # so was everything that the profile has
-        if profile is not None and one_at_a_time and all(_measured(profile, device, first.backend) for device in devices):
-            ways[name] = predict(way, graph, machine_of([way], machine), profile)
-            if devices <= {device.name for device in machine.devices} and first.backend in known:
-                ways[name] = bounded(ways[name], plan.prediction.bound_s)
-    if plan.objective != "throughput":
-        return ways, alone
-    reasons = out_of_reach(ways, plan.prediction.throughput_per_s, alone_s)
-    for name in (today(ways), f"{ALL_CORES} ({main})", f"{REPLICAS} ({main})"):
-        reasons.pop(name, None)
-    return {name: way for name, way in ways.items() if name not in reasons}, alone | reasons
-
-
-def _measured(profile: Profile, device: str, backend: str) -> bool:
-    return any((setting.device, setting.backend) == (device, backend) for setting in profile.measured)
 
 
 @dataclass(frozen=True)
@@ -289,7 +247,8 @@ def auto(
 ) -> AutoResult:
     """Trace, measure, search and run a model on devices: the arguments are those of the four calls.
 
-    Without ``backends`` all that are installed are considered, apart from those that compile for long (``backends.base.usual``).
+    Without ``backends`` all that are installed are considered: of those that compile for long (see ``backends.base.usual``) the
+    simple ways run beside the plan, if compiling the unsplit model once takes no longer than twice the budget.
     ``progress`` is called with the name of each step and gives the step's progress function.
     """
     wanted = constraints or Constraints()
@@ -334,6 +293,8 @@ def auto(
             forced=wanted.forced,
             num_requests=num_requests,
             num_rounds=num_rounds,
+            also=[name for name in installed() if name not in names] if backends is None and not wanted.forced else (),
+            compile_s=COMPILE_BUDGETS * budget_s,
             workspace=workspace,
             progress=step("run"),
         )

@@ -24,7 +24,7 @@ BACKENDS_DEFAULT = "usual"
 
 BACKEND_HELP = (
     "Backends to consider: eager, onnxruntime, openvino, inductor with commas between; "
-    "'usual': all that are installed but inductor, which compiles for long; 'all'."
+    "'usual': all that are installed, but of inductor, which compiles for long, no more than the simple ways of auto; 'all'."
 )
 
 MODEL_HELP = (
@@ -118,6 +118,11 @@ class Profile(Devices):
         if self.backend in (BACKENDS_DEFAULT, "all"):
             return tuple(usual() if self.backend == BACKENDS_DEFAULT else installed())
         return tuple(name.strip() for name in self.backend.split(",") if name.strip())
+
+    @property
+    def named_backends(self) -> tuple[str, ...] | None:
+        """The same, but None for those that are considered unless others are named."""
+        return None if self.backend == BACKENDS_DEFAULT else self.backends
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from typing import Any
 from rich.console import Console
 
 from autosplit import api
-from autosplit.backends.base import usual
+from autosplit.backends.base import installed, usual
 from autosplit.comparing import Arena, Loaded, Progress
 from autosplit.deploying import Workspace
 from autosplit.discovering import describe, machine_for
@@ -72,6 +72,9 @@ ROUND_S, NUM_ROUNDS = 0.7, 5
 
 LEAST_REQUESTS, MOST_ROUND_S = 8, 3.0
 """Of a round here, which lasts longer where they do, but at most so many seconds: of few, the last of a slower core counts."""
+
+COMPILE_S = 240.0
+"""For what the simple ways run on; after ``--prepare`` it takes a second."""
 
 FEW_ROUNDS = 3
 """In ``auto``, of a model whose request takes longer than a round."""
@@ -201,6 +204,8 @@ def _choose(
         profiles=PROFILES,
         num_requests=max(num_rounds, round(num_rounds * ROUND_S / fastest_s)),
         num_rounds=num_rounds,
+        also=[name for name in installed() if name not in usual()],
+        compile_s=COMPILE_S,
         workspace=workspace,
         progress=step("run"),
     )

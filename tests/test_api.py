@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import autosplit
-from autosplit.api import AutoResult, _simple_ways, measured_backends
+from autosplit.api import AutoResult
+from autosplit.baselines import measured_backends, simple_ways
 from autosplit.checking import distinct_inputs
 from autosplit.constraints import Constraints
 from autosplit.deploying import Workspace
@@ -81,7 +82,7 @@ def test_the_main_backends_own_ways_run_however_little_the_profile_promises_them
     profile = Profile.given(traced.graph, seconds)
     plan = autosplit.search(traced, profile, machine, Constraints(num_stages=2, max_replicas=1), budget_s=0).plan
     fast = replace(plan, prediction=replace(plan.prediction, throughput_per_s=1e6))
-    ways, left_out = _simple_ways(traced, fast, machine, profile)
+    ways, left_out = simple_ways(traced, fast, machine, profile)
     assert "replicas (eager)" in ways and "even split (eager)" in left_out
 
 

@@ -22,10 +22,10 @@ LAYERS = """
     accelerators cuda
     backends
     forking processes discovering
-    running deploying checking comparing
+    running deploying compiling checking comparing
     measuring
     correcting searching
-    exporting
+    baselines exporting
     api
     figures report
     options progress commands cli
@@ -40,7 +40,7 @@ ALLOWED = {
     "optuna": {"planners", "searching"},
     "pandas": {"tables", "figures", "report"},
     "matplotlib": {"figures", "report"},
-    "multiprocessing": {"forking", "processes", "measuring", "running"},
+    "multiprocessing": {"forking", "processes", "compiling", "measuring", "running"},
     "typer": {"options", "cli"},
     "rich": {"report", "progress", "commands"},
     "transformers": {"architectures"},

@@ -154,7 +154,7 @@ def get_backend(name: str) -> Backend:
 def usual() -> list[str]:
     """The installed backends that are considered unless others are named: those that prepare a stage within seconds.
 
-    Inductor compiles for half a minute and more a stage, and a search looks at a dozen stages; see ARCHITECTURE.md.
+    Inductor compiles each stage for 7 to 25 s, and a search looks at a dozen stages; see ARCHITECTURE.md and ``compiling``.
     """
     return [name for name in installed() if name != "inductor"]
 

@@ -24,11 +24,20 @@ from autosplit.splitting import StageProgram
 ACCELERATOR_MODE = "default"
 """Not ``reduce-overhead``: the whole stage with its copies is recorded as one graph anyway (``placing``)."""
 
-PACKAGES: dict[Precision, str] = {"f32": "inductor.pt2", "bf16": "inductor-bf16.pt2"}
+LIBRARIES: dict[Precision, str] = {"f32": "inductor.so", "bf16": "inductor-bf16.so"}
+
+
+OPTIONS = {
+    "freezing": True,
+    "cpp.dynamic_threads": True,
+    # Kept ahead of time, headers take 100 MB of torch's cache for each version of the options, and save a second.
+    "aot_inductor.precompile_headers": False,
+    "cpp_cache_precompile_headers": False,
+}
 
 
 class InductorBackend:
-    """One AOTInductor package a stage."""
+    """One AOTInductor library a stage."""
 
     name = "inductor"
     exact = False
@@ -46,24 +55,22 @@ class InductorBackend:
         return {}
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Compile the stage into ``inductor.pt2`` (or ``inductor-bf16.pt2``) in its folder."""
+        """Compile the stage into ``inductor.so`` (or ``inductor-bf16.so``) in its folder."""
         require_precision(self, precision)
-        target = folder / PACKAGES[precision]
+        target = folder / LIBRARIES[precision]
         if target.exists():
             return
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".inductor-") as building:
-            package = Path(building) / target.name
-            compile_package(lower_to_bf16(program) if precision == "bf16" else program, package)
-            package.replace(target)
+            compile_library(lower_to_bf16(program) if precision == "bf16" else program, Path(building)).replace(target)
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
         """The compiled library as a function."""
         require_precision(self, precision)
-        package = folder / PACKAGES[precision]
-        if not package.exists():
+        library = folder / LIBRARIES[precision]
+        if not library.exists():
             raise BackendError(f"stage folder '{folder}' is not prepared for inductor in {precision}: prepare the stage")
-        return package_runnable(package, threads)
+        return library_runnable(library, threads)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Compile into a temporary folder and load from it."""
@@ -83,24 +90,30 @@ class InductorBackend:
         return torch.compile(module, fullgraph=True, dynamic=False, mode=ACCELERATOR_MODE), True
 
 
-def compile_package(program: StageProgram, path: Path) -> None:
-    """Write the compiled stage to ``path``. Raises: BackendError: the compiler failed."""
+def compile_library(program: StageProgram, folder: Path) -> Path:
+    """Write the compiled stage, and what comes up on the way, into ``folder``; the library's path.
+
+    Torch's cache, where it would leave half a gigabyte for a stage, is only asked what the compiler can do here.
+    Raises: BackendError: the compiler failed.
+    """
     examples = tuple(torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype).zero_() for spec in program.inputs)
-    options = {"freezing": True, "cpp.dynamic_threads": True}
+    there = {"aot_inductor.output_path": str(folder / "stage.so")}
     try:
         with quiet(), torch.no_grad():
             exported = torch.export.export(program.module, examples, strict=False)
-            torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=options)
+            made = torch._inductor.aot_compile(exported.module(), examples, options=OPTIONS | there)
     except Exception as failure:
         reason = next((line for line in str(failure).splitlines() if line.strip()), type(failure).__name__)
         raise BackendError(f"inductor cannot compile stage '{program.name}': {reason}") from failure
+    return Path(str(made))
 
 
-def package_runnable(path: Path, threads: int) -> Runnable:
+def library_runnable(path: Path, threads: int) -> Runnable:
     """The compiled stage as a function. Torch has one thread count for the process, so each call makes sure of its own."""
     try:
         with quiet():
-            model = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+            # The file itself: ``aoti_load_package`` unpacks an archive that a worker, which ends at once, would leave behind.
+            model = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
     except RuntimeError as failure:
         raise BackendError(f"inductor cannot load '{path}': {failure}") from failure
 
@@ -108,8 +121,7 @@ def package_runnable(path: Path, threads: int) -> Runnable:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         with torch.inference_mode():
-            outputs = model(*inputs)
-        return outputs if isinstance(outputs, (list, tuple)) else [outputs]
+            return model.run(list(inputs))
 
     return run
 

@@ -56,7 +56,7 @@ def auto(given: options.Auto) -> None:
             machine_for(given.devices, given.machine, given.memory),
             given.batch,
             given.seq_len,
-            backends=given.backends,
+            backends=given.named_backends,
             constraints=given.constraints(),
             profiles=given.profiles,
             remeasure=given.remeasure,

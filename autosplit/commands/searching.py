@@ -78,7 +78,7 @@ def _simulation(found: Any, machine: Any) -> Any:
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any) -> list[dict[str, Any]]:
     """The rows of the front; its plan files where they are asked for."""
-    from autosplit.api import measured_backends
+    from autosplit.baselines import measured_backends
     from autosplit.planfile import write_plan
     from autosplit.planning import plan_front
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -217,15 +218,23 @@ def test_openvino_works_on_several_requests_at_once_and_keeps_them_apart(mlp, wh
 
 
 @pytest.mark.timeout(240)
-def test_inductor_compiles_once_and_loads_in_a_folder(mlp, whole, tmp_path):
+def test_inductor_compiles_once_and_loads_in_a_folder_and_leaves_nothing_else(mlp, whole, tmp_path, monkeypatch):
     backend = get_backend("inductor")
     if backend.missing():
         pytest.skip(str(backend.missing()))
     program = whole(mlp)
     save_stage(program, tmp_path / "stage0")
+    there = {*(tmp_path / "stage0").iterdir(), tmp_path / "stage0" / "inductor.so"}
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     backend.prepare(program, tmp_path / "stage0")
-    made = (tmp_path / "stage0" / "inductor.pt2").stat().st_mtime_ns
+    made = (tmp_path / "stage0" / "inductor.so").stat().st_mtime_ns
     backend.prepare(program, tmp_path / "stage0")
-    assert (tmp_path / "stage0" / "inductor.pt2").stat().st_mtime_ns == made
+    assert (tmp_path / "stage0" / "inductor.so").stat().st_mtime_ns == made
     run = backend.load(tmp_path / "stage0", 1)
     assert check(backend, program, mlp.example_inputs, runnable=run).relative < 1e-5
+    assert {*(tmp_path / "stage0").iterdir()} == there
+    left = [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in left) < 2_000_000, left  # what torch found of the compiler
