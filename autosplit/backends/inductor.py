@@ -97,13 +97,14 @@ def compile_library(program: StageProgram, folder: Path) -> Path:
     Raises: BackendError: the compiler failed.
     """
     examples = tuple(torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype).zero_() for spec in program.inputs)
-    there = {"aot_inductor.output_path": str(folder / "stage.so")}
+    there = {"aot_inductor.output_path": str(folder.resolve() / "stage.so")}
     try:
         with quiet(), torch.no_grad():
             exported = torch.export.export(program.module, examples, strict=False)
             made = torch._inductor.aot_compile(exported.module(), examples, options=OPTIONS | there)
     except Exception as failure:
-        reason = next((line for line in str(failure).splitlines() if line.strip()), type(failure).__name__)
+        lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or [type(failure).__name__]
+        reason = next((line for line in lines if "error: " in line), lines[0])  # the compiler's own word
         raise BackendError(f"inductor cannot compile stage '{program.name}': {reason}") from failure
     return Path(str(made))
 

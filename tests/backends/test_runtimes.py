@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -229,7 +230,8 @@ def test_inductor_compiles_once_and_loads_in_a_folder_and_leaves_nothing_else(ml
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
-    backend.prepare(program, tmp_path / "stage0")
+    monkeypatch.chdir(tmp_path)
+    backend.prepare(program, Path("stage0"))
     made = (tmp_path / "stage0" / "inductor.so").stat().st_mtime_ns
     backend.prepare(program, tmp_path / "stage0")
     assert (tmp_path / "stage0" / "inductor.so").stat().st_mtime_ns == made
