@@ -63,7 +63,7 @@ def trace(model: Model, batch: int = 1, seq_len: int | None = None, *, inputs: I
 
 def measure(
     traced: Traced,
-    machine: Machine,
+    machine: Machine | str,
     backends: Sequence[str] = ("eager",),
     *,
     profiles: Path | None = None,
@@ -75,12 +75,13 @@ def measure(
     """Seconds of every op on every device and backend, from the store in ``profiles`` where nothing changed.
 
     A backend that cannot compute in ``precision``, refuses the model, or gives wrong numbers is left out; a note says why.
-    In ``workspace`` the model is saved and prepared for those that follow.
+    ``machine`` may be names with commas between. In ``workspace`` the model is saved and prepared for those that follow.
 
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
     from autosplit.measuring.host import measure as measure_ops
 
+    machine = _machine(machine)
     store = measuring.Store(profiles) if profiles is not None else None
     tell = (lambda p: progress(p.done, p.what)) if progress else None
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
@@ -93,7 +94,7 @@ def measure(
 def search(
     traced: Traced,
     profile: Profile,
-    machine: Machine,
+    machine: Machine | str,
     constraints: Constraints | None = None,
     *,
     backends: Sequence[str] | None = None,
@@ -113,7 +114,7 @@ def search(
     Args:
         traced: the model.
         profile: its measured ops; what it was measured in, f32 or bf16, is what the plan computes in.
-        machine: the devices.
+        machine: the devices, or their names with commas between.
         constraints: what a plan must be like; free by default.
         backends: those to consider; by default all that the profile has on every device.
         budget_s: seconds for running candidates.
@@ -130,7 +131,7 @@ def search(
     """
     from autosplit import searching
 
-    wanted = constraints or Constraints()
+    machine, wanted = _machine(machine), constraints or Constraints()
     chosen = listed("backends", backends or measured_backends(profile, machine), str)
     job = searching.Job(
         machine, traced.source, wanted.verify(traced.graph, machine), chosen,
@@ -144,7 +145,7 @@ def search(
 def run(
     traced: Traced,
     plan: Plan,
-    machine: Machine,
+    machine: Machine | str,
     *,
     profile: Profile | None = None,
     profiles: Path | None = None,
@@ -163,7 +164,7 @@ def run(
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan.
-        machine: the devices.
+        machine: the devices, or their names with commas between.
         profile: gives the simple ways their prediction, and says which device is the fastest.
         profiles: the store where predicted is kept beside measured; see ``autosplit profile --accuracy``.
         baselines: whether the simple ways run too.
@@ -177,7 +178,7 @@ def run(
         observe: called once with the host on which all of them run, to look at it meanwhile.
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
-    tell = progress or (lambda share, text: None)
+    machine, tell = _machine(machine), progress or (lambda share, text: None)
     with ExitStack() as stack:
         workspace = workspace or stack.enter_context(Workspace())
         ready, failed = compiled(
@@ -255,7 +256,7 @@ def auto(
     names = listed("backends", usual() if backends is None else backends, str)
     for backend in names:
         get_backend(backend)
-    machine = devices if isinstance(devices, Machine) else machine_for(devices)
+    machine = _machine(devices)
     step = progress or (lambda name: lambda share, text: None)
     prepare_to_spawn()
     traced = trace(model, batch, seq_len, inputs=inputs)
@@ -311,6 +312,11 @@ def keep_search(found: "SearchResult", profiles: Path) -> None:
     ran = [(trial.plan, trial.outcome) for trial in found.trials if trial.outcome is not None]
     runs = [run_of("searched", name, PLAN, plan, outcome, now) for plan, outcome in ran]
     store.add_runs(run for run in runs if run is not None)
+
+
+def _machine(devices: Machine | str | None) -> Machine:
+    """The devices, given as a value or by their names. Raises: DeviceError, UsageError: as ``machine_for``."""
+    return devices if isinstance(devices, Machine) else machine_for(devices)
 
 
 def _now() -> str:

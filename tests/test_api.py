@@ -86,6 +86,17 @@ def test_the_main_backends_own_ways_run_however_little_the_profile_promises_them
     assert "replicas (eager)" in ways and "even split (eager)" in left_out
 
 
+def test_devices_may_be_named_in_each_call() -> None:
+    traced = autosplit.trace(TIED)
+    name = f"cpu:{CORES[0]}"
+    profile = autosplit.measure(traced, name)
+    assert {setting.device for setting in profile.measured} == {name}
+    plan = autosplit.search(traced, profile, name, budget_s=0).plan
+    assert autosplit.run(traced, plan, name, baselines=False, num_requests=4, num_rounds=1).best.outputs_equal
+    with pytest.raises(UsageError, match="one text with commas between"):
+        autosplit.measure(traced, [name])  # type: ignore[arg-type]
+
+
 def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
     traced = autosplit.trace(TIED)
     profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
