@@ -18,6 +18,9 @@ EVEN_SPLIT = "even split"
 UNCERTAIN = 1.3
 """A way may be so many times as fast as it is predicted, or as its threads times one alone."""
 
+QUICK_S, UNCERTAIN_QUICK = 0.02, 1.8
+"""Of models whose requests take less: there predictions are the least certain, and to try a way costs a second."""
+
 UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, throughput_per_s=0.0)
 """A simple way is measured, not predicted."""
 
@@ -108,12 +111,13 @@ def out_of_reach(ways: Mapping[str, Plan], planned_per_s: float, alone_s: Mappin
         alone_s: backend name to seconds of a request on the fastest device with the others idle.
     """
     best_per_s = max([planned_per_s, *(way.prediction.throughput_per_s for way in ways.values())])
+    uncertain = UNCERTAIN_QUICK if min(alone_s.values(), default=QUICK_S) < QUICK_S else UNCERTAIN
     reasons = {}
     for name, way in ways.items():
         stage = way.stages[0]
-        most_per_s = UNCERTAIN * way.prediction.throughput_per_s
+        most_per_s = uncertain * way.prediction.throughput_per_s
         if not most_per_s and len(way.stages) == 1 and alone_s.get(stage.backend):
-            most_per_s = UNCERTAIN * len(stage.devices) * stage.threads * way.microbatch / alone_s[stage.backend]
+            most_per_s = uncertain * len(stage.devices) * stage.threads * way.microbatch / alone_s[stage.backend]
         if 0 < most_per_s < best_per_s:
             reasons[name] = f"the profile lets it reach {most_per_s:.4g} items/s at most, and {best_per_s:.4g} are predicted"
     return reasons

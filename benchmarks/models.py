@@ -67,7 +67,7 @@ PROFILES, STAGES = Path("autosplit-run/profiles"), Path("autosplit-run/stages")
 NEAR, MOST_NEAR = 0.7, 4
 """A runtime at less than this share of the fastest one's short run is not run again, nor are more than so many."""
 
-ROUND_S, NUM_ROUNDS = 0.7, 5
+ROUND_S, NUM_ROUNDS = 1.0, 5
 """Seconds of a round here and in ``auto``, and its rounds."""
 
 LEAST_REQUESTS, MOST_ROUND_S = 8, 3.0

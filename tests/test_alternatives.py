@@ -84,3 +84,12 @@ def test_a_way_that_cannot_be_the_fastest_by_the_profile_is_named_with_the_reaso
     slow = [f"{name} (eager)" for name in (ALL_CORES, REPLICAS)]
     assert list(reasons) == ["one device (onnxruntime)", "even split (onnxruntime)", *slow]
     assert reasons["all cores (eager)"] == "the profile lets it reach 52 items/s at most, and 100 are predicted"
+
+
+def test_of_quick_models_more_ways_are_tried() -> None:
+    ways = every_way(GRAPH, TWO, SOURCE, ["eager"], "onnxruntime", "cpu:0")
+    left_out = {
+        alone_s: list(out_of_reach(ways, 1.7 / alone_s, {"onnxruntime": alone_s, "eager": 1.6 * alone_s}))
+        for alone_s in (0.2, 0.002)
+    }
+    assert left_out == {0.2: ["one device (onnxruntime)", "all cores (eager)", "replicas (eager)"], 0.002: []}
