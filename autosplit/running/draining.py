@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from autosplit.running.copying import Copies
 from autosplit.running.inbox import Inbox
+from autosplit.running.lanes import Lanes
 from autosplit.running.provisioner import Deployment, host_channels
 from autosplit.running.ring import RingEnd, Slot
 
@@ -22,15 +23,16 @@ class Drain:
     inbox: Inbox | None
     """What takes results as they come, where they need not keep their order."""
 
-    def rewind(self, base: int) -> None:
-        """Expect the first request of this ring from number ``base`` on."""
+    def rewind(self, lanes: Lanes) -> None:
+        """Expect the first request of this ring that is not done."""
+        base = lanes.base(self.first)
         self.next = base + (self.first - base) % self.every
         if self.inbox is not None:
             self.inbox.restart()
 
-    def until(self, num_soon: int, following: int) -> int:
-        """The request of this ring to wait for, if ``num_soon`` are to be taken together and ``following`` is fed next."""
-        ahead = min(num_soon, following - self.next) - 1
+    def until(self, num_soon: int, lanes: Lanes) -> int:
+        """The request of this ring to wait for, if ``num_soon`` are to be taken together of those that were fed."""
+        ahead = min(num_soon, lanes.next(self.first) - self.next) - 1
         return self.next + max(0, ahead) // self.every * self.every
 
     def ready(self, until: int) -> bool:
@@ -85,7 +87,7 @@ class Drains:
         """No longer."""
         self._poll.unregister(fd)
 
-    def wait(self, patience_ms: int | None, num_soon: int, following: int) -> set[int]:
+    def wait(self, patience_ms: int | None, num_soon: int, lanes: Lanes) -> set[int]:
         """Wait until results or something else is here, at most ``patience_ms``; the other descriptors that are readable.
 
         If they are here already, this is only a look at the others.
@@ -93,11 +95,11 @@ class Drains:
         Args:
             patience_ms: None waits for ever.
             num_soon: results that are to be here, or as many as are under way.
-            following: the request that is fed next.
+            lanes: what was fed.
         """
         here = False
         for drain in self._drains:
-            until = drain.until(num_soon, following) if drain.inbox is None else 0
+            until = drain.until(num_soon, lanes) if drain.inbox is None else 0
             drain.end.fall_asleep(until)
             here = drain.ready(until) or here
         found = {fd for fd, _ in self._poll.poll(0 if here else patience_ms)}

@@ -18,6 +18,7 @@ from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageE
 from autosplit.running.copying import Copies
 from autosplit.running.door import Door
 from autosplit.running.draining import Drains
+from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Run
 from autosplit.running.pacing import SOON_NS, Pace
 from autosplit.running.provisioner import Deployment, host_channels
@@ -53,8 +54,11 @@ class Executor:
         """Threads that wait for room, or for the end."""
         self._door = Door()
         self._window: dict[int, Request] = {}
-        self._base = 0
-        self._next = 0
+        """By their numbers, what is not done, or comes after such a one in its lane."""
+        self._unanswered: deque[Request] = deque()
+        """In the order of admission, where answers keep it."""
+        self.lanes = Lanes(deployment.wiring)
+        self._num_fed = 0
         self._broken: AutosplitError | None = None
         self._open = True
         self._ending = False
@@ -90,14 +94,9 @@ class Executor:
         return self._broken
 
     @property
-    def next_sequence(self) -> int:
-        """The number of the request that will be fed next."""
-        return self._next
-
-    @property
     def num_answered(self) -> int:
         """Requests that were let in and have their answer, and so have all before them."""
-        return self._base
+        return self._num_fed - self.num_running
 
     @property
     def num_waiting(self) -> int:
@@ -112,7 +111,7 @@ class Executor:
     @property
     def num_running(self) -> int:
         """Requests between the first stage and their answer."""
-        return self._next - self._base
+        return len(self._unanswered) if self._in_order else self._num_fed - self.lanes.bases[0]
 
     def submit(self, request: Request, priority: int, timeout_s: float | None) -> Answer:
         """``enter``, and the future of the answer."""
@@ -162,10 +161,10 @@ class Executor:
         elif request.hurries and self._dozes:
             os.eventfd_write(self._wake_fd, 1)
 
-    def at_next_request(self, action: Callable[[int, int], None]) -> None:
-        """Call ``action`` with the numbers of the oldest request without an answer and of the next one; none is fed meanwhile."""
+    def at_next_request(self, action: Callable[[Lanes, int], None]) -> None:
+        """Call ``action`` with what is not done and the number of requests that were fed; none is fed meanwhile."""
         with self._lock:
-            action(self._base, self._next)
+            action(self.lanes, self._num_fed)
 
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
@@ -195,7 +194,7 @@ class Executor:
         return self.num_waiting < self.room or self._window_has_room() or not self._open or self._broken is not None
 
     def _window_has_room(self) -> bool:
-        return self._feeding and self._next - self._base < self.pace.size
+        return self._feeding and self.num_running < self.pace.size
 
     def _admit(self) -> list[Request]:
         """Feed waiting requests while the window has room (the lock is held); return those past their deadline."""
@@ -225,17 +224,19 @@ class Executor:
         self._answer(late)
 
     def _feed(self, request: Request, priority: int) -> None:
-        inputs, sequence = request.inputs, self._next
-        request.sequence = sequence
+        inputs, sequence = request.inputs, self.lanes.take()
+        request.sequence, request.number = sequence, self._num_fed
         request.fed_ns = time.monotonic_ns()
         request.tokens = self._drains.num_tokens
         for name, position in self._passed:
             request.values[name] = inputs[position].clone()
-        self.deployment.words.set_limits(sequence, request.deadline_ns, priority)
+        self.deployment.words.describe(sequence, request.deadline_ns, priority, request.number)
         self._window[sequence] = request
-        self._next += 1
+        if self._in_order:
+            self._unanswered.append(request)
+        self._num_fed += 1
         if request.hurries:
-            self._hurried = sequence
+            self._hurried = request.number
             if self._dozes:
                 os.eventfd_write(self._wake_fd, 1)
         for ends, index in self._feeds:
@@ -260,7 +261,7 @@ class Executor:
                     fds.remove(self._wake_fd)
                 if self._alarm_ns <= time.monotonic_ns():
                     self._expire()
-                self._recovery.kill_hanging(self._next)
+                self._recovery.kill_hanging(self.lanes.nexts)
                 if fds:
                     with self.deployment.control_lock:
                         self._recover()
@@ -275,12 +276,12 @@ class Executor:
         Several results are waited for if they come fast and nobody waits for one of them alone.
         """
         patience_s = min(self._recovery.look_s, max(0.0, self._alarm_ns - time.monotonic_ns()) / 1e9)
-        alone = self._hurried >= self._base or self._door.num_waiting > 0
-        self._dozes = self._in_order and self.pace.num_soon > 1 and self._base < self._next and not alone
+        alone = self._hurried >= self.num_answered or self._door.num_waiting > 0
+        self._dozes = self._in_order and self.pace.num_soon > 1 and self.num_running > 0 and not alone
         if self._dozes:
             patience_s = min(patience_s, SOON_NS / 1e9)
         patience_ms = None if math.isinf(patience_s) else math.ceil(patience_s * 1000)
-        found = self._drains.wait(patience_ms, self.pace.num_soon if self._dozes else 1, self._next)
+        found = self._drains.wait(patience_ms, self.pace.num_soon if self._dozes else 1, self.lanes)
         self._dozes = False
         return found
 
@@ -297,7 +298,7 @@ class Executor:
                     for (name, copies), value in zip(drain.copies.items(), slot.tensors, strict=True):
                         request.values[name] = copies.copy(value)
                 elif request.error is None:
-                    request.error = _error(flag, slot.read_text().decode(errors="replace"), sequence)
+                    request.error = _error(flag, slot.read_text().decode(errors="replace"), request.number)
                 request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
                 drain.end.release(sequence)
                 request.tokens -= 1
@@ -311,14 +312,11 @@ class Executor:
         """Answer requests, all tokens of which are here, or let them wait for older ones; feed what waits at the door."""
         if any(not isinstance(request.error, WorkerError) for request in done):
             self._recovery.progressed()
-        window = self._window
         with self._lock:
+            self.lanes.settle(self._window)
             answers = [] if self._in_order else done
-            while (oldest := window.get(self._base)) is not None and oldest.tokens == 0:
-                del window[self._base]
-                self._base += 1
-                if self._in_order:
-                    answers.append(oldest)
+            while self._unanswered and self._unanswered[0].tokens == 0:
+                answers.append(self._unanswered.popleft())
             self.pace.look(self.times)  # with the lock: room that it makes is for who waits at the door, not for who comes
             if self._door:
                 answers += self._admit()
@@ -331,7 +329,7 @@ class Executor:
             if request.answered:
                 continue
             now = time.monotonic_ns()
-            self.times.append(RequestTimes(request.sequence, request.submitted_ns, request.fed_ns, request.made_ns or now, now))
+            self.times.append(RequestTimes(request.number, request.submitted_ns, request.fed_ns, request.made_ns or now, now))
             request.answered = True
             if request.waiter is not None:
                 request.waiter.release()
@@ -357,7 +355,7 @@ class Executor:
         for worker in self.deployment.workers:
             with contextlib.suppress(KeyError, OSError):
                 self._drains.forget(worker.pidfd)
-        suspects = self._recovery.replace_dead(self._base)
+        suspects = self._recovery.replace_dead(self.lanes)
         for sequence, error in suspects.items():
             if sequence in self._window:
                 self._window[sequence].error = error
@@ -366,8 +364,8 @@ class Executor:
             for request in self._window.values():
                 request.tokens = self._drains.num_tokens
             for drain in self._drains:
-                drain.rewind(self._base)
-            self._recovery.resume(self._base, self._next)
+                drain.rewind(self.lanes)
+            self._recovery.resume(self.lanes)
             self._feeding = True
             late = self._admit()
         self._answer(late)
@@ -386,7 +384,8 @@ class Executor:
         """Answer every request with ``error``, and each that comes later."""
         with self._lock:
             self._broken = self._broken or error
-            requests = [*self._window.values(), *self._door.clear()]
+            requests = [*dict.fromkeys([*self._unanswered, *self._window.values()]), *self._door.clear()]
+            self._unanswered.clear()
             self._window.clear()
             self._lock.notify_all()
         for request in requests:
@@ -394,7 +393,7 @@ class Executor:
         self._answer(requests)
 
 
-def _error(flag: int, text: str, sequence: int) -> AutosplitError:
+def _error(flag: int, text: str, number: int) -> AutosplitError:
     if flag == ERROR:
         return StageError(text)
-    return DeadlineError(f"request {sequence} was skipped: its deadline passed before the last stage")
+    return DeadlineError(f"request {number} was skipped: its deadline passed before the last stage")

@@ -34,13 +34,13 @@ class Flow:
         found = (block.status(number) for number in range(len(self._workers)))
         return [Place(status[words.STATE], status[self._at]) for status in found]
 
-    def num_queued(self, number: int, places: Sequence[Place], next_sequence: int) -> int:
+    def num_queued(self, number: int, places: Sequence[Place], nexts: Sequence[int]) -> int:
         """Requests that lie ready for a worker, all their inputs there.
 
         Args:
             number: the worker.
             places: of all workers.
-            next_sequence: the request that the host will feed next.
+            nexts: the request that the host will feed next, of each lane.
         """
         state, sequence = places[number]
         if state in (words.STARTING, words.PAUSED):
@@ -51,25 +51,25 @@ class Flow:
         sources = {channel.source for channel in self._wiring.channels if channel.target == stage}
         count = 0
         while count < self._wiring.most_in_flight and all(
-            self._handed_over(source, first + count * every, places, next_sequence) for source in sources
+            self._handed_over(source, first + count * every, places, nexts) for source in sources
         ):
             count += 1
         return count
 
-    def at_fault(self, number: int, places: Sequence[Place], next_sequence: int) -> bool:
+    def at_fault(self, number: int, places: Sequence[Place], nexts: Sequence[int]) -> bool:
         """Whether it is up to this worker that its request goes on: it runs it, or waits although it need not."""
         state, sequence = places[number]
         match state:
             case words.WAITING:
-                return self.num_queued(number, places, next_sequence) > 0
+                return self.num_queued(number, places, nexts) > 0
             case words.SENDING:
                 return not self._blocked(self._workers[number][0], sequence, places)
             case _:
                 return state != words.STARTING
 
-    def _handed_over(self, source: int, sequence: int, places: Sequence[Place], next_sequence: int) -> bool:
+    def _handed_over(self, source: int, sequence: int, places: Sequence[Place], nexts: Sequence[int]) -> bool:
         if source == HOST:
-            return sequence < next_sequence
+            return sequence < nexts[sequence % len(nexts)]
         return places[self._worker(source, sequence)].sequence > sequence
 
     def _blocked(self, stage: int, sequence: int, places: Sequence[Place]) -> bool:

@@ -220,7 +220,7 @@ class Pipeline:
         places = self._flow.places(self._deployment.words)
         for number, (duty, worker) in enumerate(zip(self._deployment.duties, self._deployment.workers, strict=True)):
             status = self._deployment.words.status(number)
-            num_queued = self._flow.num_queued(number, places, self._executor.next_sequence)
+            num_queued = self._flow.num_queued(number, places, self._executor.lanes.nexts)
             found.append(worker_health(network, duty.stage, duty.replica, duty.device, worker, status, num_queued))
         return found
 

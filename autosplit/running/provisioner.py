@@ -109,7 +109,7 @@ def provision(wiring: Wiring) -> Deployment:
     """Rings and duties for every worker of ``wiring``, and the workers, loaded and waiting to run."""
     workers = list(wiring.workers())
     rings: list[tuple[Ring, ...]] = []
-    words = Words.create(wiring.most_in_flight, len(workers))
+    words = Words.create(wiring.most_in_flight, len(workers), wiring.num_lanes)
     try:
         for channel in wiring.channels:
             made: list[Ring] = []

@@ -13,11 +13,13 @@ import logging
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from autosplit.errors import WorkerError
 from autosplit.processes import receive
 from autosplit.running import words
 from autosplit.running.flow import Flow
+from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Events, Pause, Paused, Run
 from autosplit.running.provisioner import Deployment
 from autosplit.running.wiring import HOST
@@ -55,13 +57,13 @@ class Recovery:
         """A request is done: restarts count from 0 again."""
         self._in_a_row = 0
 
-    def kill_hanging(self, next_sequence: int) -> None:
+    def kill_hanging(self, nexts: Sequence[int]) -> None:
         """Kill each worker that held up one request for longer than its stage allows: it ran it, or did not even take it.
 
         A worker that waits for others, for inputs or for a free slot, is not at fault, however long that takes.
 
         Args:
-            next_sequence: the request that will be fed next.
+            nexts: the request that will be fed next, of each lane.
         """
         now_s = time.monotonic()
         if now_s < self._next_look_s:
@@ -69,7 +71,7 @@ class Recovery:
         self._next_look_s = now_s + self.look_s
         places = self._flow.places(self._deployment.words)
         for number, limit_s in enumerate(self._limits_s):
-            if limit_s is None or not self._flow.at_fault(number, places, next_sequence):
+            if limit_s is None or not self._flow.at_fault(number, places, nexts):
                 self._seen.pop(number, None)
                 continue
             mark = places[number].state, self._deployment.words.status(number)[words.SINCE_NS]
@@ -79,14 +81,15 @@ class Recovery:
             if age_s > limit_s:
                 worker, doing = self._deployment.workers[number], words.STATES[mark[0]]
                 self._hung[number] = f"hung: it was killed after {doing} for {age_s:.1f} s (limit {limit_s:g} s)"
-                log.warning("%s is %s at request %d for %.1f s and is killed", worker.name, doing, places[number].sequence, age_s)
+                request = self._deployment.words.number(places[number].sequence)
+                log.warning("%s is %s at request %d for %.1f s and is killed", worker.name, doing, request, age_s)
                 worker.kill()
 
-    def replace_dead(self, base: int) -> dict[int, WorkerError]:
+    def replace_dead(self, lanes: Lanes) -> dict[int, WorkerError]:
         """Pause the living, start the dead anew.
 
         Args:
-            base: the oldest request without an answer.
+            lanes: the requests that are not done.
         Returns: the requests to give up, with their errors.
         Raises: WorkerError: too many restarts in a row. BackendError: a stage cannot be loaded any more.
         """
@@ -98,7 +101,7 @@ class Recovery:
                 dead.add(number)
         given_up = {}
         for number in sorted(dead):
-            sequence = self._running(number, base)
+            sequence = self._running(number, lanes)
             story = self._count_death(number, sequence)
             if sequence is not None:
                 self._tries[sequence] += 1
@@ -106,26 +109,27 @@ class Recovery:
                     given_up[sequence] = WorkerError(f"{story}; the request was tried {MAX_TRIES} times and is given up")
             while not deployment.replace(number):
                 self._count_death(number, None)
-        for sequence in [sequence for sequence in self._tries if sequence < base]:
+        for sequence in [sequence for sequence in self._tries if sequence < lanes.base(sequence)]:
             del self._tries[sequence]
         return given_up
 
-    def resume(self, base: int, next_sequence: int) -> None:
-        """Refill the tokens and let all workers run from request ``base``; the host's rings still hold all inputs."""
+    def resume(self, lanes: Lanes) -> None:
+        """Refill the tokens and let all workers run what is not done; the host's rings still hold all inputs."""
         deployment = self._deployment
         for channel, rings in zip(deployment.wiring.channels, deployment.rings, strict=True):
             for first, ring in enumerate(rings):
+                base = lanes.base(first)
                 oldest = base + (first - base) % channel.every
-                ring.refill(range(oldest, next_sequence, channel.every) if channel.source == HOST else ())
-        for worker in deployment.workers:
+                ring.refill(range(oldest, lanes.next(first), channel.every) if channel.source == HOST else ())
+        for worker, duty in zip(deployment.workers, deployment.duties, strict=True):
             with contextlib.suppress(OSError):  # one that has died since is found by its descriptor
-                worker.connection.send(Run(base))
+                worker.connection.send(Run(lanes.base(duty.replica)))
 
-    def _running(self, number: int, base: int) -> int | None:
+    def _running(self, number: int, lanes: Lanes) -> int | None:
         """The request that a worker was running when it died, if any."""
         status = self._deployment.words.status(number)
         sequence = status[words.SEQUENCE]
-        return sequence if status[words.STATE] == words.RUNNING and sequence >= base else None
+        return sequence if status[words.STATE] == words.RUNNING and sequence >= lanes.base(sequence) else None
 
     def _count_death(self, number: int, sequence: int | None) -> str:
         """Count one death, and tell its story. Raises: WorkerError: it was one too many in a row."""
@@ -133,7 +137,7 @@ class Recovery:
         story = f"the worker of stage '{duty.stage}' (replica {duty.replica}, device '{duty.device}') "
         story += self._hung.pop(number, "") or worker.fate()
         if sequence is not None:
-            story += f" while it ran request {sequence}"
+            story += f" while it ran request {self._deployment.words.number(sequence)}"
         if self._in_a_row >= self._max_restarts:
             noun = "restart" if self._max_restarts == 1 else "restarts"
             raise WorkerError(f"{story}; the pipeline gives up after {self._max_restarts} {noun} without a request done")

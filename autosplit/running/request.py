@@ -21,7 +21,7 @@ _NEVER_NS = 2.0**62
 class RequestTimes(NamedTuple):
     """When a request was submitted, fed to the first stage, made by the last one, and answered, in monotonic nanoseconds."""
 
-    sequence: int
+    number: int
     submitted_ns: int
     fed_ns: int
     made_ns: int
@@ -57,6 +57,8 @@ class Request:
     keep: bool = False
     """The caller leaves the inputs as they are until the answer, and answers for the room they take."""
     sequence: int = -1
+    """Its number in its lane (see ``lanes``), once it was fed; ``number``: how many were fed before it."""
+    number: int = -1
     fed_ns: int = 0
     made_ns: int = 0
     tokens: int = 0

@@ -11,6 +11,7 @@ from autosplit.backends.base import get_backend
 from autosplit.errors import BackendError, UsageError, WorkerError, raise_faults
 from autosplit.processes import receive
 from autosplit.running.executor import Executor
+from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Failed, Load, Use, Version
 from autosplit.running.modules import Module, StageFolder
 from autosplit.running.provisioner import LOAD_TIMEOUT_S, Deployment
@@ -58,10 +59,11 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
     numbers = [number for number, duty in enumerate(deployment.duties) if duty.stage in modules]
     switched = []
 
-    def switch(base: int, first: int) -> None:
+    def switch(lanes: Lanes, fed: int) -> None:
         """Every worker knows the new version before the first request of its time is fed."""
         for number in numbers:
             duty, worker = deployment.duties[number], deployment.workers[number]
+            base, first = lanes.base(duty.replica), lanes.next(duty.replica)
             versions = (*duty.versions, Version(first, modules[duty.stage]))
             kept = [
                 one for one, after in zip(versions, (*versions[1:], None), strict=True) if after is None or after.first > base
@@ -72,7 +74,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
                 receive(worker, LOAD_TIMEOUT_S, "a swap")
             except (WorkerError, OSError):
                 continue  # it died: its successor starts with both versions
-        switched.append(first)
+        switched.append(fed)
 
     with deployment.control_lock:
         for number in numbers:

@@ -1,9 +1,9 @@
 """Which stage talks to which: placements become channels, channels become rings. No processes here.
 
-Requests are numbered from 0 and replica ``i`` of a stage with ``r`` replicas takes those with ``number % r == i``. So the
-ring of a request between two stages follows from its number, every stage takes its requests in order, and results come
-back in order without a queue to sort them. Every request puts exactly one token on each of its rings, also when it failed:
-with bounded rings that is a deterministic process network (Kahn 1974), and the oldest request can always go on.
+Requests have numbers (see ``lanes``), and replica ``i`` of a stage with ``r`` replicas takes those with ``number % r == i``. So
+the ring of a request between two stages follows from its number, and every worker takes its requests in order. Every
+request puts exactly one token on each of its rings, also when it failed: with bounded rings that is a deterministic process
+network (Kahn 1974), and the oldest request can always go on.
 """
 
 import math
@@ -94,6 +94,12 @@ class Wiring:
     most_in_flight: int
     input_specs: dict[str, TensorSpec] = field(default_factory=dict)
     in_order: bool = True
+
+    @property
+    def num_lanes(self) -> int:
+        """Replicas of every stage, where these are equally many and keep requests in order: then each counts its own; else 1."""
+        counts = {len(stage.devices) for stage in self.stages}
+        return counts.pop() if self.in_order and len(counts) == 1 else 1
 
     def workers(self) -> Iterator[tuple[int, int]]:
         """(stage, replica) of each worker, in order."""

@@ -1,7 +1,8 @@
 """Words of shared memory: deadlines that every stage reads, and each worker's state that the host reads without asking.
 
-One block for a pipeline: first the deadlines of the requests in flight, then their priorities, then ``STATUS_WORDS`` for each
-worker. A word has one writer and 8 aligned bytes, so a reader sees the old value or the new one.
+One block for a pipeline: first the deadlines of the requests in flight, then their priorities, then how many were fed before
+each, then ``STATUS_WORDS`` for each worker. A word has one writer and 8 aligned bytes, so a reader sees the old value or the
+new one.
 """
 
 import os
@@ -48,11 +49,17 @@ class WordsHandle:
     fd: int
     window: int
     num_workers: int
+    num_lanes: int = 1
 
     @property
     def num_bytes(self) -> int:
         """Size of the block."""
-        return 8 * (2 * self.window + STATUS_WORDS * self.num_workers)
+        return 8 * (3 * self.num_places + STATUS_WORDS * self.num_workers)
+
+    @property
+    def num_places(self) -> int:
+        """Requests that have words of their own: a window in each lane."""
+        return self.window * self.num_lanes
 
 
 class Words:
@@ -63,38 +70,46 @@ class Words:
         self._words = map_shared(handle.fd, handle.num_bytes).numpy().data.cast("q")
 
     @staticmethod
-    def create(window: int, num_workers: int) -> "Words":
-        """A block of zeros for ``window`` requests in flight."""
-        fd = create_shared(WordsHandle(-1, window, num_workers).num_bytes)
-        return Words(WordsHandle(fd, window, num_workers))
+    def create(window: int, num_workers: int, num_lanes: int = 1) -> "Words":
+        """A block of zeros for ``window`` requests in flight, be they all in one lane."""
+        fd = create_shared(WordsHandle(-1, window, num_workers, num_lanes).num_bytes)
+        return Words(WordsHandle(fd, window, num_workers, num_lanes))
 
     def status(self, worker: int) -> memoryview:
         """The status words of one worker."""
-        start = 2 * self.handle.window + STATUS_WORDS * worker
+        start = 3 * self.handle.num_places + STATUS_WORDS * worker
         return self._words[start : start + STATUS_WORDS]
 
-    def set_limits(self, sequence: int, deadline_ns: int, priority: int) -> None:
-        """Of request ``sequence``, for the stages.
+    def describe(self, sequence: int, deadline_ns: int, priority: int, number: int) -> None:
+        """Of request ``sequence``, which was fed after ``number`` others, for the stages.
 
         They skip it from ``deadline_ns`` (monotonic) on, where 0 stands for never, and those that may choose take the request
         with the lowest priority first.
         """
-        place, window = sequence % self.handle.window, self.handle.window
+        place, num_places = self._place(sequence), self.handle.num_places
         self._words[place] = deadline_ns
-        self._words[window + place] = max(-_MOST, min(priority, _MOST))
+        self._words[num_places + place] = max(-_MOST, min(priority, _MOST))
+        self._words[2 * num_places + place] = number
 
     def priority(self, sequence: int) -> int:
         """The priority of request ``sequence``."""
-        return self._words[self.handle.window + sequence % self.handle.window]
+        return self._words[self.handle.num_places + self._place(sequence)]
+
+    def number(self, sequence: int) -> int:
+        """How many requests were fed before request ``sequence``: what it is called to people."""
+        return self._words[2 * self.handle.num_places + self._place(sequence)]
 
     def skip(self, sequence: int) -> None:
         """Stages skip request ``sequence`` from now on."""
-        self._words[sequence % self.handle.window] = _PAST
+        self._words[self._place(sequence)] = _PAST
 
     def expired(self, sequence: int) -> bool:
         """Whether request ``sequence`` is to be skipped."""
-        deadline_ns = self._words[sequence % self.handle.window]
+        deadline_ns = self._words[self._place(sequence)]
         return deadline_ns != 0 and deadline_ns <= time.monotonic_ns()
+
+    def _place(self, sequence: int) -> int:
+        return sequence % self.handle.num_places
 
     def close(self) -> None:
         """Close the descriptor."""

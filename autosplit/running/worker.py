@@ -339,7 +339,7 @@ class Stage:
     def _version(self, sequence: int) -> "tuple[Version, Runnable]":
         """What a request runs on; a version goes once no request of its time can come again."""
         versions = self.versions
-        while len(versions) > 1 and sequence >= versions[1][0].first + self.duty.words.window:
+        while len(versions) > 1 and sequence >= versions[1][0].first + self.duty.words.num_places:
             versions.pop(0)
         if len(versions) == 1:
             return versions[0]
@@ -355,7 +355,7 @@ class Stage:
         cause = trace.strip().splitlines()[-1]
         return (
             f"stage '{duty.stage}' (replica {duty.replica} of {duty.num_replicas}, device '{duty.device}') failed on request "
-            f"{sequence}{where}: {cause}\nThe worker's traceback follows.\n{trace}"
+            f"{self.words.number(sequence)}{where}: {cause}\nThe worker's traceback follows.\n{trace}"
         ).encode()
 
     def _count(self, sequence: int, flag: int, asked: int, posted: int, got: int, ran: int, sent: int, blocked: int) -> None:

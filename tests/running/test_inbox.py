@@ -28,7 +28,7 @@ def test_the_most_urgent_of_those_whose_inputs_are_all_here_is_taken() -> None:
     words, rings = Words.create(8, 1), [Ring.create([SPEC], 8) for _ in range(2)]
     inbox = Inbox([[RingEnd(ring, sends=False)] for ring in rings], words)
     for sequence, priority in enumerate((0, 0, -1, 2**80, -5)):
-        words.set_limits(sequence, 0, priority)
+        words.describe(sequence, 0, priority, sequence)
         send(rings[0], sequence)
     assert inbox.pick() is None
     for sequence in (3, 1, 2, 0):
@@ -47,7 +47,7 @@ def test_a_slot_that_is_being_filled_is_not_read() -> None:
     words, ring = Words.create(4, 1), Ring.create([SPEC], 4)
     inbox = Inbox([[RingEnd(ring, sends=False)]], words)
     send(ring, 0)
-    words.set_limits(1, 0, -1)
+    words.describe(1, 0, -1, 1)
     ring.slot(1).write([torch.ones(1)])  # its number is not told yet
     assert inbox.wait()[0] == 0 and inbox.pick() is None
     RingEnd(ring, sends=True).release(1)

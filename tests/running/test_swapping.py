@@ -26,15 +26,16 @@ def traced() -> Traced:
     return trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=8"))
 
 
-@pytest.fixture
-def pipeline(traced: Traced, tmp_path: Path) -> Iterator[Pipeline]:
-    """Four linear layers in two stages, both in group 'all'."""
+@pytest.fixture(params=[1, 2])
+def pipeline(traced: Traced, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pipeline]:
+    """Four linear layers in two stages, both in group 'all', each on one core, or on both as two lanes."""
     ops = [op.name for op in traced.graph.ops]
     stages = []
     for program, core in zip(split(traced, [ops[: len(ops) // 2], ops[len(ops) // 2 :]]), (CORES[0], CORES[-1]), strict=True):
         save_stage(program, tmp_path / program.name)
+        devices = (core,) if request.param == 1 else (CORES[0], CORES[-1])
         stages.append(
-            StagePlacement(program.name, StageFolder(tmp_path / program.name), program.inputs, program.outputs, (core,))
+            StagePlacement(program.name, StageFolder(tmp_path / program.name), program.inputs, program.outputs, devices)
         )
     with Pipeline(stages, traced.graph.inputs, traced.graph.outputs, groups={"all": ["stage0", "stage1"]}) as running:
         yield running
