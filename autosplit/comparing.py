@@ -24,11 +24,8 @@ NUM_ALONE = 20
 
 ALONE_S = 0.5
 
-MOST_BESIDE = 5
-"""Simple ways that run beside the plan in all rounds; where there are more, short runs say which."""
-
-MOST_SLOW = 3
-"""The same where a request of the plan takes long."""
+MOST_BESIDE = 4
+"""Simple ways that run beside the plan and the way to keep in all rounds; where there are more, short runs say which."""
 
 SCREEN_S = 0.2
 
@@ -229,8 +226,7 @@ class _Contest:
     def admit(self, name: str) -> dict[str, str]:
         """Run a way that was loaded beside the plan; unload the worst if they are too many, and say why."""
         plan, entry = self._arena.loaded[PLAN], self._arena.loaded[name]
-        most = MOST_SLOW if plan.slow else MOST_BESIDE
-        if self._num_ways <= most:
+        if self._num_ways <= MOST_BESIDE:
             return {}
         if self._objective == "latency":
             self._times_plan[name] = plan.latency.p50_s / entry.latency.p50_s
@@ -239,9 +235,10 @@ class _Contest:
                 num_items = round(min(1e6, SCREEN_S * plan.plan.microbatch / plan.latency.p50_s))
                 self._arena.run_round([PLAN, name], 0, num_items)
             self._times_plan[name] = entry.pace_per_s / plan.pace_per_s
-        if len(self._times_plan) <= most:
+        rivals = [other for other in self._times_plan if other != self._keep]
+        if len(rivals) <= MOST_BESIDE:
             return {}
-        worst = min((other for other in self._times_plan if other != self._keep), key=self._times_plan.__getitem__)
+        worst = min(rivals, key=self._times_plan.__getitem__)
         self._arena.unload(worst)
         return {worst: f"a short run was {self._times_plan.pop(worst):.2f} times as good as the plan's"}
 
