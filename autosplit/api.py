@@ -176,13 +176,14 @@ def run(
         workspace: where stages are saved and prepared, if a search of the same model left them there.
         progress: called with the share done and what is being done.
         observe: called once with the host on which all of them run, to look at it meanwhile.
-    Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
+    Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run. UsageError: ``also`` names
+        what is no backend.
     """
     machine, tell = _machine(machine), progress or (lambda share, text: None)
     with ExitStack() as stack:
         workspace = workspace or stack.enter_context(Workspace())
         ready, failed = compiled(
-            also if baselines else (), traced, plan, machine, profile, workspace, compile_s,
+            listed("also", also, str) if baselines else (), traced, plan, machine, profile, workspace, compile_s,
             lambda share, text: tell(COMPILE_SHARE * share, text),
         )  # fmt: skip
         begun = COMPILE_SHARE if also else 0.0

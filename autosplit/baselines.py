@@ -8,7 +8,7 @@ from autosplit.alternatives import ALL_CORES, REPLICAS, every_way, machine_of, o
 from autosplit.backends.base import get_backend, has_streams
 from autosplit.compiling import compile_whole
 from autosplit.deploying import Workspace
-from autosplit.errors import AutosplitError, ProfileError
+from autosplit.errors import AutosplitError, ProfileError, UsageError
 from autosplit.machine import Machine
 from autosplit.plan import Plan
 from autosplit.profile import Profile
@@ -64,6 +64,7 @@ def compiled(
         limit_s: seconds for each backend.
         tell: called with the share done and what is being done.
     Returns: the backends that are ready; and the reasons why the others are not.
+    Raises: UsageError: there is no such backend.
     """
     ready, reasons = [], {}
     for number, backend in enumerate(backends):
@@ -80,6 +81,8 @@ def compiled(
             if not all(is_accelerator(device) for device in machine.devices):
                 compile_whole(traced, backend, plan.precision, workspace, limit_s, told)
             ready.append(backend)
+        except UsageError:
+            raise
         except AutosplitError as failure:
             reasons[f"{backend} alone"] = str(failure)
     return ready, reasons

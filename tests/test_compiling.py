@@ -12,7 +12,7 @@ from autosplit.backends.base import installed
 from autosplit.baselines import LEAST_COMPILE_S, compiled
 from autosplit.comparing import Arena
 from autosplit.deploying import Workspace
-from autosplit.errors import BackendError
+from autosplit.errors import BackendError, UsageError
 from autosplit.limits import affinity
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Plan
@@ -118,4 +118,8 @@ def test_nothing_is_compiled_that_cannot_win_or_has_no_time(
     assert reason(plan, profile, 60) == "another backend is 2.5 times as fast as eager, and over 2 it never won"
     assert reason(plan, None, LEAST_COMPILE_S - 1) == "compiling takes 10 s and more, and 9 s are allowed; give a larger budget"
     assert reason(replace(plan, objective="latency"), profile, 3).startswith("compiling takes 10 s")
+    with pytest.raises(UsageError, match="'tensorrt' does not exist"):
+        compiled(["tensorrt"], mlp, plan, ONE, profile, workspace, 60, lambda share, text: None)
+    with pytest.raises(UsageError, match="also"):
+        autosplit.run(mlp, plan, ONE, also="inductor")
     assert started == []
