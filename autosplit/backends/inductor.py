@@ -26,7 +26,6 @@ ACCELERATOR_MODE = "default"
 
 LIBRARIES: dict[Precision, str] = {"f32": "inductor.so", "bf16": "inductor-bf16.so"}
 
-
 OPTIONS = {
     "freezing": True,
     "cpp.dynamic_threads": True,
