@@ -16,6 +16,7 @@ from typing import Any
 from autosplit import tables
 from autosplit.errors import ProfileError, raise_faults
 from autosplit.files import content_hash, read_mapping
+from autosplit.fitting import fit_factors
 from autosplit.graph import Graph, Op
 from autosplit.machine import Link
 from autosplit.samples import (
@@ -31,8 +32,6 @@ from autosplit.samples import (
 )
 
 SCHEMA = 1
-FIT_ROUNDS, FIT_TOLERANCE, FIT_LEAST = 50, 1e-6, 0.1
-"""Stages that cover a smaller share of a model's time say less about the rest of it."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +128,7 @@ class Profile:
     def whole_s(self, device: str, backend: str, threads: int | None = None, busy: bool = True) -> float:
         """Seconds of the whole model, neighbours busy or idle; the sum of its ops where the whole was not measured.
 
+        Where the device was not measured with its neighbours idle, they slow it as they do one that was.
         Infinite where the backend refuses an op.
         """
         setting = self.setting(device, backend, threads)
@@ -136,7 +136,16 @@ class Profile:
         if measured.refused:
             return inf
         samples = (measured.whole or measured.alone) if busy else (measured.alone or measured.whole)
-        return samples.median_s if samples else sum(self.op_s(op, *setting) for op in self.signatures)
+        if not samples:
+            return sum(self.op_s(op, *setting) for op in self.signatures)
+        return samples.median_s * (1.0 if busy or measured.alone else self._relief(setting))
+
+    def _relief(self, like: Setting) -> float:
+        """The share of its time that the whole model takes with idle neighbours, on a device where both were measured."""
+        for setting, measured in self.measured.items():
+            if setting[1:] == like[1:] and measured.alone and measured.whole:
+                return measured.alone.median_s / measured.whole.median_s
+        return 1.0
 
     def stage_s(self, ops: Iterable[str], device: str, backend: str, threads: int | None = None) -> float:
         """Seconds of a stage: its own median if that very stage was measured there, else the sum of its ops."""
@@ -254,31 +263,13 @@ class Profile:
 
     @cached_property
     def _factors(self) -> dict[Setting, dict[str, float]]:
-        return {setting: self._fit(setting, stages) for setting, stages in self._current_stages.items()}
-
-    def _fit(self, setting: Setting, stages: list[StageMeasured]) -> dict[str, float]:
-        """Factors for the ops so that every measured stage sums to its median.
-
-        Iterative proportional fitting (Deming and Stephan, 1940): each stage in turn scales its ops to its sum. Ops that no
-        stage holds take the ratio of all stages together. Where stages contradict each other, the newest ones hold.
-        """
-        base = {op: self.op_samples(op, setting).median_s * self.scale(setting) for op in self.accepted(setting)}
-        predicted = [sum(base[op] for op in stage.ops) for stage in stages]
-        common = sum(stage.samples.median_s for stage in stages) / sum(predicted) if sum(predicted) > 0 else 1.0
-        covered_s = sum(base[op] for op in frozenset().union(*(stage.ops for stage in stages)))
-        weight = min(1.0, covered_s / (FIT_LEAST * sum(base.values()))) if covered_s > 0 else 0.0
-        factors = dict.fromkeys(base, common**weight)
-        for _ in range(FIT_ROUNDS):
-            worst = 0.0
-            for stage in stages:
-                total = sum(base[op] * factors[op] for op in stage.ops)
-                ratio = stage.samples.median_s / total if total > 0 else 1.0
-                worst = max(worst, abs(ratio - 1))
-                for op in stage.ops:
-                    factors[op] *= ratio
-            if worst < FIT_TOLERANCE:
-                break
-        return factors
+        return {
+            setting: fit_factors(
+                {op: self.op_samples(op, setting).median_s * self.scale(setting) for op in self.accepted(setting)},
+                [(stage.ops, stage.samples.median_s) for stage in stages],
+            )
+            for setting, stages in self._current_stages.items()
+        }
 
     @cached_property
     def hash(self) -> str:

@@ -90,7 +90,7 @@ class Measured:
         source: where the op times came from: ``in-graph`` (each op timed in graph order), ``profiler`` (the runtime's own
             profiler), ``proportional`` (the whole shared out as eager took its ops), ``given`` (not measured).
         whole: the whole model as it runs, with the other devices of the machine doing the same, or None.
-        alone: the whole model with the other devices idle, or None.
+        alone: the whole model with the other devices idle, or None; of devices that are alike it is measured on the first.
         provenance: where and when.
         error: largest error of the whole model's outputs against f32 eager, relative to their largest value; None if not known.
         peak_bytes: most bytes that the whole model took of a GPU's memory; None for CPU cores.

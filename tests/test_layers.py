@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
     errors files tables limits status health
-    graph machine machinefile samples profile constraints explanation plan planfile
+    graph machine machinefile samples fitting profile constraints explanation plan planfile
     problem cost timeline simulation schedule workloads alternatives planners planning recutting explaining
     results runreport accuracy modelspec
     -- torch --

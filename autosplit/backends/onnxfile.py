@@ -22,6 +22,7 @@ from autosplit.backends.decomposing import FlatProgram
 from autosplit.backends.layout import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, refused_ops
 from autosplit.backends.quiet import quiet
+from autosplit.backends.translating import kept_translations
 from autosplit.errors import BackendError
 from autosplit.splitting import WEIGHTS, StageProgram
 from autosplit.tensorspec import TensorSpec
@@ -149,7 +150,8 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
     from onnxscript import optimizer
 
     with quiet(), torch.no_grad():
-        program = torch.onnx.export(FlatProgram.export(module, examples), dynamo=True, verbose=False, optimize=False)
+        with kept_translations():
+            program = torch.onnx.export(FlatProgram.export(module, examples), dynamo=True, verbose=False, optimize=False)
         if program is None:
             raise BackendError("the ONNX exporter gave nothing back")
         # The exporter's own optimiser would match patterns for most of its time; the runtimes know them all, once shapes and

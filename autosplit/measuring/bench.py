@@ -23,6 +23,9 @@ from autosplit.tracing import Traced
 
 TIMEOUT_S = 900.0
 
+CANARY_S, CANARIES_S = 0.6, 5.0
+"""For the canary of a device, whose fastest is what later runs are held to, and at most for those of all devices."""
+
 
 class WorkerBench:
     """The running workers of a measurement, with the model saved where they can load it."""
@@ -77,8 +80,9 @@ class WorkerBench:
 
     def take_canaries(self, devices: Sequence[Device]) -> None:
         """One after the other: the canary is later repeated with its neighbours idle."""
+        seconds = min(CANARY_S, CANARIES_S / len(devices))
         for device in devices:
-            self.canaries |= self.all({device.name: Canary()})
+            self.canaries |= self.all({device.name: Canary(seconds)})
 
     def names(self, backend: str, part: Part) -> dict[str, str]:
         """What the nodes of the backend's file are called, to the ops that they come from."""

@@ -1,7 +1,7 @@
 """measure(): a model on the devices of this machine becomes a Profile, from the store where nothing changed.
 
 One pinned worker for each device. For each backend all devices time the same model at once, since busy neighbours are the
-truth for pipelines; then each times the whole model alone. What is finished is stored before the next backend begins.
+truth for pipelines; then one of each kind times the whole model alone. What is finished is stored before the next backend begins.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from autosplit.accelerators import Facts, is_accelerator
 from autosplit.deploying import Workspace
 from autosplit.errors import BackendError
 from autosplit.graph import Graph
-from autosplit.machine import HOST, Link, Machine
+from autosplit.machine import Machine
 from autosplit.measuring.asking import (
     able_backends,
     handed_over,
@@ -28,9 +28,10 @@ from autosplit.measuring.asking import (
 )
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
 from autosplit.measuring.bench import WorkerBench, open_bench
-from autosplit.measuring.canary import CANARY_LIMIT, drift, now_s
+from autosplit.measuring.canary import CANARY_LIMIT, drift
 from autosplit.measuring.links import LinkBench
 from autosplit.measuring.parts import Part, graph_of, joined
+from autosplit.measuring.recalling import recall, recall_links
 from autosplit.measuring.steps import Progress, Step, Steps
 from autosplit.measuring.store import Store
 from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
@@ -97,7 +98,7 @@ def measure(
     wanted = settings_of(machine, backends, threads)
     job = _Job(traced, machine, wanted, keeper, stamps_of(backends, precision), Steps(progress), precision, workspace)
     profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
-    known = job.known_links(remeasure) if links else ()
+    known = (recall_links(machine, keeper, job.stamp) if keeper and not remeasure else None) if links else ()
     with ExitStack() as stack:
         linking = stack.enter_context(LinkBench(machine.devices)) if known is None else None
         if len(profile.measured) < len(set(wanted)):
@@ -135,41 +136,16 @@ class _Job:
     def graph(self) -> Graph:
         return self.traced.graph
 
+    @property
+    def stamp(self) -> Provenance:
+        """What is stamped with no backend, such as links: any of them."""
+        return next(iter(self.stamps.values()))
+
     def known(self) -> Profile:
-        """What the store holds of the wanted settings and what the canary finds unchanged, with notes on the rest."""
+        """What the store holds of the wanted settings and is still true."""
         if self.store is None:
             return Profile.empty(self.graph, self.precision)
-        stored = self.store.load(self.graph, self.stamps, self.precision)
-        kept, notes = {}, [note for note in stored.notes if _concerns(note, self.wanted)]
-        canaries = self._canaries(stored)
-        for setting in self.wanted:
-            measured = stored.measured.get(setting)
-            if measured is None:
-                continue
-            now = self.facts.get(setting.device)
-            if now is not None and now.identity != dict(measured.provenance.accelerator):
-                then = ", ".join(measured.provenance.accelerator.values())
-                notes.append(f"{setting}: stored, but measured on {then}, and here it is {', '.join(now.identity.values())}")
-                continue
-            then_s = measured.provenance.canary_s
-            off = drift(canaries[setting.device] if now is None else now.canary_s, then_s)
-            if abs(off) > CANARY_LIMIT:
-                notes.append(
-                    f"{setting}: stored, but the canary takes {abs(off):.0%} {'more' if off > 0 else 'less'} time than then "
-                    f"(the limit is {CANARY_LIMIT:.0%}), so it is measured again"
-                )
-            else:
-                kept[setting] = measured
-        stages = tuple(stage for stage in stored.stages if stage.setting in kept)
-        return replace(stored, measured=kept, stages=stages, notes=tuple(notes))
-
-    def _canaries(self, stored: Profile) -> dict[str, float]:
-        """What the canary takes now on every device whose cores were measured before."""
-        thens: dict[str, list[float]] = {}
-        for setting in self.wanted:
-            if setting in stored.measured and setting.device not in self.facts:
-                thens.setdefault(setting.device, []).append(stored.measured[setting].provenance.canary_s)
-        return {device: now_s(self.machine[device].cores, min(seconds)) for device, seconds in thens.items()}
+        return recall(self.graph, self.machine, self.wanted, self.store, self.stamps, self.precision, self.facts)
 
     def measure_missing(self, profile: Profile, budget_s: float | None, linking: LinkBench | None) -> Profile:
         """Measure each group of settings that lacks one, and store it as soon as it is done."""
@@ -180,7 +156,7 @@ class _Job:
         backends = list(dict.fromkeys(group[0].backend for group in groups))
         self.steps.plan([Step(f"preparing {name}", 1.0 if name == "eager" else 6.0) for name in backends])
         self.steps.plan([Step("starting the workers", 2.0)])
-        self.steps.plan([Step(f"timing {g[0].backend}", rounds.seconds + ALONE_S * len(g) + 2.0) for g in groups])
+        self.steps.plan([Step(f"timing {g[0].backend}", rounds.seconds + ALONE_S + 2.0) for g in groups])
         refused: dict[str, str] = {}
         parts = [_batches(group, MAX_AT_ONCE) for group in groups]
         with open_bench(self.traced, self.machine, linking, self.workspace) as bench:
@@ -274,13 +250,14 @@ class _Job:
                 raise BackendError(answer.fault)
         timed = bench.all({setting.device: TimeOps(rounds) for setting in group})
         alone_rounds = Rounds(min(ALONE_S, rounds.seconds), least=2, most=20)
+        lone = self._one_of_each(group, bench) if len(group) > 1 else []
         graph = graph_of(self.graph, part)
         values = value_aliases(graph)
         kept_names = bench.names(group[0].backend, part)
         names = {**values, **{name: values[source] for name, source in kept_names.items() if source in values}}
         found = {}
         for setting in group:
-            alone = bench.all({setting.device: TimeWhole(alone_rounds)})[setting.device] if len(group) > 1 else None
+            alone = bench.all({setting.device: TimeWhole(alone_rounds)})[setting.device] if setting in lone else None
             ready = prepared[setting.device]
             measured = _measured(graph, setting, timed[setting.device], names, _eager(profile, setting) or ready.weights)
             error = float(f"{ready.error:.3g}")
@@ -288,23 +265,28 @@ class _Job:
             found[setting] = measured, timed[setting.device].waited
         return found
 
-    def known_links(self, remeasure: bool) -> Iterable[Link] | None:
-        """The machine's links as they are stored; None if one is not."""
-        names = {HOST, *(device.name for device in self.machine.devices)}
-        known = [] if self.store is None or remeasure else self.store.links(next(iter(self.stamps.values())))
-        found = {(link.source, link.target): link for link in known if {link.source, link.target} <= names}
-        cores = {device.name for device in self.machine.devices if device.kind == "cpu"}
-        if any(link.target == HOST and link.source in cores and not link.cold_receive_s for link in found.values()):
-            return None  # measured before the host's time was
-        return found.values() if len(found) == len(names) * (len(names) - 1) else None
+    def _one_of_each(self, group: Sequence[Setting], bench: WorkerBench) -> list[Setting]:
+        """The settings to time alone: a device that is like an earlier one would tell nothing new, and takes turns with all."""
+        chosen: list[Setting] = []
+        for setting in group:
+            device, canary_s = self.machine[setting.device], bench.canaries[setting.device]
+            same = (
+                len(device.cores) == len(self.machine[other.device].cores)
+                and setting.threads == other.threads
+                and abs(drift(canary_s, bench.canaries[other.device])) <= CANARY_LIMIT
+                for other in chosen
+                if not is_accelerator(device) and not is_accelerator(self.machine[other.device])
+            )
+            if not any(same):
+                chosen.append(setting)
+        return chosen
 
     def measure_links(self, linking: LinkBench, workers: Mapping[str, WorkerProcess]) -> None:
         """Measure the machine's links now, by workers that are idle, and store them."""
         self.steps.plan([Step("measuring the links", 2.0)])
         found = linking.measure(workers)
         if self.store is not None:
-            stamp = next(iter(self.stamps.values()))
-            self.store.save_links(replace(stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), found)
+            self.store.save_links(replace(self.stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), found)
         self.steps.done()
 
 
@@ -371,8 +353,3 @@ def _groups(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 def _batches(group: Sequence[Setting], size: int) -> list[Sequence[Setting]]:
     return [group[start : start + size] for start in range(0, len(group), size)]
-
-
-def _concerns(note: str, wanted: Sequence[Setting]) -> bool:
-    """Whether a note of the store is about a wanted setting, or about a whole file."""
-    return ": stored, but" not in note or any(note.startswith(f"{setting}: ") for setting in wanted)

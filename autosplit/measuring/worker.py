@@ -24,8 +24,6 @@ from autosplit.splitting import StageProgram, load_stage
 
 INPUTS = "inputs.pt"
 WEIGHT_PASSES = 2
-CANARY_S = 0.6
-"""For the canary: what it takes at its fastest in so long is what later runs are held to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Run the canary. Answer: its seconds on the first core of the device, or on the GPU."""
+    """Run the canary for so long. Answer: its seconds on the first core of the device at its fastest, or on the GPU."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,9 @@ class Bench:
                 PROVIDERS.update(providers)
                 self._accelerator = open_accelerator(device)
                 return None
-            case Canary():
+            case Canary(seconds):
                 found = self._accelerator
-                return canary_s(self._cores, 0.0, CANARY_S) if found is None else accelerators.canary_s(found)
+                return canary_s(self._cores, 0.0, seconds) if found is None else accelerators.canary_s(found)
             case Duty():
                 return self._player.play(command)
             case Prepare(backend, threads, weights, precision):

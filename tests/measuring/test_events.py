@@ -6,7 +6,6 @@ import pytest
 import torch
 from simulated import Simulated
 
-from autosplit import discovering
 from autosplit.accelerators import Facts
 from autosplit.errors import BackendError
 from autosplit.loading import load_model
@@ -15,6 +14,7 @@ from autosplit.measuring import host
 from autosplit.measuring.asking import refused_devices, settings_of
 from autosplit.measuring.events import AcceleratedTimer, EventProbe, event_probe
 from autosplit.measuring.links import OnAccelerator
+from autosplit.measuring.recalling import recall
 from autosplit.measuring.timing import Rounds
 from autosplit.profile import Profile
 from autosplit.samples import Measured, Samples, Setting
@@ -119,10 +119,9 @@ def test_what_a_device_does_not_run_is_left_out_with_the_reason(monkeypatch) -> 
 
 
 @pytest.mark.parametrize("driver,canary_s,note", [("1", 1.1, ""), ("2", 1.0, "measured on GPU"), ("1", 2.0, "takes 100% more")])
-def test_what_was_measured_on_another_gpu_is_measured_again(traced, tmp_path, monkeypatch, driver, canary_s, note) -> None:
+def test_what_was_measured_on_another_gpu_is_measured_again(traced, tmp_path, driver, canary_s, note) -> None:
     machine = Machine.of([parse_device("cuda:0")])
     then, now = (Facts("GPU", 2, 1, "9.0", version, "CUDA", seconds) for version, seconds in (("1", 1.0), (driver, canary_s)))
-    monkeypatch.setattr(discovering, "facts_of", lambda names: dict.fromkeys(names, now))
     stamps = host.stamps_of(["eager"], "f32")
     stamp = replace(stamps["eager"], canary_s=then.canary_s, accelerator=then.identity, date="2026-01-01")
     setting = Setting("cuda:0", "eager", 1)
@@ -130,7 +129,7 @@ def test_what_was_measured_on_another_gpu_is_measured_again(traced, tmp_path, mo
     profile = replace(Profile.empty(traced.graph), measured={setting: Measured(ops, provenance=stamp, peak_bytes=7)})
     store = host.Store(tmp_path)
     store.save(traced.graph, profile)
-    known = host._Job(traced, machine, [setting], store, stamps, host.Steps(), "f32", None).known()
+    known = recall(traced.graph, machine, [setting], store, stamps, "f32", {"cuda:0": now})
     assert (setting in known.measured) == (not note) and all(note in line for line in known.notes)
     if not note:
         assert known.measured[setting].peak_bytes == 7

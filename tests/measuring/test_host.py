@@ -20,7 +20,7 @@ from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.limits import affinity
 from autosplit.loading import load_model
 from autosplit.machine import Device, Machine, parse_device
-from autosplit.measuring import Store, host, measure, timing, worker
+from autosplit.measuring import Store, host, measure, recalling, timing, worker
 from autosplit.measuring.bench import WorkerBench
 from autosplit.measuring.parts import Part
 from autosplit.measuring.steps import Progress
@@ -118,7 +118,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> 
     """In place of worker processes; the canary takes 1 ms, as it did when the fake measured."""
     fake = FakeBench(traced, machine)
     monkeypatch.setattr(host, "open_bench", lambda traced, machine, linking, workspace: contextlib.nullcontext(fake))
-    monkeypatch.setattr(host, "now_s", lambda cores, then_s: then_s)
+    monkeypatch.setattr(recalling, "now_s", lambda cores, then_s: then_s)
     return fake
 
 
@@ -155,11 +155,16 @@ def test_without_eager_the_worker_finds_the_weights(traced, machine, bench) -> N
     assert len(set(profile.table(traced.graph, "onnxruntime").values())) == 1
 
 
-def test_devices_are_timed_at_once_and_then_alone(traced, machine, bench) -> None:
-    fake_measure(traced, machine)
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+@pytest.mark.parametrize("canary_s,num_alone", [(1.1e-3, 1), (1.2e-3, 2)])
+def test_devices_are_timed_at_once_and_then_one_of_each_kind_alone(traced, machine, bench, canary_s, num_alone) -> None:
+    first, second = (Setting(device.name, "eager", 1) for device in machine.devices)
+    bench.canaries[second.device] = canary_s
+    profile = fake_measure(traced, machine)
     kinds = [type(command) for _, command in bench.commands]
-    alone = [TimeWhole] * (len(CORES) if len(CORES) > 1 else 0)
-    assert kinds == [*[Prepare] * len(CORES), *[TimeOps] * len(CORES), *alone]
+    assert kinds == [Prepare, Prepare, TimeOps, TimeOps, *[TimeWhole] * num_alone]
+    assert profile.measured[first].alone and bool(profile.measured[second].alone) == (num_alone == 2)
+    assert profile.whole_s(*first, busy=False) == profile.whole_s(*second, busy=False) == 0.5
 
 
 def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, machine, bench, tmp_path) -> None:
@@ -173,7 +178,7 @@ def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, m
 
 def test_a_drifted_canary_measures_again_and_says_which_and_why(traced, machine, bench, tmp_path, monkeypatch) -> None:
     fake_measure(traced, machine, store=tmp_path)
-    monkeypatch.setattr(host, "now_s", lambda cores, then_s: then_s * (0.7 if cores == (CORES[0],) else 1.05))
+    monkeypatch.setattr(recalling, "now_s", lambda cores, then_s: then_s * (0.7 if cores == (CORES[0],) else 1.05))
     bench.commands.clear()
     profile = fake_measure(traced, machine, store=tmp_path)
     assert bench.commands
@@ -352,11 +357,11 @@ from pathlib import Path
 from autosplit.limits import affinity
 from autosplit.loading import load_model
 from autosplit.machine import Machine, parse_device
-from autosplit.measuring import host, measure
+from autosplit.measuring import host, measure, recalling
 from autosplit.tracing import trace
 
 # A neighbour on the core must not look like another machine to the second of two processes.
-host.now_s = lambda cores, then_s: then_s
+recalling.now_s = lambda cores, then_s: then_s
 machine = Machine.of([parse_device(f"cpu:{{affinity()[0]}}")])
 traced = trace(load_model({MODEL!r}))
 print("traced", flush=True)

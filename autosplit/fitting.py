@@ -1,0 +1,38 @@
+"""Op times that agree with measured stages."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+NUM_ROUNDS, TOLERANCE = 50, 1e-6
+LEAST_SHARE = 0.1
+"""Stages that cover a smaller share of a model's time say less about the rest of it."""
+
+
+def fit_factors(op_s: Mapping[str, float], stages: Sequence[tuple[Collection[str], float]]) -> dict[str, float]:
+    """Op name to the factor of its seconds, so that every measured stage sums to what it took.
+
+    Iterative proportional fitting (Deming and Stephan, 1940): each stage in turn scales its ops to its sum. Ops that no
+    stage holds take the ratio of all stages together. Where stages contradict each other, the last ones hold.
+
+    Args:
+        op_s: op name to seconds.
+        stages: the ops of each stage, and its seconds as measured.
+
+    >>> fit_factors({"a": 1.0, "b": 1.0, "c": 1.0}, [(["a", "b"], 4.0)])
+    {'a': 2.0, 'b': 2.0, 'c': 2.0}
+    """
+    predicted_s = sum(op_s[op] for ops, _ in stages for op in ops)
+    common = sum(seconds for _, seconds in stages) / predicted_s if predicted_s > 0 else 1.0
+    covered_s = sum(op_s[op] for op in frozenset().union(*(ops for ops, _ in stages)))
+    weight = min(1.0, covered_s / (LEAST_SHARE * sum(op_s.values()))) if covered_s > 0 else 0.0
+    factors = dict.fromkeys(op_s, common**weight)
+    for _ in range(NUM_ROUNDS):
+        worst = 0.0
+        for ops, seconds in stages:
+            total_s = sum(op_s[op] * factors[op] for op in ops)
+            ratio = seconds / total_s if total_s > 0 else 1.0
+            worst = max(worst, abs(ratio - 1))
+            for op in ops:
+                factors[op] *= ratio
+        if worst < TOLERANCE:
+            break
+    return factors
