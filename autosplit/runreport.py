@@ -182,7 +182,8 @@ class RunReport:
 def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool) -> tuple[str, str]:
     """The way to use, and a sentence that says why.
 
-    The best simple way takes the place of the plan if it measured better, unless the plan's shape was forced.
+    The best simple way takes the place of the plan if it measured better, or if the plan gives wrong numbers, unless the plan's
+    shape was forced.
     """
     plan = outcomes[PLAN]
     simple = {name: outcome for name, outcome in outcomes.items() if name != PLAN and outcome.outputs_equal}
@@ -192,6 +193,8 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool) -> tupl
     # Rivals ran more rounds beside each other than beside the plan. One that is behind the plan must not save it from another.
     ahead = [name for name in simple if simple[name].faster_than(plan, objective) > 1]
     best = max([best, *ahead], key=lambda name: simple[name].faster_than(simple[best], objective))
+    if not (plan.outputs_equal or forced):
+        return best, f"The plan gives wrong numbers, so '{best}' becomes the plan."
     ratio = simple[best].faster_than(plan, objective)
     what = "as low a latency" if objective == "latency" else "as fast"
     if simple[best] is plan:

@@ -49,6 +49,14 @@ def test_a_way_with_wrong_numbers_is_never_chosen() -> None:
     assert judge({PLAN: outcome(10), "replicas": outcome(99, equal=False)}, "throughput", forced=False)[0] == PLAN
 
 
+@pytest.mark.parametrize("rate", [5, 20])
+def test_a_plan_with_wrong_numbers_gives_way_to_one_with_right_ones_however_fast_it_is(rate: float) -> None:
+    ways = {PLAN: outcome(rate, equal=False), "slow": outcome(3), "wrong": outcome(99, equal=False), "right": outcome(10)}
+    assert judge(ways, "throughput", forced=False) == ("right", "The plan gives wrong numbers, so 'right' becomes the plan.")
+    assert judge(ways, "throughput", forced=True)[0] == PLAN
+    assert judge({PLAN: ways[PLAN], "wrong": ways["wrong"]}, "throughput", forced=False)[0] == PLAN
+
+
 def test_latency_is_judged_by_the_request_alone() -> None:
     ways = {PLAN: outcome(10, latency_s=0.2), "all cores": outcome(1, latency_s=0.1)}
     assert judge(ways, "latency", forced=False)[0] == "all cores"

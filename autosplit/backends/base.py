@@ -92,22 +92,25 @@ class Backend(Protocol):
 class Begun(Protocol):
     """A request under way."""
 
-    def wait(self) -> None:
-        """Block until it is computed. Raises: RuntimeError: it failed."""
+    def wait(self, most_s: float = math.inf) -> bool:
+        """Block until it is computed, or for about so many seconds where requests are computed side by side; whether it is.
+
+        Raises: RuntimeError: it failed.
+        """
 
     def outputs(self) -> Sequence[torch.Tensor]:
-        """Its outputs, valid until ``num_lanes`` others were begun after it."""
+        """Its outputs, valid until ``num_contexts`` others were begun after it."""
 
 
 class Streams(Protocol):
     """A Runnable that can have several requests under way; their inputs must stay as they are until each is done."""
 
     @property
-    def num_lanes(self) -> int:
+    def num_contexts(self) -> int:
         """Requests that may be under way at once; those above what is computed at once lie ready."""
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
-        """Start a request; the one ``num_lanes`` before it must be done."""
+        """Start a request; the one ``num_contexts`` before it must be done."""
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """A whole request."""

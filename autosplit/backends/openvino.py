@@ -5,6 +5,7 @@ and outputs share their memory with torch. Every process packs the weights anew,
 own, its model cache): only the streams of one process share them.
 """
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -79,7 +80,7 @@ def settings(threads: int, precision: Precision, streams: int = 1) -> dict[str, 
     }
 
 
-class Lane:
+class Context:
     """An infer request of OpenVINO; it reads and writes torch's memory."""
 
     def __init__(self, stage: OnnxStage, request: Any) -> None:
@@ -100,9 +101,12 @@ class Lane:
         for position, value in enumerate(self._made):
             self.request.set_output_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
 
-    def wait(self) -> None:
-        """Until it is computed."""
+    def wait(self, most_s: float = math.inf) -> bool:
+        """Until it is computed, or for so many seconds, in whole milliseconds; whether it is."""
+        if most_s < math.inf:
+            return bool(self.request.wait_for(math.ceil(most_s * 1000)))
         self.request.wait()
+        return True
 
     def outputs(self) -> Sequence[torch.Tensor]:
         """What was made."""
@@ -114,22 +118,22 @@ class OpenVinoStreams:
 
     def __init__(self, stage: OnnxStage, threads: int, streams: int, precision: Precision) -> None:
         compiled = compiled_model(stage, settings(threads, precision, streams))
-        self.num_lanes = streams + 1
-        self._turns = cycle([Lane(stage, compiled.create_infer_request()) for _ in range(self.num_lanes)])
+        self.num_contexts = streams + 1
+        self._turns = cycle([Context(stage, compiled.create_infer_request()) for _ in range(self.num_contexts)])
 
-    def begin(self, inputs: Sequence[torch.Tensor]) -> Lane:
-        """Start a request, once the one that had its lane is done."""
-        lane = next(self._turns)
-        lane.wait()
-        lane.bind(inputs)
-        lane.request.start_async()
-        return lane
+    def begin(self, inputs: Sequence[torch.Tensor]) -> Context:
+        """Start a request, once the one that had its context is done."""
+        context = next(self._turns)
+        context.wait()
+        context.bind(inputs)
+        context.request.start_async()
+        return context
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """A whole request."""
-        lane = self.begin(inputs)
-        lane.wait()
-        return lane.outputs()
+        context = self.begin(inputs)
+        context.wait()
+        return context.outputs()
 
 
 def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Any:
@@ -164,12 +168,12 @@ def _reason(text: str) -> str:
 
 def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> Runnable:
     """The stage as a function. Raises: BackendError: OpenVINO does not take the file."""
-    lane = Lane(stage, compiled_model(stage, settings(threads, precision)).create_infer_request())
+    context = Context(stage, compiled_model(stage, settings(threads, precision)).create_infer_request())
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        lane.bind(inputs)
-        lane.request.infer()
-        return lane.outputs()
+        context.bind(inputs)
+        context.request.infer()
+        return context.outputs()
 
     return run
 

@@ -6,11 +6,12 @@
     computing          | compute k | compute k+1 ...
     leaving                        | out k ...
 
-Every request has a lane: staging memory in the host and tensors on the device that never move, so that the compute between
+Every request has a context: staging memory in the host and tensors on the device that never move, so that the compute between
 them can be recorded once and replayed (a CUDA graph). Events order the queues; the host waits for results alone.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,7 @@ from autosplit.accelerators import Accelerator, Event, Queue, Work
 from autosplit.backends.base import Runnable
 from autosplit.tensorspec import TensorSpec, copy_into, empty_like_spec, storage_bytes, view_storage
 
-NUM_LANES = 2
+NUM_CONTEXTS = 2
 
 
 class Berth:
@@ -67,7 +68,7 @@ class Berth:
 
 
 @dataclass(frozen=True, eq=False)
-class Lane:
+class Context:
     """What one request occupies from its inputs to its outputs."""
 
     inputs: tuple[Berth, ...]
@@ -90,18 +91,19 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A request under way on its lane."""
+    """A request under way in its context."""
 
-    lane: Lane
+    context: Context
 
-    def wait(self) -> None:
-        """Block until it is computed. Raises: RuntimeError: the device failed."""
-        self.lane.computed.synchronise()
+    def wait(self, most_s: float = math.inf) -> bool:
+        """Block until it is computed: a device computes one request at a time. Raises: RuntimeError: the device failed."""
+        self.context.computed.synchronise()
+        return True
 
     def outputs(self) -> list[torch.Tensor]:
-        """Its outputs in staging memory, valid until its lane begins another request."""
-        self.lane.left.synchronise()
-        return [berth.host for berth in self.lane.outputs]
+        """Its outputs in staging memory, valid until its context begins another request."""
+        self.context.left.synchronise()
+        return [berth.host for berth in self.context.outputs]
 
 
 @dataclass
@@ -110,13 +112,13 @@ class PlacedStage:
 
     Attributes:
         accelerator: where it is.
-        lanes: requests that can be under way at once.
+        contexts: requests that can be under way at once.
         computing: the queue that computes.
         note: why it is not one recorded graph, or ''.
     """
 
     accelerator: Accelerator
-    lanes: Sequence[Lane]
+    contexts: Sequence[Context]
     computing: Queue
     note: str = ""
     _arriving: Queue = field(init=False)
@@ -124,37 +126,37 @@ class PlacedStage:
 
     def __post_init__(self) -> None:
         self._arriving, self._leaving = self.accelerator.queue(), self.accelerator.queue()
-        self._turns = cycle(self.lanes)
+        self._turns = cycle(self.contexts)
 
     @property
-    def num_lanes(self) -> int:
+    def num_contexts(self) -> int:
         """Requests that can be under way at once."""
-        return len(self.lanes)
+        return len(self.contexts)
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
         """Take the inputs, which are free then, and put all of the request into the queues.
 
-        The outputs of the request ``NUM_LANES`` before it are gone then.
+        The outputs of the request ``NUM_CONTEXTS`` before it are gone then.
         """
-        lane = next(self._turns)
-        lane.left.synchronise()
-        for berth, value in zip(lane.inputs, inputs, strict=True):
+        context = next(self._turns)
+        context.left.synchronise()
+        for berth, value in zip(context.inputs, inputs, strict=True):
             copy_into(berth.host, value)
-        self.accelerator.enqueue(self._arriving, lane.arrive)
-        lane.arrived.record(self._arriving)
-        lane.arrived.hold(self.computing)
-        self.accelerator.enqueue(self.computing, lane.compute)
-        lane.computed.record(self.computing)
-        lane.computed.hold(self._leaving)
-        self.accelerator.enqueue(self._leaving, lane.leave)
-        lane.left.record(self._leaving)
-        return Begun(lane)
+        self.accelerator.enqueue(self._arriving, context.arrive)
+        context.arrived.record(self._arriving)
+        context.arrived.hold(self.computing)
+        self.accelerator.enqueue(self.computing, context.compute)
+        context.computed.record(self.computing)
+        context.computed.hold(self._leaving)
+        self.accelerator.enqueue(self._leaving, context.leave)
+        context.left.record(self._leaving)
+        return Begun(context)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """A whole request; the outputs are the caller's."""
         begun = self.begin(inputs)
         begun.outputs()
-        return [berth.copy() for berth in begun.lane.outputs]
+        return [berth.copy() for berth in begun.context.outputs]
 
 
 Place = Callable[[Accelerator, Queue], tuple[Runnable, bool]]
@@ -169,7 +171,7 @@ def place_runnable(
     *,
     record: bool = True,
 ) -> PlacedStage:
-    """A stage on an accelerator, its lanes warm and, where that works, recorded.
+    """A stage on an accelerator, its contexts warm and, where that works, recorded.
 
     Args:
         accelerator: where.
@@ -183,8 +185,8 @@ def place_runnable(
     run, recordable = place(accelerator, computing)
     accelerator.synchronise()  # weights are copied in another queue
     note = "" if recordable else "its runtime launches the kernels itself"
-    lanes: list[Lane] = []
-    for _ in range(NUM_LANES):
+    contexts: list[Context] = []
+    for _ in range(NUM_CONTEXTS):
         sources = tuple(Berth(accelerator, spec) for spec in inputs)
         sinks = tuple(Berth(accelerator, spec) for spec in outputs)
         work = _compute(run, sources, sinks)
@@ -197,8 +199,8 @@ def place_runnable(
         with contextlib.suppress(Exception):
             accelerator.enqueue(computing, work)
             accelerator.synchronise()
-        lanes.append(Lane(sources, sinks, work, *(accelerator.event() for _ in range(3))))
-    return PlacedStage(accelerator, lanes, computing, note)
+        contexts.append(Context(sources, sinks, work, *(accelerator.event() for _ in range(3))))
+    return PlacedStage(accelerator, contexts, computing, note)
 
 
 def _compute(run: Runnable, sources: Sequence[Berth], sinks: Sequence[Berth]) -> Work:

@@ -94,11 +94,11 @@ class AcceleratedTimer:
         self.run = place_runnable(
             accelerator, lambda device, queue: chosen.place(folder, device, queue, precision), program.inputs, program.outputs
         )
-        self._lane = self.run.lanes[0]
-        for _ in range(WARM_UP_PASSES * len(self.run.lanes)):
+        self._context = self.run.contexts[0]
+        for _ in range(WARM_UP_PASSES * len(self.run.contexts)):
             self.run(inputs)
         self._start, self._end = accelerator.event(), accelerator.event()
-        self._on_device = [berth.device for berth in self._lane.inputs]
+        self._on_device = [berth.device for berth in self._context.inputs]
         self._probe = event_probe(program, accelerator, self.run.computing, precision) if backend == "eager" else None
         if self._probe is not None:
             self._probe.sample(self._on_device)
@@ -126,7 +126,7 @@ class AcceleratedTimer:
         began = time.perf_counter()
         while rounds.more(len(samples), time.perf_counter() - began):
             self._start.record(self.run.computing)
-            self._accelerator.enqueue(self.run.computing, self._lane.compute)
+            self._accelerator.enqueue(self.run.computing, self._context.compute)
             self._end.record(self.run.computing)
             self._end.synchronise()
             samples.append(self._end.seconds_since(self._start))

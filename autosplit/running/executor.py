@@ -15,16 +15,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, WorkerError
-from autosplit.running.copying import Copies
 from autosplit.running.door import Door
 from autosplit.running.draining import Drains
+from autosplit.running.feeding import Feeds
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Run
 from autosplit.running.pacing import SOON_NS, Pace
-from autosplit.running.provisioner import Deployment, host_channels
+from autosplit.running.provisioner import Deployment
 from autosplit.running.recovery import Recovery
 from autosplit.running.request import Answer, Request, RequestTimes, Tensors
-from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, RingEnd
+from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS
 
 LOOK_NS = 1_000_000
 """How long results may keep the thread from looking at workers, deadlines and the end."""
@@ -65,16 +65,7 @@ class Executor:
         self._feeding = True
         self._alarm_ns: float = math.inf
         """No deadline at the door passes before."""
-        wiring = deployment.wiring
-        self._feeds = [
-            ([RingEnd(ring, sends=True) for ring in deployment.rings[number]], wiring.channels[number].source_index)
-            for number in host_channels(wiring)[0]
-        ]
-        self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
-        self._kept_inputs = [
-            Copies(wiring.input_specs[name], room) if name in wiring.input_specs and name not in wiring.outputs else None
-            for name in wiring.inputs
-        ]
+        self._feeds = Feeds(deployment, room)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._drains = Drains(deployment, [self._wake_fd, *(worker.pidfd for worker in deployment.workers)])
         self._recovery = Recovery(deployment, max_restarts)
@@ -150,11 +141,7 @@ class Executor:
     def _stay(self, request: Request) -> None:
         """A request waits at the door: its inputs are made safe, and its deadline is watched (the lock is held)."""
         if not request.keep:
-            # The caller may write into its tensors once submit returns.
-            request.inputs = tuple(
-                copies.copy(value) if copies else value.clone()
-                for copies, value in zip(self._kept_inputs, request.inputs, strict=True)
-            )
+            self._feeds.keep(request)
         if 0 < request.deadline_ns < self._alarm_ns:
             self._alarm_ns = request.deadline_ns
             os.eventfd_write(self._wake_fd, 1)
@@ -224,12 +211,10 @@ class Executor:
         self._answer(late)
 
     def _feed(self, request: Request, priority: int) -> None:
-        inputs, sequence = request.inputs, self.lanes.take()
-        request.sequence, request.number = sequence, self._num_fed
+        request.sequence = sequence = self.lanes.take()
+        request.number = self._num_fed
         request.fed_ns = time.monotonic_ns()
         request.tokens = self._drains.num_tokens
-        for name, position in self._passed:
-            request.values[name] = inputs[position].clone()
         self.deployment.words.describe(sequence, request.deadline_ns, priority, request.number)
         self._window[sequence] = request
         if self._in_order:
@@ -239,11 +224,7 @@ class Executor:
             self._hurried = request.number
             if self._dozes:
                 os.eventfd_write(self._wake_fd, 1)
-        for ends, index in self._feeds:
-            end = ends[sequence % len(ends)]
-            end.acquire(sequence, timeout_s=60.0).write([inputs[position] for position in index])
-            end.release(sequence)
-        request.inputs = ()
+        self._feeds.write(request)
 
     def _live(self) -> None:
         """The thread: drain results, block when there are none, see to the dead."""

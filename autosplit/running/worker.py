@@ -29,24 +29,23 @@ from autosplit.running.messages import (
     Run,
     Use,
     Using,
-    Version,
 )
 from autosplit.running.modules import Module
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interrupted, Ring, RingEnd, RingHandle, Slot
+from autosplit.running.versions import Versions
 from autosplit.running.words import Words
 from autosplit.tensorspec import is_dense, kind_of
 
 if TYPE_CHECKING:
-    from autosplit.backends.base import Begun, Runnable
+    from autosplit.backends.base import Begun
 
 KEPT_EVENTS = 16_384
 
 LISTEN_NS = 1_000_000
 """How long requests may keep a worker from hearing the host, beside the time of one."""
 
-_WARM_UP_PASSES = 3
-_WARM_UP_S = 0.5
-"""Passes are made until there were so many, or for so long: a slow stage is warm after one."""
+LOOK_AHEAD_S = 1e-3
+"""How long a request that comes while another one is computed may have to wait for a stream that is idle."""
 
 
 class _Rewound(Exception):  # noqa: N818 - not an error: the tokens were counted anew
@@ -80,13 +79,13 @@ def live(control: Connection, duty: Duty) -> None:
         stage = Stage(duty, control)
         for version in duty.versions:
             stage.load(version.module)
-            stage.use(version.first)
+            stage.versions.use(version.first)
     except Exception:
         control.send(Failed(traceback.format_exc()))
         return
     after = resident_bytes()
     stage.status[words.RESIDENT_BYTES] = after
-    control.send(Ready(before, after, time.perf_counter() - start, getattr(stage.versions[-1][1], "note", "")))
+    control.send(Ready(before, after, time.perf_counter() - start, stage.versions.note))
     stage.serve()
 
 
@@ -95,9 +94,7 @@ class Stage:
 
     def __init__(self, duty: Duty, control: Connection) -> None:
         self.duty = duty
-        self.versions: list[tuple[Version, Runnable]] = []
-        self._lanes = 1
-        """Requests that the stage can have under way at once; above 1 they are begun one by one."""
+        self.versions = Versions(duty)
         self._ahead: deque[_Ahead] = deque()
         self.control = control
         self.words = Words(duty.words)
@@ -137,33 +134,13 @@ class Stage:
                     sequence = pause.first
 
     def load(self, module: Module) -> None:
-        """Load a module beside those in use, and warm it up."""
-        with torch.inference_mode(False):
-            self._loaded = module, module.load(self.duty.threads, self.duty.device)
-        if module.warms_up:
-            self._warm_up(self._loaded[1])
+        """Load a module beside those in use."""
+        self.versions.load(module, self._zeros)
 
-    def use(self, first: int) -> None:
-        """From request ``first`` on use the module that was loaded last."""
-        module, run = self._loaded
-        self.versions.append((Version(first, module), run))
-        self._lanes = getattr(run, "num_lanes", 1)
-
-    def _warm_up(self, run: "Runnable") -> None:
-        """A few passes over zeros; what they raise is for the first request to show."""
-        until = time.monotonic() + _WARM_UP_S
-        inputs: list[Any] = [None] * self.duty.num_inputs
-        for ends, index in self._sources:
-            for position, view in zip(index, _any_ring(ends).slots[0].tensors, strict=True):
-                inputs[position] = torch.zeros_like(view)
-        for _ in range(_WARM_UP_PASSES):
-            try:
-                with torch.inference_mode():
-                    run(inputs)
-            except Exception:
-                return
-            if time.monotonic() > until:
-                return
+    def _zeros(self) -> list[torch.Tensor]:
+        """Inputs like those that come."""
+        slots = [_any_ring(ends).slots[0] for ends, _ in self._sources]
+        return [torch.zeros_like(view) for view in self._inputs(slots)]
 
     def _obey(self, sequence: int | None) -> int:
         """Answer the host's messages; return the next request once it is known and nothing more is there to read."""
@@ -189,7 +166,7 @@ class Stage:
                     except Exception:
                         self.control.send(Failed(traceback.format_exc()))
                 case Use(first):
-                    self.use(first)
+                    self.versions.use(first)
                     self.control.send(Using())
                 case Report(clear):
                     self.control.send(Events(tuple(self.events)))
@@ -211,7 +188,7 @@ class Stage:
         got = self._enter(words.RUNNING, sequence)
         flag, result = self._compute(sequence, slots, begun)
         ran = self._enter(words.SENDING, sequence)
-        if self._lanes > 1 and flag == DATA:
+        if self.versions.num_contexts > 1 and flag == DATA:
             result = result.outputs()
         blocked = 0
         for ends, index in self._sinks:
@@ -282,9 +259,9 @@ class Stage:
         if self.words.expired(sequence):
             return SKIPPED, b""
         inputs = self._inputs(slots)
-        version, run = self._version(sequence)
+        version, run = self.versions.of(sequence)
         try:
-            if self._lanes > 1:
+            if self.versions.num_contexts > 1:
                 return DATA, self._await(begun or run.begin(inputs), sequence)  # type: ignore[attr-defined]
             outputs = run(inputs)
             self._check(outputs)
@@ -301,20 +278,27 @@ class Stage:
         return inputs
 
     def _await(self, begun: "Begun", sequence: int) -> "Begun":
-        """Wait until a request is computed, but first begin those after it whose inputs are here, as many as the stage takes.
+        """Wait until a request is computed, and meanwhile begin those after it whose inputs are here, as many as the stage takes.
 
-        So copies run beside the computing, and the device never waits for this process in between.
+        So copies run beside the computing, no stream waits for another, and the device never waits for this process in between.
         """
+        self._begin_following(sequence)
+        while len(self._ahead) < self.versions.num_contexts - 1:
+            if begun.wait(LOOK_AHEAD_S):
+                return begun
+            self._begin_following(sequence)
+        begun.wait()
+        return begun
+
+    def _begin_following(self, sequence: int) -> None:
         newest = self._ahead[-1].sequence if self._ahead else sequence
-        while len(self._ahead) < self._lanes - 1 and (found := self._following(newest)) is not None:
+        while len(self._ahead) < self.versions.num_contexts - 1 and (found := self._following(newest)) is not None:
             newest, slots = found
             ahead = _Ahead(newest, slots)
             if all(slot.header[FLAG] == DATA for slot in slots) and not self.words.expired(newest):
                 with contextlib.suppress(Exception):  # it is begun again in its turn, and what it raises is told then
-                    ahead = _Ahead(newest, slots, self._version(newest)[1].begin(self._inputs(slots)))  # type: ignore[attr-defined]
+                    ahead = _Ahead(newest, slots, self.versions.of(newest)[1].begin(self._inputs(slots)))  # type: ignore[attr-defined]
             self._ahead.append(ahead)
-        begun.wait()
-        return begun
 
     def _following(self, sequence: int) -> tuple[int, list[Slot]] | None:
         """The request to run after this one, if its inputs are here."""
@@ -335,15 +319,6 @@ class Stage:
                 raise ValueError(f"output {position} is {kind_of(made)}, and a dense {dtype} {list(shape)} was announced")
             if made.shape != shape or made.dtype != dtype:
                 raise ValueError(f"output {position} is {made.dtype} {list(made.shape)}, and {dtype} {list(shape)} was announced")
-
-    def _version(self, sequence: int) -> "tuple[Version, Runnable]":
-        """What a request runs on; a version goes once no request of its time can come again."""
-        versions = self.versions
-        while len(versions) > 1 and sequence >= versions[1][0].first + self.duty.words.num_places:
-            versions.pop(0)
-        if len(versions) == 1:
-            return versions[0]
-        return next(one for one in reversed(versions) if one[0].first <= sequence)
 
     def _explain(self, sequence: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
         duty = self.duty

@@ -8,7 +8,7 @@ from simulated import Simulated, Unrecordable, cuda
 
 from autosplit.backends import inductor
 from autosplit.backends.base import exact_on, get_backend, require_device
-from autosplit.backends.placing import NUM_LANES, place_runnable
+from autosplit.backends.placing import NUM_CONTEXTS, place_runnable
 from autosplit.errors import BackendError
 from autosplit.splitting import save_stage
 from autosplit.tensorspec import TensorSpec, spec_of
@@ -24,11 +24,11 @@ def doubling(device, **settings):
 @pytest.mark.parametrize("record", [True, False])
 def test_requests_overlap_and_keep_apart(record) -> None:
     stage = doubling(Simulated(), record=record)
-    begun = [stage.begin([torch.full((4,), float(number))]) for number in range(NUM_LANES)]
-    for number in range(NUM_LANES, 9):
+    begun = [stage.begin([torch.full((4,), float(number))]) for number in range(NUM_CONTEXTS)]
+    for number in range(NUM_CONTEXTS, 9):
         oldest = begun.pop(0)
         oldest.wait()
-        assert oldest.outputs()[0].tolist() == [2.0 * (number - NUM_LANES)] * 4
+        assert oldest.outputs()[0].tolist() == [2.0 * (number - NUM_CONTEXTS)] * 4
         begun.append(stage.begin([torch.full((4,), float(number))]))
 
 
@@ -39,7 +39,7 @@ def test_the_input_may_be_overwritten_once_a_request_has_begun() -> None:
     assert begun.outputs()[0].tolist() == [2.0] * 4
 
 
-def test_a_lane_whose_request_was_given_up_is_free_again() -> None:
+def test_a_context_whose_request_was_given_up_is_free_again() -> None:
     stage = doubling(Simulated())
     for _ in range(5):
         stage.begin([torch.zeros(4)])
@@ -52,15 +52,15 @@ def test_a_stage_that_cannot_be_recorded_runs_all_the_same() -> None:
     assert stage.note == "no graph was recorded: operation not permitted when stream is capturing"
 
 
-def test_every_lane_is_recorded_once_and_the_host_waits_for_results_only() -> None:
+def test_every_context_is_recorded_once_and_the_host_waits_for_results_only() -> None:
     device = Simulated()
     stage = doubling(device)
-    assert device.calls["capture"] == NUM_LANES
+    assert device.calls["capture"] == NUM_CONTEXTS
     device.calls.clear()
     begun = stage.begin([torch.zeros(4)])
     assert device.calls["enqueue"] == 3 and device.calls["record"] == 3 and device.calls["synchronise"] == 0
     begun.outputs()
-    assert device.calls["event.synchronise"] == 2  # the lane's former request, and this one
+    assert device.calls["event.synchronise"] == 2  # the context's former request, and this one
 
 
 def test_an_output_of_another_shape_is_refused() -> None:
@@ -93,7 +93,7 @@ def test_values_of_every_layout_come_and_go(backend, tolerance, layouts, folders
     for program, folder in folders:
         inputs = [values[spec.name] for spec in program.inputs]
         expected = program.module(*inputs)
-        for _ in range(NUM_LANES):
+        for _ in range(NUM_CONTEXTS):
             found = placed(backend, program, folder)(inputs)
             for made, wanted, spec in zip(found, expected, program.outputs, strict=True):
                 assert spec_of(spec.name, made).stride == spec.stride

@@ -40,9 +40,9 @@ def refuse_threes(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize(("queue_depth", "num_lanes"), [(1, 2), (4, 2), (4, 4)])
-def test_requests_keep_their_order_and_their_numbers(queue_depth, num_lanes, monkeypatch) -> None:
-    monkeypatch.setattr(placing, "NUM_LANES", num_lanes)
+@pytest.mark.parametrize(("queue_depth", "num_contexts"), [(1, 2), (4, 2), (4, 4)])
+def test_requests_keep_their_order_and_their_numbers(queue_depth, num_contexts, monkeypatch) -> None:
+    monkeypatch.setattr(placing, "NUM_CONTEXTS", num_contexts)
     with Pipeline([stage(lambda x: 2 * x, queue_depth)], ["x"], ["y"]) as pipeline:
         answers = pipeline.run_many([[torch.full((4,), float(number))] for number in range(40)])
         assert [answer[0].tolist() for answer in answers] == [[2.0 * number] * 4 for number in range(40)]

@@ -1,7 +1,6 @@
 """Requests go to the replica that has the fewest under way; numbers, order, replays and messages stay right."""
 
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -20,17 +19,22 @@ pytestmark = pytest.mark.timeout(60)
 
 
 class Uneven:
-    """Adds 1, ten times as slowly in the thread that came first; counts the requests of each thread."""
+    """Adds 1; the thread that came first takes as long for two requests as the other for three, while there are others."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
         self._slow = 0
+        self._turn = threading.Condition()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         thread = threading.get_ident()
-        self._slow = self._slow or thread
-        self.counts[thread] += 1
-        time.sleep(0.01 if thread == self._slow else 0.001)
+        with self._turn:
+            self._slow = self._slow or thread
+            self.counts[thread] += 1
+            self._turn.notify_all()
+            if thread == self._slow:
+                mine = self.counts[thread]
+                self._turn.wait_for(lambda: 2 * (self.counts.total() - mine) >= 3 * mine, timeout=0.5)
         return x + 1
 
 
@@ -76,7 +80,7 @@ def test_a_slow_replica_does_not_hold_up_the_other_and_answers_keep_their_order(
         assert sum(stage.num_requests for stage in pipeline.stats().stages) == stages * 200
     assert [float(answer[0][0]) for answer in answers] == [stages * (number + 1) for number in range(200)]
     slow, fast = sorted(uneven.counts.values())
-    assert fast > 2 * slow, uneven.counts
+    assert fast > 1.3 * slow, uneven.counts
 
 
 def test_uneven_lanes_replay_what_a_death_left_and_tell_requests_by_their_arrival() -> None:

@@ -1,0 +1,74 @@
+"""What a stage runs on: modules as they are loaded in a worker, each from its first request on."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from autosplit.running.messages import Duty, Version
+from autosplit.running.modules import Module
+
+if TYPE_CHECKING:
+    from autosplit.backends.base import Runnable
+
+_WARM_UP_PASSES = 3
+_WARM_UP_S = 0.5
+"""Passes are made until there were so many, or for so long: a slow stage is warm after one."""
+
+
+class Versions:
+    """The modules of a stage, oldest first; swapped weights are a version of their own.
+
+    Args:
+        duty: the worker's.
+
+    Attributes:
+        num_contexts: requests that the stage can have under way at once; above 1 they are begun one by one.
+    """
+
+    def __init__(self, duty: Duty) -> None:
+        self.num_contexts = 1
+        self._duty = duty
+        self._used: list[tuple[Version, Runnable]] = []
+
+    @property
+    def note(self) -> str:
+        """What the newest one has to say of itself, or ''."""
+        return str(getattr(self._used[-1][1], "note", ""))
+
+    def load(self, module: Module, zeros: Callable[[], Sequence[torch.Tensor]]) -> None:
+        """Load a module beside those in use, and warm it up on the inputs that ``zeros`` makes."""
+        with torch.inference_mode(False):
+            run = module.load(self._duty.threads, self._duty.device)
+        self._loaded = module, run
+        if module.warms_up:
+            _warm_up(run, zeros())
+
+    def use(self, first: int) -> None:
+        """From request ``first`` on use the module that was loaded last."""
+        module, run = self._loaded
+        self._used.append((Version(first, module), run))
+        self.num_contexts = getattr(run, "num_contexts", 1)
+
+    def of(self, sequence: int) -> "tuple[Version, Runnable]":
+        """What a request runs on; a version goes once no request of its time can come again."""
+        used = self._used
+        while len(used) > 1 and sequence >= used[1][0].first + self._duty.words.num_places:
+            used.pop(0)
+        if len(used) == 1:
+            return used[0]
+        return next(one for one in reversed(used) if one[0].first <= sequence)
+
+
+def _warm_up(run: "Runnable", inputs: Sequence[torch.Tensor]) -> None:
+    """A few passes; what they raise is for the first request to show."""
+    until = time.monotonic() + _WARM_UP_S
+    for _ in range(_WARM_UP_PASSES):
+        try:
+            with torch.inference_mode():
+                run(inputs)
+        except Exception:
+            return
+        if time.monotonic() > until:
+            return

@@ -1,0 +1,64 @@
+"""Real runtimes that compute something else than the model: refused in a profile and in a run, by name, and shown."""
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import autosplit
+from autosplit.alternatives import UNKNOWN
+from autosplit.backends import onnxfile
+from autosplit.backends.base import get_backend
+from autosplit.errors import BackendError
+from autosplit.limits import affinity
+from autosplit.machine import Machine, parse_device
+from autosplit.plan import Plan, Stage
+from autosplit.tracing import Traced
+
+ONE = Machine.of([parse_device(f"cpu:{affinity()[0]}")])
+SENTENCE = r"backend '{}' \(f32\) gives wrong numbers on stage '\w+': output '\w+' is off by .* the tolerance is 0.001"
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return autosplit.trace("autosplit.examples.mlp:mlp?depth=3&width=16")
+
+
+@pytest.fixture(params=["onnxruntime", "openvino"])
+def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A runtime whose files take absolute values where the model has its ReLUs."""
+    if reason := get_backend(request.param).missing():
+        pytest.skip(reason)
+    write = onnxfile.write_onnx
+
+    def write_wrong(program: Any, path: Path, *args: Any, **options: Any) -> None:
+        write(program, path, *args, **options)
+        model = onnx.load(path, load_external_data=False)
+        wrong = [node for node in model.graph.node if node.op_type == "Relu"]
+        assert wrong
+        for node in wrong:
+            node.op_type = "Abs"
+        onnx.save(model, path)
+
+    monkeypatch.setattr(onnxfile, "write_onnx", write_wrong)
+    return str(request.param)
+
+
+def test_a_profile_leaves_it_out_and_says_why(traced: Traced, runtime: str) -> None:
+    profile = autosplit.measure(traced, ONE, ["eager", runtime])
+    assert {setting.backend for setting in profile.measured} == {"eager"}
+    [note] = profile.notes
+    assert note.startswith(f"{runtime} is left out: ") and "Run it on another backend, such as eager." in note
+    with pytest.raises(BackendError, match=SENTENCE.format(runtime)):
+        autosplit.measure(traced, ONE, [runtime])
+
+
+def test_a_run_shows_it_and_does_not_choose_it(traced: Traced, runtime: str) -> None:
+    stage = Stage("whole", tuple(op.name for op in traced.graph.ops), (ONE.devices[0].name,), runtime)
+    plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)
+    report = autosplit.run(traced, plan, ONE, num_requests=4, num_rounds=1)
+    assert not report.plan.outputs_equal and report.best.outputs_equal
+    assert {stage.backend for stage in report.best.plan.stages} == {"eager"}
+    wrong = {name: reason for name, reason in report.left_out.items() if "gives wrong numbers" in reason}
+    assert wrong and all(f"'{runtime}'" in reason for reason in wrong.values())
