@@ -98,7 +98,7 @@ def measure(
     wanted = settings_of(machine, backends, threads)
     job = _Job(traced, machine, wanted, keeper, stamps_of(backends, precision), Steps(progress), precision, workspace)
     profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
-    known = (recall_links(machine, keeper, job.stamp) if keeper and not remeasure else None) if links else ()
+    known = (recall_links(machine, keeper, job.stamp) if keeper is not None and not remeasure else None) if links else ()
     with ExitStack() as stack:
         linking = stack.enter_context(LinkBench(machine.devices)) if known is None else None
         if len(profile.measured) < len(set(wanted)):
