@@ -2,12 +2,14 @@
 
 ONNX Runtime appends the weights it packed to the data file as they come. Its matrix kernels read packed weights with
 aligned loads, so after a tensor of an odd size a session on that file ends the process with a segmentation fault (seen
-with Swin in 1.31). Written down anew with gaps, the file may be mapped. One that has no such tensor is left as it is.
+with Swin in 1.31). What lies between boundaries is copied to the end of the file, and the file may be mapped. The rest, most of
+some hundred megabytes, stays where it is: to write it once more took two of the seven seconds that a ViT needed here.
 ONNX Runtime also puts shapes into the data file, if they are long, and then does not read them there (Mamba's split into
 128 parts in 1.31).
 """
 
 import mmap
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +20,7 @@ PREPACKED = "prepacked_"
 
 
 def align(path: Path) -> None:
-    """Move the data of ``path`` (in ``path`` + '.data') to aligned offsets, packed weights included, or into the file.
+    """Let the data of ``path`` (in ``path`` + '.data') begin at aligned offsets, packed weights included, or be in the file.
 
     Packed weights are entries 'prepacked_N' of a tensor: ``key|offset;length;checksum``, with one part after '|' a buffer.
     Raises: ValueError: an entry has another form.
@@ -35,12 +37,10 @@ def align(path: Path) -> None:
     tensors = [tensor for tensor in outside if tensor.external_data]
     if not shapes and all(offset % ALIGNMENT == 0 for tensor in tensors for offset in _offsets(tensor)):
         return
-    source = path.with_name(f"{path.name}.data")
-    draft = source.with_suffix(".aligned")
-    with source.open("rb") as old, mmap.mmap(old.fileno(), 0, access=mmap.ACCESS_READ) as data, draft.open("wb") as new:
+    with path.with_name(f"{path.name}.data").open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        file.seek(0, os.SEEK_END)
         for tensor in tensors:
-            _move(tensor, data, new)
-    draft.replace(source)
+            _move(tensor, data, file)
     path.write_bytes(model.SerializeToString())
 
 
@@ -64,31 +64,28 @@ def _offsets(tensor: Any) -> Iterator[int]:
             yield from (int(buffer.split(";")[0]) for buffer in entry.value.split("|")[1:])
 
 
-def _move(tensor: Any, data: mmap.mmap, new: BinaryIO) -> None:
-    """Copy what one tensor refers to, and refer to the copy."""
+def _move(tensor: Any, data: mmap.mmap, file: BinaryIO) -> None:
+    """Copy what one tensor refers to, where it lies between boundaries, and refer to the copy."""
     fields = {entry.key: entry for entry in tensor.external_data}
-    length = int(fields["length"].value)
-    offset = int(fields["offset"].value) if "offset" in fields else 0
-    moved = _append(new, data, offset, length)
     if "offset" in fields:
-        fields["offset"].value = str(moved)
-    elif moved:
-        tensor.external_data.add(key="offset", value=str(moved))
+        fields["offset"].value = str(_moved(data, file, int(fields["offset"].value), int(fields["length"].value)))
     for key, entry in fields.items():
         if key.startswith(PREPACKED):
             name, *buffers = entry.value.split("|")
-            entry.value = "|".join([name, *(_move_buffer(buffer, data, new) for buffer in buffers)])
+            entry.value = "|".join([name, *(_moved_buffer(buffer, data, file) for buffer in buffers)])
 
 
-def _move_buffer(buffer: str, data: mmap.mmap, new: BinaryIO) -> str:
+def _moved_buffer(buffer: str, data: mmap.mmap, file: BinaryIO) -> str:
     offset, length, *rest = buffer.split(";")
-    return ";".join([str(_append(new, data, int(offset), int(length))), length, *rest])
+    return ";".join([str(_moved(data, file, int(offset), int(length))), length, *rest])
 
 
-def _append(new: BinaryIO, data: mmap.mmap, offset: int, length: int) -> int:
-    """Write ``data[offset : offset + length]`` at the next boundary; returns where."""
-    start = -(-new.tell() // ALIGNMENT) * ALIGNMENT
-    new.write(b"\0" * (start - new.tell()))
+def _moved(data: mmap.mmap, file: BinaryIO, offset: int, length: int) -> int:
+    """Where ``data[offset : offset + length]`` is now: there, or at the next boundary behind the end of the file."""
+    if offset % ALIGNMENT == 0:
+        return offset
+    start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+    file.write(b"\0" * (start - file.tell()))
     with memoryview(data) as view, view[offset : offset + length] as part:
-        new.write(part)
+        file.write(part)
     return start
