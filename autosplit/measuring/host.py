@@ -245,9 +245,9 @@ class _Job:
         """What was measured of some of the ops in each setting, and the share of the time that others had its core."""
         bench.require(self.machine.devices, part)
         prepared = early or bench.all(self._prepares(profile, group))
-        for answer in prepared.values():
-            if answer.fault:
-                raise BackendError(answer.fault)
+        for setting in group:
+            if fault := prepared[setting.device].fault:
+                raise BackendError(fault)
         timed = bench.all({setting.device: TimeOps(rounds) for setting in group})
         alone_rounds = Rounds(min(ALONE_S, rounds.seconds), least=2, most=20)
         lone = self._one_of_each(group, bench) if len(group) > 1 else []

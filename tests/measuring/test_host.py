@@ -64,7 +64,7 @@ class FakeBench:
             raise BackendError(f"op 'linear': no {backend} for it")
 
     def load(self, devices: Sequence[Device]) -> None:
-        pass
+        self.begun += [(device.name, Load(Path("whole"), device.cores)) for device in devices]
 
     def divide(self, backend: str, precision: str, failure: BackendError) -> None:
         raise failure
@@ -107,6 +107,8 @@ class FakeBench:
                 return Prepared(dict.fromkeys(ops, 1.0) if weights else {}, 0.00123, fault)
             case TimeWhole():
                 return (0.5, 0.5)
+            case Load():
+                return None
         if self.backend == "eager":
             nodes = tuple(RuntimeNode(op, "op", ((n + 1) * 1e-3,) * 3) for n, op in enumerate(ops))
             return Timed((1.0, 1.0, 1.0), nodes, self.waited)
@@ -165,6 +167,15 @@ def test_devices_are_timed_at_once_and_then_one_of_each_kind_alone(traced, machi
     assert kinds == [Prepare, Prepare, TimeOps, TimeOps, *[TimeWhole] * num_alone]
     assert profile.measured[first].alone and bool(profile.measured[second].alone) == (num_alone == 2)
     assert profile.whole_s(*first, busy=False) == profile.whole_s(*second, busy=False) == 0.5
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_more_devices_than_are_timed_at_once_are_timed_in_turns(traced, machine, bench, monkeypatch) -> None:
+    monkeypatch.setattr(host, "MAX_AT_ONCE", 1)
+    profile = fake_measure(traced, machine, ("eager", "onnxruntime"))
+    assert len(profile.measured) == 2 * len(CORES) and not profile.notes
+    kinds = [type(command) for _, command in bench.commands]
+    assert kinds == [Prepare, TimeOps, Prepare, TimeOps] * 2
 
 
 def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, machine, bench, tmp_path) -> None:
