@@ -3,11 +3,14 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
+from autosplit.constraints import Constraints, matching_ops
 from autosplit.graph import Graph
-from autosplit.machine import Device, Machine, union
+from autosplit.machine import Device, Machine, parse_device, union
 from autosplit.plan import Plan, Prediction, Source, Stage
 from autosplit.samples import Precision
+from autosplit.tables import seconds_text
 
 ONE_DEVICE = "one device"
 ALL_CORES = "all cores"
@@ -121,6 +124,56 @@ def out_of_reach(ways: Mapping[str, Plan], planned_per_s: float, alone_s: Mappin
         if 0 < most_per_s < best_per_s:
             reasons[name] = f"the profile lets it reach {most_per_s:.4g} items/s at most, and {best_per_s:.4g} are predicted"
     return reasons
+
+
+def unfit(way: Plan, latency_s: float, graph: Graph, wanted: Constraints, backends: Collection[str] | None = None) -> str:
+    """Why a way must not become the plan, however fast it is: the first demand that it does not meet; '' if it meets all.
+
+    Args:
+        way: a simple way.
+        latency_s: seconds of a request alone, as measured.
+        graph: the model.
+        wanted: what was asked for.
+        backends: those that were asked for; None for any.
+    """
+    num_stages, replicas = len(way.stages), max(len(stage.devices) for stage in way.stages)
+    others = [stage.backend for stage in way.stages if backends is not None and stage.backend not in backends]
+    most_s, least_s = wanted.max_latency_s or inf, wanted.min_stage_s or 0.0
+    if others:
+        return f"it runs on {others[0]}, and asked for is {', '.join(backends or ())}"
+    if wanted.num_stages not in (None, num_stages):
+        return f"the number of its stages is {num_stages}, and {wanted.num_stages} is asked for"
+    if num_stages > (wanted.max_stages or num_stages):
+        return f"the number of its stages is {num_stages}, and at most {wanted.max_stages} is allowed"
+    if replicas > (wanted.max_replicas or replicas):
+        return f"the number of its replicas is {replicas}, and at most {wanted.max_replicas} is allowed"
+    if latency_s > most_s:
+        return f"a request takes it {seconds_text(latency_s)}, and at most {seconds_text(most_s)} is allowed"
+    if any(0 < stage.load_s * len(stage.devices) < least_s for stage in way.stages):
+        return f"a stage of it is shorter than {seconds_text(least_s)}"
+    return _misplaced(way, graph, wanted)
+
+
+def _misplaced(way: Plan, graph: Graph, wanted: Constraints) -> str:
+    """The first op pattern that is not where it was asked to be, or ''."""
+    home = {op: stage for stage in way.stages for op in stage.ops}
+    for pattern, device in wanted.pins.items():
+        if any(set(home[op].devices) != {device} for op in matching_ops(graph, pattern)):
+            return f"'{pattern}' is not on '{device}' alone"
+    for pattern, devices in wanted.forbids.items():
+        barred = {place for device in devices for place in _places(device)}
+        taken = {place for op in matching_ops(graph, pattern) for name in home[op].devices for place in _places(name)}
+        if both := sorted(barred & taken):
+            return f"'{pattern}' is on '{both[0]}'"
+    for pattern in wanted.together:
+        if len({home[op].name for op in matching_ops(graph, pattern)}) > 1:
+            return f"'{pattern}' is in several stages"
+    return ""
+
+
+def _places(device: str) -> list[str]:
+    """The cores of a device, or the device itself if it has none: what two devices may share."""
+    return [f"cpu:{core}" for core in parse_device(device).cores] or [device]
 
 
 def in_precision(plan: Plan, precision: Precision) -> Plan:

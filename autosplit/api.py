@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from autosplit import loading, measuring, tracing
 from autosplit.accuracy import run_of, runs_of_report
-from autosplit.alternatives import today
+from autosplit.alternatives import today, unfit
 from autosplit.backends.base import Precision, get_backend, installed, usual
 from autosplit.baselines import COMPILE_SHARE, compiled, measured_backends, simple_ways
 from autosplit.comparing import Observe, Progress, run_report
@@ -151,6 +151,8 @@ def run(
     profiles: Path | None = None,
     baselines: bool = True,
     forced: bool = False,
+    wanted: Constraints | None = None,
+    backends: Sequence[str] | None = None,
     num_requests: int | None = None,
     num_rounds: int = 5,
     also: Sequence[str] = (),
@@ -168,7 +170,9 @@ def run(
         profile: gives the simple ways their prediction, and says which device is the fastest.
         profiles: the store where predicted is kept beside measured; see ``autosplit profile --accuracy``.
         baselines: whether the simple ways run too.
-        forced: whether the plan's shape was asked for, and is kept even where a simple way is faster.
+        forced: whether the plan is to be kept even where a simple way is faster.
+        wanted: demands that a simple way must meet to become the plan.
+        backends: those that it may run on; None for any.
         num_requests: requests of the plan, over all rounds; slower ways get as long. By default about 2 s a round.
         num_rounds: interleaved rounds.
         also: backends whose simple ways run too, though plan and profile do not know them; the model is compiled for them first.
@@ -197,6 +201,7 @@ def run(
             keep=today(simple),
             left_out=left_out | failed,
             forced=forced,
+            unfit=lambda way, latency_s: unfit(way, latency_s, traced.graph, wanted or Constraints(), backends),
             num_requests=num_requests,
             num_rounds=num_rounds,
             workspace=workspace,
@@ -292,7 +297,8 @@ def auto(
             machine,
             profile=found.profile,
             profiles=profiles,
-            forced=wanted.forced,
+            wanted=wanted,
+            backends=backends,
             num_requests=num_requests,
             num_rounds=num_rounds,
             also=[name for name in installed() if name not in names] if backends is None and not wanted.forced else (),

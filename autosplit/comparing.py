@@ -16,7 +16,7 @@ from autosplit.results import LatencyStats, RunStats
 from autosplit.running.host import HostManager
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
-from autosplit.runreport import PLAN, Outcome, RunReport, judge, still_running
+from autosplit.runreport import PLAN, Outcome, RunReport, Unfit, judge, still_running
 from autosplit.tracing import Traced
 
 NUM_ALONE = 20
@@ -251,6 +251,7 @@ def run_report(
     *,
     objective: str = "throughput",
     forced: bool = False,
+    unfit: Unfit = lambda way, s: "",
     keep: str = "",
     left_out: Mapping[str, str] | None = None,
     num_requests: int | None = None,
@@ -267,7 +268,8 @@ def run_report(
         simple: the simple ways by name; the report names those that cannot be loaded or give wrong numbers, with the reason.
         machine: the devices.
         objective: ``throughput`` or ``latency``.
-        forced: whether the user asked for a plan of this shape.
+        forced: whether the plan is to be used in any case.
+        unfit: why a simple way must not become the plan, or ''.
         keep: the simple way that runs in all rounds however slow it is, or in one where requests of the plan take long.
         left_out: ways that were ruled out before, with the reason, for the report.
         num_requests: requests of the plan, over all rounds; slower ways get as long. By default about ``ROUND_S`` a round.
@@ -310,22 +312,26 @@ def run_report(
             num_items = plan.source.batch * num_requests // num_rounds
         decide = objective == "throughput" and not forced
         kept = {PLAN} if arena.loaded[PLAN].slow else {PLAN, keep}
-        _run_rounds(arena, num_rounds, num_items, kept, decide, lambda share, text: tell(0.4 + 0.6 * share, text))
+        barred = {name for name, e in arena.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}
+        _run_rounds(arena, num_rounds, num_items, kept, barred, decide, lambda share, text: tell(0.4 + 0.6 * share, text))
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
     reasons |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
-    chosen, sentence = judge(outcomes, objective, forced)
+    chosen, sentence = judge(outcomes, objective, forced, unfit)
     if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):
         sentence += f" Workers that died and were started anew, their requests run again: {restarts}."
     tell(1.0, "done")
     return RunReport(traced.graph.name, plan.source.batch, outcomes, chosen, sentence, reasons)
 
 
-def _run_rounds(arena: Arena, num_rounds: int, num_items: int, keep: Collection[str], decide: bool, tell: Progress) -> None:
+def _run_rounds(
+    arena: Arena, num_rounds: int, num_items: int, keep: Collection[str], barred: Collection[str], decide: bool, tell: Progress
+) -> None:
     """All ways in ``num_rounds`` rounds; the turns of those that stop early go to the fastest ones, to ``decide`` between them.
 
-    So successive halving shares out its budget (Karnin, Koren and Somekh, 2013). A way with wrong numbers runs once.
+    So successive halving shares out its budget (Karnin, Koren and Somekh, 2013). A way with wrong numbers runs once. One that
+    is ``barred`` from being chosen runs on where it is fast, but none stops for being slower than it.
     """
     rates = {name: entry.rounds_per_s for name, entry in arena.loaded.items()}
     right = {name for name, entry in arena.loaded.items() if name in keep or not entry.fault}
@@ -337,4 +343,7 @@ def _run_rounds(arena: Arena, num_rounds: int, num_items: int, keep: Collection[
         arena.run_round(running, number, num_items)
         turns -= len(running)
         beside = keep if number + 1 < num_rounds else ()
-        running = still_running({name: rates[name] for name in running if name in right}, beside)
+        here = {name: rates[name] for name in running if name in right}
+        fit = still_running({name: per_s for name, per_s in here.items() if name not in barred}, beside)
+        fast = still_running(here, beside) if beside else []
+        running = [name for name in here if name in fit or (name in barred and name in fast)]

@@ -1,6 +1,6 @@
 """RunReport: a plan beside the simple ways to run the same model, all measured in the same rounds. No torch."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -160,6 +160,9 @@ class RunReport:
             "stages": self.stage_rows(),
             "outcomes": {
                 name: {
+                    "predicted_per_s": outcome.plan.prediction.throughput_per_s or None,
+                    "stages": [[list(stage.devices), stage.backend, len(stage.ops)] for stage in outcome.plan.stages],
+                    "spread": outcome.spread,
                     "rounds_per_s": list(outcome.rounds_per_s),
                     "latency": asdict(outcome.latency),
                     "outputs_equal": outcome.outputs_equal,
@@ -179,32 +182,49 @@ class RunReport:
         return tables.html(self.rows(), f"{self.model}, {self.batch} items a request: {self.sentence}") + stages
 
 
-def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool) -> tuple[str, str]:
+Unfit = Callable[[Plan, float], str]
+"""Why a simple way must not become the plan, given the seconds of a request alone; '' if it may."""
+
+
+def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: Unfit = lambda way, s: "") -> tuple[str, str]:
     """The way to use, and a sentence that says why.
 
-    The best simple way takes the place of the plan if it measured better, or if the plan gives wrong numbers, unless the plan's
-    shape was forced.
+    The best simple way takes the place of the plan if it measured better, or if the plan gives wrong numbers, unless the plan
+    is ``forced``, to be used in any case, or the way is ``unfit``.
     """
     plan = outcomes[PLAN]
     simple = {name: outcome for name, outcome in outcomes.items() if name != PLAN and outcome.outputs_equal}
     if not simple:
         return PLAN, "No simple way ran beside the plan, so there is nothing to compare it with."
-    best = max(simple, key=lambda name: simple[name].faster_than(plan, objective))
-    # Rivals ran more rounds beside each other than beside the plan. One that is behind the plan must not save it from another.
-    ahead = [name for name in simple if simple[name].faster_than(plan, objective) > 1]
-    best = max([best, *ahead], key=lambda name: simple[name].faster_than(simple[best], objective))
-    if not (plan.outputs_equal or forced):
+    reasons = {
+        name: "its shape was asked for" if forced else unfit(outcome.plan, outcome.latency.p50_s)
+        for name, outcome in simple.items()
+    }
+    fastest = _best(simple, plan, objective)
+    fit = {name: outcome for name, outcome in simple.items() if not reasons[name]}
+    best = _best(fit, plan, objective) if fit else fastest
+    if fit and not plan.outputs_equal:
         return best, f"The plan gives wrong numbers, so '{best}' becomes the plan."
     ratio = simple[best].faster_than(plan, objective)
     what = "as low a latency" if objective == "latency" else "as fast"
+    if fit and ratio > 1 and simple[best] is not plan:
+        return best, f"'{best}' measures {ratio:.2f} times {what} as the plan, so it becomes the plan."
+    most = simple[fastest].faster_than(plan, objective)
+    if most > 1 and reasons[fastest]:
+        verdict = f"'{fastest}' measures {most:.2f} times {what} as the plan"
+        because = reasons[fastest] if forced else f"that way is not what was asked for: {reasons[fastest]}"
+        return PLAN, f"{verdict}; the plan is kept because {because}."
     if simple[best] is plan:
         return PLAN, f"The plan is the simple way '{best}', and no other one measures better."
-    if ratio <= 1:
-        return PLAN, f"The plan measures {1 / ratio:.2f} times {what} as the best simple way, '{best}'."
-    verdict = f"'{best}' measures {ratio:.2f} times {what} as the plan"
-    if forced:
-        return PLAN, f"{verdict}; the plan is kept because its shape was asked for."
-    return best, f"{verdict}, so it becomes the plan."
+    return PLAN, f"The plan measures {1 / ratio:.2f} times {what} as the best simple way, '{best}'."
+
+
+def _best(ways: Mapping[str, Outcome], plan: Outcome, objective: str) -> str:
+    """The best of some ways. Rivals ran more rounds beside each other than beside the plan: one that is behind the plan must
+    not save it from another."""
+    best = max(ways, key=lambda name: ways[name].faster_than(plan, objective))
+    ahead = [name for name in ways if ways[name].faster_than(plan, objective) > 1]
+    return max([best, *ahead], key=lambda name: ways[name].faster_than(ways[best], objective))
 
 
 def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -> list[str]:

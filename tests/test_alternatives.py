@@ -16,7 +16,9 @@ from autosplit.alternatives import (
     out_of_reach,
     simple_plans,
     today,
+    unfit,
 )
+from autosplit.constraints import Constraints
 from autosplit.graph import Graph, Op, Value, Weight
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Source
@@ -28,6 +30,7 @@ WEIGHTS = {f"w{i}": Weight(f"w{i}", (1024,), "float32", 4096) for i in range(NUM
 GRAPH = Graph("chain", ("x",), ("a4",), OPS, VALUES, WEIGHTS).verify()
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
 SOURCE = Source("m:f")
+WAYS = [f"{name} (eager)" for name in (ONE_DEVICE, ALL_CORES, REPLICAS, EVEN_SPLIT)]
 
 
 def test_the_four_ways_verify() -> None:
@@ -93,3 +96,40 @@ def test_of_quick_models_more_ways_are_tried() -> None:
         for alone_s in (0.2, 0.002)
     }
     assert left_out == {0.2: ["one device (onnxruntime)", "all cores (eager)", "replicas (eager)"], 0.002: []}
+
+
+@pytest.mark.parametrize(
+    "wanted,backends,said",
+    [
+        (Constraints(), None, {}),
+        (Constraints(max_replicas=1), None, {"replicas (eager)": "the number of its replicas is 2, and at most 1 is allowed"}),
+        (Constraints(max_stages=1), None, {"even split (eager)": "the number of its stages is 2, and at most 1 is allowed"}),
+        (Constraints(), ["onnxruntime"], dict.fromkeys(WAYS, "it runs on eager, and asked for is onnxruntime")),
+        (
+            Constraints(max_latency_s=0.01),
+            None,
+            dict.fromkeys(WAYS, "a request takes it 20.00 ms, and at most 10.00 ms is allowed"),
+        ),
+        (Constraints(together=("a*",)), None, {"even split (eager)": "'a*' is in several stages"}),
+        (
+            Constraints(num_stages=2),
+            None,
+            dict.fromkeys(set(WAYS) - {"even split (eager)"}, "the number of its stages is 1, and 2 is asked for"),
+        ),
+        (
+            Constraints(pins={"a0": "cpu:0"}),
+            None,
+            dict.fromkeys(["all cores (eager)", "replicas (eager)"], "'a0' is not on 'cpu:0' alone"),
+        ),
+        (
+            Constraints(forbids={"a3": ("cpu:1",)}),
+            None,
+            dict.fromkeys(["all cores (eager)", "replicas (eager)", "even split (eager)"], "'a3' is on 'cpu:1'"),
+        ),
+    ],
+)
+def test_a_way_is_unfit_where_it_breaks_a_demand_and_the_reason_names_it(wanted, backends, said) -> None:
+    ways = every_way(GRAPH, TWO, SOURCE, ["eager"], "eager", "cpu:0")
+    assert set(ways) == set(WAYS)
+    found = {name: unfit(way, 0.02, GRAPH, wanted, backends) for name, way in ways.items()}
+    assert {name: reason for name, reason in found.items() if reason} == said

@@ -114,6 +114,14 @@ def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan
 def test_who_is_far_behind_stops_and_the_fastest_run_on(plan: Plan, decide: bool, runs: dict[str, int]) -> None:
     ring = _Ring(plan, {comparing.PLAN: 60.0, "wrong": 900.0, "slow": 30.0, "a": 100.0, "b": 100.0}, drift=0.1)
     ring.loaded["wrong"].fault = "backend 'x' gives wrong numbers"
-    comparing._run_rounds(cast(comparing.Arena, ring), 4, 100, {comparing.PLAN}, decide, lambda share, text: None)
+    comparing._run_rounds(cast(comparing.Arena, ring), 4, 100, {comparing.PLAN}, (), decide, lambda share, text: None)
     found = {name: len(entry.rounds_per_s) for name, entry in ring.loaded.items()}
     assert {name: found[name] for name in runs} == runs
+
+
+def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -> None:
+    ring = _Ring(plan, {comparing.PLAN: 60.0, "barred": 100.0, "slow barred": 30.0, "a": 55.0})
+    barred = {"barred", "slow barred"}
+    comparing._run_rounds(cast(comparing.Arena, ring), 4, 100, {comparing.PLAN}, barred, True, lambda share, text: None)
+    found = {name: len(entry.rounds_per_s) for name, entry in ring.loaded.items()}
+    assert (found["barred"], found["slow barred"]) == (4, 1) and found["a"] >= 4 and found[comparing.PLAN] >= 4

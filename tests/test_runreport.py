@@ -6,7 +6,7 @@ import pytest
 
 from autosplit.plan import Plan, Prediction, Source, Stage
 from autosplit.results import LatencyStats, RunStats
-from autosplit.runreport import PLAN, Outcome, RunReport, judge
+from autosplit.runreport import PLAN, Outcome, RunReport, Unfit, judge
 
 STATS = RunStats(4, 1.0, LatencyStats.of([0.1]), LatencyStats.of([0.0]), (), 0)
 MADE = Plan(Source("m:f"), "g", "p", (Stage("stage0", ("a",), ("cpu:0",)),), Prediction(0.1, 0.1, 0.1, 0.0, 10.0))
@@ -38,6 +38,24 @@ def test_a_way_ahead_of_the_plan_is_not_put_aside_for_one_that_is_not() -> None:
 def test_a_forced_plan_is_kept_and_the_sentence_says_so() -> None:
     chosen, sentence = judge({PLAN: outcome(10), "replicas": outcome(12)}, "throughput", forced=True)
     assert chosen == PLAN and "kept because its shape was asked for" in sentence
+
+
+def test_a_way_that_breaks_a_demand_is_not_chosen_however_fast_it_is() -> None:
+    rates = {PLAN: 10, "replicas": 13, "all cores": 12, "slow": 5}
+    ways = {name: replace(outcome(rate), plan=replace(MADE, chosen=name)) for name, rate in rates.items()}
+
+    def unfit(*names: str) -> Unfit:
+        return lambda way, latency_s: "it has 2 replicas" if way.chosen in names else ""
+
+    chosen, sentence = judge(ways, "throughput", False, unfit("replicas"))
+    assert chosen == "all cores" and "'all cores' measures 1.20 times as fast as the plan" in sentence
+    assert judge(ways, "throughput", False, unfit("replicas", "all cores")) == (
+        PLAN,
+        "'replicas' measures 1.30 times as fast as the plan; the plan is kept because that way is not what was asked for: "
+        "it has 2 replicas.",
+    )
+    chosen, sentence = judge({**ways, PLAN: outcome(20)}, "throughput", False, unfit("replicas"))
+    assert chosen == PLAN and "as fast as the best simple way, 'all cores'" in sentence
 
 
 def test_rounds_are_compared_one_by_one_so_that_drift_cancels() -> None:
