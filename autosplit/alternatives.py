@@ -8,7 +8,7 @@ from math import inf
 from autosplit.constraints import Constraints, matching_ops
 from autosplit.graph import Graph
 from autosplit.machine import Device, Machine, parse_device, union
-from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.plan import UNKNOWN, Plan, Source, Stage
 from autosplit.samples import Precision
 from autosplit.tables import seconds_text
 
@@ -23,9 +23,6 @@ UNCERTAIN = 1.3
 
 QUICK_S, UNCERTAIN_QUICK = 0.02, 1.8
 """Of models whose requests take less: there predictions are the least certain, and to try a way costs a second."""
-
-UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, throughput_per_s=0.0)
-"""A simple way is measured, not predicted."""
 
 
 def simple_plans(
@@ -178,10 +175,7 @@ def _places(device: str) -> list[str]:
 
 def in_precision(plan: Plan, precision: Precision) -> Plan:
     """The same stages computing in another precision, which nothing was predicted for."""
-    if precision == plan.precision:
-        return plan
-    stages = tuple(replace(stage, load_s=0.0) for stage in plan.stages)
-    return replace(plan, precision=precision, stages=stages, prediction=UNKNOWN, loads_s={}, status="manual")
+    return plan if precision == plan.precision else replace(plan, precision=precision).unpredicted()
 
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:

@@ -1,7 +1,7 @@
 """Plan: which ops run where, as a value, checked against its graph and its machine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from autosplit import tables
@@ -66,6 +66,10 @@ class Prediction:
     throughput_per_s: float
 
 
+UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, throughput_per_s=0.0)
+"""Of a plan that nothing was predicted for, such as one that was edited."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Stages in topological order, and what is expected of them.
@@ -96,6 +100,11 @@ class Plan:
         """Identity of placement: stages, devices, backends, threads, streams, microbatch, queue depth, precision."""
         stages = [[s.ops, s.devices, s.backend, s.threads, *([s.streams] if s.streams > 1 else [])] for s in self.stages]
         return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision])
+
+    def unpredicted(self) -> "Plan":
+        """The same stages without what was predicted of others, or of these in another precision."""
+        stages = tuple(replace(stage, load_s=0.0) for stage in self.stages)
+        return replace(self, stages=stages, prediction=UNKNOWN, loads_s={}, status="manual")
 
     def verify(self, graph: Graph, machine: Machine) -> "Plan":
         """Return the plan, or raise PlanError with every fault against its graph and machine.
@@ -195,6 +204,10 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
         faults += [
             f"stage '{stage.name}' is on '{name}', which is not a device here" for name in stage.devices if name not in known
         ]
+        if len(set(stage.devices)) < len(stage.devices):
+            faults.append(
+                f"stage '{stage.name}' names a device twice: {', '.join(stage.devices)}; a replica is on one of its own"
+            )
         for name in stage.devices:
             cores = len(known[name].cores) if name in known else 0
             if cores and stage.threads > cores:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from autosplit.constraints import Objective
 from autosplit.errors import PlanError, raise_faults
 from autosplit.explanation import Explanation
 from autosplit.files import read_mapping, write_atomic
@@ -59,7 +60,12 @@ def write_plan(plan: Plan, graph: Graph, path: Path) -> None:
         ],
         "loads_s": dict(plan.loads_s),
         **({"why": asdict(plan.why)} if plan.why is not None and plan.why.plan == plan.hash else {}),
-        "made_from": {"graph": plan.graph_hash, "profile": plan.profile_hash, "versions": dict(plan.versions)},
+        "made_from": {
+            "graph": plan.graph_hash,
+            "profile": plan.profile_hash,
+            "versions": dict(plan.versions),
+            "plan": plan.hash,
+        },
     }
     write_atomic(path, yaml.safe_dump(data, sort_keys=False, width=120))
 
@@ -98,6 +104,7 @@ class _MadeFrom(_Strict):
     graph: str
     profile: str = ""
     versions: dict[str, str] = {}
+    plan: str = ""
 
 
 class PlanFile(_Strict):
@@ -107,7 +114,7 @@ class PlanFile(_Strict):
     model: _SourceEntry
     stages: list[_StageEntry] = Field(min_length=1)
     made_from: _MadeFrom
-    objective: str = "throughput"
+    objective: Objective = "throughput"
     chosen: str = "plan"
     method: str = "manual"
     status: Status = "manual"
@@ -124,7 +131,10 @@ class PlanFile(_Strict):
         return Source(**self.model.model_dump())
 
     def resolve(self, graph: Graph) -> Plan:
-        """The plan for this graph. Raises: PlanError: made for another graph, or a span names an unknown op."""
+        """The plan for this graph; what was predicted of the stages as they were written is not kept for those that were edited.
+
+        Raises: PlanError: made for another graph, or a span names an unknown op.
+        """
         check_graph(self.made_from.graph, graph)
         faults: list[str] = []
         stages = tuple(
@@ -132,7 +142,7 @@ class PlanFile(_Strict):
             for s in self.stages
         )
         raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
-        return Plan(
+        plan = Plan(
             source=self.source,
             graph_hash=graph.hash,
             profile_hash=self.made_from.profile,
@@ -149,6 +159,7 @@ class PlanFile(_Strict):
             versions=self.made_from.versions,
             why=self.why,
         )
+        return plan if self.made_from.plan in ("", plan.hash) else plan.unpredicted()
 
 
 def read_plan(path: Path) -> PlanFile:

@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from autosplit import checking
-from autosplit.alternatives import UNKNOWN
 from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, NumericalError, get_backend
 from autosplit.backends.eager import EagerBackend
 from autosplit.loading import load_model
-from autosplit.plan import Plan, Stage
+from autosplit.plan import UNKNOWN, Plan, Stage
 from autosplit.tracing import Traced, trace
 
 ERROR = NumericalError(1.0, 0.5, "y")

@@ -11,9 +11,8 @@ from typing import cast
 import pytest
 
 from autosplit import comparing
-from autosplit.alternatives import UNKNOWN
 from autosplit.backends.base import NumericalError
-from autosplit.plan import Plan, Source, Stage
+from autosplit.plan import UNKNOWN, Plan, Source, Stage
 from autosplit.results import LatencyStats
 from autosplit.running.pipeline import Pipeline
 

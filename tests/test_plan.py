@@ -10,7 +10,7 @@ from autosplit.constraints import Constraints, matching_ops
 from autosplit.errors import PlanError, UsageError
 from autosplit.graph import Graph, Op, Value, Weight
 from autosplit.machine import Machine, parse_device
-from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.plan import UNKNOWN, Plan, Prediction, Source, Stage
 from autosplit.planfile import read_plan, spans, write_plan
 
 MACHINE = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
@@ -40,6 +40,35 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
     write_plan(GOOD, GRAPH, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml").resolve(GRAPH) == GOOD
     assert GOOD.verify(GRAPH, MACHINE) is GOOD
+
+
+@pytest.mark.parametrize(
+    "old,new", [("- a0 .. a2", "- a0 .. a1"), ("- cpu:1", "- cpu:0"), ("queue_depth: 4", "queue_depth: 2"), ("f32", "bf16")]
+)
+def test_what_was_predicted_is_not_kept_for_a_plan_that_was_edited(tmp_path: Path, old: str, new: str) -> None:
+    path, loaded = tmp_path / "plan.yaml", replace(GOOD, stages=tuple(replace(stage, load_s=0.5) for stage in GOOD.stages))
+    write_plan(loaded, GRAPH, path)
+    text = path.read_text()
+    path.write_text(text.replace("schema: 1", "schema: 1  # looked at, and left as it was"))
+    assert read_plan(path).resolve(GRAPH) == loaded
+    path.write_text(text.replace("- a3 .. a5", "- a2 .. a5").replace(old, new) if "a0" in old else text.replace(old, new))
+    edited = read_plan(path).resolve(GRAPH)
+    assert edited.hash != loaded.hash and (edited.prediction, edited.status) == (UNKNOWN, "manual")
+    assert "nothing predicted" in edited.summary() and {stage.load_s for stage in edited.stages} == {0.0}
+
+
+def test_an_objective_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    path.write_text(path.read_text().replace("objective: throughput", "objective: throughtput"))
+    with pytest.raises(PlanError, match="objective: Input should be 'throughput' or 'latency'"):
+        read_plan(path)
+
+
+def test_two_replicas_on_one_device_are_refused() -> None:
+    twice = replace(GOOD, stages=(replace(GOOD.stages[0], devices=("cpu:0", "cpu:0")), GOOD.stages[1]))
+    with pytest.raises(PlanError, match="'stage0' names a device twice: cpu:0, cpu:0"):
+        twice.verify(GRAPH, MACHINE)
 
 
 def test_a_plan_says_its_precision(tmp_path: Path) -> None:

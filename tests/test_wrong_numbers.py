@@ -7,13 +7,12 @@ import onnx
 import pytest
 
 import autosplit
-from autosplit.alternatives import UNKNOWN
 from autosplit.backends import onnxfile
 from autosplit.backends.base import get_backend
 from autosplit.errors import BackendError
 from autosplit.limits import affinity
 from autosplit.machine import Machine, parse_device
-from autosplit.plan import Plan, Stage
+from autosplit.plan import UNKNOWN, Plan, Stage
 from autosplit.tracing import Traced
 
 ONE = Machine.of([parse_device(f"cpu:{affinity()[0]}")])
@@ -48,7 +47,7 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_profile_leaves_it_out_and_says_why(traced: Traced, runtime: str) -> None:
     profile = autosplit.measure(traced, ONE, ["eager", runtime])
     assert {setting.backend for setting in profile.measured} == {"eager"}
-    [note] = profile.notes
+    [note] = [note for note in profile.notes if "is left out" in note]  # a busy machine adds others
     assert note.startswith(f"{runtime} is left out: ") and "Run it on another backend, such as eager." in note
     with pytest.raises(BackendError, match=SENTENCE.format(runtime)):
         autosplit.measure(traced, ONE, [runtime])
