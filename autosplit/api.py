@@ -330,12 +330,16 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def run_trace(traced: Traced, report: RunReport, machine: Machine, num_requests: int = 64) -> dict[str, Any]:
-    """The schedule that was predicted for the chosen way beside what its workers did, as a Chrome trace (for Perfetto)."""
+def run_trace(traced: Traced, report: RunReport, num_requests: int = 64) -> dict[str, Any]:
+    """The schedule that was predicted for the chosen way beside what its workers did, as a Chrome trace (for Perfetto).
+
+    What transfers take of a device is in its stages. A way that nothing was predicted for is shown as it ran alone.
+    """
     plan = report.best.plan
+    if not plan.prediction.throughput_per_s:
+        return chrome_trace((), report.best.actions)
     stages = plan_stages(plan, traced.graph, lambda stage, device: stage.load_s)
-    predicted = simulate(stages, num_requests, link=machine.link, slots=plan.queue_depth)
-    return chrome_trace(predicted.actions, report.best.actions)
+    return chrome_trace(simulate(stages, num_requests, slots=plan.queue_depth).actions, report.best.actions)
 
 
 def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machine]:
@@ -365,10 +369,13 @@ def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machi
 def export(traced: Traced, plan: Plan, folder: Path, to: str = "onnxruntime") -> Path:
     """Write the plan's stages for another runtime, with a manifest and a short loader.
 
-    Raises: UsageError: unknown runtime, or the folder holds something. BackendError: an op cannot be expressed there.
+    Raises: UsageError: unknown runtime, a plan in bf16, or the folder holds something. BackendError: an op cannot be expressed
+        there.
     """
     if to != "onnxruntime":
         raise UsageError(f"runtime '{to}' is not one that autosplit exports to; valid: onnxruntime")
+    if plan.precision != "f32":
+        raise UsageError(f"the plan computes in {plan.precision}, and an export does in f32; plan again with --precision f32")
     programs = split(traced, [stage.ops for stage in plan.stages])
     inputs = [traced.specs[name] for name in traced.graph.inputs]
     return onnxruntime.export(programs, inputs, traced.graph.outputs, folder, model=traced.graph.name)

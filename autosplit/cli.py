@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from autosplit import options
-from autosplit.commands.console import err
+from autosplit.commands.console import say
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.running import auto, export, run
 from autosplit.commands.searching import search
@@ -32,20 +32,23 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
     def guarded(given: Any) -> None:
         try:
             function(given)
-        except AutosplitError as failure:
+        except (AutosplitError, OSError) as failure:
             if given.verbose:
                 traceback.print_exc()
             _complain(failure)
             raise typer.Exit(1) from None
         except KeyboardInterrupt:
-            err.print("autosplit: stopped; what was measured is kept, and no worker is left", highlight=False)
+            say("autosplit: stopped; what was measured is kept, and no worker is left")
             raise typer.Exit(130) from None
 
     return guarded
 
 
-def _complain(failure: AutosplitError) -> None:
-    err.print(f"autosplit: {failure}", highlight=False, markup=False, soft_wrap=True)
+def _complain(failure: AutosplitError | OSError) -> None:
+    if isinstance(failure, OSError) and failure.filename:
+        say(f"autosplit: '{failure.filename}': {failure.strerror}")
+    else:
+        say(f"autosplit: {failure}")
 
 
 for command in (devices, profile, search, evaluate, run, auto, export, status):

@@ -99,6 +99,10 @@ class Machine:
         """The same devices, with these measured links in place of what was known of the same pairs."""
         return replace(self, links={**self.links, **{(link.source, link.target): link for link in links}})
 
+    def with_measured(self, links: Iterable[Link]) -> "Machine":
+        """The same devices, with these measured links between pairs for which the user gave none."""
+        return replace(self, links={**{(link.source, link.target): link for link in links}, **self.links})
+
     def with_memory(self, caps: Mapping[str, int]) -> "Machine":
         """The same machine with these caps (device name to bytes). Raises: DeviceError: unknown name, cap below 1."""
         raise_faults(

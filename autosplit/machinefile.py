@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autosplit.errors import UsageError, raise_faults
 from autosplit.machine import Link, Machine, parse_bytes, parse_device
@@ -20,8 +20,8 @@ class _LinkEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     source: str
     target: str
-    latency_s: float = 35e-6
-    bytes_per_s: float
+    latency_s: float = Field(default=35e-6, ge=0)
+    bytes_per_s: float = Field(gt=0)
 
 
 class _MachineFile(BaseModel):
@@ -33,13 +33,15 @@ class _MachineFile(BaseModel):
 def read_machine(path: Path) -> Machine:
     """The machine that a YAML file describes: ``devices: [{name: cpu:0, memory: 300MB}]``, ``links: [...]`` if known.
 
-    A link's ``bytes_per_s`` is spent by the sender. Raises: DeviceError, UsageError: every fault of the file.
+    A link's ``bytes_per_s`` is spent by the sender. Such a link counts, also where another one was measured.
+
+    Raises: DeviceError, UsageError: every fault of the file.
     """
     try:
         content = _MachineFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as failure:
         raise UsageError(f"machine file '{path}' cannot be read: {failure.strerror}") from None
-    except yaml.YAMLError as failure:
+    except (yaml.YAMLError, UnicodeDecodeError) as failure:
         raise UsageError(f"machine file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
     except ValidationError as failure:
         faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in failure.errors()]

@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -21,6 +21,9 @@ from autosplit.errors import UsageError
 from autosplit.samples import Precision
 
 BACKENDS_DEFAULT = "usual"
+
+FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth")
+"""Flags that say something about a planner's workload alone."""
 
 BACKEND_HELP = (
     "Backends to consider: eager, onnxruntime, openvino, inductor with commas between; "
@@ -40,7 +43,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as failure:
         raise UsageError(f"options file '{path}' cannot be read: {failure.strerror}") from None
-    except yaml.YAMLError as failure:
+    except (yaml.YAMLError, UnicodeDecodeError) as failure:
         raise UsageError(f"options file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"options file '{path}' holds {type(content).__name__}, not a mapping of flags to values")
@@ -155,12 +158,6 @@ class Search(Profile):
     budget: Annotated[str, typer.Option(help="Time for measuring candidate plans; 0s plans from the profile alone.")] = "30s"
     time_limit: Annotated[str, typer.Option(help="Time for each question to the planner.")] = "10s"
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
-    contiguous: Annotated[
-        bool, typer.Option("--contiguous/--non-contiguous", help="Stages form a chain, or a device may hold any set of ops.")
-    ] = True
-    format: Annotated[str, typer.Option(help="What MODEL is: model, or a planner's workload: dnn-partitioning, pipedream.")] = (
-        "model"
-    )
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -182,8 +179,8 @@ class Search(Profile):
             pins=dict(_pairs(self.pin, "--pin")),
             forbids=forbids,
             together=tuple(self.together or ()),
-            max_latency_s=seconds(self.max_latency) if self.max_latency else None,
-            min_stage_s=seconds(self.min_stage) if self.min_stage else None,
+            max_latency_s=_limit(self.max_latency, "--max-latency"),
+            min_stage_s=_limit(self.min_stage, "--min-stage"),
         )
 
 
@@ -223,6 +220,27 @@ class Plans(Simulated, Assumed, Search):
         bool, typer.Option("--explain", help="Say what bounds the plan, what other cuts cost, and what a change would bring.")
     ] = False
     front: Annotated[Path | None, typer.Option(help="Folder for the plan files of a Pareto front.")] = None
+    contiguous: Annotated[
+        bool,
+        typer.Option("--contiguous/--non-contiguous", help="Of a workload: stages form a chain, or hold any set of ops."),
+    ] = True
+    format: Annotated[str, typer.Option(help="What MODEL is: model, or a planner's workload: dnn-partitioning, pipedream.")] = (
+        "model"
+    )
+
+    def require_default(self, flags: Iterable[str], why: str) -> None:
+        """Raises: UsageError: one of these flags is given."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        given = [flag.replace("_", "-") for flag in flags if getattr(self, flag) != defaults[flag]]
+        if given:
+            named = ", ".join("--non-contiguous" if flag == "contiguous" else f"--{flag}" for flag in given)
+            raise UsageError(f"{why}; leave out {named}")
+
+    def require_for_models(self) -> None:
+        """Raises: UsageError: a flag is given that says nothing about a model."""
+        self.require_default(FOR_WORKLOADS, "stages of a model form a chain, on the devices of this machine")
+        if self.objective != "pareto":
+            self.require_default(["front"], "a front is what --objective pareto finds")
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -310,6 +328,14 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
     run.__annotations__ = dict(hints)
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     return run
+
+
+def _limit(text: str | None, flag: str) -> float | None:
+    """Seconds above 0, if any are given. Raises: UsageError: they are not."""
+    limit_s = None if text is None else seconds(text)
+    if limit_s == 0:
+        raise UsageError(f"{flag} must be above 0 s, but is '{text}'")
+    return limit_s
 
 
 def _pairs(texts: list[str] | None, flag: str) -> list[tuple[str, str]]:

@@ -320,7 +320,7 @@ def _paying(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, 
     last_cache_bytes = max((size for one in provenances for size in one.caches.values()), default=0)
     swept_bytes = sum(weight.num_bytes for weight in graph.weights.values()) + sum(v.num_bytes for v in graph.values.values())
     cold = 0 < last_cache_bytes < swept_bytes
-    paying = machine.with_links(link.when_cold() if cold else link for link in profile.links)
+    paying = machine.with_measured(link.when_cold() if cold else link for link in profile.links)
     cores = [device for device in machine.devices if device.kind == "cpu"]
     own = [(device.name, paying.link(device.name, HOST), paying.link(HOST, device.name)) for device in cores]
     paying = paying.with_links(

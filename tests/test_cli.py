@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from autosplit import cli
+from autosplit.commands import console
 from autosplit.limits import affinity
 from autosplit.machine import parse_bytes
 
@@ -29,7 +30,7 @@ WORKLOAD = Path(__file__).parent / "data" / "workloads" / "layer-bert24_inferenc
 def inside(*words: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     """The command in this process: a new one takes seconds to load torch."""
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(cli, "err", Console(stderr=True, width=200))
+    monkeypatch.setattr(console, "err", Console(stderr=True, width=200))
     return CliRunner().invoke(cli.app, list(words))
 
 
@@ -57,7 +58,7 @@ def test_auto_gives_what_machines_read(made: tuple[Path, dict[str, Any]]) -> Non
     assert result["outputs_equal"] and result["max_abs_error"] == 0
     assert result["throughput_per_s"] > 0 and result["predicted_throughput_per_s"] > 0
     assert set(result["latency_s"]) == {"p50", "p90", "p99"}
-    assert result["chosen"] == "plan"
+    assert result["chosen"] in ("plan", "even split (eager)")  # both have the two stages that are asked for
     assert (folder / result["plan"]).exists()
     for stage in result["stages"]:
         assert {"device", "backend", "ops", "busy_s", "wait_s", "transfer_s", "resident_bytes"} <= set(stage)
@@ -129,6 +130,15 @@ def test_faults_of_a_plan_file_are_named(
         (["auto", "transformers:GPT2Model?n_layer=1&use_cache=true"], "use_cache=false"),
         (["search", MLP, "--objective", "speed"], "valid: throughput"),
         (["run", "absent.yaml"], "does not exist"),
+        (["search", MLP, "--budget", "3sec"], "'3sec' is not a duration"),
+        (["search", MLP, "--max-latency", "0ms"], "--max-latency must be above 0 s"),
+        (["search", MLP, "--non-contiguous", "--num-devices", "2"], "leave out --non-contiguous, --num-devices"),
+        (["search", MLP, "--front", "plans"], "what --objective pareto finds; leave out --front"),
+        (
+            ["search", str(WORKLOAD), "--format", "dnn-partitioning", "--batch", "2", "-o", "w.yaml"],
+            "leave out --output, --batch",
+        ),
+        (["profile", MLP, "--accuracy"], "leave out 'autosplit.examples.mlp"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(
@@ -154,6 +164,36 @@ def test_demands_that_cannot_be_met_are_named(
     for text in ("op 'linear", "needs 257.0 KiB of weights", largest, "Raise that device's memory"):
         assert text in capped.stderr
     assert not (tmp_path / "plan.yaml").exists()
+
+
+@pytest.mark.timeout(120)
+def test_an_answer_that_cannot_be_written_is_shown_all_the_same(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = made
+    (tmp_path / "[file]").touch()
+    known = ["search", MLP, "--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--profiles", str(folder / "profiles")]
+    done = inside(*known, "-o", "[file]/plan.yaml", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1 and "'[file]': File exists" in done.stderr and "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["stages"]
+
+
+@pytest.mark.timeout(120)
+def test_an_edited_plan_is_shown_and_kept_without_a_prediction(
+    made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = made
+    (folder / "edited.yaml").write_text((folder / "plan.yaml").read_text().replace("queue_depth: 4", "queue_depth: 2"))
+    capped = ["--memory", f"{DEVICES.split(',')[0]}=2MB", "--trace", "edited.json"]  # the devices are those of the plan
+    words = ["run", "edited.yaml", "--requests", "20", "--rounds", "1", "--no-baselines", "--json", *capped]
+    ran = inside(*words, cwd=folder, monkeypatch=monkeypatch)
+    assert ran.exit_code == 0, ran.stderr
+    shown = json.loads(ran.stdout)
+    assert shown["predicted_throughput_per_s"] is None and {stage["predicted_s"] for stage in shown["stages"]} == {None}
+    spans = [event for event in json.loads((folder / "edited.json").read_text())["traceEvents"] if event["ph"] == "X"]
+    assert len({event["pid"] for event in spans}) == 1
+    runs = json.loads(inside("profile", "--accuracy", "--json", cwd=folder, monkeypatch=monkeypatch).stdout)["runs"]
+    assert all(run["predicted_per_s"] for run in runs)
 
 
 def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

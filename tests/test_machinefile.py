@@ -26,6 +26,7 @@ def test_machine_file(tmp_path) -> None:
         ("devices: [{name: 'cpu:0', memory: lots}]", "not a size"),
         ("devices: [{name: 'cpu:0'}, {name: 'cpu:0-1'}]", "overlap"),
         ("devices: [{name: 'cpu:0'}]\nlinks: [{source: a, target: b}]", "bytes_per_s"),
+        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: a, target: b, bytes_per_s: 0}]", "bytes_per_s: Input should be greater"),
     ],
 )
 def test_faults_of_a_machine_file(tmp_path, text: str, message: str) -> None:
@@ -33,6 +34,12 @@ def test_faults_of_a_machine_file(tmp_path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises((UsageError, DeviceError), match=message):
         read_machine(path)
+
+
+def test_a_machine_file_that_is_no_text(tmp_path) -> None:
+    (tmp_path / "machine.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not YAML"):
+        read_machine(tmp_path / "machine.yaml")
 
 
 def test_machine_file_that_is_absent(tmp_path) -> None:

@@ -26,22 +26,27 @@ def show(given: options.Output, data: Any, *views: Any) -> None:
         sys.stdout.write(json.dumps(data, indent=1, allow_nan=False, default=str) + "\n")
     else:
         for view in views:
-            out.print(view)
+            out.print(view, markup=False)
 
 
-def write_trace(path: Path | None, traced: Any, report: Any, machine: Any) -> None:
+def say(text: str) -> None:
+    """A line on stderr as it is: brackets in it are no markup."""
+    err.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def write_trace(path: Path | None, traced: Any, report: Any) -> None:
     """The Chrome trace of a run, where one is asked for."""
     from autosplit.api import run_trace
     from autosplit.files import write_atomic
 
     if path is not None:
-        write_atomic(path, json.dumps(run_trace(traced, report, machine)))
-        err.print(f"wrote {path}; open it in https://ui.perfetto.dev", highlight=False)
+        write_atomic(path, json.dumps(run_trace(traced, report)))
+        say(f"wrote {path}; open it in https://ui.perfetto.dev")
 
 
 def log(given: options.Output) -> Any:
     """Where the solver's lines go: to stderr with ``-v``, else nowhere."""
-    return (lambda line: err.print(f"  solver: {line}", highlight=False)) if given.verbose else None
+    return (lambda line: say(f"  solver: {line}")) if given.verbose else None
 
 
 def json_safe(value: Any) -> Any:
@@ -86,7 +91,7 @@ def add_simulation(given: Any, run: Callable[[int, Any], Any], data: dict[str, A
     views.append(table([{**row, **{f"latency {name}": value for name, value in latency.items()}}], "simulated"))
     if given.trace is not None:
         write_atomic(given.trace, json.dumps(chrome_trace(schedule.actions)))
-        err.print(f"wrote {given.trace}; open it in https://ui.perfetto.dev", highlight=False)
+        say(f"wrote {given.trace}; open it in https://ui.perfetto.dev")
 
 
 def require_equal(fault: str) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from autosplit import options
-from autosplit.commands.console import err, json_safe, show
+from autosplit.commands.console import err, json_safe, say, show
 from autosplit.errors import UsageError
 
 SHOWN = 40
@@ -24,6 +24,8 @@ def devices(given: options.Output) -> None:
 def profile(given: options.Measure) -> None:
     """Measure every op of a model on every device and backend, and the links between them; or show how runs were predicted."""
     if given.accuracy:
+        if given.model:
+            raise UsageError(f"--accuracy shows all runs of the store, not those of one model; leave out '{given.model}'")
         _accuracy(given)
         return
     if not given.model:
@@ -47,7 +49,7 @@ def profile(given: options.Measure) -> None:
             progress=start("profile"),
         )
     for note in measured.notes:
-        err.print(f"note: {note}", highlight=False)
+        say(f"note: {note}")
     data = {"model": traced.graph.name, "graph": traced.graph.hash, "profile": measured.hash, "ops": len(traced.graph.ops)}
     rows = measured.summary()
     data |= {"settings": rows, "links": [asdict(link) for link in measured.links], "notes": list(measured.notes)}

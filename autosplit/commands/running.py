@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from autosplit import options
-from autosplit.commands.console import err, json_safe, log, require_equal, show, write_trace
+from autosplit.commands.console import err, json_safe, log, require_equal, say, show, write_trace
 from autosplit.commands.watching import watched
 
 
@@ -11,17 +11,16 @@ def run(given: options.Run) -> None:
     """Run a plan, checked against the unsplit model, beside the simple ways to run the same model."""
     from autosplit import api
     from autosplit.alternatives import in_precision
-    from autosplit.discovering import check_here, machine_for
+    from autosplit.discovering import machine_for
     from autosplit.progress import bars
     from autosplit.report import baselines_table, run_table
 
     with bars(err) as start:
         start("load")
-        plan, traced, machine = api.load_plan(given.plan, given.model)
+        plan, traced, named = api.load_plan(given.plan, given.model)
         plan = in_precision(plan, given.precision or plan.precision)
-        if given.devices or given.machine or given.memory:
-            machine = machine_for(given.devices, given.machine, given.memory)
-        check_here(machine)
+        devices = given.devices or (None if given.machine else ",".join(device.name for device in named.devices))
+        machine = machine_for(devices, given.machine, given.memory)
     with watched(err, given.watch) as (progress, observe):
         report = api.run(
             traced,
@@ -35,9 +34,9 @@ def run(given: options.Run) -> None:
             progress=progress,
             observe=observe,
         )
-    write_trace(given.trace, traced, report, machine)
     data = {**report.to_dict(), "plan": str(given.plan)}
     show(given, json_safe(data), run_table(report), baselines_table(report))
+    write_trace(given.trace, traced, report)
     require_equal(report.best.fault)
 
 
@@ -71,13 +70,13 @@ def auto(given: options.Auto) -> None:
             progress=start,
         )
     for note in result.profile.notes:
-        err.print(f"note: {note}", highlight=False)
+        say(f"note: {note}")
     report = result.report
-    write_plan(replace(result.plan, chosen=report.chosen), result.search.traced.graph, given.output)
-    err.print(f"wrote {given.output}", highlight=False)
-    write_trace(given.trace, result.search.traced, report, result.machine)
-    data = {**report.to_dict(), "plan": str(given.output)}
+    data = {**report.to_dict(), "plan": str(given.output), "notes": list(result.profile.notes)}
     show(given, json_safe(data), plan_table(result.plan), run_table(report), baselines_table(report))
+    write_plan(replace(result.plan, chosen=report.chosen), result.search.traced.graph, given.output)
+    say(f"wrote {given.output}")
+    write_trace(given.trace, result.search.traced, report)
     require_equal(report.best.fault)
 
 

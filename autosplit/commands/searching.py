@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit import options
-from autosplit.commands.console import add_explanation, add_simulation, err, json_safe, log, show
+from autosplit.commands.console import add_explanation, add_simulation, err, json_safe, log, say, show
 from autosplit.commands.workloads import search_workload
 
 
@@ -20,7 +20,9 @@ def search(given: options.Plans) -> None:
     from autosplit.progress import bars
     from autosplit.report import plan_table, table
 
+    given.require_for_models()
     machine, wanted = machine_for(given.devices, given.machine, given.memory), given.constraints()
+    budget_s, limit_s = options.seconds(given.budget), options.seconds(given.time_limit)
     with bars(err) as start:
         start("trace")
         traced = api.trace(given.model, given.batch, given.seq_len)
@@ -39,22 +41,20 @@ def search(given: options.Plans) -> None:
             measured,
             machine,
             wanted,
-            budget_s=options.seconds(given.budget),
+            budget_s=budget_s,
             queue_depth=given.queue_depth,
-            time_limit_s=options.seconds(given.time_limit),
+            time_limit_s=limit_s,
             seed=given.seed,
-            explain_s=options.seconds(given.time_limit) if given.explain else None,
+            explain_s=limit_s if given.explain else None,
             log=log(given),
             progress=start("search"),
         )
     for note in measured.notes:
-        err.print(f"note: {note}", highlight=False)
+        say(f"note: {note}")
     api.keep_search(found, given.profiles)
-    write_plan(found.plan, found.traced.graph, given.output)
-    err.print(f"wrote {given.output}", highlight=False)
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}
     data |= {"method": found.plan.method, "status": found.plan.status, "loads_s": dict(found.plan.loads_s)}
-    data |= {"stages": found.plan.rows(), "candidates": found.rows()}
+    data |= {"stages": found.plan.rows(), "candidates": found.rows(), "notes": list(measured.notes)}
     views = [plan_table(found.plan)] + ([table(found.rows(), "candidates")] if found.trials else [])
     if given.objective == "pareto":
         data["front"] = _front_of_model(given, found, machine)
@@ -63,13 +63,15 @@ def search(given: options.Plans) -> None:
         add_explanation(found.plan.explain(), data, views)
     add_simulation(given, _simulation(found, machine), data, views)
     show(given, json_safe(data), *views)
+    write_plan(found.plan, found.traced.graph, given.output)
+    say(f"wrote {given.output}")
 
 
 def _simulation(found: Any, machine: Any) -> Any:
     """The simulation of the plan, once it is known of how many requests and when they come."""
     from autosplit.schedule import schedule_plan
 
-    plan, link = found.plan, machine.with_links(found.profile.links).link
+    plan, link = found.plan, machine.with_measured(found.profile.links).link
     cuts = plan.source.batch // plan.microbatch
     return lambda count, arrivals_s: schedule_plan(
         plan, found.traced.graph, found.profile, link, count, arrivals_s=arrivals_s, microbatches=cuts

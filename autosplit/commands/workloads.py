@@ -9,7 +9,10 @@ from autosplit import options
 from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, show
 from autosplit.errors import InfeasibleError, UsageError
 
-NOT_FOR_WORKLOADS = ("devices", "machine", "memory", "pin", "forbid", "together", "front")
+FOR_MODELS = (
+    "devices", "machine", "memory", "pin", "forbid", "together", "front", "output", "backend", "precision", "batch", "seq_len",
+    "profiles", "remeasure", "budget", "queue_depth",
+)  # fmt: skip
 """Flags that say something about a model or its machine."""
 
 PLAN_SHARE = 2 / 3
@@ -24,9 +27,7 @@ def search_workload(given: options.Plans) -> None:
     from autosplit.report import table
 
     wanted = given.constraints()
-    ignored = [flag for flag in NOT_FOR_WORKLOADS if getattr(given, flag)]
-    if ignored:
-        raise UsageError(f"a workload file names its own devices and ops; leave out --{', --'.join(ignored)}".replace("_", "-"))
+    given.require_default(FOR_MODELS, "a workload file names its own devices and ops, and nothing is measured or written")
     problem = _read(Path(given.model), given, "model, ")
     limits: dict[str, Any] = {"contiguous": given.contiguous, **wanted.limits(1)}
     limit_s = options.seconds(given.time_limit)

@@ -205,7 +205,7 @@ def plot_accuracy(
         axis.set_minor_formatter(NullFormatter())
     axes.set_xlabel(f"predicted [{unit}]")
     axes.set_ylabel(f"measured [{unit}]")
-    off = np.abs(measured / predicted - 1)
+    off = np.abs(predicted / measured - 1)
     axes.set_title(f"{subject}: off by {np.median(off):.1%} in the median, {off.max():.1%} at most", fontsize=11, loc="left")
     figure.legend(loc="outside lower left", frameon=False, fontsize=9)
     bare(axes)

@@ -79,7 +79,7 @@ def test_a_schedule_can_be_cut_off_and_needs_actions() -> None:
 def test_accuracy_states_how_far_off_the_prediction_is() -> None:
     figure = plot_accuracy({"stages": [(0.01, 0.01), (0.01, 0.011)], "whole": [(0.05, 0.04)], "none": []}, "Stage times")
     [axes] = figure.axes
-    assert axes.get_title(loc="left") == "Stage times: off by 10.0% in the median, 20.0% at most"
+    assert axes.get_title(loc="left") == "Stage times: off by 9.1% in the median, 25.0% at most"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted [ms]", "measured [ms]")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["within 10%", "stages", "whole", "none"]
     assert figure._repr_png_().startswith(b"\x89PNG")
