@@ -76,6 +76,13 @@ def test_links_default_to_shared_memory_and_measured_ones_win() -> None:
     assert measured.seconds(1e6) == pytest.approx(1e-5 + 3e-6 + 1e6 * 3e-11)
 
 
+def test_a_link_that_the_user_gave_stays_where_another_one_was_measured() -> None:
+    given, measured = (Link("cpu:0", "cpu:1", latency_s, 0, 0, 0, 0) for latency_s in (1.0, 2.0))
+    back = Link("cpu:1", "cpu:0", 3.0, 0, 0, 0, 0)
+    linked = machine("cpu:0", "cpu:1").with_links([given]).with_measured([measured, back])
+    assert linked.link("cpu:0", "cpu:1") is given and linked.link("cpu:1", "cpu:0") is back
+
+
 def test_memory_caps() -> None:
     capped = machine("cpu:0", "cpu:1").with_memory({"cpu:1": 100})
     assert capped["cpu:1"].memory_bytes == 100 and capped["cpu:0"].memory_bytes is None

@@ -113,6 +113,17 @@ def test_where_all_cores_are_devices_the_one_that_hands_over_the_answer_pays_for
     assert predict(plan, GRAPH, TWO, roomy).prediction.bottleneck_s == 2
 
 
+def test_a_link_of_the_machine_file_counts_in_place_of_a_measured_one() -> None:
+    measured = PROFILE.with_links(Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2))
+    wanted = Constraints(num_stages=2, max_replicas=1)
+    slow = TWO.with_links(Link(a, b, 0, 5.0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1"), 2))
+    loads = [
+        sorted(stage.load_s for stage in plan_model(GRAPH, here, measured, Source("m:f"), wanted, ["eager"])[0].stages)
+        for here in (TWO, slow)
+    ]
+    assert loads[1] != loads[0] and max(loads[1]) >= 5 > max(loads[0])
+
+
 def test_at_most_so_many_stages() -> None:
     wanted = Constraints(max_replicas=1, max_stages=1)
     plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), wanted.verify(GRAPH, TWO), ["eager"])[0]

@@ -98,7 +98,7 @@ def measure(
     wanted = settings_of(machine, backends, threads)
     job = _Job(traced, machine, wanted, keeper, stamps_of(backends, precision), Steps(progress), precision, workspace)
     profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
-    known = (recall_links(machine, keeper, job.stamp) if keeper is not None and not remeasure else None) if links else ()
+    known = (recall_links(machine, keeper, job.link_stamp) if keeper is not None and not remeasure else None) if links else ()
     with ExitStack() as stack:
         linking = stack.enter_context(LinkBench(machine.devices)) if known is None else None
         if len(profile.measured) < len(set(wanted)):
@@ -140,6 +140,12 @@ class _Job:
     def stamp(self) -> Provenance:
         """What is stamped with no backend, such as links: any of them."""
         return next(iter(self.stamps.values()))
+
+    @property
+    def link_stamp(self) -> Provenance:
+        """The same with the accelerators that links lead to."""
+        parts = {f"{name} {key}": value for name, facts in self.facts.items() for key, value in facts.identity.items()}
+        return replace(self.stamp, accelerator=parts)
 
     def known(self) -> Profile:
         """What the store holds of the wanted settings and is still true."""
@@ -286,7 +292,7 @@ class _Job:
         self.steps.plan([Step("measuring the links", 2.0)])
         found = linking.measure(workers)
         if self.store is not None:
-            self.store.save_links(replace(self.stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), found)
+            self.store.save_links(replace(self.link_stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), found)
         self.steps.done()
 
 

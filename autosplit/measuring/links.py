@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, permutations
 from types import TracebackType
 from typing import Literal, Protocol
 
@@ -36,7 +36,7 @@ TIMEOUT_S = 120.0
 WORKER = "autosplit.measuring.worker:main"
 """What runs in a worker that measures, links or ops."""
 MAX_DEVICES = 6
-"""Beyond this many devices only the pairs of the first ones are measured; the others take the median of those."""
+"""Beyond this many devices only the pairs of some are measured; the others take the median of those that are like them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,9 @@ class LinkBench:
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        self._devices = [device for device in devices if device.kind == "cpu" or is_accelerator(device)]
+        usable = [device for device in devices if device.kind == "cpu" or is_accelerator(device)]
+        # Of many devices the first are measured: accelerators, whose links are like no other one's, before the many cores.
+        self._devices = sorted(usable, key=lambda device: not is_accelerator(device))
         names = [HOST, *(device.name for device in self._devices[:MAX_DEVICES])]
         self.found: list[Link] = []
         with ExitStack() as stack:
@@ -102,7 +104,7 @@ class LinkBench:
         for (one, other), (forth, back) in self._rings.items():
             links.append(_link(one, other, forth, back, workers))
             links.append(_link(other, one, back, forth, workers))
-        links += _like(links, [device.name for device in self._devices])
+        links += _like(links, {HOST: HOST, **{device.name: device.kind for device in self._devices}})
         cores = [device for device in self._devices if device.kind == "cpu"]
         if cores:
             warm, cold = measure_hops(cores[:MAX_DEVICES])
@@ -340,15 +342,19 @@ def _worker(device: Device, fds: Sequence[int]) -> Iterator[WorkerProcess]:
         worker.close()
 
 
-def _like(links: Sequence[Link], devices: Sequence[str]) -> list[Link]:
-    """Links for the pairs that were not measured, each the median of those that were."""
+def _like(links: Sequence[Link], kinds: Mapping[str, str]) -> list[Link]:
+    """Links for the pairs that were not measured, each the median of those between the same kinds, or else of all devices'."""
     measured = {(link.source, link.target) for link in links}
+    between: dict[tuple[str, str], list[Link]] = {}
+    for link in links:
+        between.setdefault((kinds[link.source], kinds[link.target]), []).append(link)
     inner = [link for link in links if HOST not in (link.source, link.target)]
     costs = ("latency_s", "send_s", "send_s_per_byte", "receive_s", "receive_s_per_byte")
-    names = [HOST, *devices]
-    return [
-        Link(source, target, **{cost: statistics.median(getattr(link, cost) for link in inner) for cost in costs})
-        for source in names
-        for target in names
-        if source != target and (source, target) not in measured
-    ]
+    found = []
+    for source, target in permutations(kinds, 2):
+        if (source, target) not in measured:
+            same = between.get((kinds[source], kinds[target]), inner)
+            found.append(
+                Link(source, target, **{cost: statistics.median(getattr(link, cost) for link in same) for cost in costs})
+            )
+    return found

@@ -119,7 +119,7 @@ class Store:
                 write_atomic(path, _json(_file(graph, device, list(entries.values()))))
 
     def links(self, provenance: Provenance) -> tuple[Link, ...]:
-        """The links measured on this machine; none if there are none, or if their file cannot be read."""
+        """The links measured on this machine, with these accelerators; none if their file is not there, or cannot be read."""
         path = self._links_path(provenance)
         if not path.exists():
             return ()
@@ -138,7 +138,10 @@ class Store:
             write_atomic(path, _json(data))
 
     def _links_path(self, provenance: Provenance) -> Path:
-        return self.root / LINKS / f"{machine_hash(provenance)[:8]}.json"
+        here = machine_hash(provenance)
+        if provenance.accelerator:
+            here = content_hash([here, dict(provenance.accelerator)])
+        return self.root / LINKS / f"{here[:8]}.json"
 
     def add_runs(self, runs: Iterable[Run]) -> None:
         """Put runs at the end of those that are kept; what a writer that was killed left unfinished stays a line of its own."""

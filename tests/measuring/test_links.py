@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from autosplit.machine import HOST, Link, parse_device
 from autosplit.measuring.hops import Hop
-from autosplit.measuring.links import SIZES_BYTES, _like, fit, measure_links, with_hops
+from autosplit.measuring.links import SIZES_BYTES, LinkBench, _like, fit, measure_links, with_hops
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-8))
@@ -21,18 +21,22 @@ def test_fit_is_never_negative(seconds: list[float]) -> None:
     assert fixed >= 0 and slope >= 0
 
 
-def test_pairs_that_were_not_measured_take_the_median_of_those_that_were() -> None:
+def test_pairs_that_were_not_measured_take_the_median_of_those_between_the_same_kinds() -> None:
     links = [
         Link("a", "b", 1.0, 1.0, 1.0, 1.0, 1.0),
         Link("b", "a", 3.0, 3.0, 3.0, 3.0, 3.0),
         Link(HOST, "a", 9.0, 9.0, 9.0, 9.0, 9.0),
     ]
-    others = {(link.source, link.target): link.latency_s for link in _like(links, ["a", "b", "c"])}
-    assert others == dict.fromkeys(
-        [("host", "b"), ("host", "c"), ("a", "host"), ("a", "c"), ("b", "host"), ("b", "c")]
-        + [("c", x) for x in ("host", "a", "b")],
-        2.0,
-    )
+    kinds = {HOST: HOST, **dict.fromkeys("abc", "cpu")}
+    others = {(link.source, link.target): link.latency_s for link in _like(links, kinds)}
+    none_was = {("a", HOST): 2.0, ("b", HOST): 2.0, ("c", HOST): 2.0}
+    cores = {("a", "c"): 2.0, ("b", "c"): 2.0, ("c", "a"): 2.0, ("c", "b"): 2.0}
+    assert others == {(HOST, "b"): 9.0, (HOST, "c"): 9.0, **cores, **none_was}
+
+
+def test_of_many_devices_the_links_of_accelerators_are_measured() -> None:
+    with LinkBench([parse_device(name) for name in [*(f"cpu:{core}" for core in range(9)), "cuda:0"]]) as bench:
+        assert len(bench.fds("cuda:0")) == len(bench.fds("cpu:0")) > 0 == len(bench.fds("cpu:8"))
 
 
 def test_a_request_costs_no_less_than_it_did_in_a_pipeline() -> None:

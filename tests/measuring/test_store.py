@@ -137,6 +137,7 @@ def test_links_are_kept_for_each_machine(tmp_path) -> None:
     store.save_links(HERE, [faster, shared_memory_link("cpu:1", "cpu:0")])
     assert store.links(HERE) == (faster, shared_memory_link("cpu:1", "cpu:0"))
     assert store.links(replace(HERE, cpu="another")) == ()
+    assert store.links(replace(HERE, accelerator={"cuda:0 name": "a GPU"})) == ()
     next((tmp_path / "links").glob("*.json")).write_text("{")
     assert store.links(HERE) == ()
     assert list((tmp_path / "links").glob("*.broken"))
