@@ -102,6 +102,14 @@ def empty_like_spec(spec: TensorSpec) -> torch.Tensor:
     return view_storage(torch.empty(storage_bytes(spec), dtype=torch.uint8), spec)
 
 
+def zeros(spec: TensorSpec) -> torch.Tensor:
+    """New zeros with the spec's shape, strides and dtype, to run a stage on: a ``view`` in it may need the strides.
+
+    Where they start is left out: it only changes how sums are rounded.
+    """
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype).zero_()
+
+
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy ``source`` into ``target``, which may be expanded: repeated elements are written once.
 

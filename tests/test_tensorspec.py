@@ -14,6 +14,7 @@ from autosplit.tensorspec import (
     spec_of,
     storage_bytes,
     view_storage,
+    zeros,
 )
 
 TENSORS = {
@@ -43,6 +44,14 @@ def test_copy_has_the_numbers_and_the_layout(kind):
     assert torch.equal(copy, tensor)
     assert spec_of("x", copy) == spec
     assert tensor.numel() == 0 or copy.data_ptr() != tensor.data_ptr()
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_zeros_have_the_layout(kind):
+    tensor = TENSORS[kind]
+    made = zeros(spec_of("x", tensor))
+    assert torch.equal(made, torch.zeros_like(tensor))
+    assert (made.stride(), made.dtype) == (tensor.stride(), tensor.dtype)
 
 
 @given(

@@ -20,6 +20,7 @@ from autosplit.backends.lowering import lower_to_bf16
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
 from autosplit.splitting import StageProgram
+from autosplit.tensorspec import zeros
 
 ACCELERATOR_MODE = "default"
 """Not ``reduce-overhead``: the whole stage with its copies is recorded as one graph anyway (``placing``)."""
@@ -95,7 +96,7 @@ def compile_library(program: StageProgram, folder: Path) -> Path:
     Torch's cache, where it would leave half a gigabyte for a stage, is only asked what the compiler can do here.
     Raises: BackendError: the compiler failed.
     """
-    examples = tuple(torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype).zero_() for spec in program.inputs)
+    examples = tuple(map(zeros, program.inputs))
     there = {"aot_inductor.output_path": str(folder.resolve() / "stage.so")}
     try:
         with quiet(), torch.no_grad():

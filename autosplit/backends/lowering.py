@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from autosplit.splitting import StageProgram
+from autosplit.tensorspec import zeros
 
 LOWERED = frozenset(
     f"aten.{name}"
@@ -88,7 +89,7 @@ def _float_nodes(program: StageProgram) -> set[fx.Node]:
     """The nodes whose value is an f32 tensor; the stage runs once on zeros to see it."""
     recorder = _Dtypes(program.module)
     with torch.inference_mode():
-        recorder.run(*[torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in program.inputs])
+        recorder.run(*map(zeros, program.inputs))
     return recorder.found
 
 

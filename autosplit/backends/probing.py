@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from autosplit.splitting import StageProgram
+from autosplit.tensorspec import zeros
 
 Convert = Callable[[torch.nn.Module, Sequence[torch.Tensor]], object]
 """Converts a module with its example inputs, or raises."""
@@ -20,9 +21,8 @@ def refused_ops(program: StageProgram, convert: Convert) -> dict[str, str]:
     tried once. Trying halves first costs about log2(ops) conversions for each refused one.
     """
     probe = _Recorder(program.module)
-    examples = [torch.zeros(spec.shape, dtype=spec.torch_dtype) for spec in program.inputs]
     with torch.no_grad():
-        probe.run(*examples)
+        probe.run(*map(zeros, program.inputs))
     reasons = _refused(list(probe.calls.values()), convert)
     return {name: reasons[kind] for name, kind in probe.kinds.items() if kind in reasons}
 

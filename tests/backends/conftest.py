@@ -58,6 +58,21 @@ def mlp() -> Traced:
 
 
 @pytest.fixture(scope="session")
+def after_attention() -> StageProgram:
+    """A stage that looks at its input, which lies heads last, through a transpose and a view: dense zeros have no such view."""
+
+    class Heads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = x.view(2, 4, 2, 8).transpose(1, 2)
+            return nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).view(2, 4, 16).relu()
+
+    traced = trace(load_model(Heads().eval(), inputs=(torch.randn(2, 4, 16),), name="heads"))
+    ops = [op.name for op in traced.graph.ops]
+    cut = ops.index("scaled_dot_product_attention") + 1
+    return split(traced, [ops[:cut], ops[cut:]])[1]
+
+
+@pytest.fixture(scope="session")
 def odd() -> Traced:
     """A model with an op that ONNX cannot express."""
 

@@ -67,3 +67,7 @@ def test_eager_in_bf16_is_a_choice_and_its_error_is_given(program):
     error = check(get_backend("eager"), stage, inputs, precision="bf16")
     assert 0 < error.relative < 0.1
     assert check(get_backend("eager"), stage, inputs).absolute == 0
+
+
+def test_a_stage_that_views_a_strided_input_is_lowered(after_attention):
+    assert lower_to_bf16(after_attention).ops == after_attention.ops

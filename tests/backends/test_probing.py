@@ -27,3 +27,7 @@ def test_nothing_is_refused_in_one_conversion(mlp, whole):
 
 def test_an_error_without_words_is_its_class():
     assert one_line(KeyError()) == "KeyError"
+
+
+def test_a_stage_that_views_a_strided_input_is_probed(after_attention):
+    assert refused_ops(after_attention, lambda *_: None) == {}
