@@ -21,7 +21,9 @@ def fit_factors(op_s: Mapping[str, float], stages: Sequence[tuple[Collection[str
     {'a': 2.0, 'b': 2.0, 'c': 2.0}
     """
     predicted_s = sum(op_s[op] for ops, _ in stages for op in ops)
-    common = sum(seconds for _, seconds in stages) / predicted_s if predicted_s > 0 else 1.0
+    measured_s = sum(seconds for _, seconds in stages)
+    # Stages that took no time say nothing of the ops that they do not hold: at a ratio of 0 the device would be infinitely fast.
+    common = measured_s / predicted_s if measured_s > 0 and predicted_s > 0 else 1.0
     covered_s = sum(op_s[op] for op in frozenset().union(*(ops for ops, _ in stages)))
     weight = min(1.0, covered_s / (LEAST_SHARE * sum(op_s.values()))) if covered_s > 0 else 0.0
     factors = dict.fromkeys(op_s, common**weight)

@@ -92,6 +92,12 @@ def test_a_small_stage_says_little_of_the_rest() -> None:
     assert profile.op_s("op1", "cpu:0", "eager") == pytest.approx(1e-4**0.1)
 
 
+def test_a_stage_that_took_no_time_leaves_the_others_theirs() -> None:
+    profile = profiled().with_stage(["op0"], ON_0, samples(0.0), busy=["cpu:1"])
+    assert profile.op_s("op0", "cpu:0", "eager") == 0
+    assert profile.op_s("op1", "cpu:0", "eager") == profiled().op_s("op1", "cpu:0", "eager") > 0
+
+
 def test_the_newest_measurement_of_a_stage_counts_and_busy_neighbours_beat_idle_ones() -> None:
     stage = ["op0", "op1"]
     profile = profiled().with_stage(stage, ON_0, samples(9.0), busy=["cpu:1"]).with_stage(stage, ON_0, samples(8.0))
