@@ -331,7 +331,8 @@ def _difference(value: torch.Tensor, reference: torch.Tensor) -> tuple[float, fl
         return 0.0, 0.0
     if not bool((value.isfinite() & reference.isfinite() | same).all()):
         return math.inf, math.inf
-    absolute = float((value.double() - reference.double()).abs()[~same].max())
+    wide = torch.complex128 if value.dtype.is_complex else torch.float64
+    absolute = float((value.to(wide) - reference.to(wide)).abs()[~same].max())
     scale = float(reference[reference.isfinite()].abs().max())
     return absolute, absolute / scale if scale else math.inf
 

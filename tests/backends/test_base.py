@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import nn
 
 from autosplit.backends.base import (
     BACKENDS,
@@ -18,6 +19,8 @@ from autosplit.backends.base import (
 )
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
+from autosplit.loading import load_model
+from autosplit.tracing import trace
 
 
 class Wrong(EagerBackend):
@@ -122,6 +125,32 @@ def test_bf16_is_judged_beside_torchs_own(mlp, whole):
 )
 def test_compare_treats_infinities_and_nans_as_values(found, expected, relative):
     assert compare(["y"], [torch.tensor(found)], [torch.tensor(expected)]).relative == relative
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "error"),
+    [
+        ([1 - 2j, 3 + 4j], [1 + 2j, 3 + 4j], NumericalError(4.0, 0.8, "y")),
+        ([1 + 2j, 3 + 4j], [1 + 2j, 3 + 4j], NumericalError(0.0, 0.0, "y")),
+        ([complex(1, math.inf)], [complex(1, -math.inf)], NumericalError(math.inf, math.inf, "y")),
+        ([complex(math.inf, 1), 4], [complex(math.inf, 1), 5], NumericalError(1.0, 0.2, "y")),
+    ],
+)
+def test_compare_looks_at_both_parts_of_complex_numbers(found, expected, error):
+    for dtype in (torch.complex64, torch.complex128):
+        assert compare(["y"], [torch.tensor(found, dtype=dtype)], [torch.tensor(expected, dtype=dtype)]) == error
+
+
+def test_a_conjugated_spectrum_is_wrong_numbers(whole):
+    class Spectrum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.rfft(x)
+
+    inputs = (torch.randn(8),)
+    program = whole(trace(load_model(Spectrum().eval(), inputs=inputs, name="spectrum")))
+    conjugated = [value.conj() for value in reference(program, inputs)]
+    with pytest.raises(BackendError, match="gives wrong numbers"):
+        check(get_backend("eager"), program, inputs, runnable=lambda _: conjugated)
 
 
 def test_compare_counts_integers_that_differ():
