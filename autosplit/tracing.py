@@ -10,6 +10,7 @@ strides and alignment of every value, and its outputs are compared with the mode
 import contextlib
 import io
 import logging
+import math
 import re
 import traceback
 import warnings
@@ -24,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from autosplit import flattening
+from autosplit.differing import difference
 from autosplit.errors import TraceError, UsageError
 from autosplit.flattening import Fixed
 from autosplit.graph import Graph, Op, Value, Weight
@@ -281,13 +283,21 @@ def _same_constant(traced: Any, given: Any) -> bool:
 def _require_same(name: str, expected: Any, found: Any) -> None:
     """Compare the graph's outputs with the model's own: equal for integers, within 1e-3 of the largest number for floats."""
     for position, (ours, own) in enumerate(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)):
-        if not isinstance(own, torch.Tensor) or torch.equal(ours, own):
-            continue
-        floating = own.is_floating_point() or own.is_complex()
-        limit = RELATIVE_TOLERANCE * float(own.abs().max()) if floating else 0.0
-        error = float((ours - own).abs().nan_to_num(0.0).max()) if floating else float("inf")
-        if error > limit or not torch.equal(ours.isnan(), own.isnan()):
+        if isinstance(own, torch.Tensor) and (fault := _fault(f"output {position}", ours, own)):
             raise TraceError(
-                f"the graph of model '{name}' computes something else than the model: output {position} is off by {error:.3g}, "
-                f"and {limit:.3g} is allowed. It may be random, or depend on Python state; call eval(), or export it yourself."
+                f"the graph of model '{name}' computes something else than the model: {fault}. "
+                "It may be random, or depend on Python state; call eval(), or export it yourself."
             )
+
+
+def _fault(name: str, ours: Any, own: torch.Tensor) -> str:
+    """What is wrong with an output of the graph, or ''."""
+    if unlike := differences([spec_of(name, own)], [ours]):
+        return unlike[0]
+    absolute, relative = difference(ours, own)
+    limit = RELATIVE_TOLERANCE if own.is_floating_point() or own.is_complex() else 0.0
+    if relative <= limit:
+        return ""
+    if math.isinf(relative):
+        return f"{name} is {'NaN or infinite in other places' if math.isinf(absolute) else 'not 0 where the model gives 0 only'}"
+    return f"{name} is off by {relative:.3g} of the largest value, and {limit:.3g} is allowed"

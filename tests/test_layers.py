@@ -18,7 +18,7 @@ LAYERS = """
     problem cost timeline simulation schedule workloads alternatives planners planning recutting explaining
     results runreport accuracy modelspec
     -- torch --
-    tensorspec programs examples architectures loading flattening tracing weightsfile splitting
+    tensorspec differing programs examples architectures loading flattening tracing weightsfile splitting
     accelerators cuda
     backends
     forking processes discovering

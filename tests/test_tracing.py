@@ -1,3 +1,4 @@
+import math
 import os
 import subprocess
 import sys
@@ -283,6 +284,43 @@ def test_model_that_depends_on_python_state_is_caught():
 
     with pytest.raises(TraceError, match="computes something else than the model: output 0 is off by"):
         traced(Counting(), torch.ones(2))
+
+
+class Turning(nn.Module):
+    """Gives one answer while it is captured and recorded as a graph, and another one when it is called next."""
+
+    def __init__(self, captured, called):
+        super().__init__()
+        self.answers = iter([captured])
+        self.called = called
+
+    def forward(self, x):
+        return x + next(self.answers, self.called)
+
+
+@pytest.mark.parametrize(
+    ("captured", "called"),
+    [
+        ([1.0, -math.inf], [500.0, -math.inf]),
+        ([1.0, math.nan], [500.0, math.nan]),
+        ([1.0, -math.inf], [1.0, 2.0]),
+        ([1.0, 2.0], [1.0, math.nan]),
+        ([1.0, math.inf], [1.0, -math.inf]),
+        ([1, 2], [1, 3]),
+        ([1.0], [1.0, 1.0]),
+        ([1 + 2j], [1 - 2j]),
+        ([1e-9], [0.0]),
+    ],
+)
+def test_wrong_numbers_are_caught_beside_infinities_and_nans_too(captured, called):
+    with pytest.raises(TraceError, match=r"computes something else than the model: '?output 0'? is "):
+        traced(Turning(torch.tensor(captured), torch.tensor(called)), torch.zeros((), dtype=torch.tensor(captured).dtype))
+
+
+@pytest.mark.parametrize("called", [[1.0, -math.inf, math.nan], [1.0005, -math.inf, math.nan]])
+def test_infinities_and_nans_of_the_model_are_no_error(called):
+    result = traced(Turning(torch.tensor([1.0, -math.inf, math.nan]), torch.tensor(called)), torch.zeros(3))
+    assert torch.equal(result.run(torch.zeros(3)).nan_to_num(), torch.tensor([1.0, -math.inf, math.nan]).nan_to_num())
 
 
 def test_failing_trace_prints_nothing(capfd):

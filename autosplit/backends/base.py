@@ -17,6 +17,7 @@ import torch
 
 from autosplit.accelerators import PROVIDERS, Accelerator, Queue
 from autosplit.backends.lowering import lower_to_bf16
+from autosplit.differing import difference
 from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
 from autosplit.samples import Precision as Precision
 from autosplit.splitting import StageProgram
@@ -131,8 +132,7 @@ class StreamingBackend(Backend, Protocol):
 class NumericalError:
     """The largest difference from f32 eager over all outputs of a stage.
 
-    ``relative`` is the largest absolute difference of an output divided by the largest magnitude in it; for integers and
-    booleans both are the share of elements that differ. ``output`` is the value where ``relative`` was found.
+    ``absolute`` and ``relative`` are those of ``differing.difference``; ``output`` is the value where ``relative`` was found.
     """
 
     absolute: float
@@ -301,7 +301,7 @@ def compare(names: Sequence[str], found: Sequence[torch.Tensor], expected: Seque
             raise BackendError(
                 f"output '{name}' came back as {value.dtype} {tuple(value.shape)}, not {reference.dtype} {tuple(reference.shape)}"
             )
-        absolute, relative = _difference(value, reference)
+        absolute, relative = difference(value, reference)
         if not relative <= worst.relative:
             worst = NumericalError(max(absolute, worst.absolute), relative, name)
         elif absolute > worst.absolute:
@@ -317,24 +317,6 @@ def _torch_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _difference(value: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
-    """Absolute and relative error of one output."""
-    if value.numel() == 0:
-        return 0.0, 0.0
-    if not value.dtype.is_floating_point and not value.dtype.is_complex:
-        share = float((value != reference).double().mean())
-        return share, share
-    same = (value == reference) | (value.isnan() & reference.isnan())
-    if bool(same.all()):
-        return 0.0, 0.0
-    if not bool((value.isfinite() & reference.isfinite() | same).all()):
-        return math.inf, math.inf
-    wide = torch.complex128 if value.dtype.is_complex else torch.float64
-    absolute = float((value.to(wide) - reference.to(wide)).abs()[~same].max())
-    scale = float(reference[reference.isfinite()].abs().max())
-    return absolute, absolute / scale if scale else math.inf
 
 
 def _backend(name: str) -> Backend:
