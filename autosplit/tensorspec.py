@@ -38,6 +38,15 @@ class TensorSpec:
         return dtype
 
     @property
+    def in_numpy(self) -> bool:
+        """Whether torch hands it over as an array; numpy itself claims bfloat16 once another package has taught it that."""
+        try:
+            torch.empty(0, dtype=self.torch_dtype).numpy()
+        except TypeError:
+            return False
+        return True
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the elements, each counted once for each index: the size of a dense copy."""
         return prod(self.shape) * self.torch_dtype.itemsize

@@ -44,12 +44,16 @@ class Probe(Protocol):
 
 
 def probe(backend: str, folder: Path, threads: int, precision: Precision = "f32") -> Probe | None:
-    """The prepared stage in ``folder`` under its backend's profiler, or None for a backend that has none."""
-    if backend == "onnxruntime":
-        return OnnxRuntimeProbe(folder, threads)
-    if backend == "openvino":
-        return OpenVinoProbe(folder, threads, precision)
-    return None
+    """The prepared stage in ``folder`` under its backend's profiler, or None for a backend that has none.
+
+    Both profilers pass numpy's arrays, so a stage with an input or output that numpy has no dtype for has none either.
+    """
+    if backend not in ("onnxruntime", "openvino"):
+        return None
+    stage = open_onnx(folder)
+    if not all(port.spec.in_numpy for port in (*stage.inputs, *stage.outputs)):
+        return None
+    return OnnxRuntimeProbe(folder, threads) if backend == "onnxruntime" else OpenVinoProbe(folder, threads, precision)
 
 
 def onnx_names(folder: Path) -> dict[str, str]:

@@ -1,6 +1,9 @@
 import pytest
 import torch
+from torch import nn
 
+from autosplit.backends.base import get_backend
+from autosplit.backends.profiling import probe
 from autosplit.loading import load_model
 from autosplit.measuring.timing import EagerProbe, Rounds, Timer, eager_weights, run_queue_s
 from autosplit.splitting import StageProgram, save_stage, split
@@ -36,8 +39,6 @@ def test_timed_passes_compute_what_the_model_computes(traced: Traced, program: S
 
 @pytest.mark.parametrize("backend", ["eager", "onnxruntime"])
 def test_rounds_interleave_whole_and_profiled_passes(backend: str, tmp_path, traced: Traced, program: StageProgram) -> None:
-    from autosplit.backends.base import get_backend
-
     save_stage(program, tmp_path / "stage")
     get_backend(backend).prepare(program, tmp_path / "stage")
     timer = Timer(program, tmp_path / "stage", backend, 1, traced.example_inputs)
@@ -45,6 +46,28 @@ def test_rounds_interleave_whole_and_profiled_passes(backend: str, tmp_path, tra
     timed = timer.interleaved(Rounds(0.01, least=2, most=5, overlap_s=0.01))
     assert 2 <= len(timed.whole_s) <= 5
     assert timed.nodes and all(len(node.samples_s) == len(timed.whole_s) for node in timed.nodes)
+
+
+class Halves(nn.Module):
+    """May take and give bfloat16, which numpy does not have."""
+
+    def __init__(self, made: torch.dtype) -> None:
+        super().__init__()
+        self.made = made
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float().relu().to(self.made)
+
+
+@pytest.mark.parametrize(("given", "made"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_what_a_profiler_cannot_be_given_is_timed_as_a_whole(tmp_path, given: torch.dtype, made: torch.dtype) -> None:
+    model = trace(load_model(Halves(made).eval(), inputs=(torch.randn(4, 4).to(given),), name="halves"))
+    [stage] = split(model, [[op.name for op in model.graph.ops]])
+    save_stage(stage, tmp_path / "stage")
+    get_backend("onnxruntime").prepare(stage, tmp_path / "stage")
+    timed = Timer(stage, tmp_path / "stage", "onnxruntime", 1, model.example_inputs).interleaved(Rounds(0.0, least=2, most=2))
+    assert len(timed.whole_s) == 2 and timed.nodes == ()
+    assert probe("openvino", tmp_path / "stage", 1) is None
 
 
 @pytest.mark.parametrize(
