@@ -13,8 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from autosplit.backends.base import get_backend
 from autosplit.backends.onnxfile import write_onnx
 from autosplit.errors import PlanError, UsageError, raise_faults
@@ -85,7 +83,7 @@ def describe(
             specs[spec.name] = spec
             maker[spec.name] = program.name
     faults += [f"output '{name}' is made by no stage" for name in outputs if name not in maker]
-    faults += [f"'{spec.name}' is {spec.dtype}, which numpy does not have" for spec in specs.values() if not _in_numpy(spec)]
+    faults += [f"'{spec.name}' is {spec.dtype}, which numpy does not have" for spec in specs.values() if not spec.in_numpy]
     raise_faults(PlanError, f"the stages of '{model}' do not fit together", faults)
     return {
         "schema": SCHEMA,
@@ -111,10 +109,6 @@ def describe(
 
 def _value(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype}
-
-
-def _in_numpy(spec: TensorSpec) -> bool:
-    return spec.dtype in np.sctypeDict
 
 
 def _dead_after(programs: Sequence[StageProgram], position: int, outputs: Sequence[str]) -> list[str]:

@@ -1,6 +1,8 @@
+import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +63,7 @@ def test_the_loader_runs_without_torch_in_a_folder_that_was_moved(skips, exporte
     np.savez(tmp_path / "requests.npz", **arrays)
     script = """
 import sys
+from dataclasses import replace
 for name in ("torch", "onnx", "onnxscript", "autosplit"):
     sys.modules[name] = None
 import numpy as np
@@ -153,3 +156,10 @@ def test_stages_that_do_not_fit_together_are_refused_with_every_fault(skips, thi
     assert "reads '" in str(refused.value)
     assert "which is there before it runs" in str(refused.value)
     assert "output 'nothing' is made by no stage" in str(refused.value)
+
+
+def test_a_dtype_that_numpy_learnt_from_another_package_is_refused(skips, thirds):
+    specs = [replace(skips.specs[name], dtype="bfloat16") for name in skips.graph.inputs]
+    assert importlib.import_module("onnx")  # teaches it bfloat16, and is not there where the folder runs
+    with pytest.raises(PlanError, match="'x' is bfloat16, which numpy does not have"):
+        describe(thirds, specs, skips.graph.outputs, "skips")
