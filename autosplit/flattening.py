@@ -5,6 +5,7 @@ exports as one). Refused, all at once and with the user's own line: state that a
 numbers read out of tensors, control flow inside the graph.
 """
 
+import itertools
 import operator
 import re
 from collections.abc import Mapping
@@ -63,6 +64,18 @@ def flatten(name: str, exported: ExportedProgram) -> Flat:
     return _Flattener(exported, live).flat(name)
 
 
+def move_reserved(exported: ExportedProgram) -> ExportedProgram:
+    """Rename, in place, the weights called like attributes of GraphModules: torch decomposes a program by way of one."""
+    specs = [spec for spec in exported.graph_signature.input_specs if spec.target is not None]
+    paths = _free_paths({str(spec.target): str(spec.target) for spec in specs})
+    for spec in specs:
+        spec.target = paths[str(spec.target)]
+    for store in (exported.state_dict, exported.constants):
+        for target in [target for target in store if paths.get(target, target) != target]:
+            store[paths[target]] = store.pop(target)
+    return exported
+
+
 def is_pick(node: fx.Node) -> bool:
     """True for the getitem that takes one tensor out of an op's tuple."""
     return node.op == "call_function" and node.target is operator.getitem
@@ -89,6 +102,7 @@ class _Flattener:
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, Any] = {}
         self.weight_names = _weight_names(exported)
+        self.attributes = _free_paths({target: re.sub(r"[^\w.\-]", "_", target) for target, _ in self.weight_names.values()})
         self.weights: dict[str, torch.Tensor] = {}
         self.readers: dict[str, fx.Node] = {}
         self.picks: dict[tuple[fx.Node, int], fx.Node] = {}
@@ -160,13 +174,13 @@ class _Flattener:
         if node in self.copies:
             return self.copies[node]
         target, weight = self.weight_names[node.name]
-        name = _attribute_name(target)
-        if name not in self.readers:
+        if target not in self.readers:
+            name = self.attributes[target]
             self.weights[name] = _at_rest(weight)
-            self.readers[name] = self.graph.create_node("get_attr", name, name=node.name)
-            self.readers[name].meta = {"val": node.meta.get("val")}
-        self.copies[node] = self.readers[name]
-        return self.readers[name]
+            self.readers[target] = self.graph.create_node("get_attr", name, name=node.name)
+            self.readers[target].meta = {"val": node.meta.get("val")}
+        self.copies[node] = self.readers[target]
+        return self.readers[target]
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:
@@ -272,10 +286,32 @@ def _weight_names(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tenso
     return found
 
 
-def _attribute_name(target: str) -> str:
-    """The weight's name as an attribute path that a GraphModule takes: plain characters, none of its own attributes."""
-    name = re.sub(r"[^\w.\-]", "_", target)
-    return f"model.{name}" if hasattr(fx.GraphModule, name.split(".")[0]) else name
+def _free_paths(wanted: Mapping[str, str]) -> dict[str, str]:
+    """Each weight's attribute path in a GraphModule: the name wanted, or inside a submodule where that is not to be had.
+
+    It is not where GraphModules have such an attribute themselves, or a weight has that path, or one around it or inside it.
+    Weights that keep their names come first, so that others make way.
+    """
+    own = fx.GraphModule(torch.nn.Module(), fx.Graph())  # the class lacks some of its attributes, such as ``meta``
+    chosen: dict[str, str] = {}
+    inner: set[str] = set()
+    leaves: set[str] = set()
+
+    def free(path: str) -> bool:
+        return not (hasattr(own, path.split(".")[0]) or path in inner or not leaves.isdisjoint([path, *_around(path)]))
+
+    for target, name in sorted(wanted.items(), key=lambda item: item[0] != item[1] or not free(item[1])):
+        moved = (f"model{number or ''}.{name}" for number in itertools.count())
+        chosen[target] = next(filter(free, itertools.chain([name], moved)))
+        leaves.add(chosen[target])
+        inner.update(_around(chosen[target]))
+    return chosen
+
+
+def _around(path: str) -> list[str]:
+    """The paths of the submodules that a path leads through."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _at_rest(tensor: torch.Tensor) -> torch.Tensor:

@@ -154,7 +154,7 @@ def _export(model: Model) -> ExportedProgram:
                 exported = module
             else:
                 source = module.module() if isinstance(module, ExportedProgram) else module
-                exported = torch.export.export(source, model.args, dict(model.kwargs), strict=False)
+                exported = flattening.move_reserved(torch.export.export(source, model.args, dict(model.kwargs), strict=False))
             functional: ExportedProgram = exported.run_decompositions({})
             return functional
     except Exception as failure:

@@ -198,6 +198,33 @@ def test_weights_are_aligned():
     assert torch.equal(result.program.weight, linear.weight)
 
 
+def test_a_weight_may_be_called_like_an_attribute_of_a_graph_module():
+    module = Net(lambda net, x: net.meta(x) + net.shape_env, meta=nn.Linear(4, 4), shape_env=torch.randn(4))
+    x = torch.randn(2, 4)
+    result = traced(module, x)
+    assert_equals_eager(result, module, x)
+    assert set(result.graph.weights) == {"model.meta.weight", "model.meta.bias", "model.shape_env"}
+
+
+def test_weights_whose_names_would_become_one_stay_apart():
+    names = ["a/b", "a_b", "a b"]
+
+    def forward(net, x):
+        return sum((i + 1) * net.layers[name](x) for i, name in enumerate(names)) + getattr(net, "layers/x") + net.layers_x(x)
+
+    module = Net(
+        forward,
+        layers=nn.ModuleDict({name: nn.Linear(4, 4) for name in names}),
+        layers_x=nn.Linear(4, 4),
+        **{"layers/x": torch.randn(4)},
+    )
+    x = torch.randn(2, 4)
+    result = traced(module, x)
+    assert_equals_eager(result, module, x)
+    assert {"layers.a_b.weight", "model.layers.a_b.weight", "model1.layers.a_b.weight"} < set(result.graph.weights)
+    assert len(result.graph.weights) == 9
+
+
 def test_clones_that_change_nothing_are_dropped():
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.ReLU())
     assert [op.name for op in traced(net, torch.randn(2, 4)).graph.ops] == ["linear", "relu"]
