@@ -18,19 +18,30 @@ MATCHED_LEAST = 0.5
 """Below this share of the time matched by name, the runtime's nodes say too little, and the whole is shared out."""
 
 _GENERATED_SUFFIX = re.compile(r"(_nchwc|_quantized)$")
+_HOW = re.compile(r"^(skip|fused|bias|fast|quick|simplified|embed(?=layer)|reduce|global|safe)+(?=.)|[123]d(withindices)?$")
+"""What a name says of the way in which the work is done; the rest of it is the work."""
+_SHORT = {"normalization": "norm", "average": "avg", "deconvolution": "convtranspose", "convolution": "conv"}
 _ALIKE = {
-    "transpose": ("transpose", "permute", "numpyt"),
-    "reshape": ("view", "reshape", "flatten", "unsqueeze", "squeeze", "expand"),
+    "transpose": ("permute", "numpyt", "t"),
+    "reshape": ("view", "unsafeview", "flatten", "unsqueeze", "squeeze", "expand"),
     "gemm": ("linear", "addmm", "matmul", "mm"),
-    "matmul": ("linear", "bmm", "matmul", "mm", "scaleddotproductattention"),
-    "skiplayernormalization": ("layernorm",),
+    "matmul": ("linear", "bmm", "baddbmm", "addmm", "mm", "scaleddotproductattention"),
+    "attention": ("scaleddotproductattention",),
     "mvn": ("layernorm",),
     "fullyconnected": ("linear", "addmm", "matmul", "mm"),
-    "reducemean": ("mean", "adaptiveavgpool2d"),
-    "pooling": ("maxpool2d", "avgpool2d", "adaptiveavgpool2d"),
+    "mean": ("adaptiveavgpool",),
+    "avgpool": ("adaptiveavgpool",),
+    "pooling": ("maxpool", "avgpool", "adaptiveavgpool"),
     "concat": ("cat",),
+    "concatenation": ("cat",),
+    "split": ("splitwithsizes", "chunk"),
+    "pad": ("constantpadnd", "reflectionpad", "replicationpad"),
+    "upsample": ("upsamplenearest", "upsamplebilinear", "upsamplebicubic"),
+    "resize": ("upsamplenearest", "upsamplebilinear", "upsamplebicubic"),
     "gather": ("embedding", "index", "indexselect", "select"),
+    "gatherelements": ("gather",),
 }
+"""A kind of node to the operators of another name whose work it does, both as ``_work`` calls them."""
 
 
 def attribute(
@@ -144,7 +155,18 @@ def _shares(ops: Sequence[str], weights: Mapping[str, float]) -> list[tuple[str,
 
 def _alike(kind: str, operator: str) -> bool:
     """Whether a runtime's kind of node does the work of an operator, such as SkipLayerNormalization and aten.layer_norm."""
-    kind = re.sub(r"[^a-z0-9]", "", kind.lower())
     parts = operator.split(".")
-    own = re.sub(r"[^a-z0-9]", "", (parts[1] if len(parts) > 1 else operator).lower())
-    return own in kind or kind in own or any(own == other for other in _ALIKE.get(kind, ()))
+    done, wanted = _work(kind), _work(parts[1] if len(parts) > 1 else operator)
+    return done == wanted or wanted in _ALIKE.get(done, ())
+
+
+def _work(name: str) -> str:
+    """What a kind of node or an operator does. Parts of a word do not count: MatMul has nothing to do with mul.
+
+    >>> _work("SkipLayerNormalization"), _work("layer_norm"), _work("FusedConv"), _work("conv2d"), _work("ReduceMean")
+    ('layernorm', 'layernorm', 'conv', 'conv', 'mean')
+    """
+    name = re.sub(r"[^a-z0-9]", "", name.lower())
+    for long, short in _SHORT.items():
+        name = name.replace(long, short)
+    return _HOW.sub("", name)

@@ -46,6 +46,43 @@ def test_a_node_without_a_name_is_placed_by_kind_between_its_neighbours() -> Non
     assert (seconds["layer_norm"], seconds["gelu"], seconds["linear_1"]) == (0.5, 0.25, 3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "operators"),
+    [
+        ("MatMul", ["mul.Tensor", "matmul.default"]),
+        ("Expand", ["exp.default", "expand.default"]),
+        ("Add", ["addmm.default", "add.Tensor"]),
+        ("Concat", ["t.default", "cat.default"]),
+        ("Transpose", ["conv_transpose2d.input", "transpose.int"]),
+        ("ReduceSum", ["cumsum.default", "sum.dim_IntList"]),
+        ("FusedConv", ["relu.default", "conv2d.default"]),
+        ("GlobalAveragePool", ["max_pool2d.default", "adaptive_avg_pool2d.default"]),
+        ("QuickGelu", ["relu.default", "gelu.default"]),
+        ("Softmax", ["log.default", "_safe_softmax.default"]),
+        ("Gather", ["mul.Tensor", "embedding.default"]),
+        ("EmbedLayerNormalization", ["mul.Tensor", "layer_norm.default"]),
+        ("Split", ["slice.Tensor", "split_with_sizes.default"]),
+        ("Attention", ["layer_norm.default", "scaled_dot_product_attention.default"]),
+        ("Reshape", ["mul.Tensor", "_unsafe_view.default"]),
+        ("BatchNormalization", ["group_norm.default", "batch_norm.default"]),
+    ],
+)
+def test_a_kind_is_that_of_the_op_that_does_its_work(kind: str, operators: list[str]) -> None:
+    names = ["begin", "other", "own", "end"]
+    ops = [
+        Op(name, f"aten.{operator}", "", (source,), (name,), (), operator)
+        for name, operator, source in zip(names, ["neg.default", *operators, "neg.default"], ["x", *names], strict=False)
+    ]
+    values = {name: Value(name, (1,), "float32", 4) for name in ["x", *names]}
+    graph = Graph("model", ("x",), ("end",), tuple(ops), values, {}).verify()
+    nodes = [RuntimeNode("begin", "Neg", (1.0,)), RuntimeNode("fused", kind, (1.0,)), RuntimeNode("end", "Neg", (1.0,))]
+    found, _ = attribute(graph, nodes, value_aliases(graph), {})
+    assert found["own"].median_s >= found["other"].median_s  # the other, which no node bears the name of, shares the time
+    nodes.insert(1, RuntimeNode("other", "Other", (4.0,)))
+    found, _ = attribute(graph, nodes, value_aliases(graph), {})
+    assert found["own"].median_s == 1  # what is no kind of its would go with the other
+
+
 def test_a_node_of_no_kind_goes_with_the_op_before_it() -> None:
     seconds = medians([RuntimeNode("linear", "Gemm", (5.0,)), RuntimeNode("ReorderOutput_1", "ReorderOutput", (1.0,))])
     assert sum(seconds[op] for op in ("conv2d", "batch_norm", "relu", "linear")) == pytest.approx(6)
