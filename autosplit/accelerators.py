@@ -118,9 +118,6 @@ class Accelerator(Protocol):
     def synchronise(self) -> None:
         """Block until every queue is empty. Raises: RuntimeError: something failed; the device may be lost to this process."""
 
-    def peak_bytes(self) -> int:
-        """The most bytes of tensors that this process ever held on the device."""
-
     def onnx_options(self, queue: Queue) -> Mapping[str, str]:
         """Options of ONNX Runtime's execution provider, so that it works in this queue."""
 

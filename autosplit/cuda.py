@@ -112,10 +112,6 @@ class Cuda:
         """Wait for all streams of the device."""
         torch.cuda.synchronize(self._device)
 
-    def peak_bytes(self) -> int:
-        """By torch's own allocator; the context and libraries take more."""
-        return torch.cuda.max_memory_allocated(self._device)
-
     def onnx_options(self, queue: torch.cuda.Stream) -> Mapping[str, str]:
         """Device, our stream, and full float32."""
         return {"device_id": str(self._device.index), "user_compute_stream": str(queue.cuda_stream), "use_tf32": "0"}

@@ -93,7 +93,6 @@ class Measured:
         alone: the whole model with the other devices idle, or None; of devices that are alike it is measured on the first.
         provenance: where and when.
         error: largest error of the whole model's outputs against f32 eager, relative to their largest value; None if not known.
-        peak_bytes: most bytes that the whole model took of a GPU's memory; None for CPU cores.
         refused: op name to the reason, for each op that the backend refuses; ``whole`` and ``alone`` are then of all others.
     """
 
@@ -104,7 +103,6 @@ class Measured:
     alone: Samples | None = None
     provenance: Provenance = Provenance()
     error: float | None = None
-    peak_bytes: int | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -129,7 +127,6 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
         "ops": {key: _seconds(samples) for key, samples in measured.ops.items()},
         "provenance": asdict(measured.provenance),
         "error": measured.error,
-        "peak_bytes": measured.peak_bytes,
         **({"refused": dict(measured.refused)} if measured.refused else {}),
     }
 
@@ -146,7 +143,6 @@ def measured_from_dict(data: Mapping[str, Any]) -> Measured:
         alone=_samples(data["alone"]) if data["alone"] is not None else None,
         provenance=Provenance(**data["provenance"]),
         error=data.get("error"),
-        peak_bytes=data.get("peak_bytes"),
         refused=data.get("refused", {}),
     )
 

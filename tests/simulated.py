@@ -123,9 +123,6 @@ class Simulated:
             while queue.waiting:
                 queue.step()
 
-    def peak_bytes(self) -> int:
-        return 12345
-
     def onnx_options(self, queue: Queue) -> Mapping[str, str]:
         return {}
 

@@ -21,7 +21,7 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator() -> None:
         traced = api.trace("autosplit.examples.mlp:mlp?depth=3&width=16")
         profile = measure(traced, machine, budget_s=0.3)
         found = profile.measured[Setting("cuda:0", "eager", 1)]
-        assert found.source == "in-graph" and found.error == 0 and found.peak_bytes == 12345
+        assert found.source == "in-graph" and found.error == 0
         assert found.provenance.accelerator == {"name": "Simulated", "capability": "0.0", "driver": "1.0", "runtime": "none"}
         pairs = {(link.source, link.target) for link in profile.links}
         assert pairs == {(a, b) for a in (HOST, core, "cuda:0") for b in (HOST, core, "cuda:0") if a != b}

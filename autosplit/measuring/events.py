@@ -1,7 +1,9 @@
 """Time a stage on an accelerator: events in its own queue, one pair for each op, and one wait for each pass.
 
-A clock of the host would see how long it takes to queue an op, not to run it. Compute is timed from inputs on the device to
-outputs on the device; what the way there and back costs is in the links.
+A clock of the host would see how long it takes to queue an op, not to run it. An event sees that too of ops that are shorter
+than their launch, for the queue is empty then: such ops are taken for about as long as a launch, and all are scaled to what
+the whole takes, recorded. Compute is timed from inputs on the device to outputs on the device; what the way there and back
+costs is in the links.
 """
 
 import time
@@ -102,7 +104,6 @@ class AcceleratedTimer:
         self._probe = event_probe(program, accelerator, self.run.computing, precision) if backend == "eager" else None
         if self._probe is not None:
             self._probe.sample(self._on_device)
-        self.peak_bytes = accelerator.peak_bytes()
 
     def weights(self, program: StageProgram, passes: int) -> dict[str, float]:
         """Op name to the least seconds that eager took it here: how a backend that fuses shares its time out."""

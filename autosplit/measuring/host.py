@@ -267,7 +267,7 @@ class _Job:
             ready = prepared[setting.device]
             measured = _measured(graph, setting, timed[setting.device], names, _eager(profile, setting) or ready.weights)
             error = float(f"{ready.error:.3g}")
-            measured = replace(measured, alone=_samples(alone) if alone else None, error=error, peak_bytes=ready.peak_bytes)
+            measured = replace(measured, alone=_samples(alone) if alone else None, error=error)
             found[setting] = measured, timed[setting.device].waited
         return found
 

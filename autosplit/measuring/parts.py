@@ -59,7 +59,6 @@ def joined(parts: Sequence[Measured], refused: Mapping[str, str]) -> Measured:
         whole=_added([part.whole for part in parts]),
         alone=_added([part.alone for part in parts]),
         error=max((part.error for part in parts if part.error is not None), default=None),
-        peak_bytes=max((part.peak_bytes for part in parts if part.peak_bytes is not None), default=None),
         refused=refused,
     )
 

@@ -65,7 +65,6 @@ class Prepared:
     weights: Mapping[str, float]
     error: float
     fault: str = ""
-    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,10 @@ class Bench:
             error = check(get_backend(backend), program, self._inputs, precision=precision, runnable=timer.run, exact=False)
         except BackendError as failure:
             return Prepared(shares, math.inf, str(failure))
-        return Prepared(shares, error.relative, peak_bytes=timer.peak_bytes)
+        except torch.OutOfMemoryError as failure:
+            where = f"backend '{backend}' cannot be measured on {accelerator.device}, which takes the weights twice meanwhile"
+            return Prepared(shares, math.inf, f"{where}: {' '.join(str(failure).split())[:200]}")
+        return Prepared(shares, error.relative)
 
 
 def main(connection: Connection) -> None:

@@ -25,9 +25,9 @@ def test_parts_run_on_the_values_that_reach_them_in_the_model() -> None:
 
 def test_parts_add_up_pass_by_pass() -> None:
     one = Measured({"a": Samples((1.0,))}, "op", "profiler", Samples((1.0, 2.0, 3.0)), Samples((1.0,)), error=0.1)
-    other = Measured({"c": Samples((2.0,))}, "op", "proportional", Samples((10.0, 20.0)), None, error=0.2, peak_bytes=5)
+    other = Measured({"c": Samples((2.0,))}, "op", "proportional", Samples((10.0, 20.0)), None, error=0.2)
     both = joined([one, other], {"b": "no rule"})
     assert set(both.ops) == {"a", "c"} and both.refused == {"b": "no rule"}
     assert both.whole == Samples((12.0, 23.0)) and both.alone is None
-    assert (both.source, both.error, both.peak_bytes) == ("profiler and proportional", 0.2, 5)
+    assert (both.source, both.error) == ("profiler and proportional", 0.2)
     assert joined([one], {}) is one
