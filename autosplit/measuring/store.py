@@ -103,7 +103,10 @@ class Store:
         return replace(profile, notes=tuple(dict.fromkeys(notes))).verify()
 
     def save(self, graph: Graph, profile: Profile, settings: Iterable[Setting] | None = None) -> None:
-        """Put the profile's settings (or only those named) into the store, in place of older ones of the same machine."""
+        """Put the profile's settings (or only those named) into the store, in place of older ones of the same machine.
+
+        What another process has put there since the profile was loaded stays: a newer measurement, and stages of the same one.
+        """
         chosen = set(profile.measured if settings is None else settings)
         folder = self.folder(graph)
         if not (folder / "graph.json").exists():
@@ -115,7 +118,7 @@ class Store:
                 for setting in chosen:
                     if setting.device == device:
                         entry = Entry(setting, profile.measured[setting], tuple(profile.current_stages(setting)))
-                        entries[entry.identity] = entry
+                        entries[entry.identity] = _merged(entries.get(entry.identity), entry)
                 write_atomic(path, _json(_file(graph, device, list(entries.values()))))
 
     def links(self, provenance: Provenance) -> tuple[Link, ...]:
@@ -187,6 +190,17 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             path.rename(aside)
         return aside
+
+
+def _merged(stored: Entry | None, ours: Entry) -> Entry:
+    """What to keep of two entries of one identity: the newer measurement, and if it is the same one, the stages of both."""
+    if stored is None:
+        return ours
+    if stored.measured != ours.measured:
+        return stored if stored.measured.provenance.date > ours.measured.provenance.date else ours
+    known = {(stage.ops, stage.busy, stage.setting) for stage in ours.stages}
+    others = (stage for stage in stored.stages if (stage.ops, stage.busy, stage.setting) not in known)
+    return replace(ours, stages=(*others, *ours.stages))
 
 
 def mismatch(stored: Provenance, here: Provenance | None) -> str:

@@ -58,6 +58,29 @@ def test_a_newer_measurement_takes_the_place_of_the_older_one_of_the_same_machin
     assert len(json.loads((store.folder(chain()) / "cpu-0.json").read_text())["entries"]) == 1
 
 
+def test_an_older_measurement_does_not_take_the_place_of_a_newer_one(store: Store) -> None:
+    older = store.load(chain(), {"eager": HERE})
+    newer = replace(HERE, date="2026-02-01T00:00:00+00:00")
+    store.save(chain(), Profile.empty(chain()).with_measured(ON_0, measured(5.0, newer)))
+    store.save(chain(), older.with_stage(["op1"], ON_0, Samples((0.25,))))
+    loaded = store.load(chain())
+    assert loaded.whole_s("cpu:0", "eager") == 5 and not loaded.stages
+
+
+def test_stages_that_two_processes_measured_are_both_kept_and_the_later_one_of_the_same_wins(store: Store) -> None:
+    first, second = store.load(chain()), store.load(chain())
+    store.save(chain(), first.with_stage(["op1"], ON_0, Samples((0.25,)), busy=["cpu:1"]))
+    store.save(chain(), second.with_stage(["op0"], ON_0, Samples((0.75,)), busy=["cpu:1"]))
+    found = {(*stage.ops, *stage.samples.samples_s) for stage in store.load(chain()).stages}
+    assert found == {("op0", 0.75), ("op1", 0.25)}
+
+
+def test_stages_of_an_earlier_measurement_of_the_same_second_are_dropped(store: Store) -> None:
+    store.save(chain(), Profile.empty(chain()).with_measured(ON_0, measured(5.0)))
+    loaded = store.load(chain())
+    assert loaded.whole_s("cpu:0", "eager") == 5 and not loaded.stages
+
+
 def test_machines_and_versions_stand_side_by_side(store: Store) -> None:
     other = replace(HERE, num_cores=64, date="2026-03-01T00:00:00+00:00")
     store.save(chain(), Profile.empty(chain()).with_measured(ON_0, measured(0.1, other)))
