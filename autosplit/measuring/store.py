@@ -114,7 +114,7 @@ class Store:
         for device in dict.fromkeys(setting.device for setting in chosen):
             path = folder / f"{file_safe(device)}.json"
             with locked(path):
-                entries = {entry.identity: entry for entry in self._read(path, graph, [])} if path.exists() else {}
+                entries = {entry.identity: entry for entry in self._read(path, graph, [], held=True)}
                 for setting in chosen:
                     if setting.device == device:
                         entry = Entry(setting, profile.measured[setting], tuple(profile.current_stages(setting)))
@@ -123,20 +123,13 @@ class Store:
 
     def links(self, provenance: Provenance) -> tuple[Link, ...]:
         """The links measured on this machine, with these accelerators; none if their file is not there, or cannot be read."""
-        path = self._links_path(provenance)
-        if not path.exists():
-            return ()
-        try:
-            return tuple(Link(**link) for link in read_mapping(path, "links", SCHEMA, ProfileError)["links"])
-        except (ProfileError, KeyError, TypeError):
-            self._set_aside(path)
-            return ()
+        return self._read_links(self._links_path(provenance))
 
     def save_links(self, provenance: Provenance, links: Iterable[Link]) -> None:
         """Keep measured links, in place of older ones of the same pairs on this machine."""
         path = self._links_path(provenance)
         with locked(path):
-            known = {(link.source, link.target): link for link in (*self.links(provenance), *links)}
+            known = {(link.source, link.target): link for link in (*self._read_links(path, held=True), *links)}
             data = {"schema": SCHEMA, "provenance": asdict(provenance), "links": [asdict(link) for link in known.values()]}
             write_atomic(path, _json(data))
 
@@ -167,21 +160,34 @@ class Store:
                     found.append(Run.from_dict(json.loads(line)))
         return Accuracy(tuple(found))
 
-    def _read(self, path: Path, graph: Graph, notes: list[str]) -> list[Entry]:
-        """The entries of a file that verify. A file that cannot be read is renamed, and a note says so."""
-        try:
-            data = read_mapping(path, "profile", SCHEMA, ProfileError)
-            if data["graph"]["hash"] != graph.hash:
-                raise ProfileError(f"profile file '{path}' is of another model ({data['graph']['hash']})")
-            entries = [_entry(entry) for entry in data["entries"]]
-            for entry in entries:
-                empty = Profile.empty(graph, entry.measured.provenance.precision)
-                replace(empty, measured={entry.setting: entry.measured}, stages=entry.stages).verify()
-        except (ProfileError, KeyError, TypeError, ValueError) as failure:
-            reason = str(failure) if isinstance(failure, ProfileError) else f"profile file '{path}' is incomplete: {failure!r}"
-            notes.append(f"{reason} It was set aside as '{self._set_aside(path).name}' and is measured again.")
+    def _read(self, path: Path, graph: Graph, notes: list[str], held: bool = False) -> list[Entry]:
+        """The entries of a file that verify, if there is one. A file that cannot be read is renamed, and a note says so.
+
+        That happens under the file's lock, or it might be a good one by then; ``held``: whether the caller has it already.
+        """
+        if not path.exists():
             return []
-        return entries
+        try:
+            return _entries(path, graph)
+        except ProfileError as failure:
+            if held:
+                notes.append(f"{failure} It was set aside as '{self._set_aside(path).name}' and is measured again.")
+                return []
+        with locked(path):
+            return self._read(path, graph, notes, held=True)
+
+    def _read_links(self, path: Path, held: bool = False) -> tuple[Link, ...]:
+        """The links in a file, if there is one; a file that cannot be read is renamed as in ``_read``."""
+        if not path.exists():
+            return ()
+        try:
+            return tuple(Link(**link) for link in read_mapping(path, "links", SCHEMA, ProfileError)["links"])
+        except (ProfileError, KeyError, TypeError):
+            if held:
+                self._set_aside(path)
+                return ()
+        with locked(path):
+            return self._read_links(path, held=True)
 
     def _set_aside(self, path: Path) -> Path:
         number = 0
@@ -262,6 +268,21 @@ def _file(graph: Graph, device: str, entries: Sequence[Entry]) -> dict[str, Any]
             for entry in entries
         ],
     }
+
+
+def _entries(path: Path, graph: Graph) -> list[Entry]:
+    """The entries of a file. Raises: ProfileError: it cannot be read, is of another model, or one of them does not verify."""
+    data = read_mapping(path, "profile", SCHEMA, ProfileError)
+    try:
+        if data["graph"]["hash"] != graph.hash:
+            raise ProfileError(f"profile file '{path}' is of another model ({data['graph']['hash']})")
+        entries = [_entry(entry) for entry in data["entries"]]
+        for entry in entries:
+            empty = Profile.empty(graph, entry.measured.provenance.precision)
+            replace(empty, measured={entry.setting: entry.measured}, stages=entry.stages).verify()
+    except (KeyError, TypeError, ValueError) as failure:
+        raise ProfileError(f"profile file '{path}' is incomplete: {failure!r}") from None
+    return entries
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

@@ -2,15 +2,20 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autosplit.accuracy import Run, StageRun
 from autosplit.errors import ProfileError
+from autosplit.files import read_mapping
 from autosplit.graph import Graph, Op, Value
 from autosplit.machine import shared_memory_link
+from autosplit.measuring import store as measuring_store
 from autosplit.measuring.store import Store, file_safe, mismatch, stored_models
 from autosplit.profile import Profile
 from autosplit.samples import Measured, Provenance, Samples, Setting
@@ -150,6 +155,53 @@ def test_writers_at_once_lose_nothing(tmp_path) -> None:
     for thread in threads:
         thread.join()
     assert set(store.load(chain()).measured) == set(settings)
+
+
+@contextmanager
+def a_writer_is_faster(monkeypatch: pytest.MonkeyPatch, write: Callable[[], None]) -> Iterator[None]:
+    """Lets another writer put a file in place just after a reader found it broken."""
+    writes = [write]
+
+    def read(*args: Any) -> dict[str, Any]:
+        try:
+            return read_mapping(*args)
+        except ProfileError:
+            while writes:
+                writes.pop()()
+            raise
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring_store, "read_mapping", read)
+        yield
+    assert not writes
+
+
+def test_a_file_that_was_made_good_meanwhile_is_not_set_aside(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = store.folder(chain())
+    (folder / "cpu-0.json").write_text("{")
+    with a_writer_is_faster(monkeypatch, lambda: store.save(chain(), profile(), [ON_0])):
+        loaded = store.load(chain())
+    assert loaded == profile() and not loaded.notes
+    assert store.load(chain()) == profile()
+    assert [path.name for path in folder.glob("*.broken*")] == ["cpu-0.json.broken"]
+
+
+def test_a_file_that_another_reader_set_aside_is_only_absent(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store.folder(chain()) / "cpu-0.json"
+    path.write_text("{")
+    with a_writer_is_faster(monkeypatch, path.unlink):
+        loaded = store.load(chain())
+    assert list(loaded.measured) == [ON_1] and not loaded.notes
+
+
+def test_links_that_were_made_good_meanwhile_are_not_set_aside(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, link = Store(tmp_path), shared_memory_link("cpu:0", "cpu:1")
+    store.save_links(HERE, [link])
+    [path] = (tmp_path / "links").glob("*.json")
+    path.write_text("{")
+    with a_writer_is_faster(monkeypatch, lambda: store.save_links(HERE, [link])):
+        assert store.links(HERE) == (link,)
+    assert store.links(HERE) == (link,)
 
 
 def test_links_are_kept_for_each_machine(tmp_path) -> None:
