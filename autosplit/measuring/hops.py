@@ -5,6 +5,7 @@ the worker is still in the caches when a request is done: after 64 MiB they take
 All is processor time, so it holds whatever else the cores do.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,5 +76,9 @@ def _hop(pipeline: Pipeline, num_bytes: int, count: int) -> Hop:
 
 def processor_s(pid: int) -> float:
     """The processor time that a process has had, all its threads together; 0 where the kernel does not say."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks) * 1e-9
+    taken_s = 0.0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        # A thread may end after it was listed.
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            taken_s += int(path.read_text(encoding="ascii").split()[0]) * 1e-9
+    return taken_s

@@ -1,11 +1,12 @@
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.machine import HOST, Link, parse_device
-from autosplit.measuring.hops import Hop
+from autosplit.measuring.hops import Hop, processor_s
 from autosplit.measuring.links import SIZES_BYTES, LinkBench, _like, fit, measure_links, with_hops
 
 
@@ -48,6 +49,13 @@ def test_a_request_costs_no_less_than_it_did_in_a_pipeline() -> None:
     assert (between.send_s, between.receive_s, between.cold_send_s, between.cold_receive_s) == (3, 2, 4, 4)
     assert (answer.send_s, answer.receive_s, answer.when_cold().receive_s) == (2, 5, 9)
     assert (feed.send_s, feed.receive_s, feed.when_cold().send_s) == (1, 2, 1)
+
+
+def test_a_thread_that_ended_since_it_was_listed_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    known_s, listed = processor_s(os.getpid()), Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, pattern: [path / "0" / "schedstat", *listed(path, pattern)])
+    assert processor_s(os.getpid()) >= known_s > 0
+    assert processor_s(0) == 0
 
 
 @pytest.mark.timeout(90)
