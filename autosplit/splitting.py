@@ -9,6 +9,8 @@ which is mapped into memory (see ``weightsfile``), so that replicas on one machi
 files beside it do too. Reading a folder runs no code from it.
 """
 
+import contextlib
+import errno
 import json
 import shutil
 import tempfile
@@ -154,9 +156,13 @@ def _specs(traced: Traced, values: Sequence[str]) -> tuple[TensorSpec, ...]:
 
 
 def save_stage(program: StageProgram, folder: Path) -> None:
-    """Write the stage to ``folder``, which is replaced if it exists: a reader finds the old stage or the whole new one.
+    """Write the stage to ``folder``, which is replaced if it exists; of writers at once the last one's stage stays.
 
-    Raises: PlanError: an op has an argument with no JSON form. OSError: the disk is full or the folder cannot be written.
+    The folder never holds a part of a stage, but it is absent for a moment while it is replaced. ``load_stage`` refuses it then,
+    and also where it reads one file before that moment and the other one after it.
+
+    Raises: PlanError: an op has an argument with no JSON form. OSError: the disk is full or the folder cannot be written; the old
+        stage stays.
     """
     specs = [replace(spec_of(name, tensor), offset_bytes=0) for name, tensor in program.weights.items()]
     description = {
@@ -176,10 +182,32 @@ def save_stage(program: StageProgram, folder: Path) -> None:
         text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description}, indent=1)
         (draft / "stage.json").write_text(text, encoding="utf-8")
         draft.chmod(0o755)
-        shutil.rmtree(folder, ignore_errors=True)
-        draft.replace(folder)
+        _replace(folder, draft)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _replace(folder: Path, draft: Path) -> None:
+    """Move ``draft`` to ``folder``, whatever other writers move there meanwhile. Raises: OSError: what was there stays."""
+    aside = draft.with_name(f"{draft.name}.old")
+    try:
+        while True:
+            try:
+                draft.rename(folder)
+                break
+            except OSError as failure:
+                if failure.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            shutil.rmtree(aside, ignore_errors=True)
+            # Another writer may have moved it away already.
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(aside)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.rename(folder)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def load_stage(folder: Path) -> StageProgram:

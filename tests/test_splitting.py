@@ -1,4 +1,7 @@
+import errno
 import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -312,6 +315,67 @@ def test_saving_again_replaces_the_folder_and_leaves_nothing_beside_it(tmp_path)
     assert load_stage(tmp_path / "stage").ops == last.ops
     assert [path.name for path in tmp_path.iterdir()] == ["stage"]
     assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["stage.json", WEIGHTS]
+
+
+def before_a_stage_is_put_in_place(monkeypatch, place, act):
+    """Acts once, just before a folder that is not there is made by moving another one to its place."""
+    waiting = [act]
+
+    def acting_before(move):
+        def moved(path, target):
+            if Path(target) == place and not place.exists() and waiting:
+                waiting.pop()()
+            return move(path, target)
+
+        return moved
+
+    monkeypatch.setattr(Path, "rename", acting_before(Path.rename))
+    monkeypatch.setattr(Path, "replace", acting_before(Path.replace))
+    return waiting
+
+
+def test_a_stage_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
+    model = traced("mlp")
+    first, last = split(model, even(model.graph, 2))
+    save_stage(first, tmp_path / "stage")
+
+    def fail():
+        raise OSError(errno.EIO, "the disk is gone")
+
+    before_a_stage_is_put_in_place(monkeypatch, tmp_path / "stage", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        save_stage(last, tmp_path / "stage")
+    assert load_stage(tmp_path / "stage").ops == first.ops
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+
+
+def test_a_writer_that_comes_second_replaces_what_the_first_one_wrote(tmp_path, monkeypatch):
+    model = traced("mlp")
+    first, last = split(model, even(model.graph, 2))
+    save_stage(first, tmp_path / "stage")
+    save_stage(first, tmp_path / "other")
+    waiting = before_a_stage_is_put_in_place(
+        monkeypatch, tmp_path / "stage", lambda: shutil.copytree(tmp_path / "other", tmp_path / "stage")
+    )
+    save_stage(last, tmp_path / "stage")
+    assert not waiting and load_stage(tmp_path / "stage").ops == last.ops
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "stage"]
+
+
+def test_many_writers_at_once_leave_one_whole_stage(tmp_path):
+    program = split(traced("mlp"), even(traced("mlp").graph, 1))[0]
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(lambda _: save_stage(program, tmp_path / "stage"), range(40)))
+    assert load_stage(tmp_path / "stage").ops == program.ops
+    assert [path.name for path in tmp_path.iterdir()] == ["stage"]
+
+
+def test_a_file_in_the_place_of_a_stage_is_left_alone(tmp_path):
+    program = split(traced("mlp"), even(traced("mlp").graph, 1))[0]
+    (tmp_path / "stage").write_text("mine")
+    with pytest.raises(NotADirectoryError):
+        save_stage(program, tmp_path / "stage")
+    assert (tmp_path / "stage").read_text() == "mine" and [path.name for path in tmp_path.iterdir()] == ["stage"]
 
 
 def test_a_weights_file_that_would_run_code_is_refused(tmp_path):
