@@ -75,7 +75,7 @@ def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]
         raise error(f"{kind} file '{path}' does not exist") from None
     except OSError as failure:
         raise error(f"{kind} file '{path}' cannot be read: {failure.strerror}") from None
-    except (json.JSONDecodeError, yaml.YAMLError, UnicodeDecodeError) as failure:
+    except (ValueError, RecursionError, yaml.YAMLError) as failure:  # of a number, a date, or brackets in brackets too
         reason = " ".join(str(failure).split())
         raise error(f"{kind} file '{path}' is truncated or not valid: {reason}. Make it again.") from None
     if not isinstance(data, dict):
