@@ -15,6 +15,9 @@ import yaml
 
 from autosplit.errors import AutosplitError
 
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What taking data apart ends with, where a file holds something else than was written."""
+
 _PREFIX = "autosplit-"
 _LOCK = ".lock"
 
@@ -86,6 +89,24 @@ def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]
             "Make it again with this version."
         )
     return data
+
+
+def typed(what: str, value: Any, *kinds: type) -> Any:
+    """The value, for a field of a file. Raises: TypeError: it is of none of these types.
+
+    >>> typed("date", 2026, str)
+    Traceback (most recent call last):
+        ...
+    TypeError: date must be str, but is 2026
+    """
+    if not isinstance(value, kinds):
+        raise TypeError(f"{what} must be {' or '.join(kind.__name__ for kind in kinds)}, but is {value!r:.60}")
+    return value
+
+
+def typed_items(what: str, value: Any, kind: type) -> dict[str, Any]:
+    """The mapping, for a field of a file. Raises: TypeError: it is none, or one of its values is of another type."""
+    return {key: typed(f"{what} '{key}'", item, kind) for key, item in typed(what, value, dict).items()}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from autosplit import tables
 from autosplit.errors import DeviceError, UsageError, listed, raise_faults
+from autosplit.files import typed
 
 Kind = Literal["cpu", "cuda", "null"]
 HOST = "host"
@@ -56,6 +57,14 @@ class Link:
     receive_s_per_byte: float
     cold_send_s: float = 0.0
     cold_receive_s: float = 0.0
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> "Link":
+        """The inverse of ``dataclasses.asdict``. Raises: TypeError: a field is missing, unknown or of another type."""
+        link = Link(**data)
+        for name in Link.__slots__:
+            typed(name, getattr(link, name), *((str,) if name in ("source", "target") else (float, int)))
+        return link
 
     def when_cold(self) -> "Link":
         """The link where each request sweeps the last cache."""

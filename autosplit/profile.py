@@ -15,7 +15,7 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.errors import ProfileError, raise_faults
-from autosplit.files import content_hash, read_mapping
+from autosplit.files import MALFORMED, content_hash, read_mapping, typed_items
 from autosplit.fitting import fit_factors
 from autosplit.graph import Graph, Op
 from autosplit.machine import Link
@@ -27,6 +27,7 @@ from autosplit.samples import (
     StageMeasured,
     measured_from_dict,
     measured_to_dict,
+    setting_from_dict,
     stage_from_dict,
     stage_to_dict,
 )
@@ -324,13 +325,13 @@ class Profile:
             return Profile(
                 graph_name=data["graph"]["name"],
                 graph_hash=data["graph"]["hash"],
-                signatures=dict(data["signatures"]),
-                measured={Setting(e["device"], e["backend"], e["threads"]): measured_from_dict(e) for e in data["measured"]},
+                signatures=typed_items("signatures", data["signatures"], str),
+                measured={setting_from_dict(entry): measured_from_dict(entry) for entry in data["measured"]},
                 stages=tuple(stage_from_dict(entry) for entry in data["stages"]),
-                links=tuple(Link(**link) for link in data["links"]),
+                links=tuple(Link.from_dict(link) for link in data["links"]),
                 precision=data.get("precision", "f32"),
             ).verify()
-        except (KeyError, TypeError, ValueError) as failure:
+        except MALFORMED as failure:
             raise ProfileError(f"profile data is incomplete: {failure!r}; measure it again") from None
 
     def summary(self) -> list[dict[str, Any]]:

@@ -5,7 +5,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from types import NoneType
 from typing import Any, Literal, NamedTuple
+
+from autosplit.files import typed, typed_items
 
 Precision = Literal["f32", "bf16"]
 """What matrix products, convolutions and attention are computed in; models come and go in f32."""
@@ -132,18 +135,18 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
 
 
 def measured_from_dict(data: Mapping[str, Any]) -> Measured:
-    """The inverse of measured_to_dict. Raises: KeyError, TypeError: a field is missing or of another type."""
+    """The inverse of measured_to_dict. Raises: one of ``files.MALFORMED``: a field is missing or of another type."""
     if data["per"] not in ("signature", "op"):
         raise ValueError(f"per must be 'signature' or 'op', but is {data['per']!r}")
     return Measured(
-        ops={key: _samples(values) for key, values in data["ops"].items()},
+        ops={key: _samples(values) for key, values in typed("ops", data["ops"], dict).items()},
         per=data["per"],
-        source=data["source"],
+        source=typed("source", data["source"], str),
         whole=_samples(data["whole"]) if data["whole"] is not None else None,
         alone=_samples(data["alone"]) if data["alone"] is not None else None,
-        provenance=Provenance(**data["provenance"]),
-        error=data.get("error"),
-        refused=data.get("refused", {}),
+        provenance=_provenance(data["provenance"]),
+        error=typed("error", data.get("error"), float, int, NoneType),
+        refused=typed_items("refused", data.get("refused", {}), str),
     )
 
 
@@ -159,13 +162,30 @@ def stage_to_dict(stage: StageMeasured) -> dict[str, Any]:
 
 
 def stage_from_dict(data: Mapping[str, Any]) -> StageMeasured:
-    """The inverse of stage_to_dict. Raises: KeyError, TypeError: a field is missing or of another type."""
-    setting = Setting(data["device"], data["backend"], data["threads"])
-    return StageMeasured(frozenset(data["ops"]), setting, _samples(data["samples"]), tuple(data["busy"]), data["date"])
+    """The inverse of stage_to_dict. Raises: one of ``files.MALFORMED``: a field is missing or of another type."""
+    ops, busy = frozenset(typed("ops", data["ops"], list)), tuple(typed("busy", device, str) for device in data["busy"])
+    return StageMeasured(ops, setting_from_dict(data), _samples(data["samples"]), busy, typed("date", data["date"], str))
+
+
+def setting_from_dict(data: Mapping[str, Any]) -> Setting:
+    """The setting in what ``_asdict`` gave. Raises: one of ``files.MALFORMED``: a field is missing or of another type."""
+    device, backend = (typed(name, data[name], str) for name in ("device", "backend"))
+    return Setting(device, backend, typed("threads", data["threads"], int))
+
+
+def _provenance(data: Mapping[str, Any]) -> Provenance:
+    found = Provenance(**data)
+    for name in ("cpu", "date", "note", "precision"):
+        typed(name, getattr(found, name), str)
+    typed("num_cores", found.num_cores, int)
+    typed("canary_s", found.canary_s, float, int)
+    for name, kind in (("caches", int), ("versions", str), ("accelerator", str)):
+        typed_items(name, getattr(found, name), kind)
+    return found
 
 
 def _samples(values: Sequence[float]) -> Samples:
-    return Samples(tuple(float(value) for value in values))
+    return Samples(tuple(float(value) for value in typed("samples", values, list)))
 
 
 def _seconds(samples: Samples) -> list[float]:

@@ -174,6 +174,19 @@ def test_incomplete_data_is_a_profile_error(damage: str) -> None:
         Profile.from_dict(data)
 
 
+@pytest.mark.parametrize("damage", ["ops", "links", "signatures"])
+def test_data_of_another_type_is_a_profile_error(damage: str) -> None:
+    data = profiled().with_links([shared_memory_link("cpu:0", "cpu:1")]).to_dict()
+    if damage == "ops":
+        data["measured"][0]["ops"] = []
+    elif damage == "links":
+        data["links"][0]["latency_s"] = "fast"
+    else:
+        data["signatures"]["op0"] = 1
+    with pytest.raises(ProfileError, match="incomplete"):
+        Profile.from_dict(data)
+
+
 def test_a_truncated_file_is_named(tmp_path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(profiled().to_dict())[:100])

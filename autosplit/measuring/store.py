@@ -22,7 +22,7 @@ from typing import Any
 
 from autosplit.accuracy import Accuracy, Run
 from autosplit.errors import ProfileError
-from autosplit.files import content_hash, locked, read_mapping, write_atomic
+from autosplit.files import MALFORMED, content_hash, locked, read_mapping, write_atomic
 from autosplit.graph import Graph
 from autosplit.machine import Link
 from autosplit.profile import Profile
@@ -34,6 +34,7 @@ from autosplit.samples import (
     StageMeasured,
     measured_from_dict,
     measured_to_dict,
+    setting_from_dict,
     stage_from_dict,
     stage_to_dict,
 )
@@ -156,7 +157,7 @@ class Store:
         found = []
         with contextlib.suppress(FileNotFoundError):
             for line in (self.root / RUNS).read_bytes().splitlines():
-                with contextlib.suppress(KeyError, TypeError, ValueError):
+                with contextlib.suppress(*MALFORMED):
                     found.append(Run.from_dict(json.loads(line)))
         return Accuracy(tuple(found))
 
@@ -181,8 +182,8 @@ class Store:
         if not path.exists():
             return ()
         try:
-            return tuple(Link(**link) for link in read_mapping(path, "links", SCHEMA, ProfileError)["links"])
-        except (ProfileError, KeyError, TypeError):
+            return tuple(Link.from_dict(link) for link in read_mapping(path, "links", SCHEMA, ProfileError)["links"])
+        except (ProfileError, *MALFORMED):
             if held:
                 self._set_aside(path)
                 return ()
@@ -280,14 +281,13 @@ def _entries(path: Path, graph: Graph) -> list[Entry]:
         for entry in entries:
             empty = Profile.empty(graph, entry.measured.provenance.precision)
             replace(empty, measured={entry.setting: entry.measured}, stages=entry.stages).verify()
-    except (KeyError, TypeError, ValueError) as failure:
+    except MALFORMED as failure:
         raise ProfileError(f"profile file '{path}' is incomplete: {failure!r}") from None
     return entries
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:
-    setting = Setting(data["device"], data["backend"], data["threads"])
-    return Entry(setting, measured_from_dict(data), tuple(stage_from_dict(stage) for stage in data["stages"]))
+    return Entry(setting_from_dict(data), measured_from_dict(data), tuple(stage_from_dict(stage) for stage in data["stages"]))
 
 
 def _json(data: Any) -> str:

@@ -3,12 +3,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autosplit.accuracy import Run, StageRun
 from autosplit.errors import ProfileError
@@ -135,6 +138,66 @@ def test_a_damaged_file_is_named_set_aside_and_replaced(store: Store, damage: st
     assert store.load(chain(), {"eager": HERE}) == profile()
 
 
+DAMAGES = {
+    "ops that are a list": lambda entry: entry.update(ops=[]),
+    "samples that are a text": lambda entry: entry.update(whole="123"),
+    "a sample beyond all numbers": lambda entry: entry.update(whole=[10**400]),
+    "a source that is none": lambda entry: entry.update(source=[]),
+    "an error that is a text": lambda entry: entry.update(error="small"),
+    "a refusal without a reason": lambda entry: entry.update(refused={"op1": 1}),
+    "a date that is a number": lambda entry: entry["provenance"].update(date=20260101),
+    "caches that are a list": lambda entry: entry["provenance"].update(caches=[1, 2]),
+    "versions that are lists": lambda entry: entry["provenance"].update(versions={"torch": [2, 13]}),
+    "a device that is a number": lambda entry: entry.update(device=0, stages=[]),
+    "busy devices that are lists": lambda entry: entry["stages"][0].update(busy=[["cpu:1"]]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_with_a_wrong_type_is_set_aside_and_measured_again(store: Store, damage: str) -> None:
+    path = store.folder(chain()) / "cpu-0.json"
+    data = json.loads(path.read_text())
+    data["entries"].append(json.loads(json.dumps(data["entries"][0])))
+    DAMAGES[damage](data["entries"][0])
+    path.write_text(json.dumps(data))
+    loaded = store.load(chain(), {"eager": HERE})
+    assert list(loaded.measured) == [ON_1] and len(loaded.notes) == 1 and "'cpu-0.json.broken'" in loaded.notes[0]
+    store.save(chain(), profile(), [ON_0])
+    assert store.load(chain(), {"eager": HERE}) == profile()
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+def places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Each container with each of its keys or indices."""
+    for key in data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+        yield data, key
+        yield from places(data[key])
+
+
+@given(data=st.data(), junk=JUNK)
+@settings(max_examples=150, deadline=None)
+def test_a_file_with_anything_in_the_place_of_anything_is_read_or_set_aside(data: st.DataObject, junk: Any) -> None:
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder))
+        store.save(chain(), profile())
+        path = store.folder(chain()) / "cpu-0.json"
+        content = json.loads(path.read_text())
+        container, key = data.draw(st.sampled_from(list(places(content))))
+        container[key] = junk
+        path.write_text(json.dumps(content))
+        store.load(chain(), {"eager": HERE}).summary()
+        store.save(chain(), profile())
+        assert store.load(chain()).whole_s("cpu:0", "eager")
+        with suppress(ProfileError):
+            Profile.from_dict({**profile().to_dict(), "measured": content.get("entries")})
+
+
 def test_each_broken_file_keeps_a_name_of_its_own(store: Store) -> None:
     path = store.folder(chain()) / "cpu-0.json"
     for _ in range(3):
@@ -213,9 +276,10 @@ def test_links_are_kept_for_each_machine(tmp_path) -> None:
     assert store.links(HERE) == (faster, shared_memory_link("cpu:1", "cpu:0"))
     assert store.links(replace(HERE, cpu="another")) == ()
     assert store.links(replace(HERE, accelerator={"cuda:0 name": "a GPU"})) == ()
-    next((tmp_path / "links").glob("*.json")).write_text("{")
-    assert store.links(HERE) == ()
-    assert list((tmp_path / "links").glob("*.broken"))
+    [path] = (tmp_path / "links").glob("*.json")
+    for broken in ("{", path.read_text().replace("3.5e-05", '"fast"'), '{"schema": 1, "links": {"a": 1}}'):
+        path.write_text(broken)
+        assert store.links(HERE) == () and not path.exists()
 
 
 def test_stored_models_need_only_the_folder(store: Store) -> None:
@@ -239,7 +303,7 @@ def test_runs_are_added_by_many_and_survive_a_cut(tmp_path) -> None:
     assert len(store.accuracy().runs) == 8
     store.add_runs([a_run(104.0)])
     assert [run.predicted_per_s for run in store.accuracy().runs][-1] == 104.0 and len(store.accuracy().runs) == 9
-    path.write_text(path.read_text() + json.dumps({"kind": "run"}) + "\n[1]\n")
+    path.write_text(path.read_text() + json.dumps({"kind": "run"}) + "\n[1]\n" + "[" * 200_000 + "\n")
     assert len(store.accuracy().runs) == 9
 
 
