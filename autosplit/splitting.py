@@ -25,11 +25,11 @@ from torch import fx
 
 from autosplit import programs
 from autosplit.errors import PlanError, raise_faults
-from autosplit.files import content_hash, read_mapping
+from autosplit.files import MALFORMED, content_hash, read_mapping, typed
 from autosplit.flattening import is_pick
 from autosplit.graph import Graph
 from autosplit.tables import bytes_text
-from autosplit.tensorspec import TensorSpec, spec_of
+from autosplit.tensorspec import ALIGNMENT, TensorSpec, spec_of
 from autosplit.tracing import Traced
 from autosplit.weightsfile import map_weights, write_weights
 
@@ -213,19 +213,20 @@ def _replace(folder: Path, draft: Path) -> None:
 def load_stage(folder: Path) -> StageProgram:
     """The stage in ``folder``; its weights are mapped from the file, and read when they are first used.
 
-    Raises: PlanError: the folder is missing, truncated, of another version, or its two files are of different stages.
+    Raises: PlanError: the folder is missing, truncated, of another version, describes no stage, or its two files are of different
+        stages.
     """
     folder = Path(folder)
     data = _description(folder)
     try:
         specs = {kind: tuple(_spec(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
-    except (KeyError, TypeError, AttributeError) as failure:
-        raise PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {failure}. Save the stage again.") from None
-    weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
-    graph = programs.decode(data["nodes"])
-    faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
-    raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
-    module = fx.GraphModule(weights, graph, class_name="Stage")
+        weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
+        graph = programs.decode(data["nodes"])
+        faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
+        raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
+        module = fx.GraphModule(weights, graph, class_name="Stage")
+    except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
+        raise _incomplete(folder, failure) from None
     return StageProgram(str(data["name"]), module, specs["inputs"], specs["outputs"])
 
 
@@ -235,15 +236,29 @@ def _description(folder: Path) -> dict[str, Any]:
     try:
         described = {field: data[field] for field in DESCRIBED}
         same = content_hash(described) == data["key"] and int(data["weights_file_bytes"]) >= 0
-    except (KeyError, TypeError, ValueError) as failure:
-        raise PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {failure}. Save the stage again.") from None
+    except MALFORMED as failure:
+        raise _incomplete(folder, failure) from None
     if not same:
         raise PlanError(f"stage file '{folder / 'stage.json'}' was changed after it was saved. Save the stage again.")
     return data
 
 
+def _incomplete(folder: Path, failure: Exception) -> PlanError:
+    reason = str(failure).partition("\n")[0]  # torch adds its call stack
+    return PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {reason}. Save the stage again.")
+
+
 def _spec(data: Mapping[str, Any]) -> TensorSpec:
-    return TensorSpec(data["name"], tuple(data["shape"]), tuple(data["stride"]), data["dtype"], data["offset_bytes"])
+    """A spec that is of a tensor. Raises: one of ``files.MALFORMED``: it is of none."""
+    name, dtype = (typed(field, data[field], str) for field in ("name", "dtype"))
+    shape, stride = (tuple(typed(field, size, int) for size in data[field]) for field in ("shape", "stride"))
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise TypeError(f"'{name}' has dtype '{dtype}', which torch does not have")
+    if len(shape) != len(stride) or min((0, *shape, *stride)) < 0:
+        raise ValueError(f"'{name}' has shape {list(shape)} and strides {list(stride)}, as no tensor has")
+    if typed("offset_bytes", data["offset_bytes"], int) not in range(ALIGNMENT):
+        raise ValueError(f"'{name}' starts {data['offset_bytes']} bytes past a boundary of {ALIGNMENT}")
+    return TensorSpec(name, shape, stride, dtype, data["offset_bytes"])
 
 
 def place_stage(program: StageProgram, device: torch.device | str) -> StageProgram:

@@ -2,9 +2,11 @@ import errno
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autosplit.errors import PlanError
+from autosplit.files import content_hash
 from autosplit.loading import load_model
-from autosplit.splitting import WEIGHTS, load_stage, place_stage, save_stage, split
+from autosplit.splitting import DESCRIBED, WEIGHTS, load_stage, place_stage, save_stage, split
 from autosplit.tensorspec import copy_into, empty_like_spec, extent_bytes, spec_of
 from autosplit.tracing import trace
 
@@ -295,6 +298,70 @@ def test_a_damaged_folder_is_refused(damage, message, tmp_path):
     damage(tmp_path / "0")
     with pytest.raises(PlanError, match=message):
         load_stage(tmp_path / "0")
+
+
+def forge(folder, change):
+    """Change ``stage.json``, and have both files say that it is what was saved."""
+    path, weights = folder / "stage.json", folder / WEIGHTS
+    data = json.loads(path.read_text())
+    saved = data["key"]
+    change(data)
+    if all(field in data for field in DESCRIBED):
+        data["key"] = content_hash({field: data[field] for field in DESCRIBED})
+        weights.write_bytes(weights.read_bytes().replace(saved.encode(), data["key"].encode()))
+    path.write_text(json.dumps(data))
+
+
+def nested(depth):
+    return [nested(depth - 1)] if depth else []
+
+
+FORGERIES = {
+    "no dtype": lambda data: data["inputs"][0].update(dtype="nn"),
+    "no dtype of a weight": lambda data: data["weights"][0].update(dtype="nn"),
+    "a negative stride": lambda data: data["outputs"][0].update(stride=[-1, 1]),
+    "a negative stride of a weight": lambda data: data["weights"][0].update(stride=[-1, 1]),
+    "a shape of texts": lambda data: data["inputs"][0].update(shape=["a", "b"]),
+    "a shape of texts of a weight": lambda data: data["weights"][0].update(shape=["a", "b"]),
+    "a shape that is too large": lambda data: data["weights"][0].update(shape=[0, 2**70]),
+    "fewer strides than sizes": lambda data: data["inputs"][0].update(stride=[1]),
+    "a start past the boundary": lambda data: data["inputs"][0].update(offset_bytes=64),
+    "nodes that are a number": lambda data: data.update(nodes=5),
+    "a device that there is not": lambda data: data["nodes"][-2]["args"].append({"device": "abacus"}),
+    "a node in brackets": lambda data: data["nodes"][-2].update(args=nested(300)),
+    "a word of Python as a name": lambda data: data["nodes"][-2].update(kwargs={"class": 1}),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_stage_file_that_nobody_saved_is_refused(forgery, tmp_path):
+    saved_and_loaded(split(traced("mlp"), even(traced("mlp").graph, 1)), tmp_path)
+    forge(tmp_path / "0", FORGERIES[forgery])
+    with pytest.raises(PlanError, match=r"stage\.json' is incomplete: .*\. Save the stage again"):
+        load_stage(tmp_path / "0")
+
+
+JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just([]) | st.just({}) | st.just([[]])
+
+
+def places(data):
+    for key in data if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+        yield data, key
+        yield from places(data[key])
+
+
+@given(data=st.data(), junk=JUNK)
+@settings(max_examples=100, deadline=None)
+def test_a_stage_file_with_anything_in_the_place_of_anything_is_loaded_or_refused(data, junk):
+    def change(content):
+        container, key = data.draw(st.sampled_from(list(places(content))))
+        container[key] = junk
+
+    with TemporaryDirectory() as folder:
+        save_stage(split(traced("mlp"), even(traced("mlp").graph, 1))[0], Path(folder) / "stage")
+        forge(Path(folder) / "stage", change)
+        with suppress(PlanError):
+            load_stage(Path(folder) / "stage")
 
 
 def test_weights_of_another_stage_are_refused(tmp_path):
