@@ -92,7 +92,10 @@ def _serve(sock: socket.socket) -> None:
             case Fork() as order:
                 descriptors: list[int] = []
                 while len(descriptors) < len(order.numbers):
-                    descriptors += socket.recv_fds(sock, 1, MOST_DESCRIPTORS)[1]
+                    data, received, *_ = socket.recv_fds(sock, 1, MOST_DESCRIPTORS)
+                    if not data:
+                        raise EOFError
+                    descriptors += received
                 parent = os.getpid()
                 pid = os.fork()
                 if pid == 0:

@@ -147,7 +147,7 @@ def spawn_worker(
         cores: the cores it is pinned to; empty leaves the host's affinity.
         fds: descriptors that it inherits, under the same numbers.
         threads: size of the torch and OpenMP pools; the number of cores by default.
-    Raises: UsageError: a core is not available to this process.
+    Raises: UsageError: a core is not available to this process. OSError: one of ``fds`` is not open.
     """
     refused = sorted(set(cores) - set(affinity()))
     if refused:
@@ -223,8 +223,15 @@ class _Nursery:
         _in_spawner(self._running)
 
     def fork(self, order: Fork) -> tuple[int, int]:
-        """Fork a worker; its process id, and a descriptor of it."""
-        return _in_spawner(lambda: self._fork(order))
+        """Fork a worker; its process id, and a descriptor of it. Raises: OSError: one of its descriptors is not open."""
+        # Of a worker whose order is under way all must be sent, even if the caller is interrupted and closes its own.
+        with contextlib.ExitStack() as stack:
+            copies = []
+            for number in order.numbers:
+                copies.append(os.dup(number))
+                stack.callback(os.close, copies[-1])
+            held = stack.pop_all()
+        return _in_spawner(lambda: self._fork(order, copies, held))
 
     def reap(self, pid: int) -> int:
         """The exit code of a worker that has ended."""
@@ -255,12 +262,13 @@ class _Nursery:
             )
         self._sock, self._connection, self._owner = ours, Connection(os.dup(ours.fileno())), os.getpid()
 
-    def _fork(self, order: Fork) -> tuple[int, int]:
-        self._running()
-        assert self._connection is not None and self._sock is not None
-        self._connection.send(order)
-        send_descriptors(self._sock, order.numbers)
-        pid: int = self._connection.recv()
+    def _fork(self, order: Fork, descriptors: Sequence[int], held: contextlib.ExitStack) -> tuple[int, int]:
+        with held:
+            self._running()
+            assert self._connection is not None and self._sock is not None
+            self._connection.send(order)
+            send_descriptors(self._sock, descriptors)
+            pid: int = self._connection.recv()
         return pid, os.pidfd_open(pid)
 
     def _reap(self, pid: int) -> int:

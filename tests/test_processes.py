@@ -3,15 +3,18 @@
 import mmap
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from autosplit.errors import UsageError, WorkerError
+from autosplit.forking import Fork, _serve
 from autosplit.limits import affinity
 from autosplit.processes import proportional_bytes, receive, resident_bytes, spawn_worker
 
@@ -134,6 +137,36 @@ def test_an_exception_ends_the_worker_with_an_exit_code(targets: str, capfd: pyt
 def test_a_core_that_is_not_ours_is_refused() -> None:
     with pytest.raises(UsageError, match=r"worker 'w' asks for core 4095; this process may use \d"):
         spawn_worker("os:getpid", name="w", cores=[4095])
+
+
+LOST = """
+import sys
+sys.path.insert(0, {folder!r})
+from autosplit.processes import spawn_worker, receive
+try:
+    spawn_worker("worker_targets:sleeper", fds=[9999])
+except OSError:
+    print("refused")
+worker = spawn_worker("worker_targets:sleeper")
+print(receive(worker, 30, "its start") == worker.pid)
+"""
+
+
+def test_a_descriptor_that_is_not_open_is_refused_and_the_next_worker_starts(tmp_path: Path) -> None:
+    (tmp_path / "worker_targets.py").write_text(TARGETS)
+    program = LOST.format(folder=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=40)
+    assert ended.stdout.split() == ["refused", "True"] and ended.returncode == 0
+
+
+@pytest.mark.timeout(10)
+def test_an_order_of_which_the_descriptors_never_come_is_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with Connection(ours.detach()) as host:
+            host.send(Fork("os:getpid", 0, (0,), (), 1, {}, (), "/"))
+        with pytest.raises(EOFError):
+            _serve(theirs)
 
 
 def test_workers_end_with_the_process_that_they_are_forked_from_and_the_next_gets_a_new_one(targets: str) -> None:
