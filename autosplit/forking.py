@@ -106,7 +106,11 @@ def _serve(sock: socket.socket) -> None:
                     os.close(descriptor)
                 connection.send(pid)
             case Reap(pid):
-                connection.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                try:
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                except ChildProcessError:
+                    code = -signal.SIGKILL  # a child of the process before this one, with which the kernel killed it
+                connection.send(code)
 
 
 def _become(order: Fork, descriptors: Sequence[int], parent: int) -> NoReturn:

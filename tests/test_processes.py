@@ -182,6 +182,19 @@ def test_workers_end_with_the_process_that_they_are_forked_from_and_the_next_get
     another.close(timeout_s=0.0)
 
 
+def test_a_worker_of_the_process_before_is_buried_without_harm_to_those_of_the_next(targets: str) -> None:
+    old = spawn_worker(f"{targets}:sleeper")
+    receive(old, 30, "its start")
+    os.kill(int(Path(f"/proc/{old.pid}/stat").read_text().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+    assert gone(old.pid)
+    new = spawn_worker(f"{targets}:sleeper")
+    receive(new, 30, "its start")
+    assert old.wait(30) and old.fate() == "was killed by SIGKILL"
+    assert not new.wait(0.5)
+    for worker in (old, new):
+        worker.close(timeout_s=0.0)
+
+
 def test_a_worker_is_where_the_host_is_now_not_where_it_was(
     targets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
