@@ -155,19 +155,21 @@ class Executor:
 
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
-        with self._lock:
-            self._open = False
-            self._lock.notify_all()
-            if drain:
-                self._wait_for(lambda: self._broken is not None or not (self._door or self._window), None)
-        self._ending = True
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake_fd, 1)
-        self._thread.join()
-        self._fail(RefusedError("the pipeline was closed before the request was done"))
-        if self._wake_fd >= 0:
-            os.close(self._wake_fd)
-            self._wake_fd = -1
+        try:
+            with self._lock:
+                self._open = False
+                self._lock.notify_all()
+                if drain:
+                    self._wait_for(lambda: self._broken is not None or not (self._door or self._window), None)
+        finally:  # also of who was interrupted: the caller takes the workers and the rings away next
+            self._ending = True
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._wake_fd, 1)
+            self._thread.join()
+            self._fail(RefusedError("the pipeline was closed before the request was done"))
+            if self._wake_fd >= 0:
+                os.close(self._wake_fd)
+                self._wake_fd = -1
 
     def _wait_for(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until the condition holds, which is looked at when a request is done (the lock is held)."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipelines import Gate, Once, add, double, fail_on_7, increment, local, request
 
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
+from autosplit.running.executor import Executor
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
@@ -359,6 +360,22 @@ def test_close_drains_or_fails_what_it_holds() -> None:
     for future in futures:
         with pytest.raises(RefusedError, match="closed before the request was done"):
             future.result(0)
+
+
+def test_close_ends_all_that_it_holds_also_when_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    pipeline = Pipeline([local("a", gate, "x", "y")], ["x"], ["y"])
+    future = pipeline.submit(request(0))
+
+    def interrupt(*_: object) -> None:
+        threading.Timer(0.1, gate.opened.set).start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Executor, "_wait_for", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.close()
+    assert [thread.name for thread in threading.enumerate() if thread.name in ("autosplit-executor", "a/0 on null:0")] == []
+    assert future.done()
 
 
 @pytest.mark.parametrize(
