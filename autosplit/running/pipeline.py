@@ -24,7 +24,7 @@ from autosplit.running.provisioner import provision
 from autosplit.running.request import Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, wire
-from autosplit.tensorspec import differences, is_dense
+from autosplit.tensorspec import differences, is_dense, kind_of
 
 
 class Pipeline:
@@ -77,6 +77,7 @@ class Pipeline:
             raise
         specs = self.wiring.input_specs
         self._checks = [(at, specs[name].shape, specs[name].torch_dtype) for at, name in enumerate(inputs) if name in specs]
+        self._unread = [(at, name) for at, name in enumerate(inputs) if name not in specs]
         self._flow = Flow(self.wiring)
         self._started = time.monotonic()
         self._closed = False
@@ -293,6 +294,9 @@ class Pipeline:
                 specs = [self.wiring.input_specs[names[at]] for at, _, _ in self._checks]
                 faults = differences(specs, [inputs[at] for at, _, _ in self._checks])
                 raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
+        for position, name in self._unread:
+            if not is_dense(inputs[position]):
+                raise UsageError(f"input '{name}' is {kind_of(inputs[position])}, and a dense tensor is expected")
         return Request(tuple(inputs), monotonic_deadline(deadline_s), time.monotonic_ns(), keep=keep)
 
     def _answer(self, request: Request) -> Tensors:

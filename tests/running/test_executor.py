@@ -396,6 +396,14 @@ def test_inputs_that_do_not_fit_hurt_nobody_else(inputs: list[torch.Tensor], fau
         assert pipeline.run(request(1))[0][0] == 2
 
 
+def test_an_input_that_no_stage_reads_must_be_a_tensor_too() -> None:
+    with Pipeline([local("a", double, "x", "y")], ["x", "z"], ["y", "z"], max_in_flight=1) as pipeline:
+        with pytest.raises(UsageError, match="input 'z' is NoneType, and a dense tensor is expected"):
+            pipeline.submit([*request(1), None])  # type: ignore[list-item]
+        futures = [pipeline.submit([*request(number), *request(number)]) for number in range(3)]
+        assert [float(future.result(10)[1][0]) for future in futures] == [0, 1, 2]
+
+
 def test_settings_out_of_range_hurt_nobody_else() -> None:
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=9) as pipeline:
