@@ -351,6 +351,7 @@ class Executor:
             self._recovery.resume(self.lanes)
             self._feeding = True
             late = self._admit()
+            self._lock.notify_all()
         self._answer(late)
         for worker in self.deployment.workers:
             self._drains.watch(worker.pidfd)

@@ -1,19 +1,23 @@
 """The schedule itself, on null devices: order, back-pressure, priorities, deadlines, cancelling, failures, replays."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import Gate, Once, add, double, fail_on_7, increment, local, request
+from pipelines import Gate, Once, add, double, fail_on_7, increment, local, request, spawned
 
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.executor import Executor
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.recovery import Recovery
 from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
 
@@ -327,6 +331,28 @@ def test_a_request_that_kills_twice_is_given_up_and_the_others_go_on() -> None:
         ):
             futures[7].result(10)
         assert pipeline.stats().restarts == 2
+
+
+@pytest.mark.timeout(30)
+def test_a_request_that_comes_while_an_idle_pipeline_recovers_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    recovering, asked = threading.Event(), threading.Event()
+    replace_dead, wait_for = Recovery.replace_dead, Executor._wait_for
+
+    def replace(*args: Any) -> Any:
+        recovering.set()
+        asked.wait(20)
+        return replace_dead(*args)
+
+    def ask(executor: Executor, *args: Any) -> bool:
+        asked.set()  # the lock is held, and is free once it waits
+        return wait_for(executor, *args)
+
+    monkeypatch.setattr(Recovery, "replace_dead", replace)
+    monkeypatch.setattr(Executor, "_wait_for", ask)
+    with Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"], room=0) as pipeline:
+        os.kill(pipeline.pids[0], signal.SIGKILL)
+        assert recovering.wait(20)
+        assert pipeline.submit(request(1)).result(20)[0][0] == 2
 
 
 def test_a_stage_that_always_dies_is_given_up() -> None:
