@@ -9,11 +9,12 @@ The last slice is padded with its own last row (zeros could turn into NaN) and i
 computed independently of the others in its batch, as models in eval mode do.
 """
 
+import contextlib
 import threading
 import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -198,14 +199,15 @@ class Batcher:
             with self._lock:
                 piece.whole.missing -= 1
                 complete = piece.whole.missing == 0
-            if complete and not piece.whole.future.done():
+            if complete:
                 ordered = [piece.whole.parts[position] for position in sorted(piece.whole.parts)]
-                piece.whole.future.set_result(tuple(torch.cat(parts) for parts in zip(*ordered, strict=True)))
+                with contextlib.suppress(InvalidStateError):  # it was cancelled, or another slice of it failed
+                    piece.whole.future.set_result(tuple(torch.cat(parts) for parts in zip(*ordered, strict=True)))
 
 
 def _fail(pieces: Sequence[Piece], failure: BaseException) -> None:
     for piece in pieces:
-        if not piece.whole.future.done():
+        with contextlib.suppress(InvalidStateError):
             piece.whole.future.set_exception(failure)
 
 

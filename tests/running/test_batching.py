@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import wait
 from dataclasses import replace
 
 import pytest
@@ -128,6 +129,19 @@ def test_cancelling_a_request_ends_its_slices() -> None:
         assert future.cancel()
         gate.opened.set()
     assert gate.seen == [0] and pipeline.num_answered == 1
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2, 3), (0, 1, 2, 13)])
+def test_a_request_cancelled_at_the_last_moment_takes_no_answer_from_those_gathered_with_it(
+    numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with only_x(Scale()) as pipeline, Batcher(pipeline, window_s=60) as batcher:
+        futures = [batcher.submit([rows(number)]) for number in numbers[:3]]
+        monkeypatch.setattr(futures[0], "done", lambda: False)  # it is cancelled right after this was asked
+        assert futures[0].cancel()
+        futures.append(batcher.submit([rows(numbers[3])]))
+        done, waiting = wait(futures[1:], 10)
+        assert not waiting and {future.exception() is None for future in done} == {13 not in numbers}
 
 
 def test_many_threads_gather() -> None:
