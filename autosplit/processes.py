@@ -28,6 +28,9 @@ from autosplit.limits import affinity
 
 Result = TypeVar("Result")
 
+MOST_WAIT_S = 1e6
+"""The kernel counts milliseconds in 31 bits."""
+
 
 class Worker(Protocol):
     """What the host needs of a worker; WorkerProcess is one, and a thread that plays one is another."""
@@ -70,7 +73,7 @@ def receive(worker: Worker, timeout_s: float, what: str) -> Any:
     Raises: WorkerError: none came within ``timeout_s``, or the worker died; ``what`` says what was waited for.
     """
     try:
-        if worker.connection.poll(timeout_s):
+        if worker.connection.poll(min(MOST_WAIT_S, timeout_s)):
             return worker.connection.recv()
     except (EOFError, OSError):
         worker.wait(1.0)
@@ -105,7 +108,7 @@ class WorkerProcess:
         if self._code is None:
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
-            if not poll.poll(1000 * min(1e6, max(0.0, timeout_s))):
+            if not poll.poll(1000 * min(MOST_WAIT_S, max(0.0, timeout_s))):
                 return False
             with self._lock:
                 if self._code is None:
@@ -117,7 +120,7 @@ class WorkerProcess:
         if not self.wait(0.0):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            self.wait(1e6)
+            self.wait(MOST_WAIT_S)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``."""

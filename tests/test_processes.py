@@ -126,6 +126,12 @@ def test_a_silent_worker_is_an_error_in_time(targets: str) -> None:
     worker.close()
 
 
+def test_an_answer_may_be_waited_for_for_months(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:sleeper")
+    assert receive(worker, 1e9, "its start") == worker.pid
+    worker.close(timeout_s=0.0)
+
+
 def test_an_exception_ends_the_worker_with_an_exit_code(targets: str, capfd: pytest.CaptureFixture[str]) -> None:
     worker = spawn_worker(f"{targets}:breaker")
     assert worker.wait(30)

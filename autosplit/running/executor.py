@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, WorkerError
+from autosplit.processes import MOST_WAIT_S
 from autosplit.running.door import Door
 from autosplit.running.draining import Drains
 from autosplit.running.feeding import Feeds
@@ -263,7 +264,7 @@ class Executor:
         self._dozes = self._in_order and self.pace.num_soon > 1 and self.num_running > 0 and not alone
         if self._dozes:
             patience_s = min(patience_s, SOON_NS / 1e9)
-        patience_ms = None if math.isinf(patience_s) else math.ceil(patience_s * 1000)
+        patience_ms = None if math.isinf(patience_s) else math.ceil(min(patience_s, MOST_WAIT_S) * 1000)
         found = self._drains.wait(patience_ms, self.pace.num_soon if self._dozes else 1, self.lanes)
         self._dozes = False
         return found

@@ -442,6 +442,21 @@ def test_settings_out_of_range_hurt_nobody_else() -> None:
         assert [float(future.result(10)[0][0]) for future in futures] == [1, 2, 2]
 
 
+def test_limits_of_months_are_waited_for() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y", hang_s=1e9)], ["x"], ["y"], max_in_flight=1) as pipeline:
+        first = pipeline.submit(request(0))
+        gate.entered.acquire()
+        second = pipeline.submit(request(1), deadline_s=1e8)  # it waits at the door
+        gate.opened.set()
+        assert [float(future.result(10)[0][0]) for future in (first, second)] == [1, 2]
+        assert pipeline.run(request(2))[0][0] == 3
+    with Pipeline([local("a", Once(1, 1), "x", "y", 2, hang_s=1e9)], ["x"], ["y"]) as pipeline:
+        answers = pipeline.run_many([request(number) for number in range(4)])  # one is paused while the other is replaced
+        assert [float(answer[0][0]) for answer in answers] == [1, 2, 3, 4]
+        assert pipeline.restarts == 1
+
+
 def test_a_parameter_group_of_no_stage_is_refused() -> None:
     with pytest.raises(PlanError, match="group 'g' names 'none'; the stages are: a"):
         Pipeline([local("a", double, "x", "y")], ["x"], ["y"], groups={"g": ["a", "none"]})
