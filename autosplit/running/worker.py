@@ -1,11 +1,11 @@
 """A worker: it loads one stage, then takes its requests in order, each from its input rings to its output rings."""
 
-import contextlib
 import select
 import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +54,21 @@ class _Rewound(Exception):  # noqa: N818 - not an error: the tokens were counted
     def __init__(self, first: int) -> None:
         super().__init__(first)
         self.first = first
+
+
+@dataclass(frozen=True, slots=True)
+class _NotBegun:
+    """A request that could not be begun ahead, as one under way; its failure is told in its turn."""
+
+    failure: Exception
+
+    def wait(self, most_s: float = 0.0) -> bool:
+        """Raises: what beginning it raised."""
+        raise self.failure
+
+    def outputs(self) -> Sequence[torch.Tensor]:
+        """Raises: the same."""
+        raise self.failure
 
 
 class _Ahead(NamedTuple):
@@ -296,9 +311,15 @@ class Stage:
             newest, slots = found
             ahead = _Ahead(newest, slots)
             if all(slot.header[FLAG] == DATA for slot in slots) and not self.words.expired(newest):
-                with contextlib.suppress(Exception):  # it is begun again in its turn, and what it raises is told then
-                    ahead = _Ahead(newest, slots, self.versions.of(newest)[1].begin(self._inputs(slots)))  # type: ignore[attr-defined]
+                ahead = _Ahead(newest, slots, self._begin(newest, self._inputs(slots)))
             self._ahead.append(ahead)
+
+    def _begin(self, sequence: int, inputs: Sequence[torch.Tensor]) -> "Begun":
+        """Begin a request, once only: another try would come after later requests, which have their turns in order."""
+        try:
+            return self.versions.of(sequence)[1].begin(inputs)  # type: ignore[attr-defined, no-any-return]
+        except Exception as failure:
+            return _NotBegun(failure)
 
     def _following(self, sequence: int) -> tuple[int, list[Slot]] | None:
         """The request to run after this one, if its inputs are here."""

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Sequence
+from itertools import cycle
 
 import pytest
 import torch
@@ -67,3 +68,48 @@ def test_a_request_is_begun_while_an_earlier_one_is_computed(in_order: bool) -> 
         second = pipeline.submit(request(2))
         assert pair.entered.acquire(timeout=2), "the second waited for the first, and the first waits for the second"
         assert first.result(20)[0][0] == 2 and second.result(20)[0][0] == 4
+
+
+class Slot:
+    """What one request occupies: the next one that is begun here overwrites what it made."""
+
+    def __init__(self, go: threading.Event) -> None:
+        self.go = go
+
+    def wait(self, most_s: float = math.inf) -> bool:
+        return self.go.wait(min(most_s, 20.0))
+
+    def outputs(self) -> list[torch.Tensor]:
+        return self.made
+
+
+class Slots:
+    """Three of them, which take turns; the first try to begin request 1 fails, and uses up a turn."""
+
+    num_contexts = 3
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.turns = cycle([Slot(self.go) for _ in range(self.num_contexts)])
+        self.failed = False
+
+    def begin(self, inputs: Sequence[torch.Tensor]) -> Slot:
+        slot = next(self.turns)
+        if inputs[0][0] == 1 and not self.failed:
+            self.failed = True
+            raise RuntimeError("not now")
+        slot.made = [2 * value for value in inputs]
+        return slot
+
+
+@pytest.mark.timeout(60)
+def test_a_request_that_cannot_be_begun_ahead_fails_alone() -> None:
+    slots = Slots()
+    stage = StagePlacement("slots", Streaming(slots), (spec("x"),), (spec("y"),), (NULL,))
+    with Pipeline([stage], ["x"], ["y"], max_in_flight=8) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(8)]
+        slots.go.set()
+        failures = [future.exception(20) for future in futures]
+        answers = {number: float(future.result(0)[0][0]) for number, future in enumerate(futures) if failures[number] is None}
+    assert [number for number in answers if answers[number] != 2 * number] == []
+    assert [number for number in range(8) if failures[number] is not None] == [1] and "not now" in str(failures[1])
