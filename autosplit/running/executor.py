@@ -154,6 +154,11 @@ class Executor:
         with self._lock:
             action(self.lanes, self._num_fed)
 
+    def take_times(self, *, clear: bool) -> list[RequestTimes]:
+        """Those of the last requests; none is lost, and none comes twice, if they are cleared."""
+        with self._lock:  # the pace, which looks at them, holds it
+            return [self.times.popleft() for _ in range(len(self.times))] if clear else list(self.times)
+
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
         try:

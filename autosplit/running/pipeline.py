@@ -227,12 +227,12 @@ class Pipeline:
 
     def stats(self, *, clear: bool = False) -> RunStats:
         """What was measured since the start, or since the last call with ``clear``: latency, and each worker's times."""
-        elapsed_s = time.monotonic() - self._started
-        times = list(self._executor.times)
-        stages = [self._stage_stats(number, events) for number, events in enumerate(self.events(clear=clear))]
+        now = time.monotonic()
+        elapsed_s = now - self._started
+        times = self._executor.take_times(clear=clear)  # at once: asking the workers takes a while, and answers come meanwhile
         if clear:
-            self._executor.times.clear()
-            self._started = time.monotonic()
+            self._started = now
+        stages = [self._stage_stats(number, events) for number, events in enumerate(self.events(clear=clear))]
         return RunStats(
             num_requests=len(times),
             elapsed_s=elapsed_s,

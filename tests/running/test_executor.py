@@ -16,6 +16,7 @@ from pipelines import Gate, Once, add, double, fail_on_7, increment, local, requ
 
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.executor import Executor
+from autosplit.running.messages import Event
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
 from autosplit.running.threads import SimulatedDeath
@@ -489,3 +490,18 @@ def test_stats_add_up_and_can_be_cleared() -> None:
         assert [row["stage"] for row in stats.rows()] == ["a", "a", "b"]
         assert "10 requests" in stats._repr_html_() and len(stats.frame()) == 3 and stats.to_dict()["restarts"] == 0
         assert pipeline.stats().num_requests == 0
+
+
+def test_no_request_is_lost_between_two_stats(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
+        events = pipeline.events
+
+        def answered_meanwhile(*, clear: bool) -> list[list[Event]]:
+            pipeline.run(request(1))
+            return events(clear=clear)
+
+        pipeline.run(request(0))
+        monkeypatch.setattr(pipeline, "events", answered_meanwhile)
+        first = pipeline.stats(clear=True)
+        monkeypatch.setattr(pipeline, "events", events)
+        assert first.num_requests + pipeline.stats().num_requests == 2
