@@ -71,7 +71,8 @@ class Executor:
         self._drains = Drains(deployment, [self._wake_fd, *(worker.pidfd for worker in deployment.workers)])
         self._recovery = Recovery(deployment, max_restarts)
         for worker in deployment.workers:
-            worker.connection.send(Run(0))
+            with contextlib.suppress(OSError):  # one that died while others still loaded is found by its descriptor
+                worker.connection.send(Run(0))
         self._thread = threading.Thread(target=self._live, name="autosplit-executor", daemon=True)
         self._thread.start()
 

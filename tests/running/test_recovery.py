@@ -10,7 +10,10 @@ import pytest
 from pipelines import CORES, request, spawned
 
 from autosplit.errors import StageError, WorkerError
+from autosplit.running import pipeline as pipeline_module
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.provisioner import Deployment, provision
+from autosplit.running.wiring import Wiring
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -44,6 +47,19 @@ def test_a_request_that_kills_or_hangs_its_worker_is_given_up_alone() -> None:
             answers = [float(future.result(60)[0][0]) for future in futures if future is not futures[7]]
             assert answers == [1, 2, 3, 4, 5, 6, 7, 9, 10]
             assert pipeline.restarts == 2
+
+
+def test_a_worker_that_dies_while_others_still_load_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def provision_and_kill(wiring: Wiring) -> Deployment:
+        deployment = provision(wiring)
+        os.kill(deployment.workers[0].pid, signal.SIGKILL)
+        assert deployment.workers[0].wait(20)
+        return deployment
+
+    monkeypatch.setattr(pipeline_module, "provision", provision_and_kill)
+    with Pipeline([spawned("a", "increment", "x", "u"), spawned("b", "double", "u", "y")], ["x"], ["y"]) as pipeline:
+        assert pipeline.run(request(1))[0][0] == 4
+        assert pipeline.restarts == 1
 
 
 def test_a_stage_that_dies_every_time_is_given_up_with_an_error_for_all() -> None:
