@@ -12,7 +12,7 @@ from types import TracebackType
 import torch
 
 from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError, listed, raise_faults
-from autosplit.processes import proportional_bytes, receive
+from autosplit.processes import proportional_bytes
 from autosplit.results import LatencyStats, RunStats, StageStats
 from autosplit.running import words
 from autosplit.running.counting import BatchCounts
@@ -246,13 +246,12 @@ class Pipeline:
         """The times of the last requests in each worker; empty for a worker that could not be asked."""
         found: list[list[Event]] = []
         with self._deployment.control_lock:
-            for worker in self._deployment.workers:
+            for number in range(len(self._deployment.workers)):
                 found.append([])
-                with contextlib.suppress(WorkerError, OSError):
-                    worker.connection.send(Report(clear))
-                    answer = receive(worker, 60.0, "a report")
-                    if isinstance(answer, Events):
-                        found[-1] = [Event(*row) for row in answer.rows]
+                with contextlib.suppress(WorkerError):
+                    self._deployment.ask(number, Report(clear), "a report")
+                    answer = self._deployment.hear(number, 60.0, "a report", Events)
+                    found[-1] = [Event(*row) for row in answer.rows]
         return found
 
     def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:

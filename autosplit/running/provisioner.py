@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from autosplit.accelerators import PROVIDERS
 from autosplit.errors import BackendError, WorkerError
@@ -17,6 +18,8 @@ from autosplit.running.ring import Ring
 from autosplit.running.threads import start_thread
 from autosplit.running.wiring import HOST, Channel, StagePlacement, Wiring
 from autosplit.running.words import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, Words
+
+Answer = TypeVar("Answer")
 
 LOAD_TIMEOUT_S = 300.0
 SPIN_S = 50e-6
@@ -68,6 +71,23 @@ class Deployment:
         duty = self.duties[number]
         stage = next(stage for stage in self.wiring.stages if stage.name == duty.stage)
         return stage.devices[duty.replica]
+
+    def ask(self, number: int, question: object, what: str) -> None:
+        """Tell a worker something, and forget what it answered too late to be heard. Raises: WorkerError: it died before."""
+        worker = self.workers[number]
+        try:
+            while worker.connection.poll(0):
+                worker.connection.recv()
+            worker.connection.send(question)
+        except (EOFError, OSError):
+            raise WorkerError(f"worker '{worker.name}' died before {what}; try again") from None
+
+    def hear(self, number: int, timeout_s: float, what: str, *kinds: type[Answer]) -> Answer:
+        """What a worker answers; another kind of answer is a late one to an earlier question. Raises: WorkerError: as receive."""
+        while True:
+            answer = receive(self.workers[number], timeout_s, what)
+            if isinstance(answer, kinds):
+                return answer
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End every worker and free every descriptor."""

@@ -1,5 +1,6 @@
 """Swap the weights of running stages: load them beside the old ones, then switch every stage at the same request."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,9 @@ from torch import fx
 
 from autosplit.backends.base import get_backend
 from autosplit.errors import BackendError, UsageError, WorkerError, raise_faults
-from autosplit.processes import receive
 from autosplit.running.executor import Executor
 from autosplit.running.lanes import Lanes
-from autosplit.running.messages import Failed, Load, Use, Version
+from autosplit.running.messages import Failed, Load, Loaded, Use, Using, Version
 from autosplit.running.modules import Module, StageFolder
 from autosplit.running.provisioner import LOAD_TIMEOUT_S, Deployment
 from autosplit.splitting import StageProgram, load_stage, save_stage
@@ -62,27 +62,22 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
     def switch(lanes: Lanes, fed: int) -> None:
         """Every worker knows the new version before the first request of its time is fed."""
         for number in numbers:
-            duty, worker = deployment.duties[number], deployment.workers[number]
+            duty = deployment.duties[number]
             base, first = lanes.base(duty.replica), lanes.next(duty.replica)
             versions = (*duty.versions, Version(first, modules[duty.stage]))
             kept = [
                 one for one, after in zip(versions, (*versions[1:], None), strict=True) if after is None or after.first > base
             ]
             deployment.duties[number] = replace(duty, versions=tuple(kept))
-            try:
-                worker.connection.send(Use(first))
-                receive(worker, LOAD_TIMEOUT_S, "a swap")
-            except (WorkerError, OSError):
-                continue  # it died: its successor starts with both versions
+            with contextlib.suppress(WorkerError):  # it died: its successor starts with both versions
+                deployment.ask(number, Use(first), "the swap")
+                deployment.hear(number, LOAD_TIMEOUT_S, "a swap", Using)
         switched.append(fed)
 
     with deployment.control_lock:
         for number in numbers:
-            try:
-                deployment.workers[number].connection.send(Load(modules[deployment.duties[number].stage]))
-            except OSError:
-                raise WorkerError(f"worker '{deployment.workers[number].name}' died before the swap; try again") from None
-        answers = [receive(deployment.workers[number], LOAD_TIMEOUT_S, "loading new weights") for number in numbers]
+            deployment.ask(number, Load(modules[deployment.duties[number].stage]), "the swap")
+        answers = [deployment.hear(number, LOAD_TIMEOUT_S, "loading new weights", Loaded, Failed) for number in numbers]
         for answer in answers:
             if isinstance(answer, Failed):
                 raise BackendError(f"the new weights could not be loaded, and the old ones stay in use:\n{answer.text}")

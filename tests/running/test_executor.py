@@ -16,7 +16,7 @@ from pipelines import Gate, Once, add, double, fail_on_7, increment, local, requ
 
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.executor import Executor
-from autosplit.running.messages import Event
+from autosplit.running.messages import Event, Report
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
 from autosplit.running.threads import SimulatedDeath
@@ -318,6 +318,16 @@ def test_reports_asked_for_under_load_disturb_nothing() -> None:
             futures.append(pipeline.submit(request(number)))
             pipeline.stats()
         assert [float(future.result(10)[0][0]) for future in futures] == [4 * number + 1 for number in range(100)]
+
+
+def test_a_report_that_came_too_late_is_not_taken_for_the_next() -> None:
+    with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
+        pipeline.run(request(0))
+        connection = pipeline._deployment.workers[0].connection
+        connection.send(Report())  # and whoever asked did not wait for the answer
+        assert connection.poll(20)
+        pipeline.run_many([request(number) for number in range(3)])
+        assert [len(events) for events in pipeline.events()] == [4]
 
 
 def test_a_request_that_kills_twice_is_given_up_and_the_others_go_on() -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipelines import CORES
+from pipelines import CORES, Gate, increment, local
+from pipelines import request as vector
 
-from autosplit.errors import UsageError
+from autosplit.errors import BackendError, UsageError
 from autosplit.loading import load_model
-from autosplit.running.modules import StageFolder
+from autosplit.running.messages import Report
+from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.swapping import swap_modules
 from autosplit.running.wiring import StagePlacement
 from autosplit.splitting import save_stage, split
 from autosplit.tracing import Traced, trace
@@ -92,3 +95,22 @@ def test_weights_that_do_not_fit_change_nothing(pipeline: Pipeline, traced: Trac
     ):
         pipeline.swap("all", {"q": torch.zeros(1), name: torch.zeros(3)}, tmp_path / "new")
     assert torch.equal(pipeline.run(traced.example_inputs)[0], old)
+
+
+class Unloadable(LocalFunction):
+    """A module that cannot be loaded."""
+
+    def load(self, threads, device):
+        raise RuntimeError("broken weights")
+
+
+def test_a_report_that_is_still_to_come_is_not_taken_for_the_new_weights() -> None:
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"]) as pipeline:
+        future = pipeline.submit(vector(1))
+        gate.entered.acquire()
+        pipeline._deployment.workers[0].connection.send(Report())  # and whoever asked did not wait for the answer
+        threading.Timer(0.1, gate.opened.set).start()
+        with pytest.raises(BackendError, match=r"(?s)the old ones stay in use.*broken weights"):
+            swap_modules(pipeline._deployment, pipeline._executor, {"a": Unloadable(increment)})
+        assert future.result(20)[0][0] == 2 and pipeline.run(vector(2))[0][0] == 3
