@@ -127,5 +127,5 @@ def device_health(manager: DeviceManager, workers: Sequence[WorkerHealth], netwo
         "used_bytes": manager.used_bytes,
         "free_bytes": manager.free_bytes,
         "resident_bytes": sum(worker.resident_bytes for worker in workers),
-        "stages": [f"{network}/{stage}" for network, stage in manager.loaded],
+        "stages": [f"{network}/{stage}" for network, stage in list(manager.loaded)],
     }

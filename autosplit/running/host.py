@@ -205,7 +205,7 @@ class HostManager:
         return self._networks[name]
 
     def _forget(self, name: str) -> None:
-        for manager in self.devices.values():
+        for manager in list(self.devices.values()):  # others may add devices meanwhile
             manager.unload(name)
         with self._lock:
             self._networks.pop(name, None)

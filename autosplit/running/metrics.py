@@ -37,7 +37,7 @@ HELP = {
 def prometheus_text(networks: Mapping[str, Pipeline], devices: Mapping[str, DeviceManager]) -> str:
     """Everything about these networks and devices; workers are not asked, so it may be called at any rate."""
     samples = [sample for name, pipeline in networks.items() for sample in _network(name, pipeline)]
-    for name, manager in devices.items():
+    for name, manager in list(devices.items()):  # others may add devices meanwhile
         samples.append(Sample("device_used_bytes", {"device": name}, manager.used_bytes))
         if manager.free_bytes is not None:
             samples.append(Sample("device_free_bytes", {"device": name}, manager.free_bytes))

@@ -13,6 +13,7 @@ from pipelines import CORES, double, increment, local, request, spawned
 
 from autosplit.errors import BackendError, DeviceError, RefusedError, StageError, UsageError
 from autosplit.machine import Machine, parse_device
+from autosplit.running.devices import DeviceManager, device_health
 from autosplit.running.host import HostManager
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
@@ -93,6 +94,51 @@ def test_memory_that_is_short_is_refused_with_numbers_and_nothing_stays() -> Non
     with pytest.raises(UsageError, match="wants device 'null:7'; the devices here are: null:0, null:1"):
         host.add_network("two", [weighed("a", 1, "null:7")], ["x"], ["y"])
     host.close()
+
+
+class Growing(DeviceManager):
+    """A device during whose every look another network comes, with a device of its own."""
+
+    host: HostManager
+
+    def grow(self) -> None:
+        name = f"null:{len(self.host.devices)}"
+        self.host.devices[name] = DeviceManager(parse_device(name))
+
+    @property
+    def used_bytes(self) -> int:
+        self.grow()
+        return 0
+
+    def unload(self, network: str) -> None:
+        self.grow()
+        super().unload(network)
+
+
+class Loading(str):
+    """A name during whose formatting another stage is loaded."""
+
+    manager: DeviceManager
+
+    def __format__(self, how: str) -> str:
+        self.manager.load("other", f"stage{len(self.manager.loaded)}", 1)
+        return str(self)
+
+
+def test_networks_that_come_meanwhile_disturb_no_look_and_no_removal() -> None:
+    with HostManager() as host:
+        host.add_network("net", [local("a", double, "x", "y")], ["x"], ["y"])
+        growing = Growing(parse_device("null:0"))
+        growing.host = host
+        host.devices["null:0"] = growing
+        assert 'autosplit_device_used_bytes{device="null:0"} 0' in host.prometheus()
+        host.remove_network("net")
+        assert host.networks() == {} and len(host.devices) > 2
+    manager = DeviceManager(parse_device("null:1"))
+    name = Loading("net")
+    name.manager = manager
+    manager.load(name, "a", 1)
+    assert device_health(manager, [], [])["stages"] == ["net/a"]
 
 
 def _specs(reads: str, makes: str) -> tuple[Any, Any]:
