@@ -31,6 +31,14 @@ def weighed(name: str, num_bytes: int, device: str = "null:0", replicas: int = 1
     return StagePlacement(name, LocalFunction(double, num_bytes), plain.inputs, plain.outputs, (parse_device(device),) * replicas)
 
 
+class Unloadable(LocalFunction):
+    """A stage that cannot be loaded, though there is memory for it; its function is called instead."""
+
+    def load(self, threads, device):
+        self.function()
+        raise RuntimeError("broken weights")
+
+
 def test_networks_come_run_and_go() -> None:
     with HostManager(MACHINE) as host:
         host.add_network("one", [local("a", double, "x", "y")], ["x"], ["y"])
@@ -87,10 +95,12 @@ def test_memory_that_is_short_is_refused_with_numbers_and_nothing_stays() -> Non
     ):
         host.add_network("two", [weighed("a", 100, "null:1"), other], ["x"], ["z"])
     assert host.devices["null:1"].used_bytes == 0 and host.networks() == {"one": "ready"}
-    bad = StagePlacement("bad", object(), (), (), (parse_device("null:1"),))  # type: ignore[arg-type]
-    with pytest.raises((BackendError, AttributeError)):
-        host.add_network("two", [weighed("a", 100, "null:1"), bad], ["x"], ["y"])
-    assert host.devices["null:1"].used_bytes == 0
+    held: list[int] = []
+    note = Unloadable(lambda: held.append(host.devices["null:1"].used_bytes), 50)
+    bad = StagePlacement("bad", note, *_specs("y", "z"), (parse_device("null:1"),))
+    with pytest.raises(BackendError, match=r"(?s)stage 'bad' could not be loaded on device 'null:1'.*broken weights"):
+        host.add_network("two", [weighed("a", 100, "null:1"), bad], ["x"], ["z"])
+    assert held == [150] and host.devices["null:1"].used_bytes == 0 and host.networks() == {"one": "ready"}
     with pytest.raises(UsageError, match="wants device 'null:7'; the devices here are: null:0, null:1"):
         host.add_network("two", [weighed("a", 1, "null:7")], ["x"], ["y"])
     host.close()
