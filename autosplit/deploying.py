@@ -124,11 +124,14 @@ def open_pipeline(traced: Traced, plan: Plan, machine: Machine) -> Iterator[Call
             answer: Future[Any] = Future()
 
             def deliver(done: "Future[Any]") -> None:
-                failure = done.exception()
-                if failure is None:
-                    answer.set_result(traced.unflatten_outputs(done.result()))
-                else:
+                if not answer.set_running_or_notify_cancel():
+                    return
+                try:
+                    result = traced.unflatten_outputs(done.result())
+                except Exception as failure:
                     answer.set_exception(failure)
+                else:
+                    answer.set_result(result)
 
             pipeline.submit(traced.flatten_inputs(*args, **kwargs)).add_done_callback(deliver)
             return answer
