@@ -38,7 +38,8 @@ def compile_whole(
     worker = spawn_worker("autosplit.compiling:serve", name=f"compiling for {backend}")
     begun_s = time.monotonic()
     try:
-        worker.connection.send(StageFolder(folder, backend, precision, program.packages))
+        with contextlib.suppress(ConnectionError):  # of one that died already there is an end to read, and its cause
+            worker.connection.send(StageFolder(folder, backend, precision, program.packages))
         while not worker.connection.poll(LOOK_S):
             taken_s = time.monotonic() - begun_s
             if taken_s > limit_s:
@@ -54,11 +55,13 @@ def compile_whole(
 def serve(connection: Connection) -> None:
     """The process: compile what it is sent, and answer with what went wrong, or nothing."""
     stage: StageFolder = connection.recv()
-    stage.import_packages()
     try:
+        stage.import_packages()
         get_backend(stage.backend).prepare(load_stage(stage.folder), stage.folder, stage.precision)
     except AutosplitError as failure:
         connection.send(str(failure))
+    except Exception as failure:
+        connection.send(f"{stage.backend} could not compile the model: {type(failure).__name__}: {failure}")
     else:
         connection.send("")
 

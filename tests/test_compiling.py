@@ -12,12 +12,13 @@ from autosplit.backends.base import installed
 from autosplit.baselines import LEAST_COMPILE_S, compiled
 from autosplit.comparing import Arena
 from autosplit.deploying import Workspace
-from autosplit.errors import BackendError, UsageError
+from autosplit.errors import BackendError, UsageError, WorkerError
 from autosplit.limits import affinity
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Plan
 from autosplit.processes import WorkerProcess, spawn_worker
 from autosplit.profile import Profile
+from autosplit.splitting import StageProgram
 from autosplit.tracing import Traced
 
 ONE = Machine.of([parse_device(f"cpu:{affinity()[0]}")])
@@ -94,6 +95,27 @@ def test_a_killed_compiler_is_a_reason_and_not_the_end(
     monkeypatch.setattr(compiling, "LOOK_S", 0.05)
     ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, 60, lambda *now: started and started[0].kill())
     assert ready == [] and "was killed by SIGKILL during compiling for inductor" in reasons["inductor alone"]
+
+
+def test_a_compiler_that_died_before_it_was_asked_is_a_worker_that_died(
+    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = compiling.spawn_worker
+
+    def spawn_and_kill(target: str, **settings: str) -> WorkerProcess:
+        worker = spawn(target, **settings)  # type: ignore[arg-type]
+        worker.kill()
+        return worker
+
+    monkeypatch.setattr(compiling, "spawn_worker", spawn_and_kill)
+    with pytest.raises(WorkerError, match="was killed by SIGKILL during compiling for eager"):
+        compiling.compile_whole(mlp, "eager", "f32", workspace, 60, lambda share: None)
+
+
+def test_a_package_that_cannot_be_imported_is_named(mlp: Traced, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StageProgram, "packages", ("no_such_package",))
+    with pytest.raises(BackendError, match=r"eager could not compile the model: ModuleNotFoundError.*'no_such_package'"):
+        compiling.compile_whole(mlp, "eager", "f32", workspace, 60, lambda share: None)
 
 
 def test_ctrl_c_leaves_no_compiler_behind(mlp: Traced, workspace: Workspace, started: list[WorkerProcess]) -> None:
