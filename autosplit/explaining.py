@@ -172,10 +172,9 @@ def _reason(
     """What bounds the plan, and a sentence about it."""
     loads = evaluate(problem, blocks)
     name, load = problem.devices[device], time_text(float(loads.device_s[device]), unit)
-    whole = f"a sample takes {time_text(value_s, unit)}; " if objective == "latency" else ""
-    start = (
-        f"{whole}'{name}' is the bottleneck with {load} a sample".capitalize() if whole else f"'{name}' is the bottleneck: {load}"
-    )
+    start = f"'{name}' is the bottleneck: {load}"
+    if objective == "latency":
+        start = f"A sample takes {time_text(value_s, unit)}; '{name}' is the bottleneck with {load} a sample"
     start += _hosts_share(problem, blocks, device, unit)
     limits = [(helped[words], kind, words) for kind, found in kinds.items() for words in found if helped[words] >= WORTH]
     compute_s, transfer_s = float(loads.compute_s[device]), float(loads.transfer_s[device])

@@ -113,6 +113,13 @@ def test_latency_is_explained_in_its_own_terms():
     assert change(found, "one more device").times == pytest.approx(1.0)
 
 
+def test_a_device_keeps_its_name_in_the_sentence_about_latency():
+    problem = replace(chain([2.0, 2.0]), devices=("CPU:0", "CPU:1"))
+    solution = solve(problem, objective="latency")
+    found = explain_solution(problem, solution, options={"objective": "latency"}, time_limit_s=0.0)
+    assert found.because.startswith(f"A sample takes 4.00 s; '{found.bottleneck}' is the bottleneck with 4.00 s a sample")
+
+
 def test_a_plan_that_is_not_the_best_is_told_so():
     problem = chain([1.0] * 4, num_bytes=0.0)
     found = explain_blocks(problem, [Block((0,), (0,)), Block((1, 2, 3), (1,))], time_limit_s=5)
