@@ -176,11 +176,25 @@ def search(
     best = hunt.best()
     traced, profile = hunt.subjects[best.plan.microbatch]
     profile = profile.with_newest((stage.ops, setting) for stage, setting in settings_of(best.plan))
-    proved = job.plan((traced, profile), best.asked)
-    plan = proved
-    if proved.hash != best.plan.hash:
-        plan = predict(best.plan, traced.graph, job.machine, profile, proved.prediction.bound_s)
+    plan = _proved(job, (traced, profile), best.plan)
     return SearchResult(job.explained(plan, (traced, profile)), traced, profile, tuple(hunt.trials))
+
+
+def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
+    """The plan that measured best, with what is proved of all plans that the user's demands allow.
+
+    What only its trial asked for is left out: a bound for that says nothing of the other plans.
+    """
+    traced, profile = subject
+    try:
+        proved = job.plan(subject, {"microbatch": best.microbatch, "queue_depth": best.queue_depth})  # no bound depends on these
+    except InfeasibleError as failure:
+        if failure.conflict:
+            raise
+        return predict(best, traced.graph, job.machine, profile)  # none was found in so short a time
+    if proved.hash == best.hash:
+        return proved
+    return predict(best, traced.graph, job.machine, profile, proved.prediction.bound_s)
 
 
 class _Hunt:

@@ -1,9 +1,25 @@
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from autosplit.constraints import Constraints
+from autosplit.errors import InfeasibleError
+from autosplit.graph import Graph, Op, Value
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Plan, Prediction, Source, Stage
-from autosplit.searching import Job, Trial, _Hunt
+from autosplit.profile import Profile
+from autosplit.searching import Job, SearchResult, Trial, _Hunt, search
 
 SOURCE = Source("m", 1)
+TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (), f"s{i}") for i in range(4))
+VALUES = {name: Value(name, (8,), "float32", 32) for name in ["x", *[op.name for op in OPS]]}
+GRAPH = Graph("chain", ("x",), ("a3",), OPS, VALUES, {})
+PROFILE = Profile.given(GRAPH, {(op.name, device.name): 1.0 for op in OPS for device in TWO.devices})
+SUBJECT: Any = SimpleNamespace(graph=GRAPH), PROFILE
+"""Four ops of a second each on two devices, as far as a planner looks."""
 
 
 def plan(*stages: Stage) -> Plan:
@@ -16,3 +32,45 @@ def test_a_pipeline_and_replicas_of_the_best_backend_are_tried_first() -> None:
     hunt.trials.append(Trial({}, plan(Stage("s", ("op",), ("cpu:0", "cpu:1"), "onnxruntime")), 1.0, 1.0))
     tried = [(t["num_stages"], t["replicate"], t["backend"]) for t in hunt._first_trials()]
     assert tried == [(1, True, "onnxruntime"), (2, False, "onnxruntime"), (1, True, "onnxruntime")]
+
+
+def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any]) -> tuple[Plan, SearchResult]:
+    """The plan for what a trial asks, and the search in which it measures best."""
+    best = job.plan(SUBJECT, asked)
+
+    def correct(hunt: _Hunt, first: Plan) -> None:
+        hunt.trials.append(Trial({}, first, 1.0, 1.0))
+
+    def tune(hunt: _Hunt, storage: Path | None) -> None:
+        hunt.trials.append(Trial(asked, best, 2.0, 2.0))
+
+    monkeypatch.setattr(_Hunt, "correct", correct)
+    monkeypatch.setattr(_Hunt, "tune", tune)
+    return best, search(job, SUBJECT, budget_s=1.0)
+
+
+def test_the_bound_of_a_trial_that_wins_holds_for_all_that_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
+    assert best.status == "optimal" and best.prediction.gap == 0  # of plans with one stage
+    assert found.plan.hash == best.hash and found.plan.prediction.bottleneck_s == pytest.approx(4.0, rel=1e-3)
+    assert found.plan.prediction.bound_s == pytest.approx(2.0, rel=1e-3) and found.plan.status == "feasible"
+    assert "(feasible, gap 50.0" in found.plan.summary()
+
+
+def test_a_trial_that_wins_with_another_queue_only_is_proved_as_the_planners_answer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"queue_depth": 8})
+    assert found.plan.hash == best.hash and found.plan.queue_depth == 8
+    assert found.plan.status == "optimal" and found.plan.prediction.gap == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_plan_that_measured_best_stays_without_a_bound_where_none_is_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Job.plan
+
+    def late(job: Job, subject: Any, asked: Any) -> Plan:
+        if "microbatch" in asked:
+            raise InfeasibleError("no plan was found in 0.3 s")
+        return plan(job, subject, asked)
+
+    monkeypatch.setattr(Job, "plan", late)
+    best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
+    assert found.plan.hash == best.hash and "(feasible, no bound" in found.plan.summary()
