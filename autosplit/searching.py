@@ -261,15 +261,17 @@ class _Hunt:
 
     def _ask(self, trial: optuna.Trial) -> dict[str, Any]:
         job = self.job
-        asked: dict[str, Any] = {"queue_depth": trial.suggest_categorical("queue_depth", QUEUE_DEPTHS)}
+        depths = sorted({*QUEUE_DEPTHS, job.queue_depth})
+        asked: dict[str, Any] = {"queue_depth": trial.suggest_categorical("queue_depth", depths)}
         if job.constraints.num_stages is None:
             asked["num_stages"] = trial.suggest_int("num_stages", 1, self._most_stages())
         if job.constraints.max_replicas is None and not trial.suggest_categorical("replicate", [False, True]):
             asked["max_replicas"] = 1
         if len(job.backends) > 1:
             asked["backend"] = trial.suggest_categorical("backend", job.backends)
-        if (most := max(len(device.cores) for device in job.machine.devices)) > 1:
-            asked["threads"] = trial.suggest_categorical("threads", [1, most])
+        counts = sorted({1, *(max(1, len(device.cores)) for device in job.machine.devices)})
+        if len(counts) > 1:
+            asked["threads"] = trial.suggest_categorical("threads", counts)
         if job.subject_for is not None and job.source.batch > 1:
             divisors = [size for size in range(1, job.source.batch + 1) if job.source.batch % size == 0]
             asked["microbatch"] = trial.suggest_categorical("microbatch", divisors)
@@ -292,13 +294,16 @@ class _Hunt:
         ]
 
     def _as_parameters(self, trial: Trial) -> dict[str, Any]:
-        """A candidate in Optuna's terms."""
-        plan = trial.plan
+        """A candidate in Optuna's terms.
+
+        Another backend may take what those asked for refuse; the first of these counts.
+        """
+        plan, backends = trial.plan, self.job.backends
         return {
             "queue_depth": plan.queue_depth,
             "num_stages": len(plan.stages),
             "replicate": any(len(stage.devices) > 1 for stage in plan.stages),
-            "backend": plan.stages[0].backend,
+            "backend": next((stage.backend for stage in plan.stages if stage.backend in backends), backends[0]),
             "microbatch": plan.microbatch,
             "threads": max(stage.threads for stage in plan.stages),
         }

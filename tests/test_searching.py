@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,3 +75,25 @@ def test_a_plan_that_measured_best_stays_without_a_bound_where_none_is_found_in_
     monkeypatch.setattr(Job, "plan", late)
     best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
     assert found.plan.hash == best.hash and "(feasible, no bound" in found.plan.summary()
+
+
+def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Machine.of([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:3-6")])
+    hunt = _Hunt(Job(devices, SOURCE, Constraints(), ("eager",), queue_depth=3), SUBJECT, Any, 60.0, lambda share, text: None)
+    hunt.trials.append(Trial({}, replace(plan(Stage("s", ("a0",), ("cpu:1-2",), "eager", 2)), queue_depth=3), 1.0, 1.0))
+    tried: list[dict[str, Any]] = []
+    monkeypatch.setattr(hunt, "_try", tried.append)
+    hunt.tune(None)
+    assert [(asked["queue_depth"], asked["threads"]) for asked in tried[:3]] == [(3, 2)] * 3
+    assert {asked["threads"] for asked in tried} == {1, 2, 4} and {asked["queue_depth"] for asked in tried} == {1, 2, 3, 4, 8}
+
+
+def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another backend that the profile knows takes the ops that those asked for refuse, as stages of its own."""
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(), ("onnxruntime", "openvino")), SUBJECT, Any, 60.0, lambda share, text: None)
+    stages = Stage("s", ("a0",), ("cpu:0",), "eager"), Stage("t", ("a1",), ("cpu:1",), "openvino")
+    hunt.trials.append(Trial({}, plan(*stages), 1.0, 1.0))
+    tried: list[dict[str, Any]] = []
+    monkeypatch.setattr(hunt, "_try", tried.append)
+    hunt.tune(None)
+    assert tried[0]["backend"] == "openvino"
