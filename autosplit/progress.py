@@ -20,7 +20,7 @@ def bars(console: Console) -> Iterator[Callable[[str], Report]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as progress:
+    with Progress(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True) as progress:
 
         def start(step: str) -> Report:
             task: TaskID = progress.add_task("", total=1.0, step=step)
