@@ -18,7 +18,7 @@ from autosplit.comparing import Arena, Progress
 from autosplit.constraints import Constraints
 from autosplit.correcting import corrected, settings_of, spans_of
 from autosplit.deploying import Workspace
-from autosplit.errors import AutosplitError, BackendError, InfeasibleError
+from autosplit.errors import AutosplitError, InfeasibleError
 from autosplit.explaining import explain
 from autosplit.machine import Machine
 from autosplit.plan import Plan, Source
@@ -205,6 +205,8 @@ class _Hunt:
         self.arena = arena
         self.subjects = {job.source.batch: subject}
         self.trials: list[Trial] = []
+        self._uncut: set[int] = set()
+        """Microbatches that the model cannot be traced or measured for."""
         self._tell = tell
         self._budget_s = budget_s
         self._start = time.monotonic()
@@ -311,9 +313,16 @@ class _Hunt:
     def _try(self, asked: dict[str, Any]) -> float | None:
         """The value of what is asked for: measured, known, or None where it is not worth a run."""
         microbatch = asked.get("microbatch", self.job.source.batch)
+        if microbatch in self._uncut:
+            return None
         if microbatch not in self.subjects and self.job.subject_for is not None:
             self._tell(min(1.0, self._spent()), f"tracing and profiling microbatches of {microbatch}")
-            self.subjects[microbatch] = self.job.subject_for(microbatch)
+            try:
+                self.subjects[microbatch] = self.job.subject_for(microbatch)
+            except AutosplitError as failure:
+                self._uncut.add(microbatch)
+                self._tell(min(1.0, self._spent()), f"no microbatches of {microbatch}: {' '.join(str(failure).split())}")
+                return None
         try:
             plan = self._plan(microbatch, asked)
         except AutosplitError:
@@ -331,27 +340,25 @@ class _Hunt:
         return self._measure(plan, asked).times_first
 
     def _measure(self, plan: Plan, asked: dict[str, Any]) -> Trial:
-        """Run a candidate beside the first one, put its stages into the profile, and note the trial."""
+        """Run a candidate beside the first one, put its stages into the profile, and note the trial.
+
+        Raises: AutosplitError: the first plan, beside which all others run, cannot be loaded or has given up.
+        """
         traced, profile = self.subjects[plan.microbatch]
         name = FIRST if FIRST not in self.arena.loaded else PLAN
         self._tell(min(1.0, self._spent()), f"measuring {plan.summary()}")
         try:
             entry = self.arena.load(name, plan, traced)
-        except BackendError as failure:
-            trial = Trial(asked, plan, note=str(failure))
-            self.trials.append(trial)
-            if name == FIRST:
+            first = self.arena.loaded[FIRST]
+            before = len(first.rounds_per_s)
+            self._run_rounds(name, plan)
+        except AutosplitError as failure:
+            if name == FIRST or self.arena.loaded[FIRST].pipeline.failure is not None:
                 raise
-            return trial
-        names = list(dict.fromkeys([FIRST, name]))
-        first = self.arena.loaded[FIRST]
-        before = len(first.rounds_per_s)
-        per_s = plan.prediction.throughput_per_s
-        num_items = int(min(1e6, ROUND_S * per_s)) if per_s < float("inf") else 1000
-        for number in range(NUM_ROUNDS):
-            if number > 1 and self._spent() > 1:
-                break
-            self.arena.run_round(names, number, num_items)
+            if name in self.arena.loaded:
+                self.arena.unload(name)
+            self.trials.append(Trial(asked, plan, note=str(failure)))
+            return self.trials[-1]
         spans = [list(spans_of(events).values()) for events in entry.pipeline.events()]
         moves_s = moved_s(plan, traced.graph, self.job.machine, profile)
         self.subjects[plan.microbatch] = traced, corrected(profile, plan, spans, moves_s)
@@ -362,6 +369,15 @@ class _Hunt:
         if name != FIRST:
             self.arena.unload(name)
         return trial
+
+    def _run_rounds(self, name: str, plan: Plan) -> None:
+        """Run a candidate in as many rounds as there is time for, each beside one of the first plan's."""
+        per_s = plan.prediction.throughput_per_s
+        num_items = int(min(1e6, ROUND_S * per_s)) if per_s < float("inf") else 1000
+        for number in range(NUM_ROUNDS):
+            if number > 1 and self._spent() > 1:
+                break
+            self.arena.run_round(list(dict.fromkeys([FIRST, name])), number, num_items)
 
     def _times(self, outcome: Outcome, first: Outcome) -> float:
         return outcome.faster_than(first, self.job.constraints.objective) if outcome.outputs_equal else 0.0

@@ -1,17 +1,22 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pipelines import Once, fail_on_7, increment, local, request
 
+from autosplit.backends.base import NumericalError
+from autosplit.comparing import Arena, Loaded
 from autosplit.constraints import Constraints
-from autosplit.errors import InfeasibleError
+from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, WorkerError
 from autosplit.graph import Graph, Op, Value
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Plan, Prediction, Source, Stage
 from autosplit.profile import Profile
-from autosplit.searching import Job, SearchResult, Trial, _Hunt, search
+from autosplit.results import LatencyStats
+from autosplit.searching import FIRST, Job, SearchResult, Trial, _Hunt, search
 
 SOURCE = Source("m", 1)
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
@@ -97,3 +102,55 @@ def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_fir
     monkeypatch.setattr(hunt, "_try", tried.append)
     hunt.tune(None)
     assert tried[0]["backend"] == "openvino"
+
+
+@pytest.mark.parametrize("failure", [TraceError("it reshapes to (4, -1)"), WorkerError("the worker died"), BackendError("no")])
+def test_a_microbatch_without_a_trace_or_a_profile_is_dropped_and_not_tried_again(failure: AutosplitError) -> None:
+    wanted: list[int] = []
+
+    def subject_for(microbatch: int) -> Any:
+        wanted.append(microbatch)
+        raise failure
+
+    job, told = Job(TWO, Source("m", 4), Constraints(), ("eager",), subject_for=subject_for), []
+    hunt = _Hunt(job, SUBJECT, Any, 60.0, lambda share, text: told.append(text))
+    assert hunt._try({"microbatch": 2}) is None and hunt._try({"microbatch": 2}) is None
+    assert wanted == [2] and told[-1] == f"no microbatches of 2: {failure}"
+
+
+@pytest.fixture
+def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
+    """An arena that runs functions on null devices: for each plan that it loads the next of its ``functions``."""
+    with Arena(TWO) as made:
+        functions = [increment]
+
+        def load(name: str, plan: Plan, traced: Any) -> Loaded:
+            pipeline = made.host.add_network(name, [local("s", functions.pop(0), "x", "y")], ["x"], ["y"], max_restarts=0)
+            error, work = NumericalError(0.0, 0.0, "y"), [tuple(request(7))]
+            made.loaded[name] = Loaded(plan, pipeline, work, error, "", LatencyStats.of([0.01]))
+            return made.loaded[name]
+
+        monkeypatch.setattr(made, "load", load)
+        monkeypatch.setattr(made, "functions", functions, raising=False)
+        yield made
+
+
+@pytest.mark.parametrize(("function", "words"), [(fail_on_7, "seven is not for me"), (Once(7, 9), "gives up")])
+def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(arena: Any, function: Any, words: str) -> None:
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    first, second, third = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2, 8))
+    arena.functions += [function, increment]
+    assert hunt._measure(first, {}).times_first is not None
+    assert words in (failed := hunt._measure(second, {})).note and failed.times_first is None
+    assert list(arena.loaded) == [FIRST] and list(arena.host.networks()) == [FIRST]
+    assert hunt._measure(third, {}).times_first is not None
+
+
+def test_the_search_ends_where_the_first_plan_gives_up(arena: Any) -> None:
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
+    arena.functions[:] = [dying := Once(7, 0), increment]
+    hunt._measure(first, {})
+    dying.left = 9
+    with pytest.raises(WorkerError, match="gives up"):
+        hunt._measure(second, {})
