@@ -24,6 +24,7 @@ from autosplit.errors import UsageError, listed
 from autosplit.exporting import onnxruntime
 from autosplit.loading import Inputs
 from autosplit.machine import Machine, parse_device
+from autosplit.microbatching import require_independent
 from autosplit.plan import Plan
 from autosplit.planfile import read_plan
 from autosplit.processes import prepare_to_spawn
@@ -122,7 +123,7 @@ def search(
         time_limit_s: seconds for each question to the planner, all choices of backends together.
         seed: of every random choice.
         storage: a journal of the trials, so that a search that was stopped goes on.
-        subject_for: the traced model and profile for a microbatch; without it requests are not cut.
+        subject_for: the traced model and profile for a microbatch, or an AutosplitError; without it requests are not cut.
         explain_s: seconds for what ``plan.explain()`` says, 0 for nothing; by default 1 where throughput is the objective.
         workspace: where stages are saved and prepared, if a run of the same model is to find them there.
         log: called with the lines of the solver's log.
@@ -273,6 +274,7 @@ def auto(
 
         def subject_for(microbatch: int) -> "Subject":
             smaller = trace(model, microbatch, seq_len)
+            require_independent(traced, smaller)
             return smaller, measure(smaller, machine, names, **same)
 
         cut = inputs is None and isinstance(model, str) and batch > 1 and measuring.least_s(profile) < budget_s

@@ -23,7 +23,7 @@ class MissingExtraError(AutosplitError, ImportError):
 
 
 class ModelError(AutosplitError):
-    """A model spec names nothing that can be loaded, or its example inputs do not fit it."""
+    """A model spec names nothing that can be loaded, its example inputs do not fit it, or its requests cannot be cut."""
 
 
 class TraceError(AutosplitError):

@@ -52,7 +52,8 @@ Subject = tuple[Traced, Profile]
 class Job:
     """What a search is about.
 
-    ``subject_for`` gives the traced model and its profile for a microbatch; without it the microbatch is the whole request.
+    ``subject_for`` gives the traced model and its profile for a microbatch, or raises an AutosplitError where requests are not
+    cut so; without it the microbatch is the whole request.
     ``explain_s`` are the seconds for saying why the plan is no faster, 0 to say nothing; by default it is said of plans for
     throughput only, where it takes less than a second.
     """

@@ -39,6 +39,7 @@ from autosplit.discovering import describe, machine_for
 from autosplit.limits import usable_cores
 from autosplit.machine import Machine
 from autosplit.measuring.host import least_s
+from autosplit.microbatching import require_independent
 from autosplit.processes import prepare_to_spawn
 from autosplit.profile import Profile
 from autosplit.progress import bars
@@ -182,6 +183,7 @@ def _choose(
 
     def subject_for(microbatch: int) -> tuple[Traced, Profile]:
         smaller = api.trace(MODELS[name], microbatch)
+        require_independent(whole, smaller)
         return smaller, api.measure(smaller, machine, usual(), profiles=PROFILES, workspace=workspace)
 
     batch = whole.source.batch

@@ -22,7 +22,7 @@ LAYERS = """
     accelerators cuda
     backends
     forking processes discovering
-    running deploying compiling checking comparing
+    running deploying compiling checking microbatching comparing
     measuring
     correcting searching
     baselines exporting
