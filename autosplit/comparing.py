@@ -164,7 +164,8 @@ class Arena:
         most_per_s = self.loaded[names[0]].pace_per_s
         turn = number % len(names)
         order = [*names[turn:], *names[:turn]]
-        for name in order if number % 2 == 0 else reversed(order):
+        # Of two, turning alone swaps them.
+        for name in order if number % 2 == 0 or len(order) == 2 else reversed(order):
             self.loaded[name].run(round(num_items * min(1.0, self.loaded[name].pace_per_s / most_per_s)))
 
     def close(self) -> None:

@@ -96,6 +96,19 @@ class _Ring:
         del self.loaded[name]
 
 
+@pytest.mark.parametrize("num_names", [2, 3, 4, 5])
+def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_names: int) -> None:
+    ways = {name: _loaded(plan, None, 1.0) for name in "abcde"[:num_names]}
+    order: list[str] = []
+    for name, entry in ways.items():
+        entry.run = lambda num_items, name=name: order.append(name)  # type: ignore[misc]
+    for number in range(6):
+        comparing.Arena.run_round(cast(comparing.Arena, SimpleNamespace(loaded=ways)), list(ways), number, 10)
+    rounds = [order[start : start + num_names] for start in range(0, len(order), num_names)]
+    assert len(rounds) == 6 and all(sorted(names) == list(ways) for names in rounds)
+    assert all(len({names.index(name) for names in rounds}) > 1 for name in ways)
+
+
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan, objective: str) -> None:
     ways = {f"way {number}": 10.0 * number for number in range(1, 8)}
