@@ -58,6 +58,7 @@ class FakeBench:
         self.divided: dict[str, list[list[str]]] = {}
         self.wrong: set[str] = set()
         self.waited = 0.0
+        self.slow: list[float] = []
 
     def prepare(self, backend: str, precision: str) -> None:
         if backend in self.without:
@@ -106,12 +107,12 @@ class FakeBench:
                 self.backend = backend
                 return Prepared(dict.fromkeys(ops, 1.0) if weights else {}, 0.00123, fault)
             case TimeWhole():
-                return (0.5, 0.5)
+                return (0.8, 0.8)
             case Load():
                 return None
         if self.backend == "eager":
             nodes = tuple(RuntimeNode(op, "op", ((n + 1) * 1e-3,) * 3) for n, op in enumerate(ops))
-            return Timed((1.0, 1.0, 1.0), nodes, self.waited)
+            return Timed((self.slow.pop() if self.slow else 1.0,) * 3, nodes, self.waited)
         return Timed((0.25, 0.25), (RuntimeNode("subgraph", "Fused", (0.2, 0.2)),), self.waited)
 
 
@@ -166,7 +167,18 @@ def test_devices_are_timed_at_once_and_then_one_of_each_kind_alone(traced, machi
     kinds = [type(command) for _, command in bench.commands]
     assert kinds == [Prepare, Prepare, TimeOps, TimeOps, *[TimeWhole] * num_alone]
     assert profile.measured[first].alone and bool(profile.measured[second].alone) == (num_alone == 2)
-    assert profile.whole_s(*first, busy=False) == profile.whole_s(*second, busy=False) == 0.5
+    assert profile.whole_s(*first, busy=False) == profile.whole_s(*second, busy=False) == 0.8
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+@pytest.mark.parametrize("slow,busy_s", [([1.0, 1.9], 1.0), ([1.5, 1.5, 1.9, 1.9], 1.5), ([1.0, 1.1], 1.1)])
+def test_devices_that_slow_each_other_down_a_lot_are_timed_again(traced, machine, bench, slow, busy_s) -> None:
+    bench.slow = list(slow)
+    profile = fake_measure(traced, machine)
+    kinds = [type(command) for _, command in bench.commands]
+    assert kinds == [Prepare, Prepare, TimeOps, TimeOps, TimeWhole] * (1 if max(slow) < 1.4 * 0.8 else 2)
+    assert profile.whole_s(machine.devices[0].name, "eager") == busy_s
+    assert profile.whole_s(machine.devices[0].name, "eager", busy=False) == 0.8
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
