@@ -15,7 +15,7 @@ from autosplit import loading, measuring, tracing
 from autosplit.accuracy import run_of, runs_of_report
 from autosplit.alternatives import today, unfit
 from autosplit.backends.base import Precision, get_backend, installed, usual
-from autosplit.baselines import COMPILE_SHARE, compiled, measured_backends, simple_ways
+from autosplit.baselines import COMPILE_SHARE, compiled, measured_backends, simple_ways, uncut_ways
 from autosplit.comparing import Observe, Progress, run_report
 from autosplit.constraints import Constraints
 from autosplit.deploying import Workspace
@@ -154,6 +154,7 @@ def run(
     forced: bool = False,
     wanted: Constraints | None = None,
     backends: Sequence[str] | None = None,
+    whole: "Subject | None" = None,
     num_requests: int | None = None,
     num_rounds: int = 5,
     also: Sequence[str] = (),
@@ -174,6 +175,7 @@ def run(
         forced: whether the plan is to be kept even where a simple way is faster.
         wanted: demands that a simple way must meet to become the plan.
         backends: those that it may run on; None for any.
+        whole: the model traced for whole requests with its profile, where the plan cuts them: some simple ways then do not.
         num_requests: requests of the plan, over all rounds; slower ways get as long. By default about 2 s a round.
         num_rounds: interleaved rounds.
         also: backends whose simple ways run too, though plan and profile do not know them; the model is compiled for them first.
@@ -192,17 +194,24 @@ def run(
             lambda share, text: tell(COMPILE_SHARE * share, text),
         )  # fmt: skip
         begun = COMPILE_SHARE if also else 0.0
-        simple, left_out = simple_ways(traced, plan, machine, profile, ready) if baselines else ({}, {})
+        ways = simple_ways(traced, plan, machine, profile, ready) if baselines else ({}, {})
+        if baselines and whole is not None:
+            ways = uncut_ways(whole[0], plan, machine, whole[1], ways)
+        simple, left_out = ways
+        of = {one.source.batch: one for one in (traced, *([whole[0]] if whole is not None else []))}
         report = run_report(
             traced,
             plan,
             simple,
             machine,
+            whole=whole[0] if whole is not None else None,
             objective=plan.objective,
             keep=today(simple),
             left_out=left_out | failed,
             forced=forced,
-            unfit=lambda way, latency_s: unfit(way, latency_s, traced.graph, wanted or Constraints(), backends),
+            unfit=lambda way, latency_s: unfit(
+                way, latency_s, of.get(way.microbatch, traced).graph, wanted or Constraints(), backends
+            ),
             num_requests=num_requests,
             num_rounds=num_rounds,
             workspace=workspace,
@@ -216,12 +225,13 @@ def run(
 
 @dataclass(frozen=True)
 class AutoResult:
-    """What ``auto`` made: the devices, the profile, the search with its traced model, and the report of the run."""
+    """What ``auto`` made: the devices, the profile, the search, the report, and the traced model of the plan to use."""
 
     machine: Machine
     profile: Profile
     search: "SearchResult"
     report: RunReport
+    traced: Traced
 
     @property
     def plan(self) -> Plan:
@@ -301,6 +311,7 @@ def auto(
             profiles=profiles,
             wanted=wanted,
             backends=backends,
+            whole=(traced, profile) if found.plan.microbatch < batch else None,
             num_requests=num_requests,
             num_rounds=num_rounds,
             also=[name for name in installed() if name not in names] if backends is None and not wanted.forced else (),
@@ -310,7 +321,8 @@ def auto(
         )
     if profiles is not None:
         keep_search(found, profiles)
-    return AutoResult(machine, found.profile, found, report)
+    used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced
+    return AutoResult(machine, found.profile, found, report, used)
 
 
 def keep_search(found: "SearchResult", profiles: Path) -> None:

@@ -145,5 +145,24 @@ def simple_ways(
     return {name: way for name, way in ways.items() if name not in reasons}, alone | reasons
 
 
+def uncut_ways(
+    traced: Traced, plan: Plan, machine: Machine, profile: Profile | None, ways: tuple[dict[str, Plan], dict[str, str]]
+) -> tuple[dict[str, Plan], dict[str, str]]:
+    """The simple ways of a plan that cuts requests, and those that do not: what a user has before autosplit is one of these.
+
+    Args:
+        traced: the model, traced for whole requests.
+        plan: the plan, which cuts them.
+        machine: the devices.
+        profile: of whole requests.
+        ways: what ``simple_ways`` gave for the plan.
+    Returns: as ``simple_ways``; the names of those that cut requests say so.
+    """
+    uncut = replace(plan, microbatch=plan.source.batch, prediction=replace(plan.prediction, bound_s=0.0))
+    plans, reasons = simple_ways(traced, uncut, machine, profile)
+    cut = f", {plan.microbatch} at a time"
+    return plans | {f"{n}{cut}": way for n, way in ways[0].items()}, reasons | {f"{n}{cut}": why for n, why in ways[1].items()}
+
+
 def _measured(profile: Profile, device: str, backend: str) -> bool:
     return any((setting.device, setting.backend) == (device, backend) for setting in profile.measured)

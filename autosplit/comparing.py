@@ -250,6 +250,7 @@ def run_report(
     simple: Mapping[str, Plan],
     machine: Machine,
     *,
+    whole: Traced | None = None,
     objective: str = "throughput",
     forced: bool = False,
     unfit: Unfit = lambda way, s: "",
@@ -268,6 +269,7 @@ def run_report(
         plan: the plan.
         simple: the simple ways by name; the report names those that cannot be loaded or give wrong numbers, with the reason.
         machine: the devices.
+        whole: the model traced for whole requests, where the plan cuts them and some simple ways do not.
         objective: ``throughput`` or ``latency``.
         forced: whether the plan is to be used in any case.
         unfit: why a simple way must not become the plan, or ''.
@@ -297,7 +299,7 @@ def run_report(
         for number, (name, candidate) in enumerate(ways.items()):
             tell(0.4 * number / len(ways), f"loading '{name}'")
             try:
-                arena.load(name, candidate, traced)
+                arena.load(name, candidate, traced if candidate.microbatch == plan.microbatch else whole or traced)
             except AutosplitError as failure:
                 if name == PLAN:
                     raise

@@ -22,7 +22,7 @@ def main() -> int:
         start_s = time.monotonic()
         with bars(err) as start:
             result = api.auto(spec, seq_len=seq_len, profiles=FOLDER / "profiles", budget_s=20, progress=start)
-        write_plan(result.plan, result.search.traced.graph, FOLDER / f"{name}.yaml")
+        write_plan(result.plan, result.traced.graph, FOLDER / f"{name}.yaml")
         out.rule(f"{spec}, {time.monotonic() - start_s:.0f} s")
         for view in (plan_table(result.plan), run_table(result.report), baselines_table(result.report)):
             out.print(view)

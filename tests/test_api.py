@@ -51,6 +51,25 @@ def test_the_search_measured_its_candidates_and_kept_their_stages(found: AutoRes
 
 
 @pytest.mark.timeout(200)
+def test_a_plan_that_cuts_requests_runs_beside_simple_ways_that_do_not() -> None:
+    spec = "autosplit.examples.mlp:mlp?depth=4&width=64"
+    whole, half = (autosplit.trace(spec, batch) for batch in (4, 2))
+    profiles = [
+        Profile.given(one.graph, {(op.name, device.name): 1e-4 for op in one.graph.ops for device in TWO.devices})
+        for one in (whole, half)
+    ]
+    found = autosplit.search(half, profiles[1], TWO, budget_s=0).plan
+    plan = replace(found, source=whole.source)
+    report = autosplit.run(half, plan, TWO, profile=profiles[1], whole=(whole, profiles[0]), num_requests=20, num_rounds=1)
+    assert plan.microbatch == 2
+    sizes = {name: outcome.plan.microbatch for name, outcome in report.outcomes.items()}
+    assert sizes["plan"] == 2 and sizes["all cores (eager)"] == 4 and set(sizes.values()) == {2, 4}
+    assert all(("2 at a time" in name) == (size == 2) for name, size in sizes.items() if name != "plan")
+    assert all(outcome.outputs_equal and outcome.max_abs_error == 0 for outcome in report.outcomes.values())
+    assert report.best.plan.graph_hash == (half if report.best.plan.microbatch == 2 else whole).graph.hash
+
+
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("spec", ["autosplit.examples.unet:unet?channels=4&size=32", TIED])
 def test_three_stages_on_two_devices_equal_the_unsplit_model(spec: str) -> None:
     traced = autosplit.trace(spec)

@@ -74,9 +74,9 @@ def auto(given: options.Auto) -> None:
     report = result.report
     data = {**report.to_dict(), "plan": str(given.output), "notes": list(result.profile.notes)}
     show(given, json_safe(data), plan_table(result.plan), run_table(report), baselines_table(report))
-    write_plan(replace(result.plan, chosen=report.chosen), result.search.traced.graph, given.output)
+    write_plan(replace(result.plan, chosen=report.chosen), result.traced.graph, given.output)
     say(f"wrote {given.output}")
-    write_trace(given.trace, result.search.traced, report)
+    write_trace(given.trace, result.traced, report)
     require_equal(report.best.fault)
 
 
