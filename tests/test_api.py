@@ -15,6 +15,7 @@ from autosplit.deploying import Workspace
 from autosplit.errors import ProfileError, UsageError
 from autosplit.limits import affinity
 from autosplit.machine import Machine, parse_device
+from autosplit.plan import UNKNOWN, Plan
 from autosplit.profile import Profile
 from autosplit.splitting import save_stage, split
 
@@ -128,6 +129,15 @@ def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
         autosplit.load_plan(tmp_path / "foreign.yaml")
     again, _, machine = autosplit.load_plan(tmp_path / "plan.yaml")
     assert again.hash == plan.hash and machine == one
+
+
+def test_a_plan_in_bf16_is_not_exported_in_f32(tmp_path: Path) -> None:
+    traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
+    ways, _ = simple_ways(traced, Plan(traced.source, traced.graph.hash, "", (), UNKNOWN), TWO, None)
+    coarse = replace(next(iter(ways.values())), precision="bf16")
+    with pytest.raises(UsageError, match="the plan computes in bf16, and an export does in f32"):
+        autosplit.export(traced, coarse, tmp_path / "exported")
+    assert not list(tmp_path.iterdir())
 
 
 def test_stages_of_other_microbatches_do_not_share_files() -> None:
