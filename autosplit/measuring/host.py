@@ -255,8 +255,8 @@ class _Job:
         bench.require(self.machine.devices, part)
         prepared, timed, alone = self._time(profile, group, bench, rounds, early)
         if any(_whole_s(timed[device]) > SLOWED * statistics.median(alone_s) for device, alone_s in alone.items()):
-            # Neighbours that share a cache or memory slow each other down every time; a hypervisor that has the cores of both on
-            # one core of its own for some seconds does not.
+            # Neighbours that share a cache or memory slow each other down every time. On a virtual machine both cores were at
+            # half speed for some seconds, only while both were busy.
             _, timed_again, alone_again = self._time(profile, group, bench, rounds, {})
             timed = {device: min(one, timed_again[device], key=_whole_s) for device, one in timed.items()}
             alone = {device: min(one, alone_again[device], key=statistics.median) for device, one in alone.items()}
