@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from autosplit.cost import most_s
-from autosplit.planners.cpsat import solver_for
+from autosplit.planners.cpsat import solve
 from autosplit.planners.items import Items
 from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.planners.slots import Slots
@@ -89,8 +89,7 @@ def _answer(model: "_Model", limit_s: float, bound_s: float, deadline: float, se
     best: tuple[Block, ...] | None = None
     best_s, proved_s = limit_s, bound_s
     while True:
-        solver = solver_for(max(deadline - monotonic(), 0.01), seed)
-        status = solver.Solve(model.model)
+        solver, status = solve(model.model, max(deadline - monotonic(), 0.01), seed)
         if status == cp_model.INFEASIBLE:
             return Answer(best, best_s, best is None)
         if not any_plan:

@@ -10,7 +10,7 @@ from math import floor
 import numpy as np
 from ortools.sat.python import cp_model
 
-from autosplit.planners.cpsat import solver_for
+from autosplit.planners.cpsat import solve
 from autosplit.planners.heft import Delays, Timetable
 from autosplit.problem import HOST, Floats, Net, Problem
 
@@ -55,8 +55,7 @@ def best_timetable(
     model = _Model(problem, delays, limit_s, bound_s, busy)
     if hint is not None:
         model.hint(hint)
-    solver = solver_for(time_limit_s, seed)
-    status = solver.Solve(model.model)
+    solver, status = solve(model.model, time_limit_s, seed)
     if status == cp_model.INFEASIBLE:
         return Answer(None, limit_s)
     proved_s = max(bound_s, solver.BestObjectiveBound() / model.scale)
