@@ -4,7 +4,8 @@
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -36,6 +37,21 @@ def allocating(function: Function) -> Function:
 def inner(function: Function) -> Function:
     """Like ``compiled``, for a function that only compiled code calls: no wrapper for Python, which saves half the time."""
     return _cached(function, _nrt=False, no_cpython_wrapper=True)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C while compiled code works is a KeyboardInterrupt, as ever.
+
+    Numba hears of it while it makes the answer an array of Python's, returns the array nonetheless, and Python calls that a
+    SystemError.
+    """
+    try:
+        yield
+    except SystemError as failure:
+        if isinstance(failure.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
 
 
 def _cached(function: Function, **options: bool) -> Function:

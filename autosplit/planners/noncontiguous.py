@@ -13,6 +13,7 @@ import numpy as np
 
 from autosplit.cost import evaluate, verify
 from autosplit.errors import InfeasibleError
+from autosplit.planners import compiled
 from autosplit.planners.columns import SLACK, rising_bound
 from autosplit.planners.descending import descents
 from autosplit.planners.hypergraph import Hypergraph, hypergraph_of
@@ -73,6 +74,7 @@ class _Search:
         return self.closed or monotonic() >= self.deadline
 
 
+@compiled.interruptible()
 def solve_noncontiguous(
     problem: Problem,
     *,
@@ -107,14 +109,18 @@ def solve_noncontiguous(
     if refused:
         raise InfeasibleError(f"no plan fits: op '{problem.ops[refused[0]]}' cannot run on any device. Allow it on one.")
     proof = threading.Thread(target=_prove, args=(search, min(3.0, HEAD_START * time_limit_s)), daemon=True)
-    proof.start()
     starting = homes[: len(starts)]
-    if graph.exact:
-        for _, home in descents(graph, starting, seed=seed, halt=search.over):
-            search.offer(home, "resplitting")
-    else:
-        _search_beyond(search, starting or homes[-1:], seed, time_limit_s)
-    proof.join()
+    try:
+        proof.start()
+        if graph.exact:
+            for _, home in descents(graph, starting, seed=seed, halt=search.over):
+                search.offer(home, "resplitting")
+        else:
+            _search_beyond(search, starting or homes[-1:], seed, time_limit_s)
+        proof.join()
+    except BaseException:
+        search.value_s = 0.0  # nothing is better, so the proof ends when it next asks
+        raise
     if search.home is None:
         raise InfeasibleError(
             "no plan fits: no assignment was found that keeps all memory caps and rules together. Relax one of them."

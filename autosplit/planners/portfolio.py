@@ -11,7 +11,7 @@ import numpy as np
 
 from autosplit.cost import evaluate, latency_s, verify
 from autosplit.errors import InfeasibleError
-from autosplit.planners import bounds, infeasible, latency, linear, reusing
+from autosplit.planners import bounds, compiled, infeasible, latency, linear, reusing
 from autosplit.planners.asking import MAX_OPS, MORE_BLOCKS, ask, rows_on_one_device
 from autosplit.planners.heft import Delays, critical_path_s
 from autosplit.planners.items import Items, contract, kept_together
@@ -96,6 +96,7 @@ class Search:
         return self.deadline - monotonic()
 
 
+@compiled.interruptible()
 def solve(
     problem: Problem,
     *,

@@ -1,3 +1,5 @@
+import threading
+from _thread import interrupt_main
 from itertools import product
 from pathlib import Path
 
@@ -115,6 +117,23 @@ def test_a_memory_cap_that_nothing_fits_is_an_error() -> None:
     small = Problem(**{**{f: getattr(problem, f) for f in problem.__dataclass_fields__}, "memory_bytes": np.full(3, 1.0)})
     with pytest.raises(InfeasibleError, match="memory caps"):
         solve_noncontiguous(small, time_limit_s=0.3)
+
+
+def test_ctrl_c_ends_the_proof_too() -> None:
+    # it went on by itself until the time limit, with a core to itself
+    problem = read_workload(WORKLOADS / "layer-inceptionv3_inference.json")
+    before, lines = set(threading.enumerate()), list[str]()
+
+    def interrupt(line: str) -> None:
+        if "cut profile" in line and not lines:
+            lines.append(line)
+            interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt):
+        solve_noncontiguous(problem, time_limit_s=1000.0, log=interrupt)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60.0)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("seed", range(20))
