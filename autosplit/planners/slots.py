@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
+from autosplit.cost import TOLERANCE
 from autosplit.planners.items import Items
 from autosplit.planners.request import Request
 from autosplit.problem import Block, Problem
 
-MEMORY_STEPS = 1e6
+MEMORY_STEPS, MOST_MEMORY_STEPS = 1e6, 1e15
+"""Steps that a memory cap is divided into, and steps above which sums could overflow."""
 
 
 class Slots:
@@ -141,19 +143,19 @@ class Slots:
         return [int(item) for item in np.argsort(-self.items.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
 
     def _sizes(self, s: int) -> tuple[list[Any], list[int], float]:
-        """Bytes of a slot as (Booleans, whole steps), and the bytes of a step; sizes are rounded up."""
+        """Bytes of a slot as (Booleans, whole steps), and the bytes of a step; sizes are rounded down."""
         step = self._step(float(self.problem.memory_bytes.min()))
         flags, sizes = [], []
         for item, size in enumerate(self.items.num_bytes):
             if size:
                 flags.append(self.inside[item][s])
-                sizes.append(int(np.ceil(size / step - 1e-6)))
+                sizes.append(_whole(size, step))
         for weight, size in enumerate(self.items.weight_bytes):
             held = self.model.NewBoolVar("")
             for item in self.items.weights[weight]:
                 self.model.Add(held >= self.inside[item][s])
             flags.append(held)
-            sizes.append(int(np.ceil(size / step - 1e-6)))
+            sizes.append(_whole(size, step))
         return flags, sizes, step
 
     def _memory(self) -> None:
@@ -165,7 +167,7 @@ class Slots:
         for s in range(self.num_slots):
             flags, sizes, step = self._sizes(s)
             total = sum(flag * size for flag, size in zip(flags, sizes, strict=True))
-            caps = [floor(min(self.problem.memory_bytes[group[0]] / step, sum(sizes)) + 1e-6) for group in self.types]
+            caps = [_room(float(self.problem.memory_bytes[group[0]]), sizes, step) for group in self.types]
             if self.request.max_replicas == 1:
                 self.model.Add(total <= sum(cap * flag for cap, flag in zip(caps, self.chosen[s], strict=True)))
                 continue
@@ -205,14 +207,18 @@ class Slots:
         return parts
 
     def _step(self, cap: float) -> float:
-        """The unit of memory: a byte where all sizes are whole, so that nothing is lost by rounding up."""
+        """The unit of memory: a byte where all sizes are whole and not too large, so that nothing is lost by rounding."""
         sizes = np.append(self.items.num_bytes, self.items.weight_bytes)
-        return 1.0 if (sizes == np.floor(sizes)).all() else max(cap, 1.0) / MEMORY_STEPS
+        total = float(sizes.sum())
+        if total <= MOST_MEMORY_STEPS and (sizes == np.floor(sizes)).all():
+            return 1.0
+        return max(min(cap, total) / MEMORY_STEPS, total / MOST_MEMORY_STEPS)
 
     def _cap(self, parts: Sequence[tuple[Any, float]], cap: float) -> None:
         step = self._step(cap)
-        total = sum(held * int(np.ceil(size / step - 1e-6)) for held, size in parts)
-        self.model.Add(total <= floor(cap / step + 1e-6))
+        sizes = [_whole(size, step) for _, size in parts]
+        total = sum(held * size for (held, _), size in zip(parts, sizes, strict=True))
+        self.model.Add(total <= _room(cap, sizes, step))
 
     def hint(self, blocks: Sequence[Block]) -> None:
         """Start from a known plan."""
@@ -272,3 +278,13 @@ class Slots:
                     devices.append(free[k][0] if self.request.reuse else free[k].pop(0))
             found.append(Block(self.items.expand(members), tuple(sorted(devices))))
         return tuple(found)
+
+
+def _whole(num_bytes: float, step: float) -> int:
+    """Whole steps of memory, rounded down: then what does not fit in steps does not fit, and what does is verified."""
+    return floor(num_bytes / step)
+
+
+def _room(cap: float, sizes: Sequence[int], step: float) -> int:
+    """Steps below a memory cap; no more than all sizes together need."""
+    return floor(min(cap * (1 + TOLERANCE) / step, sum(sizes)))

@@ -1,7 +1,9 @@
 """CP-SAT on every rule at once: with time enough its plans are the best there are, and its bounds are bounds."""
 
+from dataclasses import replace
 from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +11,9 @@ from problems import chain, random_problem
 
 from autosplit.planners import exhaustive, ilp
 from autosplit.planners.items import contract
+from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, objective_s, request_faults
-from autosplit.problem import Block
+from autosplit.problem import Block, Pool
 
 
 def answer_of(problem, request, **changes):
@@ -59,6 +62,17 @@ def test_below_a_limit_that_nothing_reaches_there_is_no_plan():
     assert answer_of(problem, Request(), limit_s=1.9).infeasible
     hinted = answer_of(problem, Request(), limit_s=2.0, bound_s=2.0, hint=(Block((0,), (0,)), Block((1,), (1,))))
     assert objective_s(problem, Request(), hinted.blocks) == hinted.bound_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("unit", [1 / 3, 1e19, 1e-9], ids=["thirds", "sums beyond 64 bits", "small parts of a byte"])
+def test_bytes_that_fill_a_cap_fit(unit):
+    # sizes were rounded up: the one plan there is was called impossible, and large sizes ended in a traceback
+    sizes = np.array([2.0, 2.0, 1.0, 1.0]) * unit
+    problem = chain([1.0] * 4, num_bytes=0.0, op_bytes=sizes, memory_bytes=np.full(2, 3.0 * unit))
+    solution = solve(problem, contiguous=False, time_limit_s=5)
+    assert (solution.objective_s, solution.status) == (2.0, "optimal")
+    pooled = replace(problem, memory_bytes=np.full(2, 4.0 * unit), pools=(Pool((0, 1), 6.0 * unit),))
+    assert answer_of(pooled, Request(contiguous=False)).bound_s == pytest.approx(2.0)
 
 
 def test_what_cannot_be_built_in_time_is_not_begun():
