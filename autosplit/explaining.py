@@ -248,23 +248,29 @@ def _changes(problem: Problem, device: int, asked: dict[str, Any]) -> Iterator[t
 
 
 def _with_twin(problem: Problem, device: int) -> Problem:
-    """The problem with one more device like another, which it reaches as that one reaches its like, or else the next device."""
-    count = problem.num_devices
+    """The problem with one more device like another; the two reach each other as that one reaches its like, or else the next.
+
+    Either of the two pays what that one pays now, and not what is paid at the other end, which may be nothing.
+    """
+    count, t = problem.num_devices, problem.transfers
     others = [d for d in range(count) if d != device]
     alike = [d for d in next(group for group in problem.device_classes if device in group) if d != device]
-    nearest = (alike or others or [device])[0]
+    alone = device if any(table[device, device] for table in t.arrays()) else HOST
+    nearest = (alike or others or [alone])[0]
 
-    def grown(table: Floats) -> Floats:
+    def grown(table: Floats, between: float) -> Floats:
         order = [*range(count), device, count]
         larger = table[np.ix_(order, order)].copy()
-        larger[device, count], larger[count, device] = table[device, nearest], table[nearest, device]
+        larger[device, count] = larger[count, device] = between
         return larger
 
+    sent, received = (device, nearest), (nearest, device)
+    ends = (sent, sent, received, received, sent)
     return replace(
         problem,
         devices=(*problem.devices, f"{problem.devices[device]} (one more)"),
         compute_s=np.hstack([problem.compute_s, problem.compute_s[:, [device]]]),
-        transfers=Transfers(*map(grown, problem.transfers.arrays())),
+        transfers=Transfers(*(grown(table, table[pair]) for table, pair in zip(t.arrays(), ends, strict=True))),
         memory_bytes=np.append(problem.memory_bytes, problem.memory_bytes[device]),
         pools=tuple(Pool((*p.devices, count), p.num_bytes) if device in p.devices else p for p in problem.pools),
     )

@@ -27,6 +27,7 @@ from autosplit.planning import plan_model, predict
 from autosplit.problem import Block, Problem
 from autosplit.profile import Profile
 from autosplit.searching import Job, search
+from autosplit.workloads import parse_dnn_partitioning
 
 WORKLOAD = Path(__file__).parent / "data" / "workloads" / "layer-bert24_inference.json"
 OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (), f"s{i}") for i in range(4))
@@ -55,6 +56,17 @@ def test_compute_bounds_even_work_with_cheap_transfers():
     (cut,) = found.cuts
     assert cut.objective_s == pytest.approx(4.01) and cut.ops == 1
     assert cut.slower == pytest.approx(4.01 / 3.01 - 1)
+
+
+@pytest.mark.parametrize("num_cpus", [0, 1])
+def test_one_more_device_brings_what_a_file_with_one_more_says(num_cpus):
+    # a transfer between the two cost nothing: 7 and 6 instead of 9
+    nodes = [{"id": n, "supportedOnFpga": True, "fpgaLatency": 3, "cpuLatency": 30, "size": 1} for n in range(3)]
+    edges = [{"sourceId": n, "destId": n + 1, "cost": 4} for n in range(2)]
+    file = {"maxFPGAs": 1, "maxCPUs": num_cpus, "maxSizePerFPGA": 9, "nodes": nodes, "edges": edges}
+    one, two = (parse_dnn_partitioning(file | {"maxFPGAs": count}, "small") for count in (1, 2))
+    more = change(explain_solution(one, solve(one), unit=""), "one more device")
+    assert more.proved and more.objective_s == solve(two).objective_s == 9.0
 
 
 def test_transfers_bound_what_must_be_sent():
