@@ -35,13 +35,14 @@ def read_workload(path: Path, format: Format = "dnn-partitioning", *, num_device
     """
     try:
         text = path.read_text(encoding="utf-8")
-        if format == "pipedream":
-            return parse_pipedream(text, path.stem, num_devices, bytes_per_s)
-        return parse_dnn_partitioning(json.loads(text), path.stem)
+        data = json.loads(text) if format == "dnn-partitioning" else None
     except (OSError, UnicodeDecodeError) as failure:
         raise UsageError(f"workload file '{path}' cannot be read: {failure}") from None
-    except json.JSONDecodeError as failure:
+    except (ValueError, RecursionError) as failure:  # too many digits; too many brackets
         raise UsageError(f"workload file '{path}' is truncated or no JSON: {failure}") from None
+    if format == "pipedream":
+        return parse_pipedream(text, path.stem, num_devices, bytes_per_s)
+    return parse_dnn_partitioning(data, path.stem)
 
 
 def parse_dnn_partitioning(data: Any, name: str) -> Problem:
@@ -143,7 +144,7 @@ def _node_faults(node: Mapping[str, Any]) -> list[str]:
     return missing + [
         f"node {node['id']} has {key} {value!r}; a number, 0 or more, is needed"
         for key, value in values.items()
-        if not _number(value)
+        if not _number(value) or (key == "size" and value == math.inf)
     ]
 
 

@@ -193,12 +193,15 @@ BAD_FILES = {
     "an unknown id": (json.dumps(small(edges=edges((5, 99)))), "unknown node 99"),
     "a negative time": (json.dumps(small(nodes=[node(fpgaLatency=-2.0)], edges=[])), "fpgaLatency -2.0"),
     "no number": (json.dumps(small(nodes=[node(cpuLatency=math.nan)], edges=[])), "cpuLatency nan"),
+    "an infinite size": (json.dumps(small(nodes=[node(size=math.inf)], edges=[])), "size inf"),
     "uneven costs": (json.dumps(small(edges=UNEVEN)), "one node has one cost"),
     "no nodes": (json.dumps(small(nodes=[], edges=[])), "it has no nodes"),
     "half a device": (json.dumps(small(maxFPGAs=1.5)), "'maxFPGAs' must be a whole number"),
     "cut short": (JSON[: len(JSON) // 2], "truncated or no JSON"),
     "a list": ("[]", "must be an object"),
     "no text": ("", "truncated or no JSON"),
+    "more digits than Python reads": ("9" * 5000, "truncated or no JSON"),
+    "lists in lists without end": ("[" * 200_000, "truncated or no JSON"),
 }
 BAD_PROFILES = {
     "a cycle": (PROFILE + "\tnode3 -- node1\n", "has a cycle: "),
