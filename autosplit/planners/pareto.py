@@ -14,6 +14,8 @@ import numpy as np
 
 from autosplit.cost import evaluate, latency_s
 from autosplit.errors import InfeasibleError
+from autosplit.planners import bounds
+from autosplit.planners.items import contract
 from autosplit.planners.latency import with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, request_faults
@@ -144,14 +146,25 @@ class _Front:
         return tuple(self._judged(point, best) for point in front)
 
     def _judged(self, point: Point, best: Solution) -> Solution:
-        """The point's solution in terms of throughput, with what is proved of it."""
-        closed = best.status == "optimal" and point.bottleneck_s <= best.objective_s * (1 + ROUNDING)
+        """The point's solution in terms of throughput, with what is proved of it.
+
+        Where the best throughput was sought with one block on a device, its bound says nothing of plans that share devices.
+        """
+        alike = _shares(best.blocks) or not _shares(point.solution.blocks)
+        bound_s = min(best.bound_s if alike else self._shared_bound_s(), point.bottleneck_s)
+        closed = alike and best.status == "optimal" and point.bottleneck_s <= best.objective_s * (1 + ROUNDING)
         return replace(
             point.solution,
             objective_s=point.bottleneck_s,
-            bound_s=min(best.bound_s, point.bottleneck_s),
-            status="optimal" if closed else "feasible",
+            bound_s=bound_s,
+            status="optimal" if closed or bound_s == point.bottleneck_s else "feasible",
         )
+
+    def _shared_bound_s(self) -> float:
+        """What no plan is below, whether or not it shares devices."""
+        request = replace(self.request, reuse=True)
+        items = contract(self.problem, request)
+        return bounds.compute_bound_s(items, request, bounds.multipliers(items))
 
     def _simple(self) -> None:
         """Everything on one device, or on replicas of it: the smallest latency or the largest throughput, often."""
@@ -229,6 +242,12 @@ class _Front:
         if all(point.solution.blocks != other.solution.blocks for other in self.points):
             self.points.append(point)
             self.say(f"{point.bottleneck_s:.6g} s a sample, latency {point.latency_s:.6g} s, {point.peak_bytes:.6g} B ({method})")
+
+
+def _shares(blocks: Sequence[Block]) -> bool:
+    """Whether a device has several blocks."""
+    used = [device for block in blocks for device in block.devices]
+    return len(set(used)) < len(used)
 
 
 def _between(values: Sequence[float]) -> list[float]:

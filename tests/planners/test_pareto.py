@@ -70,6 +70,20 @@ def test_points_run_recompute_and_do_not_dominate_each_other(seed):
     assert min(point.latency_s for point in points) <= fastest.objective_s * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("seed", [62, 138, 202])
+def test_what_is_proved_of_one_block_on_a_device_is_not_claimed_of_plans_that_share(seed):
+    # a shared plan below the best of the others was called optimal, with its own load as the bound
+    problem = random_problem(seed, num_ops=4, num_devices=2, grouped=False)
+    shared = exhaustive.best_blocks(problem, Request(reuse=True))
+    found = 0
+    for solution in pareto(problem, time_limit_s=2):
+        if len({device for block in solution.blocks for device in block.devices}) < len(solution.blocks):
+            found += 1
+            assert 0 < solution.bound_s <= shared[1] * (1 + 2e-6)
+            assert solution.status == "feasible"
+    assert found
+
+
 def test_limits_hold_for_every_point_and_what_cannot_be_is_refused():
     problem = chain([4.0, 4.0, 4.0, 4.0], num_bytes=0.5)
     assert {len(s.blocks) for s in pareto(problem, num_stages=2, time_limit_s=2)} == {2}
