@@ -102,7 +102,7 @@ class Schedule:
     @property
     def makespan_s(self) -> float:
         """From the first request to the last result, in seconds."""
-        return self.finished_s[-1]
+        return self.finished_s[-1] - self.started_s[0]
 
     @property
     def throughput_per_s(self) -> float:
@@ -221,7 +221,7 @@ def schedule_plan(
         profile: measured seconds of the graph.
         link: link between two devices by name, usually ``machine.link``.
         num_requests: passes of the graph, or as many times ``microbatches``.
-        in_flight: requests between admission and result at most; None for what the slots hold.
+        in_flight: microbatches between admission and result at most; None for what the slots hold.
         arrivals_s: when each request comes; None for all at once.
     Raises: ProfileError: a stage's backend was not measured on its device.
     """

@@ -152,6 +152,13 @@ def test_given_arrivals_count_the_wait_before_admission() -> None:
     assert (schedule.latency_s(0.5), schedule.latency_s(1.0)) == (2.0, 3.0)
 
 
+def test_the_makespan_begins_with_the_first_request() -> None:
+    # it began at 0, so that a device that never waited was idle for most of it
+    schedule = simulate(chain([1]), 2, arrivals_s=[5.0, 6.0])
+    assert (schedule.makespan_s, schedule.throughput_per_s, schedule.bubble) == (2.0, 1.0, 0.0)
+    assert schedule.rows()[0]["busy"] == 1.0
+
+
 def test_utilisation_and_bubble() -> None:
     schedule = simulate(chain([1, 1, 1]), 4)
     assert schedule.bubble == pytest.approx(1 - 12 / 18)
