@@ -75,8 +75,7 @@ class Pricer:
     def _outlook(self, values: Ints, limit_s: float) -> tuple[float, Floats]:
         """A price on load for which load and value together are least optimistic, and what each state can still earn at it."""
         sweep = self.sweep
-        finite = self.work_s[np.isfinite(self.work_s)].sum()
-        low, high = 0.0, 4.0 * values.sum() / max(float(finite), 1e-300)
+        low, high = 0.0, float(values.sum()) / limit_s  # above that, the limit alone is worth more than all items
         best: tuple[float, float, Floats] | None = None
         for _ in range(24):
             slopes = low + (high - low) * 0.382, low + (high - low) * 0.618

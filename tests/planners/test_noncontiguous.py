@@ -17,7 +17,7 @@ from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.portfolio import solve
 from autosplit.planners.resplitting import resplit
 from autosplit.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Transfers
-from autosplit.workloads import read_workload
+from autosplit.workloads import parse_dnn_partitioning, read_workload
 
 WORKLOADS = Path(__file__).parents[1] / "data" / "workloads"
 PROVED = {
@@ -183,6 +183,17 @@ def test_a_sweep_prices_every_set(seed: int) -> None:
             found = pricer.best_set(values, limit_s, floor)
             assert values[found].sum() == most
             assert graph.load_s(found, device) <= limit_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e8])
+def test_items_that_take_no_time_are_priced_by_what_their_nets_cost(unit: float) -> None:
+    # the price on load was looked for below a number without end: nothing was refuted, or the proof ended with a traceback
+    nodes = [{"id": n, "supportedOnFpga": True, "fpgaLatency": 0, "cpuLatency": 0, "size": 1} for n in range(10)]
+    pairs = [(n, m) for n in range(10) for m in (n + 1, n + 2, n + 4) if m < 10]
+    edges = [{"sourceId": n, "destId": m, "cost": unit * (1 + n * 7 % 5)} for n, m in pairs]
+    file = {"maxFPGAs": 3, "maxCPUs": 0, "maxSizePerFPGA": 4, "nodes": nodes, "edges": edges}
+    solution = solve_noncontiguous(parse_dnn_partitioning(file, "idle"), time_limit_s=5.0)
+    assert (solution.objective_s, solution.status) == (13.0 * unit, "optimal")
 
 
 def test_a_value_above_every_even_share_is_followed() -> None:
