@@ -203,7 +203,7 @@ def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: s
     made = [net.producer for net in problem.nets if HOST in net.consumers]
     shares = [sum(op in block.ops for op in made) / len(block.devices) for block in blocks if device in block.devices]
     host_s = problem.host_s * sum(shares) / len(made) if made else 0.0
-    if host_s < WORTH * float(evaluate(problem, blocks).device_s[device]):
+    if host_s <= WORTH * float(evaluate(problem, blocks).device_s[device]):
         return ""
     return f" ({time_text(host_s, unit)} of that the host's, which has no core of its own)"
 

@@ -183,6 +183,7 @@ def test_a_plan_is_explained_with_its_constraints():
 def test_ops_that_take_no_time_are_explained():
     found = explained(chain([0.0, 0.0]), options={"num_stages": 2})
     assert found.objective_s == 0.0 and found.text
+    assert "host" not in found.because
 
 
 def test_a_search_leaves_its_explanation_in_the_plan_and_in_its_file(tmp_path):
