@@ -63,6 +63,10 @@ class WorkerBench:
         """What a backend is timed on: the whole model, or all but what it refuses."""
         return self._parts.get(backend, [self._whole])
 
+    def is_divided(self, backend: str) -> bool:
+        """Whether a backend is timed on parts of the model."""
+        return backend in self._parts
+
     def refused(self, backend: str) -> dict[str, str]:
         """Op name to the reason, for each op that a backend was found to refuse."""
         return self._refused.get(backend, {})

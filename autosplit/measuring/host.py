@@ -1,11 +1,10 @@
 """measure(): a model on the devices of this machine becomes a Profile, from the store where nothing changed.
 
-One pinned worker for each device. For each backend all devices time the same model at once, since busy neighbours are the
-truth for pipelines; then one of each kind times the whole model alone. What is finished is stored before the next backend begins.
+One pinned worker for each device. Each backend has a turn, and what it gave is stored before the next one begins; then all
+have a second turn.
 """
 
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -28,34 +27,29 @@ from autosplit.measuring.asking import (
     stamps_of,
 )
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
-from autosplit.measuring.bench import WorkerBench, open_bench
-from autosplit.measuring.canary import CANARY_LIMIT, drift
+from autosplit.measuring.bench import open_bench
 from autosplit.measuring.links import LinkBench
 from autosplit.measuring.parts import Part, graph_of, joined
 from autosplit.measuring.recalling import recall, recall_links
 from autosplit.measuring.steps import Progress, Step, Steps
 from autosplit.measuring.store import Store
 from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
-from autosplit.measuring.worker import Prepare, Prepared, TimeOps, TimeWhole
+from autosplit.measuring.turns import ALONE_S, TURN_S, Turns, sampled
+from autosplit.measuring.worker import Prepared
 from autosplit.processes import WorkerProcess
 from autosplit.profile import Profile
-from autosplit.samples import Measured, Precision, Provenance, Samples, Setting
+from autosplit.samples import Measured, Precision, Provenance, Setting
 from autosplit.tracing import Traced
 
 __all__ = ["Progress", "measure"]
 
-ROUNDS_S = 1.2
-ALONE_S = 0.3
-SLOWED = 1.4
-"""Devices that take so many times as long beside each other as alone are timed once more, and the faster times count."""
 WAITED_LIMIT = 0.03
 """A worker that waited longer than this share of its time for its core was not alone there."""
 MAX_AT_ONCE = 16
 """Devices that time a model at once; more would need more memory than a pipeline of the model does."""
 
-
-NUM_PASSES = 12
-"""Of each backend on each device, all devices at once: a reference, a warm-up, three rounds of two, and a few alone."""
+NUM_PASSES = 14
+"""Of each backend on each device: a reference, a warm-up, two rounds of two and two more passes, and a few alone after both."""
 
 
 def measure(
@@ -80,8 +74,8 @@ def measure(
         backends: names, eager first or not at all.
         threads: device name to the thread counts to measure; by default one thread for each core.
         store: where measurements are kept and reused; None keeps nothing.
-        budget_s: seconds that timing may take, start-up and exports left out; by default about 1.2 s for each backend, and at
-            least three passes.
+        budget_s: seconds that timing may take, start-up and exports left out; by default about 2 s for each backend, and at least
+            two passes in each of two turns.
         progress: called with the share done and the seconds left.
         remeasure: measure again what is stored.
         links: measure the links too, unless they are stored.
@@ -161,22 +155,25 @@ class _Job:
         groups = [group for group in _groups(self.wanted) if any(setting not in profile.measured for setting in group)]
         if not groups:
             return profile
-        rounds = Rounds(ROUNDS_S) if budget_s is None else Rounds(max(0.05, 0.7 * budget_s / len(groups)), least=2)
+        turn_s = TURN_S if budget_s is None else max(0.05, 0.35 * budget_s / len(groups))
+        rounds = Rounds(turn_s, least=2)
         backends = list(dict.fromkeys(group[0].backend for group in groups))
         self.steps.plan([Step(f"preparing {name}", 1.0 if name == "eager" else 6.0) for name in backends])
         self.steps.plan([Step("starting the workers", 2.0)])
-        self.steps.plan([Step(f"timing {g[0].backend}", rounds.seconds + ALONE_S + 2.0) for g in groups])
+        self.steps.plan([Step(f"timing {g[0].backend}", turn_s + ALONE_S + 2.0) for g in groups])
+        self.steps.plan([Step(f"timing {g[0].backend} once more", turn_s + ALONE_S) for g in groups])
         refused: dict[str, str] = {}
         parts = [_batches(group, MAX_AT_ONCE) for group in groups]
         with open_bench(self.traced, self.machine, linking, self.workspace) as bench:
             # The workers start, load the model and warm up in eager while the host prepares the other backends: both leave
             # cores idle. Weights of ops are timed, so a backend that wants them waits until the host is quiet.
             bench.load(self.machine.devices)
+            turns = Turns(bench, self.machine, self.precision, self.graph.weight_bytes * sum(map(len, groups)))
             for name in backends:
                 with self._refusing(name, refused):
                     bench.prepare(name, self.precision)
                     if name == "eager":
-                        bench.begin(self._prepares(profile, parts[0][0]))
+                        bench.begin(turns.prepares(parts[0][0]))
                 self.steps.done()
             early = bench.finish()
             bench.take_canaries(self.machine.devices)
@@ -188,13 +185,20 @@ class _Job:
                         for part in batches:
                             ready = early if name == "eager" and part is parts[0][0] else {}
                             try:
-                                profile = self._measure_group(profile, part, bench, rounds, ready)
+                                profile = self._measure_group(profile, part, turns, rounds, ready)
                             except BackendError as failure:
                                 bench.divide(name, self.precision, failure)
-                                profile = self._measure_group(profile, part, bench, rounds, {})
+                                profile = self._measure_group(profile, part, turns, rounds, {})
                 self.steps.done()
             if linking is not None:
                 self.measure_links(linking, bench.workers)
+            for batches in parts:
+                name = batches[0][0].backend
+                if name not in refused and not bench.is_divided(name):
+                    bench.require(self.machine.devices, bench.parts(name)[0])
+                    for part in batches:
+                        profile = self._measure_again(profile, part, turns, rounds)
+                self.steps.done()
         return replace(profile, notes=(*profile.notes, *refused.values()))
 
     @contextmanager
@@ -207,22 +211,17 @@ class _Job:
                 raise
             refused[backend] = f"{backend} is left out: {failure}"
 
-    def _prepares(self, profile: Profile, group: Sequence[Setting]) -> dict[str, Prepare]:
-        """What makes each device ready for its setting."""
-        weightless = {s: s.backend == "eager" or _eager(profile, s) is not None for s in group}
-        return {s.device: Prepare(s.backend, s.threads, not weightless[s], self.precision) for s in group}
-
     def _measure_group(
-        self, profile: Profile, group: Sequence[Setting], bench: WorkerBench, rounds: Rounds, early: Mapping[str, Prepared]
+        self, profile: Profile, group: Sequence[Setting], turns: Turns, rounds: Rounds, early: Mapping[str, Prepared]
     ) -> Profile:
-        """One setting on each device, all at once, then each alone; ``early``: the answers of devices that are ready already.
+        """The first turn of one setting on each device; ``early``: the answers of devices that are ready already.
 
         Raises: BackendError: a worker cannot load it, or the numbers are wrong.
         """
-        backend = group[0].backend
+        backend, bench = group[0].backend, turns.bench
         parts = bench.parts(backend)
         shared = replace(rounds, seconds=rounds.seconds / len(parts))
-        found = [self._measure_part(profile, group, bench, part, shared, early) for part in parts]
+        found = [self._measure_part(profile, group, turns, part, shared, early) for part in parts]
         for setting in group:
             measured = joined([part[setting][0] for part in found], bench.refused(backend))
             busy = _disturbed(max(part[setting][1] for part in found))
@@ -246,64 +245,35 @@ class _Job:
         self,
         profile: Profile,
         group: Sequence[Setting],
-        bench: WorkerBench,
+        turns: Turns,
         part: Part,
         rounds: Rounds,
         early: Mapping[str, Prepared],
     ) -> dict[Setting, tuple[Measured, float]]:
         """What was measured of some of the ops in each setting, and the share of the time that others had its core."""
+        bench = turns.bench
         bench.require(self.machine.devices, part)
-        prepared, timed, alone = self._time(profile, group, bench, rounds, early)
-        if any(_whole_s(timed[device]) > SLOWED * statistics.median(alone_s) for device, alone_s in alone.items()):
-            # Neighbours that share a cache or memory slow each other down every time. On a virtual machine both cores were at
-            # half speed for some seconds, only while both were busy.
-            _, timed_again, alone_again = self._time(profile, group, bench, rounds, {})
-            timed = {device: min(one, timed_again[device], key=_whole_s) for device, one in timed.items()}
-            alone = {device: min(one, alone_again[device], key=statistics.median) for device, one in alone.items()}
+        weights = [setting for setting in group if setting.backend != "eager" and _eager(profile, setting) is None]
+        prepared, timed, alone = turns.first(group, rounds, weights, early)
         graph = graph_of(self.graph, part)
         values = value_aliases(graph)
         kept_names = bench.names(group[0].backend, part)
         names = {**values, **{name: values[source] for name, source in kept_names.items() if source in values}}
         found = {}
         for setting in group:
-            lone_s, ready = alone.get(setting.device), prepared[setting.device]
+            ready = prepared[setting.device]
             measured = _measured(graph, setting, timed[setting.device], names, _eager(profile, setting) or ready.weights)
-            error = float(f"{ready.error:.3g}")
-            measured = replace(measured, alone=_samples(lone_s) if lone_s else None, error=error)
+            measured = replace(measured, alone=alone.get(setting.device), error=float(f"{ready.error:.3g}"))
             found[setting] = measured, timed[setting.device].waited
         return found
 
-    def _time(
-        self, profile: Profile, group: Sequence[Setting], bench: WorkerBench, rounds: Rounds, early: Mapping[str, Prepared]
-    ) -> tuple[Mapping[str, Prepared], Mapping[str, Timed], Mapping[str, tuple[float, ...]]]:
-        """What each device answers when it is ready, and when all time the part at once; and one of each kind's seconds alone.
-
-        Raises: BackendError: a worker cannot load it, or the numbers are wrong.
-        """
-        prepared = early or bench.all(self._prepares(profile, group))
-        for setting in group:
-            if fault := prepared[setting.device].fault:
-                raise BackendError(fault)
-        timed = bench.all({setting.device: TimeOps(rounds) for setting in group})
-        few = TimeWhole(Rounds(min(ALONE_S, rounds.seconds), least=2, most=20))
-        lone = self._one_of_each(group, bench) if len(group) > 1 else []
-        return prepared, timed, {setting.device: bench.all({setting.device: few})[setting.device] for setting in lone}
-
-    def _one_of_each(self, group: Sequence[Setting], bench: WorkerBench) -> list[Setting]:
-        """The settings to time alone: a device that is like an earlier one would tell nothing new, and takes turns with all."""
-        chosen: list[Setting] = []
-        for setting in group:
-            device, canary_s = self.machine[setting.device], bench.canaries[setting.device]
-            same = (
-                len(device.cores) == len(self.machine[other.device].cores)
-                and setting.threads == other.threads
-                and abs(drift(canary_s, bench.canaries[other.device])) <= CANARY_LIMIT
-                for other in chosen
-                if not is_accelerator(device) and not is_accelerator(self.machine[other.device])
-            )
-            if not any(same):
-                chosen.append(setting)
-        return chosen
+    def _measure_again(self, profile: Profile, group: Sequence[Setting], turns: Turns, rounds: Rounds) -> Profile:
+        """The second turn of settings that had their first."""
+        for setting, measured in turns.second({setting: profile.measured[setting] for setting in group}, rounds).items():
+            profile = profile.with_measured(setting, measured)
+        if self.store is not None:
+            self.store.save(self.graph, profile, group)
+        return profile
 
     def measure_links(self, linking: LinkBench, workers: Mapping[str, WorkerProcess]) -> None:
         """Measure the machine's links now, by workers that are idle, and store them."""
@@ -332,28 +302,19 @@ def _exclusive(store: Store | None) -> Iterator[None]:
 
 def _measured(graph: Graph, setting: Setting, timed: Timed, names: Mapping[str, str], weights: Mapping[str, float]) -> Measured:
     """What the rounds say of one setting."""
-    whole = _samples(timed.whole_s)
+    whole = sampled(timed.whole_s)
     if setting.backend == "eager":
         pooled: dict[str, list[float]] = {}
         by_op = {node.name: node.samples_s for node in timed.nodes}
         for op in graph.ops:
             pooled.setdefault(op.signature, []).extend(by_op[op.name])
-        return Measured({key: _samples(values) for key, values in pooled.items()}, "signature", "in-graph", whole)
+        return Measured({key: sampled(values) for key, values in pooled.items()}, "signature", "in-graph", whole)
     if timed.nodes:
         nodes = without_stretched(timed.nodes, PREEMPTED_S) if timed.waited > WAITED_LIMIT else timed.nodes
         ops, source = attribute(graph, nodes, names, weights)
     else:
         ops, source = proportional(graph, timed.whole_s, weights), "proportional"
-    return Measured({op: _samples(samples.samples_s) for op, samples in ops.items()}, "op", source, whole)
-
-
-def _whole_s(timed: Timed) -> float:
-    return statistics.median(timed.whole_s)
-
-
-def _samples(seconds: Iterable[float]) -> Samples:
-    """Samples to five significant digits: a clock gives no more, and the files are read by people."""
-    return Samples(tuple(float(f"{value:.5g}") for value in seconds))
+    return Measured({op: sampled(samples.samples_s) for op, samples in ops.items()}, "op", source, whole)
 
 
 def _disturbed(waited: float) -> str:

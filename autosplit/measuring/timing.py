@@ -151,6 +151,10 @@ class Timer:
         if self._probe is not None:
             self._probe.run(inputs)
 
+    def rouse(self) -> None:
+        """One pass that is not counted: the first after a pause of seconds takes up to a third longer."""
+        self._pass()
+
     def whole(self, rounds: Rounds) -> tuple[float, ...]:
         """Seconds of each pass of the whole stage, without the time that other processes had the core."""
         samples: list[float] = []
@@ -160,9 +164,8 @@ class Timer:
         return tuple(samples[-rounds.most :])
 
     def interleaved(self, rounds: Rounds) -> Timed:
-        """Whole passes and profiled passes in turn, after one that is not counted. The timer is used up then."""
-        # It may have been warm for seconds while the host was at work; the first pass after that takes up to a third longer.
-        self._pass()
+        """Whole passes and profiled passes in turn, after one that is not counted; only whole ones can be timed after that."""
+        self.rouse()  # it may have been ready for seconds while the host was at work
         samples: list[float] = []
         start, waited_s = time.perf_counter(), run_queue_s(self._threads)
         while rounds.more(len(samples), time.perf_counter() - start):
@@ -171,6 +174,7 @@ class Timer:
                 self._probe.run(self._inputs)
         nodes = self._probe.nodes() if self._probe is not None else []
         waited = (run_queue_s(self._threads) - waited_s) / (time.perf_counter() - start)
+        self._probe = None
         # The first sample of every node is of the warm-up pass, so the last ones are taken.
         kept = min(len(samples), rounds.most)
         return Timed(tuple(samples[-kept:]), tuple(replace(node, samples_s=node.samples_s[-kept:]) for node in nodes), waited)

@@ -50,12 +50,24 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Get ready to run the stage on a backend, and compare its numbers with f32 eager's. Answer: Prepared."""
+    """Get ready to run the stage on a backend, and compare its numbers with f32 eager's. Answer: Prepared.
+
+    ``keep``: what it was ready for before stays loaded, for ``Resume``.
+    """
 
     backend: str
     threads: int
     weights: bool
     precision: Precision = "f32"
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Get ready again for what was kept of the stage that is loaded. No answer but None."""
+
+    backend: str
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +112,10 @@ class Bench:
         self._inputs: tuple[torch.Tensor, ...] = ()
         self._expected: dict[int, list[torch.Tensor]] = {}
         self._timer: Timer | AcceleratedTimer | None = None
+        self._kept: dict[tuple[Path, str, int], Timer] = {}
         self._accelerator: Accelerator | None = None
 
-    def obey(self, command: Load | Canary | Duty | Prepare | TimeWhole | TimeOps) -> Any:
+    def obey(self, command: Load | Canary | Duty | Prepare | Resume | TimeWhole | TimeOps) -> Any:
         """Carry one command out."""
         match command:
             case Load(folder, cores, device, providers, packages):
@@ -119,8 +132,14 @@ class Bench:
                 return canary_s(self._cores, 0.0, seconds) if found is None else accelerators.canary_s(found)
             case Duty():
                 return self._player.play(command)
-            case Prepare(backend, threads, weights, precision):
-                return self._prepare(backend, threads, weights, precision)
+            case Prepare(backend, threads, weights, precision, keep):
+                if not keep:
+                    self._kept.clear()
+                return self._prepare(backend, threads, weights, precision, keep)
+            case Resume(backend, threads):
+                self._timer = timer = self._kept[self._folder, backend, threads]
+                timer.rouse()
+                return None
             case TimeWhole(rounds):
                 return self._ready.whole(rounds)
             case TimeOps(rounds):
@@ -132,7 +151,7 @@ class Bench:
             raise RuntimeError("the host timed a stage before it prepared it")
         return self._timer
 
-    def _prepare(self, backend: str, threads: int, weights: bool, precision: Precision) -> Prepared:
+    def _prepare(self, backend: str, threads: int, weights: bool, precision: Precision, keep: bool) -> Prepared:
         if self._program is None:
             raise RuntimeError("the host prepared a stage before it loaded it")
         self._timer = None
@@ -155,6 +174,8 @@ class Bench:
             )
         except BackendError as failure:
             return Prepared(shares, math.inf, str(failure))
+        if keep:
+            self._kept[self._folder, backend, threads] = timer
         return Prepared(shares, error.relative)
 
     def _place(
@@ -188,4 +209,4 @@ def main(connection: Connection) -> None:
             connection.send(answer)
 
 
-__all__ = ["INPUTS", "Answer", "Canary", "Load", "Prepare", "Prepared", "TimeOps", "TimeWhole", "Timed", "main"]
+__all__ = ["INPUTS", "Answer", "Canary", "Load", "Prepare", "Prepared", "Resume", "TimeOps", "TimeWhole", "Timed", "main"]

@@ -20,12 +20,12 @@ from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.limits import affinity
 from autosplit.loading import load_model
 from autosplit.machine import Device, Machine, parse_device
-from autosplit.measuring import Store, host, measure, recalling, timing, worker
+from autosplit.measuring import Store, host, measure, recalling, timing, turns, worker
 from autosplit.measuring.bench import WorkerBench
 from autosplit.measuring.parts import Part
 from autosplit.measuring.steps import Progress
 from autosplit.measuring.timing import Timed
-from autosplit.measuring.worker import INPUTS, Bench, Load, Prepare, Prepared, TimeOps, TimeWhole
+from autosplit.measuring.worker import INPUTS, Bench, Load, Prepare, Prepared, Resume, TimeOps, TimeWhole
 from autosplit.profile import Profile
 from autosplit.samples import Setting
 from autosplit.splitting import save_stage, split
@@ -74,6 +74,9 @@ class FakeBench:
         ops = [op.name for op in self.traced.graph.ops]
         return [Part(tuple(part), Path(part[0])) for part in self.divided.get(backend, [ops])]
 
+    def is_divided(self, backend: str) -> bool:
+        return backend in self.divided
+
     def refused(self, backend: str) -> dict[str, str]:
         taken = {op for part in self.parts(backend) for op in part.ops}
         return {op.name: "no rule" for op in self.traced.graph.ops if op.name not in taken}
@@ -93,6 +96,7 @@ class FakeBench:
 
     def finish(self) -> dict:
         begun, self.begun = self.begun, []
+        self.num_busy = len(begun)
         return {device: self.answer(command) for device, command in begun}
 
     def all(self, commands: dict) -> dict:
@@ -102,10 +106,15 @@ class FakeBench:
     def answer(self, command: object) -> object:
         ops = [op.name for op in self.traced.graph.ops]
         match command:
+            case Resume(backend, _):
+                self.backend = backend
+                return None
             case Prepare(backend, _, weights):
                 fault = f"backend '{backend}' gives wrong numbers" if backend in self.wrong else ""
                 self.backend = backend
                 return Prepared(dict.fromkeys(ops, 1.0) if weights else {}, 0.00123, fault)
+            case TimeWhole() if self.num_busy > 1 or len(CORES) == 1:
+                return (1.0, 1.0) if self.backend == "eager" else (0.25, 0.25)
             case TimeWhole():
                 return (0.8, 0.8)
             case Load():
@@ -165,20 +174,31 @@ def test_devices_are_timed_at_once_and_then_one_of_each_kind_alone(traced, machi
     bench.canaries[second.device] = canary_s
     profile = fake_measure(traced, machine)
     kinds = [type(command) for _, command in bench.commands]
-    assert kinds == [Prepare, Prepare, TimeOps, TimeOps, *[TimeWhole] * num_alone]
+    assert kinds == [*[Prepare] * 2, *[TimeOps] * 2, *[TimeWhole] * num_alone, *[Resume] * 2, *[TimeWhole] * (2 + num_alone)]
     assert profile.measured[first].alone and bool(profile.measured[second].alone) == (num_alone == 2)
     assert profile.whole_s(*first, busy=False) == profile.whole_s(*second, busy=False) == 0.8
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
-@pytest.mark.parametrize("slow,busy_s", [([1.0, 1.9], 1.0), ([1.5, 1.5, 1.9, 1.9], 1.5), ([1.0, 1.1], 1.1)])
-def test_devices_that_slow_each_other_down_a_lot_are_timed_again(traced, machine, bench, slow, busy_s) -> None:
-    bench.slow = list(slow)
-    profile = fake_measure(traced, machine)
-    kinds = [type(command) for _, command in bench.commands]
-    assert kinds == [Prepare, Prepare, TimeOps, TimeOps, TimeWhole] * (1 if max(slow) < 1.4 * 0.8 else 2)
-    assert profile.whole_s(machine.devices[0].name, "eager") == busy_s
-    assert profile.whole_s(machine.devices[0].name, "eager", busy=False) == 0.8
+@pytest.mark.parametrize(
+    ("first_s", "samples_s"), [(1.1, (1.1,) * 3 + (1.0,) * 2), (1.9, (1.0,) * 2), (0.7, (0.7,) * 3)], ids=["near", "slow", "fast"]
+)
+def test_of_two_turns_that_are_far_apart_the_faster_one_counts(traced, machine, bench, tmp_path, first_s, samples_s) -> None:
+    bench.slow = [first_s] * len(CORES)
+    profile = fake_measure(traced, machine, store=tmp_path)
+    for device in machine.devices:
+        assert sorted(profile.measured[Setting(device.name, "eager", 1)].whole.samples_s) == sorted(samples_s)
+    bench.commands.clear()
+    assert fake_measure(traced, machine, store=tmp_path).measured == profile.measured and not bench.commands
+
+
+def test_what_there_is_no_room_to_keep_is_loaded_again(traced, machine, bench, monkeypatch) -> None:
+    monkeypatch.setattr(turns, "HELD", 10**15)
+    fake_measure(traced, machine, ("eager", "onnxruntime"))
+    prepares = [command for _, command in bench.commands if isinstance(command, Prepare)]
+    assert [(p.backend, p.keep) for p in prepares] == [
+        (backend, False) for backend in ("eager", "onnxruntime", "eager", "onnxruntime") for _ in CORES
+    ]
+    assert not any(isinstance(command, Resume) for _, command in bench.commands)
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -187,7 +207,7 @@ def test_more_devices_than_are_timed_at_once_are_timed_in_turns(traced, machine,
     profile = fake_measure(traced, machine, ("eager", "onnxruntime"))
     assert len(profile.measured) == 2 * len(CORES) and not profile.notes
     kinds = [type(command) for _, command in bench.commands]
-    assert kinds == [Prepare, TimeOps, Prepare, TimeOps] * 2
+    assert kinds == [Prepare, TimeOps] * 4 + [Resume, TimeWhole] * 4
 
 
 def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, machine, bench, tmp_path) -> None:
@@ -467,10 +487,10 @@ def test_a_dead_worker_is_named() -> None:
         WorkerBench(None, SimpleNamespace(ops=()), Path(), None, {"cpu:0": Dead()}).all({"cpu:0": TimeWhole(host.Rounds(1.0))})
 
 
-def test_another_measurement_takes_twelve_passes_on_all_devices_at_once(traced) -> None:
+def test_another_measurement_takes_fourteen_passes_on_all_devices_at_once(traced) -> None:
     ops = [op.name for op in traced.graph.ops]
     profile = Profile.given(traced.graph, {(op, device): 0.5 for op in ops for device in ("cpu:0", "cpu:1")})
-    assert host.least_s(profile) == pytest.approx(12 * 0.5 * len(ops))
+    assert host.least_s(profile) == pytest.approx(14 * 0.5 * len(ops))
 
 
 def test_a_committed_profile_is_found_for_the_model_as_it_is_traced_today() -> None:
