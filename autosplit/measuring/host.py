@@ -48,8 +48,8 @@ WAITED_LIMIT = 0.03
 MAX_AT_ONCE = 16
 """Devices that time a model at once; more would need more memory than a pipeline of the model does."""
 
-NUM_PASSES = 14
-"""Of each backend on each device: a reference, a warm-up, two rounds of two and two more passes, and a few alone after both."""
+NUM_PASSES = 12
+"""Of each backend on each device: a reference, a warm-up, one to rouse it, two rounds of two, some alone, and then three more."""
 
 
 def measure(
@@ -74,8 +74,8 @@ def measure(
         backends: names, eager first or not at all.
         threads: device name to the thread counts to measure; by default one thread for each core.
         store: where measurements are kept and reused; None keeps nothing.
-        budget_s: seconds that timing may take, start-up and exports left out; by default about 2 s for each backend, and at least
-            two passes in each of two turns.
+        budget_s: seconds that timing may take, start-up and exports left out; by default about 1.8 s for each backend, and at
+            least two passes in each of two turns.
         progress: called with the share done and the seconds left.
         remeasure: measure again what is stored.
         links: measure the links too, unless they are stored.
@@ -161,7 +161,7 @@ class _Job:
         self.steps.plan([Step(f"preparing {name}", 1.0 if name == "eager" else 6.0) for name in backends])
         self.steps.plan([Step("starting the workers", 2.0)])
         self.steps.plan([Step(f"timing {g[0].backend}", turn_s + ALONE_S + 2.0) for g in groups])
-        self.steps.plan([Step(f"timing {g[0].backend} once more", turn_s + ALONE_S) for g in groups])
+        self.steps.plan([Step(f"timing {g[0].backend} once more", turn_s) for g in groups])
         refused: dict[str, str] = {}
         parts = [_batches(group, MAX_AT_ONCE) for group in groups]
         with open_bench(self.traced, self.machine, linking, self.workspace) as bench:

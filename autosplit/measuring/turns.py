@@ -1,8 +1,8 @@
 """Every backend has two turns that lie apart, for a slow time of the machine may last as long as one of them.
 
-In a turn all devices time the same model at once, since busy neighbours are the truth for pipelines; then one of each kind
-times it alone. The cores of a virtual machine lose up to half of their speed for seconds at a time to others on its host,
-and the kernel of the guest sees nothing of that: of two turns that differ much the faster one tells what the device can do.
+In a turn all devices time the same model at once, since busy neighbours are the truth for pipelines; in the first one of each
+kind then times it alone. The cores of a virtual machine lose up to half of their speed for seconds at a time to others on its
+host, and the kernel of the guest sees nothing of that: of two turns that differ much the faster one tells what a device can do.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -85,13 +85,7 @@ class Turns:
         else:
             _require_sound(self.bench.all(self.prepares(group)).values())
         busy = self.bench.all({setting.device: TimeWhole(rounds) for setting in group})
-        alone = self._alone(group, rounds)
-        found = {}
-        for setting in group:
-            before, lone = measured[setting], alone.get(setting.device)
-            whole = together(before.whole, sampled(busy[setting.device]))
-            found[setting] = replace(before, whole=whole, alone=together(before.alone, lone))
-        return found
+        return {setting: _with_turn(measured[setting], sampled(busy[setting.device])) for setting in group}
 
     def _alone(self, group: Sequence[Setting], rounds: Rounds) -> dict[str, Samples]:
         """Seconds of the whole on one device of each kind while all others are idle; none where there is but one."""
@@ -116,7 +110,14 @@ class Turns:
         return chosen
 
 
-def together(one: Samples | None, two: Samples | None) -> Samples | None:
+def _with_turn(measured: Measured, turn: Samples) -> Measured:
+    """What was measured, with one more turn of the whole; no device is slower alone than beside busy ones."""
+    whole = turn if measured.whole is None else together(measured.whole, turn)
+    lone = measured.alone
+    return replace(measured, whole=whole, alone=whole if lone is not None and lone.median_s > whole.median_s else lone)
+
+
+def together(one: Samples, two: Samples) -> Samples:
     """The samples of two turns; only those of the faster one where they did not see the same machine.
 
     >>> together(Samples((1.0, 1.2)), Samples((1.1,))).samples_s
@@ -124,8 +125,6 @@ def together(one: Samples | None, two: Samples | None) -> Samples | None:
     >>> together(Samples((1.9, 1.8)), Samples((1.1,))).samples_s
     (1.1,)
     """
-    if one is None or two is None:
-        return one or two
     faster, slower = sorted((one, two), key=lambda turn: turn.median_s)
     return faster if slower.median_s > APART * faster.median_s else Samples((*one.samples_s, *two.samples_s))
 
