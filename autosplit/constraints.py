@@ -45,11 +45,11 @@ class Constraints:
         return self.num_stages is not None or bool(self.pins or self.forbids or self.together)
 
     def limits(self, most_replicas: int) -> dict[str, Any]:
-        """What a planner is asked beside the objective; ``most_replicas`` counts where nothing is said."""
+        """What a planner is asked beside the objective; a stage can have ``most_replicas``, and may where nothing is said."""
         return {
             "num_stages": self.num_stages,
             "max_stages": self.max_stages,
-            "max_replicas": self.max_replicas or most_replicas,
+            "max_replicas": min(self.max_replicas or most_replicas, most_replicas),
             "min_stage_s": self.min_stage_s,
             "max_latency_s": self.max_latency_s,
         }

@@ -1,19 +1,21 @@
 """Plans for a graph on a machine: the planner is asked once for each choice of backends, its answers become Plans."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
 
 from autosplit.constraints import Constraints, matching_ops
-from autosplit.cost import evaluate, latency_s, moves_s
+from autosplit.cost import TOLERANCE, evaluate, latency_s, moves_s
 from autosplit.errors import InfeasibleError
 from autosplit.graph import Graph
 from autosplit.machine import HOST, Link, Machine
 from autosplit.plan import Plan, Prediction, Source, Stage
 from autosplit.planners.pareto import Point, front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
+from autosplit.planners.request import Request, request_faults
 from autosplit.problem import Block, Problem, Solution, problem_from
 from autosplit.profile import Profile
 
@@ -76,7 +78,7 @@ def plan_model(
             solution = solve(
                 problem,
                 objective=constraints.objective,
-                **constraints.limits(len(machine.devices)),
+                **constraints.limits(max(Counter(choice.values()).values())),
                 time_limit_s=max(LEAST_S, (end_s - time.monotonic()) / (len(choices) - number)),
                 seed=seed,
                 log=log,
@@ -85,8 +87,10 @@ def plan_model(
             refusal, bound_s = failure, bound_s if failure.conflict else 0.0
             continue
         bound_s = min(bound_s, solution.bound_s)
-        if all(len({choice[problem.devices[device]] for device in block.devices}) == 1 for block in solution.blocks):
+        try:
             plans.append(_plan(graph, profile, source, constraints, problem, solution, choice, threads, queue_depth, microbatch))
+        except InfeasibleError as failure:
+            refusal = failure
     if not plans:
         raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
     return sorted((bounded(plan, bound_s) for plan in plans), key=objective_s(constraints))
@@ -124,7 +128,7 @@ def plan_front(
         try:
             solutions = pareto(
                 problem,
-                **constraints.limits(len(machine.devices)),
+                **constraints.limits(max(Counter(choice.values()).values())),
                 time_limit_s=time_limit_s / len(choices),
                 seed=seed,
                 log=log,
@@ -134,11 +138,12 @@ def plan_front(
             continue
         bound_s = min(bound_s, solutions[0].bound_s)
         for solution in solutions:
-            if all(len({choice[problem.devices[device]] for device in block.devices}) == 1 for block in solution.blocks):
-                point = point_of(problem, solution)
-                plans[point] = _plan(
+            try:
+                plans[point_of(problem, solution)] = _plan(
                     graph, profile, source, constraints, problem, solution, choice, threads, queue_depth, microbatch
                 )
+            except InfeasibleError as failure:
+                refusal = failure
     if not plans:
         raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
     return [(bounded(plans[point], bound_s), point.peak_bytes) for point in front_of(list(plans))]
@@ -219,8 +224,7 @@ def problem_of(
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     choice, threads = _chosen(plan)
-    used = list(choice.values())
-    main = max(dict.fromkeys(used), key=used.count)
+    main = Counter(choice.values()).most_common(1)[0][0]
     measured = {(setting.device, setting.backend) for setting in profile.measured}
     choice |= {d.name: main for d in machine.devices if d.name not in choice and (d.name, main) in measured}
     threads |= {name: threads_on(machine, name) for name in choice if name not in threads}
@@ -354,9 +358,14 @@ def _plan(
     queue_depth: int,
     microbatch: int | None,
 ) -> Plan:
+    """The plan of a solution. Raises InfeasibleError where it breaks a demand that the solver did not see."""
     stages: list[Stage] = []
     for block in solution.blocks:
         devices = tuple(problem.devices[device] for device in block.devices)
+        if len({choice[device] for device in devices}) > 1:
+            raise InfeasibleError(
+                f"no plan was found without replicas on both of two backends ({devices}). Allow one replica only."
+            )
         takers = _takers(graph, profile, devices[0], choice[devices[0]])
         for ops in graph.runs((problem.ops[op] for op in block.ops), takers):
             least = min(threads[device] for device in devices)
@@ -374,4 +383,18 @@ def _plan(
         queue_depth=queue_depth,
         precision=profile.precision,
     )
-    return _predicted(plan, problem, _blocks(plan, graph, problem), solution.bound_s)
+    blocks = _blocks(plan, graph, problem)
+    return _meeting(_predicted(plan, problem, blocks, solution.bound_s), problem, blocks, constraints)
+
+
+def _meeting(plan: Plan, problem: Problem, blocks: Sequence[Block], constraints: Constraints) -> Plan:
+    """Return the plan, or raise InfeasibleError where microbatches or stages of a second backend break a demand."""
+    demands = Request(max_replicas=problem.num_devices, min_stage_s=constraints.min_stage_s or 0.0, reuse=True)
+    faults = request_faults(problem, demands, blocks)
+    alone_s, most_s = plan.prediction.latency_s, constraints.max_latency_s or inf
+    if alone_s > most_s * (1 + TOLERANCE):
+        cut = f" in microbatches of {plan.microbatch}" if plan.microbatch < plan.source.batch else ""
+        faults.append(f"a request takes {alone_s:.3g} s{cut}, and at most {most_s:.3g} s are asked for")
+    if faults:
+        raise InfeasibleError(f"no plan was found that meets all constraints: {faults[0]}. Relax it, or change the backends.")
+    return plan

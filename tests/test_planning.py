@@ -165,3 +165,38 @@ def test_what_a_backend_refuses_becomes_a_stage_of_another_one(constraints: Cons
     assert {stage.backend for stage in plan.stages} == ({"eager"} if len(stages) == 1 else {"eager", "onnxruntime"})
     assert predict(plan, GRAPH, TWO, profile).prediction.bottleneck_s == plan.prediction.bottleneck_s
     assert plan.prediction.bound_s <= plan.prediction.bottleneck_s < 4.1
+
+
+SLOW_LINKS = [Link(a, b, 0, 0.5, 0, 0.5, 0) for a in ("cpu:0", "cpu:1") for b in ("cpu:0", "cpu:1")]
+
+
+@pytest.mark.parametrize(
+    ("constraints", "message"),
+    [
+        (Constraints(together=("a[12]",)), "'a1' and 'a2' must stay together"),
+        (Constraints(min_stage_s=3.0, max_replicas=1), "a stage takes 1.5 s, and at least 3 s"),
+        (Constraints(max_latency_s=5.5), "a request takes 7 s, and at most 5.5 s"),
+    ],
+)
+def test_no_demand_is_broken_by_the_stages_of_a_second_backend(constraints: Constraints, message: str) -> None:
+    machine = TWO.with_links(SLOW_LINKS)
+    with pytest.raises(InfeasibleError, match=message):
+        plan_model(GRAPH, machine, partly(), Source("m:f"), constraints, ["onnxruntime"])
+    with pytest.raises(InfeasibleError):
+        plan_front(GRAPH, machine, partly(), Source("m:f"), constraints, ["onnxruntime"], time_limit_s=1)
+
+
+def test_a_latency_limit_is_of_the_whole_request_not_of_its_first_microbatch() -> None:
+    source = Source("m:f", batch=4)
+    with pytest.raises(InfeasibleError, match="takes 10 s in microbatches of 1, and at most 5 s"):
+        plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=5.0), ["eager"], microbatch=1)
+    plan = plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=10.1), ["eager"], microbatch=1)[0]
+    assert plan.prediction.latency_s <= 10.1
+
+
+def test_devices_that_have_no_backend_in_common_are_not_replicas_of_one_stage() -> None:
+    other = Profile.given(GRAPH, {(n, "cpu:1"): 1.0 for n in NAMES}, backend="onnxruntime")
+    here = {setting: one for setting, one in PROFILE.measured.items() if setting.device == "cpu:0"}
+    apart = replace(PROFILE, measured={**here, **other.measured})
+    [plan] = plan_model(GRAPH, TWO, apart, Source("m:f"), Constraints(), ["eager", "onnxruntime"])
+    assert [stage.devices for stage in plan.stages] == [("cpu:0",), ("cpu:1",)] and plan.status == "optimal"

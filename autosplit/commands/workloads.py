@@ -29,7 +29,7 @@ def search_workload(given: options.Plans) -> None:
     wanted = given.constraints()
     given.require_default(FOR_MODELS, "a workload file names its own devices and ops, and nothing is measured or written")
     problem = _read(Path(given.model), given, "model, ")
-    limits: dict[str, Any] = {"contiguous": given.contiguous, **wanted.limits(1)}
+    limits: dict[str, Any] = {"contiguous": given.contiguous, **wanted.limits(wanted.max_replicas or 1)}
     limit_s = options.seconds(given.time_limit)
     plan_s = limit_s * (PLAN_SHARE if given.explain else 1.0)
     calls: dict[str, Any] = {"time_limit_s": plan_s, "seed": given.seed, "log": log(given)}
