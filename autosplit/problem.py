@@ -193,11 +193,22 @@ class Problem:
                 faults.append(f"{name} has shape {array.shape}, and {shape} is needed")
             elif np.isnan(array).any() or (array < 0).any():
                 faults.append(f"{name} holds NaN or a negative number; all must be 0 or more")
+            elif name == "transfers" and np.isinf(array).any():
+                faults.append("transfers holds infinity; all must be finite, so give a slow link many seconds")
         if len(set(self.ops)) < num_ops:
             faults.append("two ops have one name")
         faults += self._net_faults()
         for kind, members in [("group", group) for group in self.groups] + [("weight", w.users) for w in self.weights]:
             faults += [f"a {kind} names op number {op}, and there are {num_ops} ops" for op in members if not 0 <= op < num_ops]
+        faults += [f"a weight has {w.num_bytes} bytes; 0 or more are needed" for w in self.weights if not w.num_bytes >= 0]
+        for pool in self.pools:
+            faults += [
+                f"a pool names device number {d}, and there are {num_devices} devices"
+                for d in pool.devices
+                if not 0 <= d < num_devices
+            ]
+            if not pool.num_bytes >= 0:
+                faults.append(f"a pool has {pool.num_bytes} bytes; 0 or more are needed")
         faults += [f"order names op numbers {pair}" for pair in self.order if not all(0 <= op < num_ops for op in pair)]
         raise_faults(UsageError, f"problem '{self.name}' does not verify", faults)
         return self
@@ -211,8 +222,8 @@ class Problem:
                 faults.append(
                     f"what op '{self.ops[net.producer]}' makes is read before it is made; sort the ops, break the cycle"
                 )
-            if not net.num_bytes >= 0:
-                faults.append(f"net {number} has {net.num_bytes} bytes; 0 or more are needed")
+            if not 0 <= net.num_bytes < np.inf:
+                faults.append(f"net {number} has {net.num_bytes} bytes; 0 or more are needed, and finite")
         return faults
 
 
@@ -297,7 +308,7 @@ def problem_from(
     """
     devices = tuple(device.name for device in machine.devices)
     place = {name: number for number, name in enumerate(devices)}
-    faults = _unknown_names(graph, place, pins or {}, forbids or {}, colocations)
+    faults = _unknown_names(graph, place, pins or {}, forbids or {}, colocations, [names for names, _ in pools])
     raise_faults(UsageError, f"the constraints do not fit graph '{graph.name}' and its machine", faults)
     compute_s = np.full((len(graph.ops), len(devices)), np.inf)
     reasons: dict[tuple[int, int], str] = {}
@@ -346,9 +357,10 @@ def _unknown_names(
     pins: Mapping[str, str],
     forbids: Mapping[str, Sequence[str]],
     colocations: Sequence[Sequence[str]],
+    pools: Sequence[Sequence[str]],
 ) -> list[str]:
     ops = [*pins, *forbids, *(op for group in colocations for op in group)]
-    devices = [*pins.values(), *(device for group in forbids.values() for device in group)]
+    devices = [*pins.values(), *(device for group in [*forbids.values(), *pools] for device in group)]
     faults = [f"op '{op}' is not in the graph" for op in dict.fromkeys(ops) if op not in graph.index]
     known = ", ".join(place)
     return faults + [f"device '{d}' is not one of the machine's: {known}" for d in dict.fromkeys(devices) if d not in place]

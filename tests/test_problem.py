@@ -5,7 +5,7 @@ from problems import chain
 from autosplit.errors import UsageError
 from autosplit.graph import Graph, Op, Value, Weight
 from autosplit.machine import Device, Link, Machine
-from autosplit.problem import HOST, Block, Net, Solution, problem_from
+from autosplit.problem import HOST, Block, Net, Pool, SharedWeight, Solution, Transfers, problem_from
 
 
 def graph() -> Graph:
@@ -50,8 +50,10 @@ def test_pins_forbids_and_missing_times_close_devices_and_keep_the_reason():
 
 
 def test_unknown_names_are_listed_together():
-    with pytest.raises(UsageError, match=r"3 faults") as caught:
-        problem_from(graph(), TIMES, machine(), pins={"nope": "cpu:0"}, forbids={"a": ["cuda:0"]}, colocations=[["a", "gone"]])
+    pools = [(["cpu:0", "cuda:1"], 10)]
+    asked = {"pins": {"nope": "cpu:0"}, "forbids": {"a": ["cuda:0"]}, "colocations": [["a", "gone"]], "pools": pools}
+    with pytest.raises(UsageError, match=r"4 faults") as caught:
+        problem_from(graph(), TIMES, machine(), **asked)
     assert "op 'nope' is not in the graph" in str(caught.value)
     assert "device 'cuda:0' is not one of the machine's: cpu:0, cpu:1" in str(caught.value)
 
@@ -68,6 +70,11 @@ def test_unknown_names_are_listed_together():
         ({"groups": ((0, 9),)}, "names op number 9"),
         ({"order": ((0, 9),)}, "order names"),
         ({"ops": ("a", "a", "b")}, "one name"),
+        ({"nets": (Net(0, (1,), float("inf")),)}, "finite"),
+        ({"transfers": Transfers(*(np.full((3, 3), s) for s in (0, 0, 0, 0, np.inf)))}, "holds infinity"),
+        ({"weights": (SharedWeight(float("nan"), (0, 1)),)}, "a weight has nan bytes"),
+        ({"pools": (Pool((0, 2), 1.0),)}, "device number 2, and there are 2"),
+        ({"pools": (Pool((0, 1), float("nan")),)}, "a pool has nan bytes"),
     ],
 )
 def test_faults_of_a_problem(changes, message):

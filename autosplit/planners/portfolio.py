@@ -135,7 +135,8 @@ def solve(
     """
     started = monotonic()
     request = Request(
-        objective, contiguous, num_stages, max_stages, max_replicas or 1, min_stage_s or 0.0, max_latency_s or inf,
+        objective, contiguous, num_stages, max_stages, 1 if max_replicas is None else max_replicas, min_stage_s or 0.0,
+        inf if max_latency_s is None else max_latency_s,
         reuse=bool(reuse) or (reuse is None and num_stages is not None and num_stages > problem.num_devices),
     ).verify(problem)  # fmt: skip
     request = request if reuse is not None else latency.with_reuse(request)

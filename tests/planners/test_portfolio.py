@@ -115,6 +115,8 @@ def test_the_log_reaches_the_caller():
         ({"num_stages": 3, "max_stages": 2}, "above max_stages"),
         ({"objective": "speed"}, "objective 'speed' is unknown"),
         ({"min_stage_s": -1.0}, "min_stage_s"),
+        ({"max_replicas": 0}, "max_replicas must be at least 1"),
+        ({"max_latency_s": 0.0}, "max_latency_s 0.0 above 0"),
     ],
 )
 def test_bad_requests(options, message):
