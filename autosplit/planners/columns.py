@@ -7,8 +7,9 @@ of a linear program that covers all items with device sets of load at most T (Gi
 the best prices so far (Wentges 1997).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from time import monotonic
 
 import numpy as np
@@ -52,15 +53,20 @@ FINEST_CELLS = 300_000_000
 """States times values that one cut profile may take."""
 
 
-def pricers_of(graph: Hypergraph, *, tries: int = 200, seed: int = 0, max_states: int = 60_000) -> list[Pricer]:
-    """A pricer for each class of devices; where the graph is too wide, its cheapest nets are left aside."""
+def pricers_of(
+    graph: Hypergraph, *, tries: int = 200, seed: int = 0, max_states: int = 60_000, deadline: float = inf
+) -> list[Pricer]:
+    """A pricer for each class of devices; where the graph is too wide, its cheapest nets are left aside.
+
+    After the deadline, by `time.monotonic`, no further order is tried.
+    """
     everything = np.ones(graph.num_items, dtype=np.bool_)
     max_states = max(max_states, 8 * graph.num_items)
     found = []
     for members in graph.classes:
         device = members[0]
         paying = _only(graph, graph.net_s[:, device] > 0)
-        sweep, order = _narrowest(paying, device, tries, seed, max_states)
+        sweep, order = _narrowest(paying, device, tries, seed, max_states, deadline)
         room = float(max_states)
         while sweep is None:
             thin = _only(paying, ~cheap_nets(paying, order, device, max(room, 4.0 * graph.num_items)))
@@ -82,24 +88,33 @@ def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer], *, max_states: 
     return found
 
 
-def _narrowest(graph: Hypergraph, device: int, tries: int, seed: int, max_states: int) -> tuple[Sweep | None, Ints]:
+def _narrowest(
+    graph: Hypergraph, device: int, tries: int, seed: int, max_states: int, deadline: float
+) -> tuple[Sweep | None, Ints]:
     """The sweep with the fewest states of those along several orders, and its order; None where all have too many."""
     everything = np.ones(graph.num_items, dtype=np.bool_)
-    given = np.arange(graph.num_items)
-    best, order = sweep_of(graph, given, everything, device, device, max_states=max_states), given
-    if not graph.num_nets:
-        return best, order
-    starts = [given]
-    starts.append(narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=seed))
-    for start in starts:
-        for tried in (start, sifted_order(graph, start, seed=seed)):
-            most = max_states if best is None else best.num_states
-            sweep = sweep_of(graph, tried, everything, device, device, max_states=most)
-            if sweep is not None and (best is None or sweep.num_states < best.num_states):
-                best, order = sweep, tried
-            elif best is None:
-                order = tried
+    best, order = None, np.arange(graph.num_items)
+    for tried in _orders(graph, tries, seed):
+        most = max_states if best is None else best.num_states
+        sweep = sweep_of(graph, tried, everything, device, device, max_states=most)
+        if sweep is not None and (best is None or sweep.num_states < best.num_states):
+            best, order = sweep, tried
+        elif best is None:
+            order = tried
+        if not graph.num_nets or monotonic() > deadline:
+            break
     return best, order
+
+
+def _orders(graph: Hypergraph, tries: int, seed: int) -> Iterator[Ints]:
+    """Orders of all items that may be narrow, each made when it is asked for: that takes up to seconds."""
+    given = np.arange(graph.num_items)
+    yield given
+    yield sifted_order(graph, given, seed=seed)
+    everything = np.ones(graph.num_items, dtype=np.bool_)
+    greedy = narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=seed)
+    yield greedy
+    yield sifted_order(graph, greedy, seed=seed)
 
 
 def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
@@ -302,9 +317,9 @@ def rising_bound(
     value_s, home = best()
     if not 0.0 < value_s < np.inf:
         return None
-    bound = ColumnBound(graph, pricers_of(graph), value_s, deadline=deadline)
+    bound = ColumnBound(graph, pricers_of(graph, deadline=deadline), value_s, deadline=deadline)
     _first_prices(bound, report)
-    if (graph.memory_bytes < graph.item_bytes.sum()).any():
+    if (graph.memory_bytes < graph.item_bytes.sum()).any() and monotonic() < deadline:
         bound.pricers = capped_pricers(graph, bound.pricers)
         _first_prices(bound, report)
     grains = _grains(bound)

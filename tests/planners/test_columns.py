@@ -1,10 +1,12 @@
 """Orders and sweeps that column generation stands on: a sifted order is no worse, and nets left aside only lower a bound."""
 
+from math import inf
+
 import numpy as np
 import pytest
 from problems import random_problem
 
-from autosplit.planners import exhaustive
+from autosplit.planners import columns, exhaustive
 from autosplit.planners.columns import ColumnBound, _only, pricers_of
 from autosplit.planners.frontier import cheap_nets, narrow_order, sifted_order
 from autosplit.planners.hypergraph import hypergraph_of
@@ -47,3 +49,13 @@ def test_a_bound_without_the_cheapest_nets_still_holds(seed):
     bound = ColumnBound(thin, pricers_of(thin, tries=2), 10 * best[1] + 1.0)
     bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
     assert bound.bound_s <= best[1] * (1 + 1e-9)
+
+
+def test_after_the_deadline_no_order_is_made_and_each_class_still_has_its_pricer(monkeypatch):
+    # each order of a model of 1500 ops takes up to a second, and a limit of 1 s became 8 s
+    graph = hypergraph_of(drawn(4))
+    made = []
+    monkeypatch.setattr(columns, "sifted_order", lambda graph, order, *, seed: made.append(seed) or order)
+    monkeypatch.setattr(columns, "narrow_order", lambda graph, members, *, tries, seed: made.append(seed) or np.arange(7))
+    assert len(pricers_of(graph, deadline=-inf)) == len(graph.classes) and not made
+    assert len(pricers_of(graph)) == len(graph.classes) and made
