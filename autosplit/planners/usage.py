@@ -75,12 +75,6 @@ def usage_of(items: Items, request: Request) -> Usage | None:
 def _moves(counts: Sequence[int], most: int) -> list[tuple[int, ...]]:
     if most == 1:
         return [tuple(int(place == chosen) for place in range(len(counts))) for chosen in range(len(counts))]
-    if prod(min(count, most) + 1 for count in counts) > 64 * MAX_MOVES:
-        return [
-            tuple(width if place == chosen else 0 for place in range(len(counts)))
-            for chosen, count in enumerate(counts)
-            for width in range(1, min(count, most) + 1)
-        ]
     ranges = (range(min(count, most) + 1) for count in counts)
     return [move for move in product(*ranges) if 1 <= sum(move) <= most]
 
