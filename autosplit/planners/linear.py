@@ -87,7 +87,8 @@ def best_chain(
         weights: multipliers of the classes, for pruning.
         bound_s: a bound on the value, from which the limit starts.
         limit_s: only chains below this count.
-        deadline: monotonic seconds after which no further order is tried; on many items earlier, once there is a chain.
+        deadline: monotonic seconds after which no further order is tried; on many items earlier, once there is a chain. Where no
+            plan is known and items are not many, one order is looked through to the end all the same.
     """
     best: Chain | None = None
     many = items.num_items > MANY_ITEMS
@@ -100,6 +101,8 @@ def best_chain(
             if found is not None:
                 best, limit = found, found.value_s
             if monotonic() > (deadline if best is None else enough):
+                if best is None and limit_s == inf and not many:  # below no limit, one order gives a chain if it has any
+                    return chain_in_order(items, request, usage, weights, orders[0], inf)
                 return best
         if best is not None or limit >= limit_s:
             break

@@ -96,6 +96,12 @@ def test_no_time_at_all_still_gives_a_plan():
     assert solution.gap >= 0.0
 
 
+def test_no_time_at_all_still_gives_a_plan_where_no_device_holds_all():
+    times = [1.0 + 0.37 * (7 * op % 11) for op in range(400)]
+    capped = chain(times, num_devices=4, memory_bytes=np.full(4, 160.0))
+    assert len(solve(capped, time_limit_s=0.0).blocks) >= 3
+
+
 def test_the_same_seed_gives_the_same_plan():
     problem = read_workload(FOLDER / "layer-gnmt_inference.json")
     assert solve(problem, seed=1).blocks == solve(problem, seed=1).blocks
