@@ -18,6 +18,9 @@ from autosplit.errors import AutosplitError
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """What taking data apart ends with, where a file holds something else than was written."""
 
+NOT_YAML = (yaml.YAMLError, *MALFORMED)
+"""What PyYAML ends with: of a date, a number or a flag that is none, or of brackets in brackets, Python's own errors."""
+
 _PREFIX = "autosplit-"
 _LOCK = ".lock"
 
@@ -78,7 +81,7 @@ def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]
         raise error(f"{kind} file '{path}' does not exist") from None
     except OSError as failure:
         raise error(f"{kind} file '{path}' cannot be read: {failure.strerror}") from None
-    except (ValueError, RecursionError, yaml.YAMLError) as failure:  # of a number, a date, or brackets in brackets too
+    except NOT_YAML as failure:
         reason = " ".join(str(failure).split())
         raise error(f"{kind} file '{path}' is truncated or not valid: {reason}. Make it again.") from None
     if not isinstance(data, dict):

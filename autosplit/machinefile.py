@@ -7,6 +7,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autosplit.errors import UsageError, raise_faults
+from autosplit.files import NOT_YAML
 from autosplit.machine import Link, Machine, parse_bytes, parse_device
 
 
@@ -41,12 +42,12 @@ def read_machine(path: Path) -> Machine:
         content = _MachineFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as failure:
         raise UsageError(f"machine file '{path}' cannot be read: {failure.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as failure:
-        raise UsageError(f"machine file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
     except ValidationError as failure:
         faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in failure.errors()]
         raise_faults(UsageError, f"machine file '{path}' is not understood", faults)
         raise
+    except NOT_YAML as failure:
+        raise UsageError(f"machine file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
     devices = [
         replace(parse_device(entry.name), memory_bytes=parse_bytes(entry.memory) if entry.memory is not None else None)
         for entry in content.devices

@@ -18,6 +18,7 @@ import yaml
 
 from autosplit.constraints import Constraints
 from autosplit.errors import UsageError
+from autosplit.files import NOT_YAML
 from autosplit.samples import Precision
 
 BACKENDS_DEFAULT = "usual"
@@ -43,7 +44,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as failure:
         raise UsageError(f"options file '{path}' cannot be read: {failure.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as failure:
+    except NOT_YAML as failure:
         raise UsageError(f"options file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
     if not isinstance(content, dict):
         raise UsageError(f"options file '{path}' holds {type(content).__name__}, not a mapping of flags to values")

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from autosplit import cli
 from autosplit.commands import console
+from autosplit.errors import UsageError
 from autosplit.limits import affinity
 from autosplit.machine import parse_bytes
 
@@ -200,6 +201,9 @@ def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch
     (tmp_path / "wrong.yaml").write_text("stags: 2\n")
     done = inside("auto", MLP, "--config", "wrong.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
     assert done.exit_code == 1 and "close: stages" in str(done.exception)
+    (tmp_path / "wrong.yaml").write_text("budget: 2026-13-45\n")
+    done = inside("auto", MLP, "--config", "wrong.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert isinstance(done.exception, UsageError) and "is not YAML" in str(done.exception)
 
 
 def test_devices_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

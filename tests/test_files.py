@@ -84,6 +84,8 @@ def test_mappings_are_read_by_suffix(tmp_path, name: str, text: str) -> None:
         ("plan.yaml", b"[" * 2_000, "is truncated or not valid"),
         ("plan.json", b'{"schema": 1' + b"0" * 5_000 + b"}", "is truncated or not valid"),
         ("plan.yaml", b"date: 2026-13-45", "is truncated or not valid"),
+        ("plan.yaml", b"date: !!timestamp x", "is truncated or not valid"),
+        ("plan.yaml", b"flag: !!bool x", "is truncated or not valid"),
     ],
 )
 def test_unreadable_mappings_are_named(tmp_path, name: str, content: bytes, message: str) -> None:

@@ -20,6 +20,10 @@ def test_machine_file(tmp_path) -> None:
     ("text", "message"),
     [
         ("devices: [", "not YAML"),
+        ("[" * 2_000, "not YAML"),
+        ("devices: [{name: 2026-13-45}]", "not YAML"),
+        ("devices: !!timestamp x", "not YAML"),
+        ("devices: !!bool x", "not YAML"),
         ("[]", "not understood"),
         ("devices: []", "no devices"),
         ("devices: [{name: 'cpu:0', speed: 3}]", "devices.0.speed"),
