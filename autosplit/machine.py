@@ -18,6 +18,9 @@ Kind = Literal["cpu", "cuda", "null"]
 HOST = "host"
 """The name of the feeding and draining end of every pipeline in links."""
 
+_NUMBER = "(?:0|[1-9][0-9]{0,4})"
+"""Of a device: written in one way only, and a core set of no more cores than there may be."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -165,9 +168,10 @@ def parse_device(name: str) -> Device:
     ((0, 1, 2), (0, 2, 3))
     """
     name = name.strip()
-    if match := re.fullmatch(r"(cuda|null):(\d+)", name):
+    if match := re.fullmatch(rf"(cuda|null):({_NUMBER})", name):
         return Device(name, "cuda" if match[1] == "cuda" else "null", index=int(match[2]))
-    if not re.fullmatch(r"cpu:\d+(-\d+)?(\+\d+(-\d+)?)*", name):
+    one = f"{_NUMBER}(-{_NUMBER})?"
+    if not re.fullmatch(rf"cpu:{one}(\+{one})*", name):
         raise DeviceError(f"device '{name}' is not understood; write cpu:0 (a core), cpu:0-3 (a core set), cuda:0 or null:0")
     cores: list[int] = []
     for span in name[4:].split("+"):
@@ -203,7 +207,7 @@ def parse_bytes(text: str | int) -> int:
     >>> parse_bytes("300MB"), parse_bytes("1KiB"), parse_bytes(512)
     (300000000, 1024, 512)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?)B?\s*", str(text), re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*((?:[KMGT]i?)?)B?\s*", str(text), re.IGNORECASE)
     if not match:
         raise UsageError(f"memory '{text}' is not a size; write 300MB, 1.5GiB or a number of bytes")
     unit = match[2].lower()

@@ -1,28 +1,27 @@
 """The machine file: devices, memory caps and links as a person writes them (YAML)."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
-from autosplit.errors import UsageError, raise_faults
+from autosplit.errors import DeviceError, UsageError, raise_faults
 from autosplit.files import NOT_YAML
-from autosplit.machine import Link, Machine, parse_bytes, parse_device
+from autosplit.machine import HOST, Link, Machine, parse_bytes, parse_device
 
 
 class _DeviceEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str
-    memory: str | int | None = None
+    memory: str | StrictInt | None = None
 
 
 class _LinkEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     source: str
     target: str
-    latency_s: float = Field(default=35e-6, ge=0)
-    bytes_per_s: float = Field(gt=0)
+    latency_s: float = Field(default=35e-6, ge=0, allow_inf_nan=False)
+    bytes_per_s: float = Field(ge=1)
 
 
 class _MachineFile(BaseModel):
@@ -48,9 +47,11 @@ def read_machine(path: Path) -> Machine:
         raise
     except NOT_YAML as failure:
         raise UsageError(f"machine file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
-    devices = [
-        replace(parse_device(entry.name), memory_bytes=parse_bytes(entry.memory) if entry.memory is not None else None)
-        for entry in content.devices
-    ]
+    devices = [parse_device(entry.name) for entry in content.devices]
     links = [Link(e.source, e.target, e.latency_s, 0.0, 1 / e.bytes_per_s, 0.0, 0.0) for e in content.links]
-    return Machine.of(devices, links)
+    machine = Machine.of(devices, links)
+    known = {HOST, *(device.name for device in devices)}
+    faults = [f"'{end}' is not among its devices" for ends in machine.links for end in ends if end not in known]
+    raise_faults(DeviceError, f"the links of machine file '{path}' do not fit", list(dict.fromkeys(faults)))
+    caps = zip(devices, content.devices, strict=True)
+    return machine.with_memory({device.name: parse_bytes(entry.memory) for device, entry in caps if entry.memory is not None})

@@ -27,7 +27,11 @@ def test_device_names(name: str, cores: tuple[int, ...], index: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "cpu", "cpu:", "cpu:-1", "cpu:1-", "cpu:a", "gpu:0", "cuda:0-1", "cpu:0+", "null:0-3", "cpu:0,1"]
+    "name",
+    [
+        *["", "cpu", "cpu:", "cpu:-1", "cpu:1-", "cpu:a", "gpu:0", "cuda:0-1", "cpu:0+", "null:0-3", "cpu:0,1"],
+        *["cuda:00", "cpu:01", "cpu:0-100000000000", "cpu:\u0663"],
+    ],
 )
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(DeviceError, match="not understood"):
@@ -100,7 +104,7 @@ def test_sizes(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "MB", "-1MB", "1.2.3", "many", "1PB"])
+@pytest.mark.parametrize("text", ["", "MB", "-1MB", "1.2.3", "many", "1PB", "5i", "5iB", "9" * 400])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UsageError, match="not a size"):
         parse_bytes(text)

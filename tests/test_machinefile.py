@@ -28,9 +28,14 @@ def test_machine_file(tmp_path) -> None:
         ("devices: []", "no devices"),
         ("devices: [{name: 'cpu:0', speed: 3}]", "devices.0.speed"),
         ("devices: [{name: 'cpu:0', memory: lots}]", "not a size"),
+        ("devices: [{name: 'cpu:0', memory: 0}]", "cap of 'cpu:0' must be at least 1 byte, but is 0"),
+        ("devices: [{name: 'cpu:0', memory: true}]", "devices.0.memory"),
         ("devices: [{name: 'cpu:0'}, {name: 'cpu:0-1'}]", "overlap"),
         ("devices: [{name: 'cpu:0'}]\nlinks: [{source: a, target: b}]", "bytes_per_s"),
         ("devices: [{name: 'cpu:0'}]\nlinks: [{source: a, target: b, bytes_per_s: 0}]", "bytes_per_s: Input should be greater"),
+        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: host, target: 'cpu:0', bytes_per_s: 1.0e-320}]", "bytes_per_s: Input"),
+        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: host, target: 'cpu:0', bytes_per_s: 1, latency_s: .inf}]", "finite"),
+        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: host, target: 'cpu:O', bytes_per_s: 1}]", "'cpu:O' is not among its dev"),
     ],
 )
 def test_faults_of_a_machine_file(tmp_path, text: str, message: str) -> None:
