@@ -12,7 +12,7 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.errors import GraphError, raise_faults
-from autosplit.files import content_hash
+from autosplit.files import content_hash, typed
 
 SCHEMA = 1
 
@@ -162,15 +162,15 @@ class Graph:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Graph":
-        """The inverse of to_dict. Raises: GraphError: a field is missing or the graph does not verify."""
+        """The inverse of to_dict. Raises: GraphError: a field is missing or of another type, or the graph does not verify."""
         try:
             return Graph(
-                name=data["name"],
-                inputs=tuple(data["inputs"]),
-                outputs=tuple(data["outputs"]),
+                name=typed("name", data["name"], str),
+                inputs=_listed("inputs", data, str),
+                outputs=_listed("outputs", data, str),
                 ops=tuple(_op(op) for op in data["ops"]),
-                values={v["name"]: Value(**{**v, "shape": tuple(v["shape"])}) for v in data["values"]},
-                weights={w["name"]: Weight(**{**w, "shape": tuple(w["shape"])}) for w in data["weights"]},
+                values={v["name"]: Value(**_tensor(v)) for v in data["values"]},
+                weights={w["name"]: Weight(**_tensor(w)) for w in data["weights"]},
             ).verify()
         except (KeyError, TypeError) as failure:
             raise GraphError(f"graph data is incomplete: {failure}") from None
@@ -201,5 +201,15 @@ class Graph:
 
 
 def _op(data: Mapping[str, Any]) -> Op:
-    lists = {key: tuple(data[key]) for key in ("inputs", "outputs", "weights")}
-    return Op(data["name"], data["operator"], data["module"], signature=data["signature"], **lists)
+    name, operator, module, signature = (typed(key, data[key], str) for key in ("name", "operator", "module", "signature"))
+    inputs, outputs, weights = (_listed(key, data, str) for key in ("inputs", "outputs", "weights"))
+    return Op(name, operator, module, inputs, outputs, weights, signature)
+
+
+def _tensor(data: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {key: typed(key, data[key], str) for key in ("name", "dtype")}
+    return {**texts, "shape": _listed("shape", data, int), "num_bytes": typed("num_bytes", data["num_bytes"], int)}
+
+
+def _listed(key: str, data: Mapping[str, Any], kind: type) -> tuple[Any, ...]:
+    return tuple(typed(f"one of {key}", item, kind) for item in typed(key, data[key], list, tuple))

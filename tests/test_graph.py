@@ -69,6 +69,10 @@ def test_incomplete_data_is_a_graph_error() -> None:
     del data["ops"][0]["signature"]
     with pytest.raises(GraphError, match="incomplete"):
         Graph.from_dict(data)
+    with pytest.raises(GraphError, match="incomplete: num_bytes must be int, but is '24'"):
+        Graph.from_dict({**diamond().to_dict(), "values": [{"name": "x", "shape": [2], "dtype": "float32", "num_bytes": "24"}]})
+    with pytest.raises(GraphError, match="incomplete: inputs must be list or tuple, but is 'x'"):
+        Graph.from_dict({**diamond().to_dict(), "inputs": "x"})
     with pytest.raises(GraphError, match="incomplete: 'values'"):
         Graph.from_dict({key: value for key, value in diamond().to_dict().items() if key != "values"})
 
