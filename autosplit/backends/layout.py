@@ -20,7 +20,8 @@ class Port:
 
     ``order`` lists the dimensions from the largest stride to the smallest, so ``value.permute(order)`` is dense, of shape
     ``dense_shape``. ``natural`` is True where the order is that of the shape. ``copied`` is True where no permutation makes
-    the spec's strides dense (an expanded tensor, or one with gaps): there the value is copied.
+    the spec's strides dense (an expanded tensor, or one with gaps): there the value is copied, in the order of its strides too,
+    so that every ``view`` that a stage was traced with can be had of the copy. Repeated dimensions come first.
     """
 
     spec: TensorSpec
@@ -52,7 +53,7 @@ class Port:
         """The dense tensor with the spec's shape and strides: a view, or a copy where ``copied``."""
         if self.copied:
             copy = empty_like_spec(self.spec)
-            copy_into(copy, value)
+            copy_into(copy, value if self.natural else value.permute(self.inverse))
             return copy
         return value if self.natural else value.as_strided(self.spec.shape, self.spec.stride)
 
@@ -65,10 +66,10 @@ def port(spec: TensorSpec) -> Port:
     """
     shape, stride = tuple(spec.shape), tuple(spec.stride)
     natural = tuple(range(len(shape)))
-    for order in (natural, tuple(sorted(natural, key=lambda dim: (-stride[dim], dim)))):
-        if 0 in shape or _steps(order, shape, stride) == _dense_steps(order, shape):
-            return Port(spec, order, tuple(shape[dim] for dim in order), order == natural, copied=False)
-    return Port(spec, natural, shape, natural=True, copied=True)
+    by_stride = tuple(sorted(natural, key=lambda dim: (stride[dim] > 0, -stride[dim], dim)))
+    dense = [order for order in (natural, by_stride) if 0 in shape or _steps(order, shape, stride) == _dense_steps(order, shape)]
+    order = dense[0] if dense else by_stride
+    return Port(spec, order, tuple(shape[dim] for dim in order), order == natural, copied=not dense)
 
 
 def _steps(order: Sequence[int], shape: Sequence[int], stride: Sequence[int]) -> list[int]:

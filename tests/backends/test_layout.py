@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,8 @@ def test_permuted_tensors_come_and_go_without_a_copy(value):
 
 
 def test_tensors_with_gaps_or_repeats_are_copied_and_keep_their_strides():
-    for value in (torch.arange(12.0).reshape(3, 4)[:, :2], torch.arange(3.0).expand(2, 3)):
+    gapped = torch.arange(12.0).reshape(3, 4)[:, :2]
+    for value in (gapped, gapped.t(), torch.arange(3.0).expand(2, 3), torch.arange(3.0).expand(2, 3).t()):
         handed = port(spec_of("x", value))
         assert handed.copied
         back = handed.restore(handed.dense(value))
@@ -61,3 +63,24 @@ def test_a_logical_stage_gives_a_traced_view_the_strides_it_was_traced_with():
     x = torch.randn(3, 2).t()
     source = port(spec_of("x", x))
     assert torch.equal(LogicalStage(Flatten(), [source])(x.contiguous()), x.t().reshape(6))
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [
+        (torch.arange(32.0).reshape(2, 16)[:, :8].unflatten(1, (2, 4)).transpose(1, 2), (2, 8)),
+        (torch.arange(32.0).reshape(4, 8).t().expand(2, 8, 4), (2, 32)),
+        (torch.arange(16.0).reshape(2, 1, 8).expand(2, 4, 8), (16, 4)),
+    ],
+    ids=["turned, with gaps", "turned and repeated", "repeated inside"],
+)
+def test_a_copied_input_can_be_viewed_as_it_was_traced(value, shape):
+    class Flatten(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (x.transpose(1, 2).view(shape),)
+
+    source, (expected,) = port(spec_of("x", value)), Flatten()(value)
+    target = port(spec_of("y", expected.contiguous()))
+    assert source.copied
+    assert torch.equal(DenseStage(Flatten(), [source], [target])(source.dense(value))[0], expected)
+    assert torch.equal(LogicalStage(Flatten(), [source])(value.contiguous())[0], expected)

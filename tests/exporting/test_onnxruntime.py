@@ -163,3 +163,19 @@ def test_a_dtype_that_numpy_learnt_from_another_package_is_refused(skips, thirds
     assert importlib.import_module("onnx")  # teaches it bfloat16, and is not there where the folder runs
     with pytest.raises(PlanError, match="'x' is bfloat16, which numpy does not have"):
         describe(thirds, specs, skips.graph.outputs, "skips")
+
+
+def test_a_turned_value_with_gaps_goes_over_a_cut(tmp_path):
+    class Heads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            heads = x.relu()[:, :8].unflatten(1, (2, 4)).transpose(1, 2)
+            return heads.transpose(1, 2).reshape(2, 8) * 2  # a view in the trace
+
+    traced = trace(load_model(Heads().eval(), inputs=(torch.randn(2, 16),), name="heads"))
+    ops = [op.name for op in traced.graph.ops]
+    cut = ops.index("transpose") + 1
+    programs = split(traced, [ops[:cut], ops[cut:]])
+    folder = export(programs, programs[0].inputs, traced.graph.outputs, tmp_path / "out")
+    found = onnxruntime_loader.Pipeline(folder).run([value.numpy() for value in traced.example_inputs])
+    for name, value in expected_of(traced, traced.example_inputs).items():
+        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5)
