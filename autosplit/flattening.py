@@ -5,6 +5,7 @@ exports as one). Refused, all at once and with the user's own line: state that a
 numbers read out of tensors, control flow inside the graph.
 """
 
+import copy
 import itertools
 import operator
 import re
@@ -65,15 +66,16 @@ def flatten(name: str, exported: ExportedProgram) -> Flat:
 
 
 def move_reserved(exported: ExportedProgram) -> ExportedProgram:
-    """Rename, in place, the weights called like attributes of GraphModules: torch decomposes a program by way of one."""
-    specs = [spec for spec in exported.graph_signature.input_specs if spec.target is not None]
-    paths = _free_paths({str(spec.target): str(spec.target) for spec in specs})
-    for spec in specs:
-        spec.target = paths[str(spec.target)]
-    for store in (exported.state_dict, exported.constants):
-        for target in [target for target in store if paths.get(target, target) != target]:
-            store[paths[target]] = store.pop(target)
-    return exported
+    """The program with other names for weights called like attributes of GraphModules: torch decomposes it by way of one."""
+    specs = exported.graph_signature.input_specs
+    paths = _free_paths({spec.target: spec.target for spec in specs if spec.target is not None})
+    moved = copy.copy(exported)  # the user's own program keeps its names
+    moved._graph_signature = replace(
+        exported.graph_signature, input_specs=[replace(spec, target=paths.get(spec.target or "")) for spec in specs]
+    )
+    stores = exported.state_dict, exported.constants
+    moved._state_dict, moved._constants = ({paths.get(name, name): item for name, item in store.items()} for store in stores)
+    return moved
 
 
 def is_pick(node: fx.Node) -> bool:

@@ -147,15 +147,15 @@ class _Recorder(fx.Interpreter):
 
 def _export(model: Model) -> ExportedProgram:
     """The decomposed export, with static shapes."""
-    module = model.module
+    found = model.module
     try:
         with torch.no_grad(), _quiet():
-            if isinstance(module, ExportedProgram) and _is_static(module):
-                exported = module
-            else:
-                source = module.module() if isinstance(module, ExportedProgram) else module
-                exported = flattening.move_reserved(torch.export.export(source, model.args, dict(model.kwargs), strict=False))
-            functional: ExportedProgram = exported.run_decompositions({})
+            if isinstance(found, ExportedProgram):
+                found = flattening.move_reserved(found)
+                found = found if _is_static(found) else found.module()
+            if not isinstance(found, ExportedProgram):
+                found = flattening.move_reserved(torch.export.export(found, model.args, dict(model.kwargs), strict=False))
+            functional: ExportedProgram = found.run_decompositions({})
             return functional
     except Exception as failure:
         raise TraceError(f"model '{model.name}' cannot be traced: {_reason(failure)}") from failure

@@ -206,6 +206,17 @@ def test_a_weight_may_be_called_like_an_attribute_of_a_graph_module():
     assert set(result.graph.weights) == {"model.meta.weight", "model.meta.bias", "model.shape_env"}
 
 
+@pytest.mark.parametrize("shapes", [None, (({0: torch.export.Dim("items", max=8)},),)], ids=["static", "dynamic"])
+def test_so_may_a_weight_of_an_exported_program_which_is_left_as_it_is(shapes):
+    module = Net(lambda net, *x: net.meta(*x), meta=nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    exported = torch.export.export(module, (x,), dynamic_shapes=shapes)
+    result = trace(load_model(exported, inputs=(x,), name="exported"))
+    assert_equals_eager(result, module, x)
+    assert set(result.graph.weights) == {"model.meta.weight", "model.meta.bias"}
+    assert set(exported.state_dict) == {"meta.weight", "meta.bias"}
+
+
 def test_weights_whose_names_would_become_one_stay_apart():
     names = ["a/b", "a_b", "a b"]
 
