@@ -29,6 +29,8 @@ def export(
 ) -> Path:
     """Write the stages to ``folder``, which must not exist yet or be empty; it appears whole or not at all.
 
+    A folder that is there stays the same one, for it may be a link, a mount or the current one; its manifest comes last.
+
     Args:
         programs: the stages in pipeline order: each reads model inputs and what stages before it made.
         inputs: the model's inputs, in order.
@@ -47,15 +49,20 @@ def export(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"export folder '{folder}' holds something already: give another one, or remove it")
     manifest = describe(programs, inputs, outputs, model)
+    there = folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    building = Path(tempfile.mkdtemp(dir=folder if there else folder.parent, prefix=f".{folder.name}-"))
     try:
         for program, entry in zip(programs, manifest["stages"], strict=True):
             write_onnx(program, building / entry["file"], dense=False)
         shutil.copyfile(Path(__file__).with_name("onnxruntime_loader.py"), building / LOADER)
         (building / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        building.chmod(0o755)
-        building.replace(folder)
+        if there:
+            for file in sorted(building.iterdir(), key=lambda file: file.name == MANIFEST):
+                file.rename(folder / file.name)
+        else:
+            building.chmod(0o755)
+            building.replace(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder

@@ -3,6 +3,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,6 +148,20 @@ def test_a_folder_that_holds_something_is_left_alone(thirds, skips, tmp_path):
     with pytest.raises(UsageError, match="holds something already"):
         export(thirds, thirds[0].inputs, skips.graph.outputs, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("name", [".", "link"])
+def test_an_empty_folder_is_filled_also_where_it_cannot_be_replaced(thirds, skips, tmp_path, monkeypatch, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "link").symlink_to(tmp_path / "linked")
+    (tmp_path / "linked").mkdir()
+    monkeypatch.chdir(tmp_path / "linked" if name == "." else tmp_path / "empty")
+    specs = [skips.specs[name] for name in skips.graph.inputs]
+    folder = export(thirds, specs, skips.graph.outputs, Path(name))
+    assert {"loader.py", "manifest.json", "stage0.onnx"} <= {file.name for file in (tmp_path / "linked").iterdir()}
+    inputs = [value.numpy() for value in skips.example_inputs]
+    assert set(onnxruntime_loader.Pipeline(folder).run(inputs)) == set(skips.graph.outputs)
+    assert [file.name for file in folder.iterdir() if file.name.startswith(".")] == []
 
 
 def test_stages_that_do_not_fit_together_are_refused_with_every_fault(skips, thirds):
