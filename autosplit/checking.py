@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -12,6 +12,7 @@ from autosplit.backends.lowering import lower_to_bf16
 from autosplit.errors import BackendError
 from autosplit.plan import Plan
 from autosplit.splitting import split
+from autosplit.tensorspec import laid_out, spec_of
 from autosplit.tracing import Traced
 
 NUM_DISTINCT = 4
@@ -105,8 +106,8 @@ def distinct_inputs(example: Sequence[torch.Tensor], count: int = NUM_DISTINCT, 
 
 
 def _another(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     if tensor.is_floating_point():
-        return copy.copy_(tensor + 0.1 * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype))
-    order = torch.randperm(tensor.numel(), generator=generator)
-    return copy.copy_(tensor.reshape(-1)[order].reshape(tensor.shape))
+        other = tensor + 0.1 * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
+    else:
+        other = tensor.reshape(-1)[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
+    return laid_out(other, replace(spec_of("", tensor), offset_bytes=0))

@@ -67,3 +67,12 @@ def test_a_slow_model_is_compared_on_fewer_inputs(traced: Traced, monkeypatch: p
     assert len(slow.work) == len(slow.expected) == 2
     for inputs, outputs in zip(slow.work, slow.expected, strict=True):
         torch.testing.assert_close(outputs[0], traced.program(*inputs)[0])
+
+
+def test_inputs_that_repeat_an_item_are_made_too() -> None:
+    example = [torch.ones(1, 8).expand(4, 8), torch.arange(8).expand(4, 8), torch.zeros(2, 3).t()]
+    first, *others = checking.distinct_inputs(example)
+    assert all(tensor is given for tensor, given in zip(first, example, strict=True))
+    for inputs in others:
+        assert [tensor.stride() for tensor in inputs] == [tensor.stride() for tensor in example]
+        assert not any(torch.equal(tensor, given) for tensor, given in zip(inputs, example, strict=True))
