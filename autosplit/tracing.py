@@ -68,11 +68,8 @@ class Traced:
             if isinstance(leaf, Fixed) and not _same_constant(leaf.value, value)
         ]
         tensors = [value for leaf, value in zip(self.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)]
-        faults += [
-            f"argument {i} is {type(t).__name__}, not a tensor" for i, t in enumerate(tensors) if not isinstance(t, torch.Tensor)
-        ]
         specs = [self.specs[name] for name in self.graph.inputs]
-        faults = faults or differences(specs, tensors)
+        faults += differences(specs, tensors)
         if faults:
             raise UsageError(
                 f"these inputs do not fit the trace of '{self.graph.name}': {'; '.join(faults)}. "
