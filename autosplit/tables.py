@@ -35,11 +35,11 @@ def cell(value: Any) -> str:
 def bytes_text(num_bytes: float) -> str:
     """Bytes in the unit that fits.
 
-    >>> bytes_text(512), bytes_text(9 * 2**20), bytes_text(1.5 * 2**30)
-    ('512 B', '9.0 MiB', '1.5 GiB')
+    >>> bytes_text(512), bytes_text(-9 * 2**20), bytes_text(1.5 * 2**30)
+    ('512 B', '-9.0 MiB', '1.5 GiB')
     """
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= size:
+        if abs(num_bytes) >= size:
             return f"{num_bytes / size:.1f} {unit}"
     return f"{num_bytes:.0f} B"
 
