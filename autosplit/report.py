@@ -1,4 +1,4 @@
-"""Report: plans, runs, devices and graphs as rich tables for the terminal. They read values and change none."""
+"""Report: plans, runs and any rows as rich tables for the terminal. They read values and change none."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from rich.text import Text
 
 from autosplit import tables
 from autosplit.plan import Plan
-from autosplit.results import RunStats
 from autosplit.runreport import RunReport
 
 ERRORS = ("error", "stage_error", "median_error", "worst_error", "median_stage_error", "worst_stage_error")
@@ -159,17 +158,7 @@ def run_table(report: RunReport) -> Group:
     return table(report.stage_rows(), title)
 
 
-def stats_table(stats: RunStats) -> Group:
-    """The workers of one run."""
-    return table(stats.rows(), f"{stats.num_requests} requests, {stats.restarts} restarts")
-
-
 def baselines_table(report: RunReport) -> Group:
     """The plan beside the simple ways, fastest first, and why the chosen one was chosen."""
     left_out = [f"'{way}' was left out: {why}" for way, why in report.left_out.items()]
     return table(report.rows(), f"{report.model}: the plan beside the simple ways", "\n".join([report.sentence, *left_out]))
-
-
-def devices_table(rows: Sequence[Mapping[str, Any]]) -> Group:
-    """The devices of a machine, a row each."""
-    return table(rows, f"{len(rows)} device{'s' * (len(rows) != 1)}")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console, Group
 
 from autosplit.plan import Plan, Prediction, Source, Stage
-from autosplit.report import baselines_table, cell, devices_table, heading, plan_table, run_table, stats_table, table
+from autosplit.report import baselines_table, cell, heading, plan_table, run_table, table
 from autosplit.results import LatencyStats, RunStats, StageStats
 from autosplit.runreport import Outcome, RunReport
 
@@ -56,11 +56,6 @@ def test_the_baselines_table_says_why_and_keeps_brackets() -> None:
     assert "items/s" in shown
     assert "No simple way fits." in shown
     assert "'replicas' was left out: weights [bold]too large[/bold]" in shown
-
-
-def test_one_run_and_devices() -> None:
-    assert "9 requests, 2 restarts" in text(stats_table(STATS))
-    assert "1 device" in text(devices_table([{"device": "cpu:0", "memory_bytes": None}]))
 
 
 def test_missing_values_are_dashes_and_columns_can_be_left_out() -> None:
