@@ -106,7 +106,8 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
     found, left_bytes = [], 0
     for value in model.graph.initializers.values():
         source = getattr(value.const_value, "raw", None)
-        if isinstance(source, torch.Tensor) and (key := (source.data_ptr(), source.dtype, source.shape)) in there:
+        dense = source if isinstance(source, torch.Tensor) and source.is_contiguous() else None  # one turned begins there too
+        if dense is not None and (key := (dense.data_ptr(), dense.dtype, dense.shape)) in there:
             found.append((value, there[key]))
         else:
             left_bytes += value.const_value.nbytes

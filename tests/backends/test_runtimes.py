@@ -108,6 +108,25 @@ def test_the_onnx_file_refers_to_the_weights_of_its_stage_and_both_may_be_moved(
         torch.testing.assert_close(found, program.module(*traced.example_inputs)[0], rtol=1e-4, atol=1e-5)
 
 
+def test_a_weight_and_the_same_one_turned_are_told_apart_in_the_file_with_the_weights(whole, tmp_path):
+    class Turned(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("one", torch.randn(32, 32))
+            self.register_buffer("turned", self.one.t())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.one + (x + 1) * self.turned
+
+    traced = trace(load_model(Turned().eval(), inputs=(torch.randn(32, 32),), name="turned"))
+    program = whole(traced)
+    save_stage(program, tmp_path)
+    for name in ("onnxruntime", "openvino"):
+        get_backend(name).prepare(program, tmp_path)
+        [found] = get_backend(name).load(tmp_path, 1)(traced.example_inputs)
+        torch.testing.assert_close(found, program.module(*traced.example_inputs)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_nothing_is_left_of_an_export_that_fails(odd, whole, tmp_path):
     with pytest.raises(BackendError, match="stage 'stage0' cannot become an ONNX file: op 'special_bessel_j0'"):
         get_backend("onnxruntime").prepare(whole(odd), tmp_path / "stage0")
