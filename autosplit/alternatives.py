@@ -146,7 +146,7 @@ def unfit(way: Plan, latency_s: float, graph: Graph, wanted: Constraints, backen
         return f"the number of its replicas is {replicas}, and at most {wanted.max_replicas} is allowed"
     if latency_s > most_s:
         return f"a request takes it {seconds_text(latency_s)}, and at most {seconds_text(most_s)} is allowed"
-    if any(0 < stage.load_s * len(stage.devices) < least_s for stage in way.stages):
+    if any(0 < stage.load_s / len(stage.devices) < least_s for stage in way.stages):
         return f"a stage of it is shorter than {seconds_text(least_s)}"
     return _misplaced(way, graph, wanted)
 

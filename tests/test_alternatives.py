@@ -133,3 +133,10 @@ def test_a_way_is_unfit_where_it_breaks_a_demand_and_the_reason_names_it(wanted,
     assert set(ways) == set(WAYS)
     found = {name: unfit(way, 0.02, GRAPH, wanted, backends) for name, way in ways.items()}
     assert {name: reason for name, reason in found.items() if reason} == said
+
+
+@pytest.mark.parametrize(("least_s", "said"), [(0.004, ""), (0.008, "a stage of it is shorter than 8.00 ms")])
+def test_replicas_share_what_a_stage_takes_at_least(least_s, said) -> None:
+    way = every_way(GRAPH, TWO, SOURCE, ["eager"], "eager", "cpu:0")["replicas (eager)"]
+    way = replace(way, stages=tuple(replace(stage, load_s=0.01) for stage in way.stages))
+    assert unfit(way, 0.02, GRAPH, Constraints(min_stage_s=least_s)) == said
