@@ -74,7 +74,7 @@ def measure(
         backends: names, eager first or not at all.
         threads: device name to the thread counts to measure; by default one thread for each core.
         store: where measurements are kept and reused; None keeps nothing.
-        budget_s: seconds that timing may take, start-up and exports left out; by default about 1.8 s for each backend, and at
+        budget_s: seconds that timing may take, start-up and exports left out; by default about 1.4 s for each backend, and at
             least two passes in each of two turns.
         progress: called with the share done and the seconds left.
         remeasure: measure again what is stored.
@@ -155,13 +155,13 @@ class _Job:
         groups = [group for group in _groups(self.wanted) if any(setting not in profile.measured for setting in group)]
         if not groups:
             return profile
-        turn_s = TURN_S if budget_s is None else max(0.05, 0.35 * budget_s / len(groups))
+        turn_s = TURN_S if budget_s is None else max(0.05, 0.45 * budget_s / len(groups))
         rounds = Rounds(turn_s, least=2)
         backends = list(dict.fromkeys(group[0].backend for group in groups))
         self.steps.plan([Step(f"preparing {name}", 1.0 if name == "eager" else 6.0) for name in backends])
         self.steps.plan([Step("starting the workers", 2.0)])
         self.steps.plan([Step(f"timing {g[0].backend}", turn_s + ALONE_S + 2.0) for g in groups])
-        self.steps.plan([Step(f"timing {g[0].backend} once more", turn_s) for g in groups])
+        self.steps.plan([Step(f"timing {g[0].backend} once more", turn_s / 2) for g in groups])
         refused: dict[str, str] = {}
         parts = [_batches(group, MAX_AT_ONCE) for group in groups]
         with open_bench(self.traced, self.machine, linking, self.workspace) as bench:
