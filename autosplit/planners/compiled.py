@@ -44,12 +44,15 @@ def interruptible() -> Iterator[None]:
     """Ctrl-C while compiled code works is a KeyboardInterrupt, as ever.
 
     Numba hears of it while it makes the answer an array of Python's, returns the array nonetheless, and Python calls that a
-    SystemError.
+    SystemError; for an answer of several arrays, a SystemError of a SystemError.
     """
     try:
         yield
     except SystemError as failure:
-        if isinstance(failure.__cause__, KeyboardInterrupt):
+        cause: BaseException | None = failure
+        while isinstance(cause, SystemError):
+            cause = cause.__cause__
+        if isinstance(cause, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
 

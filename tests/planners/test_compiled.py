@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from autosplit.planners import compiled, walking, warming
 from autosplit.planners.filling import add
 from autosplit.planners.hypergraph import hypergraph_of
@@ -30,3 +32,15 @@ def test_everything_is_compiled_ahead(capsys) -> None:
     assert len(capsys.readouterr().err.splitlines()) == len(warming.PARTS)
     assert hypergraph_of(warming.small_problem()).exact
     assert walking.run.signatures
+
+
+@pytest.mark.parametrize(("cause", "seen"), [(KeyboardInterrupt(), KeyboardInterrupt), (ValueError(), SystemError)])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_an_interrupt_that_python_calls_a_system_error_is_one_again(cause: BaseException, seen: type, depth: int) -> None:
+    failure = cause
+    for _ in range(depth):
+        outer = SystemError("returned a result with an exception set")
+        outer.__cause__ = failure
+        failure = outer
+    with pytest.raises(seen), compiled.interruptible():
+        raise failure
