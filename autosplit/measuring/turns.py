@@ -13,6 +13,7 @@ import psutil
 
 from autosplit.accelerators import is_accelerator
 from autosplit.errors import BackendError
+from autosplit.limits import memory_limit_bytes
 from autosplit.machine import Machine
 from autosplit.measuring.bench import WorkerBench
 from autosplit.measuring.canary import CANARY_LIMIT, drift
@@ -49,7 +50,7 @@ class Turns:
     @cached_property
     def keeping(self) -> bool:
         """Whether the workers keep what they load for its second turn; else they load it again."""
-        return HELD * self.weight_bytes < psutil.virtual_memory().available / 2
+        return HELD * self.weight_bytes < min(psutil.virtual_memory().available, memory_limit_bytes()) / 2
 
     def prepares(self, group: Sequence[Setting], weights: Iterable[Setting] = ()) -> dict[str, Prepare]:
         """What makes each device ready for its setting; ``weights``: the settings that want eager's shares of the ops."""
