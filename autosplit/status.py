@@ -45,6 +45,7 @@ class Beacon:
     def __init__(self, health: Callable[[], Health]) -> None:
         self._health = health
         self._about = {"pid": os.getpid(), "command": " ".join(sys.argv)[:500], "started_unix_s": time.time()}
+        self._folder = _place()
         self._path: Path | None = None
         self._fd = -1
         self._closing = threading.Event()
@@ -84,9 +85,9 @@ class Beacon:
     def _replace(self, text: str) -> None:
         """Put a new file in place of the old one; it is locked before it has that name, and the old one is until it lost it."""
         try:
-            fd, name = tempfile.mkstemp(dir=own_folder(), prefix=_NEW)
+            fd, name = tempfile.mkstemp(dir=_made(self._folder), prefix=_NEW)
         except FileNotFoundError:  # a host that ended took the empty folder with it
-            fd, name = tempfile.mkstemp(dir=own_folder(), prefix=_NEW)
+            fd, name = tempfile.mkstemp(dir=_made(self._folder), prefix=_NEW)
         temporary = Path(name)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -108,11 +109,17 @@ def own_folder() -> Path:
 
     Raises: UsageError: somebody else made it, or others may enter it.
     """
-    uid = os.getuid()
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"autosplit-{uid}"
+    return _made(_place())
+
+
+def _place() -> Path:
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"autosplit-{os.getuid()}"
+
+
+def _made(folder: Path) -> Path:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    found = folder.lstat()
+    found, uid = folder.lstat(), os.getuid()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
         raise UsageError(f"'{folder}' is not a folder of user {uid} with mode 0700, so it is not trusted; remove it")
     return folder

@@ -59,6 +59,18 @@ def test_two_hosts_of_a_process_are_two_and_the_older_stands_first() -> None:
     second.close()
 
 
+def test_a_host_stays_in_its_folder_when_the_environment_changes(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beacon, other = Beacon(lambda: {"name": "first"}), tmp_path_factory.mktemp("other")
+    [path] = folder.iterdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(other))
+    beacon.write()
+    assert list(folder.iterdir()) == [path] and list(other.iterdir()) == []
+    beacon.close()
+    assert not folder.exists()
+
+
 def test_what_a_killed_host_left_is_ignored_and_removed(folder: Path) -> None:
     program = "import time\nfrom autosplit.status import Beacon\nBeacon(dict)\nprint(flush=True)\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as host:
