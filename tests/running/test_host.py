@@ -82,6 +82,7 @@ def test_removing_a_busy_network_drains_or_refuses() -> None:
     gate.set()
     remover.join()
     assert future.result(0)[0][0] == 2 and host.networks() == {}
+    host.close()
 
 
 def test_memory_that_is_short_is_refused_with_numbers_and_nothing_stays() -> None:
@@ -175,6 +176,7 @@ def test_adding_removing_and_running_from_many_threads() -> None:
     for thread in threads:
         thread.join()
     assert faults == [] and host.networks() == {}
+    host.close()
 
 
 def test_networks_can_be_awaited() -> None:
