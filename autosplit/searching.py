@@ -14,7 +14,7 @@ from typing import Any
 import optuna
 
 from autosplit import tables
-from autosplit.comparing import Arena, Loaded, Progress
+from autosplit.comparing import Arena, Progress
 from autosplit.constraints import Constraints
 from autosplit.correcting import corrected, settings_of, spans_of
 from autosplit.deploying import Workspace
@@ -345,7 +345,7 @@ class _Hunt:
 
         Raises: AutosplitError: the first plan, beside which all others run, cannot be loaded or has given up.
         """
-        traced, _ = self.subjects[plan.microbatch]
+        traced, profile = self.subjects[plan.microbatch]
         name = FIRST if FIRST not in self.arena.loaded else PLAN
         self._tell(min(1.0, self._spent()), f"measuring {plan.summary()}")
         try:
@@ -360,8 +360,9 @@ class _Hunt:
                 self.arena.unload(name)
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
-        for ran in dict.fromkeys((FIRST, name)):
-            self._correct(self.arena.loaded[ran])
+        spans = [list(spans_of(events).values()) for events in entry.pipeline.events()]
+        moves_s = moved_s(plan, traced.graph, self.job.machine, profile)
+        self.subjects[plan.microbatch] = traced, corrected(profile, plan, spans, moves_s)
         outcome = entry.outcome()
         beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))
         trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault, outcome)
@@ -369,16 +370,6 @@ class _Hunt:
         if name != FIRST:
             self.arena.unload(name)
         return trial
-
-    def _correct(self, ran: Loaded) -> None:
-        """Put what a plan's workers took in all its rounds so far into the profile.
-
-        The first plan's go in again after each candidate: alone, all its rounds may lie in one slow time of the machine.
-        """
-        traced, profile = self.subjects[ran.plan.microbatch]
-        spans = [list(spans_of(events).values()) for events in ran.pipeline.events()]
-        moves_s = moved_s(ran.plan, traced.graph, self.job.machine, profile)
-        self.subjects[ran.plan.microbatch] = traced, corrected(profile, ran.plan, spans, moves_s)
 
     def _run_rounds(self, name: str, plan: Plan) -> None:
         """Run a candidate in as many rounds as there is time for, each beside one of the first plan's."""

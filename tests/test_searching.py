@@ -1,4 +1,3 @@
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from pipelines import Once, fail_on_7, increment, local, request
 
 from autosplit.backends.base import NumericalError
@@ -146,34 +144,6 @@ def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(arena: Any, fun
     assert words in (failed := hunt._measure(second, {})).note and failed.times_first is None
     assert list(arena.loaded) == [FIRST] and list(arena.host.networks()) == [FIRST]
     assert hunt._measure(third, {}).times_first is not None
-
-
-class Waiting:
-    """A function that takes at least so long."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(self.seconds)
-        return x + 1
-
-
-def test_the_first_plan_is_corrected_by_the_rounds_beside_others_too(arena: Any) -> None:
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
-    first, *others = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2, 8, 3))
-    arena.functions[:] = [slow := Waiting(0.05), *[Waiting(0.05)] * len(others)]
-
-    def seconds() -> list[float]:
-        profile = hunt.subjects[first.microbatch][1]
-        return [stage.samples.median_s for stage in profile.stages if stage.ops == frozenset(first.stages[0].ops)]
-
-    hunt._measure(first, {})
-    assert seconds() and min(seconds()) > 0.049
-    slow.seconds = 0.0
-    for other in others:
-        hunt._measure(other, {})
-    assert min(seconds()) < 0.025
 
 
 def test_the_search_ends_where_the_first_plan_gives_up(arena: Any) -> None:
