@@ -7,15 +7,16 @@ own, its model cache): only the streams of one process share them.
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from autosplit.accelerators import Accelerator, Queue
 from autosplit.backends.base import Backend, Precision, Runnable, Streams, require_precision
+from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.onnxfile import ELEMENT_TYPES, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
@@ -80,11 +81,19 @@ def settings(threads: int, precision: Precision, streams: int = 1) -> dict[str, 
     }
 
 
+class Compiled(NamedTuple):
+    """A model as OpenVINO runs it, and which of its outputs come with channels last, to be turned by torch."""
+
+    model: Any
+    turned: Collection[int] = ()
+
+
 class Context:
     """An infer request of OpenVINO; it reads and writes torch's memory."""
 
-    def __init__(self, stage: OnnxStage, request: Any) -> None:
-        self.request = request
+    def __init__(self, stage: OnnxStage, compiled: Compiled) -> None:
+        self.request = compiled.model.create_infer_request()
+        self._turned = compiled.turned
         self._stage = stage
         self._held: list[torch.Tensor] = []
         self._made: list[torch.Tensor] = []
@@ -95,7 +104,8 @@ class Context:
 
         stage = self._stage
         self._held = [port.dense(value) for port, value in zip(stage.inputs, inputs, strict=True)]
-        self._made = [torch.empty(port.dense_shape, dtype=port.dtype) for port in stage.outputs]
+        shapes = [last(port.dense_shape) if k in self._turned else port.dense_shape for k, port in enumerate(stage.outputs)]
+        self._made = [torch.empty(shape, dtype=port.dtype) for shape, port in zip(shapes, stage.outputs, strict=True)]
         for position, value in enumerate(self._held):
             self.request.set_input_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
         for position, value in enumerate(self._made):
@@ -110,7 +120,8 @@ class Context:
 
     def outputs(self) -> Sequence[torch.Tensor]:
         """What was made."""
-        return [port.restore(value) for port, value in zip(self._stage.outputs, self._made, strict=True)]
+        made = [first(value) if k in self._turned else value for k, value in enumerate(self._made)]
+        return [port.restore(value) for port, value in zip(self._stage.outputs, made, strict=True)]
 
 
 class OpenVinoStreams:
@@ -119,7 +130,7 @@ class OpenVinoStreams:
     def __init__(self, stage: OnnxStage, threads: int, streams: int, precision: Precision) -> None:
         compiled = compiled_model(stage, settings(threads, precision, streams))
         self.num_contexts = streams + 1
-        self._turns = cycle([Context(stage, compiled.create_infer_request()) for _ in range(self.num_contexts)])
+        self._turns = cycle([Context(stage, compiled) for _ in range(self.num_contexts)])
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Context:
         """Start a request, once the one that had its context is done."""
@@ -136,7 +147,7 @@ class OpenVinoStreams:
         return context.outputs()
 
 
-def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Any:
+def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
     """The stage's file, compiled. Raises: BackendError: OpenVINO does not take it."""
     for port in (*stage.inputs, *stage.outputs):
         if port.dtype not in ELEMENT_TYPES or port.dtype == torch.bfloat16:
@@ -144,13 +155,26 @@ def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Any:
     return _compile(stage.path, chosen)
 
 
-def _compile(path: Path, chosen: Mapping[str, Any]) -> Any:
+def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
+    """The file, compiled; once more if outputs that it turns slowly can be had as they are inside (``channels``)."""
     import openvino
+
+    core = openvino.Core()
+
+    def compiled(turned: Collection[int]) -> Compiled:
+        return Compiled(core.compile_model(with_channels_last(core.read_model(path), turned), "CPU", dict(chosen)), turned)
 
     try:
         with quiet():
-            core = openvino.Core()
-            return core.compile_model(core.read_model(path), "CPU", dict(chosen))
+            found = compiled(())
+            turned = slowly_turned(found.model)
+            while turned:
+                other = compiled(turned)
+                kept = sorted(set(turned) - set(transposed(other.model)))
+                if kept == turned:
+                    return other
+                turned = kept
+            return found
     except RuntimeError as failure:
         raise BackendError(f"OpenVINO refuses '{path.name}': {_reason(str(failure))}") from None
 
@@ -168,7 +192,7 @@ def _reason(text: str) -> str:
 
 def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> Runnable:
     """The stage as a function. Raises: BackendError: OpenVINO does not take the file."""
-    context = Context(stage, compiled_model(stage, settings(threads, precision)).create_infer_request())
+    context = Context(stage, compiled_model(stage, settings(threads, precision)))
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         context.bind(inputs)
