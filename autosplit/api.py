@@ -37,8 +37,9 @@ from autosplit.tracing import Traced
 
 if TYPE_CHECKING:
     # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
+    from autosplit.candidates import Subject
     from autosplit.planning import Log
-    from autosplit.searching import SearchResult, Subject
+    from autosplit.searching import SearchResult
 
 TRUSTED = ("transformers:", "autosplit.examples.")
 """Specs that a plan file may name by itself; reading a plan must not run code that the user did not ask for."""
@@ -130,11 +131,11 @@ def search(
         progress: called with the share of the budget spent and what is being done.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
-    from autosplit import searching
+    from autosplit import candidates, searching
 
     machine, wanted = _machine(machine), constraints or Constraints()
     chosen = listed("backends", backends or measured_backends(profile, machine), str)
-    job = searching.Job(
+    job = candidates.Job(
         machine, traced.source, wanted.verify(traced.graph, machine), chosen,
         queue_depth, time_limit_s, seed, log, subject_for, explain_s,
     )  # fmt: skip

@@ -1,9 +1,12 @@
 """What workers took of their devices while a plan ran goes back into the profile, as measured stages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import geometric_mean, median
 
 import numpy as np
 
+from autosplit.measuring.turns import APART
 from autosplit.plan import Plan, Stage
 from autosplit.profile import Profile
 from autosplit.running.messages import Event
@@ -15,37 +18,91 @@ MOST_SAMPLES = 5
 Span = tuple[int, int]
 
 
-def corrected(profile: Profile, plan: Plan, spans: Sequence[Sequence[Span]], moves_s: Sequence[float]) -> Profile:
-    """The profile with the plan's stages as they were seen to run, their neighbours busy.
+@dataclass(frozen=True)
+class Seen:
+    """What a plan was seen to take.
+
+    Attributes:
+        plan: what ran.
+        taken: what a request took each worker of its device (``taken_s``).
+        beside_s: device to the seconds that a request of another plan took there, which runs by turns with each one.
+    """
+
+    plan: Plan
+    taken: tuple[Samples, ...]
+    beside_s: Mapping[str, float]
+
+
+def corrected(profile: Profile, seen: Seen, moves_s: Sequence[float]) -> Profile:
+    """The profile with a plan's stages as they were seen to run, their neighbours busy.
 
     All that a worker did for a request counts, less what is predicted for its transfers, so that a plan is predicted as it
     was seen.
 
     Args:
         profile: what is known.
-        plan: what ran.
-        spans: for each worker begin and end of its requests (``spans_of``), in nanoseconds.
+        seen: what ran, and what it took.
         moves_s: for each worker the seconds of a request that transfers are predicted to take.
     """
-    workers = settings_of(plan)
+    workers = settings_of(seen.plan)
     devices = {setting.device for _, setting in workers}
-    for (stage, setting), moved, taken in zip(workers, moves_s, taken_s(plan, spans), strict=True):
+    for (stage, setting), moved, taken in zip(workers, moves_s, seen.taken, strict=True):
         if taken.samples_s:
             samples = Samples(tuple(max(0.0, seconds - moved) for seconds in taken.samples_s))
             profile = profile.with_stage(stage.ops, setting, samples, sorted(devices - {setting.device}))
     return profile
 
 
-def spans_of(events: Sequence[Event]) -> dict[int, Span]:
+def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
+    """What plans would have been seen to take, had no device been slow meanwhile.
+
+    Cores of a virtual machine are slow for seconds at a time, one alone or all together, and a candidate runs for two or three.
+    What ran beside every plan tells: a device is slow where it took over ``APART`` times as long as usual, and usual is the
+    median of the times that are no further from the fastest one. Of a device where it did not run, the others together tell.
+
+    >>> plan = Plan(Source("m", 1), "g", "p", (Stage("s", ("op",), ("cpu:0",)),), Prediction(1.0, 1.0, 1.0, 0.0, 1.0))
+    >>> seen = [Seen(plan, (Samples((taken,)),), {"cpu:0": beside}) for taken, beside in ((6.0, 2.0), (3.3, 1.1), (3.0, 1.0))]
+    >>> [one.taken[0].median_s for one in at_usual_speed(seen)]
+    [3.15, 3.3, 3.0]
+    """
+    devices = dict.fromkeys(device for one in seen for device in one.beside_s)
+    usual_s = {device: _usual_s([one.beside_s[device] for one in seen if device in one.beside_s]) for device in devices}
+    found = []
+    for one in seen:
+        times_usual = {device: seconds / usual_s[device] for device, seconds in one.beside_s.items()}
+        common = geometric_mean(times_usual.values()) if times_usual else 1.0
+        factors = [times_usual.get(setting.device, common) for _, setting in settings_of(one.plan)]
+        slowed = [factor if factor > APART else 1.0 for factor in factors]
+        taken = (Samples(tuple(s / by for s in own.samples_s)) for own, by in zip(one.taken, slowed, strict=True))
+        found.append(replace(one, taken=tuple(taken)))
+    return found
+
+
+def _usual_s(seconds: Sequence[float]) -> float:
+    return median(one for one in seconds if one <= APART * min(seconds))
+
+
+def beside_s(plan: Plan, taken: Sequence[Samples]) -> dict[str, float]:
+    """Device to the seconds that a request of the plan took there, for ``Seen``; not where a worker could not be asked."""
+    workers = [(setting.device, own) for (_, setting), own in zip(settings_of(plan), taken, strict=True)]
+    silent = {device for device, own in workers if not own.samples_s or own.median_s <= 0}
+    found: dict[str, float] = {}
+    for device, own in workers:
+        if device not in silent:
+            found[device] = found.get(device, 0.0) + own.median_s
+    return found
+
+
+def spans_of(events: Sequence[Event]) -> list[Span]:
     """When a worker had each request: from its inputs' arrival to when it asked for the next ones, or had sent the last ones.
 
-    Waits for room in a ring are left out.
+    They are in the order of the events. Waits for room in a ring are left out.
     """
     ends = [*(after.asked_ns for after in events[1:]), *(last.sent_ns for last in events[-1:])]
-    return {one.sequence: (one.got_ns, end - one.blocked_ns) for one, end in zip(events, ends, strict=True)}
+    return [(one.got_ns, end - one.blocked_ns) for one, end in zip(events, ends, strict=True)]
 
 
-def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> list[Samples]:
+def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> tuple[Samples, ...]:
     """What a request took each worker of its device, where those that run at once get equal shares.
 
     A sample is the mean over requests that follow each other, not one request: what stands in a worker's way now and then, the
@@ -58,7 +115,7 @@ def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> list[Samples]:
         for number, seconds in zip(there, shares_s([spans[number] for number in there]), strict=True):
             parts = np.array_split(np.array(seconds), min(MOST_SAMPLES, len(seconds))) if seconds else []
             found[number] = Samples(tuple(float(part.mean()) for part in parts))
-    return [found[number] for number in range(len(devices))]
+    return tuple(found[number] for number in range(len(devices)))
 
 
 def shares_s(spans: Sequence[Sequence[Span]]) -> list[list[float]]:

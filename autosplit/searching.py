@@ -6,7 +6,7 @@ begins with the planner's answer; a trial whose prediction is far behind the bes
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,18 @@ from typing import Any
 import optuna
 
 from autosplit import tables
-from autosplit.comparing import Arena, Progress
-from autosplit.constraints import Constraints
-from autosplit.correcting import corrected, settings_of, spans_of
+from autosplit.candidates import Job, Subject, Trial
+from autosplit.comparing import Arena, Loaded, Progress
+from autosplit.correcting import Seen, at_usual_speed, beside_s, corrected, settings_of, spans_of, taken_s
 from autosplit.deploying import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
-from autosplit.explaining import explain
-from autosplit.machine import Machine
-from autosplit.plan import Plan, Source
-from autosplit.planning import Log, moved_s, plan_model, predict
+from autosplit.plan import Plan
+from autosplit.planning import moved_s, predict
 from autosplit.profile import Profile
 from autosplit.runreport import PLAN, Outcome
+from autosplit.samples import Samples
 from autosplit.tracing import Traced
+from autosplit.tuning import first_trials, suggest
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
@@ -37,93 +37,8 @@ CORRECTING_SHARE, PLANNING_SHARE = 0.6, 0.2
 HOPELESS = 0.8
 """A candidate that is predicted to reach less than this share of the best measured plan is not run."""
 
-EXPLAIN_S = 1.0
-"""Most seconds for explaining a plan for throughput: some hundred ops take a third of it. One for latency takes many."""
-
 MAX_TRIALS = 24
-QUEUE_DEPTHS = (1, 2, 4, 8)
 FIRST = "first"
-
-Subject = tuple[Traced, Profile]
-"""The model for one microbatch, and its profile."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a search is about.
-
-    ``subject_for`` gives the traced model and its profile for a microbatch, or raises an AutosplitError where requests are not
-    cut so; without it the microbatch is the whole request.
-    ``explain_s`` are the seconds for saying why the plan is no faster, 0 to say nothing; by default it is said of plans for
-    throughput only, where it takes less than a second.
-    """
-
-    machine: Machine
-    source: Source
-    constraints: Constraints
-    backends: tuple[str, ...]
-    queue_depth: int = 4
-    time_limit_s: float = 10.0
-    seed: int = 0
-    log: Log | None = None
-    subject_for: Callable[[int], Subject] | None = None
-    explain_s: float | None = None
-
-    def plan(self, subject: Subject, asked: Mapping[str, Any]) -> Plan:
-        """The planner's best answer; ``asked`` stands in for constraints, backends, queue depth and microbatch."""
-        changes = {key: asked[key] for key in ("num_stages", "max_replicas") if key in asked}
-        traced, profile = subject
-        return plan_model(
-            traced.graph,
-            self.machine,
-            profile,
-            self.source,
-            replace(self.constraints, **changes),
-            [asked["backend"]] if "backend" in asked else self.backends,
-            queue_depth=asked.get("queue_depth", self.queue_depth),
-            microbatch=asked.get("microbatch"),
-            max_threads=asked.get("threads"),
-            time_limit_s=self.time_limit_s,
-            seed=self.seed,
-            log=self.log,
-        )[0]
-
-    def explained(self, plan: Plan, subject: Subject) -> Plan:
-        """The plan with the reasons why it is no faster."""
-        limit_s = self.explain_s
-        if limit_s is None:
-            limit_s = EXPLAIN_S if self.constraints.objective == "throughput" else 0.0
-        if limit_s <= 0:
-            return plan
-        traced, profile = subject
-        return replace(plan, why=explain(traced.graph, plan, self.machine, profile, self.constraints, time_limit_s=limit_s))
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A candidate: what was asked of the planner, its plan, and what was measured beside the first plan.
-
-    ``times_first`` is how many times as good as the first plan it was; None if it did not run, and ``note`` says why.
-    ``plan`` has the prediction from before the run, ``outcome`` all that was measured.
-    """
-
-    asked: Mapping[str, Any]
-    plan: Plan
-    measured_per_s: float | None = None
-    times_first: float | None = None
-    note: str = ""
-    outcome: Outcome | None = None
-
-    def row(self) -> dict[str, Any]:
-        """One row of the table of trials."""
-        return {
-            "asked": ", ".join(f"{key}={value}" for key, value in self.asked.items()) or "the planner's choice",
-            "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.backend})" for s in self.plan.stages),
-            "predicted_per_s": self.plan.prediction.throughput_per_s,
-            "measured_per_s": float("nan") if self.measured_per_s is None else self.measured_per_s,
-            "times_first": float("nan") if self.times_first is None else self.times_first,
-            "note": self.note,
-        }
 
 
 @dataclass(frozen=True)
@@ -205,6 +120,10 @@ class _Hunt:
         self.job = job
         self.arena = arena
         self.subjects = {job.source.batch: subject}
+        """The model for each microbatch, and its profile with all that was seen since."""
+        self._known = dict(self.subjects)
+        """The same, as they were."""
+        self._seen: list[Seen] = []
         self.trials: list[Trial] = []
         self._uncut: set[int] = set()
         """Microbatches that the model cannot be traced or measured for."""
@@ -239,13 +158,13 @@ class _Hunt:
         study = optuna.create_study(
             direction="maximize", sampler=sampler, storage=journal, study_name="autosplit", load_if_exists=True
         )
-        for parameters in self._first_trials():
+        for parameters in first_trials(self.job, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):
             if self._spent() >= 1:
                 return
             trial = study.ask()
-            value = self._try(self._ask(trial))
+            value = self._try(suggest(self.job, trial))
             if value is None:
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             else:
@@ -262,55 +181,6 @@ class _Hunt:
     def _measured(self, plan: Plan) -> Trial | None:
         return next((trial for trial in self.trials if trial.plan.hash == plan.hash), None)
 
-    def _ask(self, trial: optuna.Trial) -> dict[str, Any]:
-        job = self.job
-        depths = sorted({*QUEUE_DEPTHS, job.queue_depth})
-        asked: dict[str, Any] = {"queue_depth": trial.suggest_categorical("queue_depth", depths)}
-        if job.constraints.num_stages is None:
-            asked["num_stages"] = trial.suggest_int("num_stages", 1, self._most_stages())
-        if job.constraints.max_replicas is None and not trial.suggest_categorical("replicate", [False, True]):
-            asked["max_replicas"] = 1
-        if len(job.backends) > 1:
-            asked["backend"] = trial.suggest_categorical("backend", job.backends)
-        counts = sorted({1, *(max(1, len(device.cores)) for device in job.machine.devices)})
-        if len(counts) > 1:
-            asked["threads"] = trial.suggest_categorical("threads", counts)
-        if job.subject_for is not None and job.source.batch > 1:
-            divisors = [size for size in range(1, job.source.batch + 1) if job.source.batch % size == 0]
-            asked["microbatch"] = trial.suggest_categorical("microbatch", divisors)
-        return asked
-
-    def _most_stages(self) -> int:
-        num_devices = len(self.job.machine.devices)
-        return min(num_devices, self.job.constraints.max_stages or num_devices)
-
-    def _first_trials(self) -> list[dict[str, Any]]:
-        """The best candidate, then with its backend the two extremes: a stage on each device, and the model on each device.
-
-        What one of them measured says little of the other: a cache may hold all stages of a pipeline, and not two whole models.
-        """
-        best = self._as_parameters(self.best())
-        return [
-            best,
-            best | {"num_stages": self._most_stages(), "replicate": False},
-            best | {"num_stages": 1, "replicate": True},
-        ]
-
-    def _as_parameters(self, trial: Trial) -> dict[str, Any]:
-        """A candidate in Optuna's terms.
-
-        Another backend may take what those asked for refuse; the first of these counts.
-        """
-        plan, backends = trial.plan, self.job.backends
-        return {
-            "queue_depth": plan.queue_depth,
-            "num_stages": len(plan.stages),
-            "replicate": any(len(stage.devices) > 1 for stage in plan.stages),
-            "backend": next((stage.backend for stage in plan.stages if stage.backend in backends), backends[0]),
-            "microbatch": plan.microbatch,
-            "threads": max(stage.threads for stage in plan.stages),
-        }
-
     def _try(self, asked: dict[str, Any]) -> float | None:
         """The value of what is asked for: measured, known, or None where it is not worth a run."""
         microbatch = asked.get("microbatch", self.job.source.batch)
@@ -319,7 +189,7 @@ class _Hunt:
         if microbatch not in self.subjects and self.job.subject_for is not None:
             self._tell(min(1.0, self._spent()), f"tracing and profiling microbatches of {microbatch}")
             try:
-                self.subjects[microbatch] = self.job.subject_for(microbatch)
+                self.subjects[microbatch] = self._known[microbatch] = self.job.subject_for(microbatch)
             except AutosplitError as failure:
                 self._uncut.add(microbatch)
                 self._tell(min(1.0, self._spent()), f"no microbatches of {microbatch}: {' '.join(str(failure).split())}")
@@ -345,13 +215,13 @@ class _Hunt:
 
         Raises: AutosplitError: the first plan, beside which all others run, cannot be loaded or has given up.
         """
-        traced, profile = self.subjects[plan.microbatch]
+        traced, _ = self.subjects[plan.microbatch]
         name = FIRST if FIRST not in self.arena.loaded else PLAN
         self._tell(min(1.0, self._spent()), f"measuring {plan.summary()}")
         try:
             entry = self.arena.load(name, plan, traced)
             first = self.arena.loaded[FIRST]
-            before = len(first.rounds_per_s)
+            before, begun_ns = len(first.rounds_per_s), time.monotonic_ns()
             self._run_rounds(name, plan)
         except AutosplitError as failure:
             if name == FIRST or self.arena.loaded[FIRST].pipeline.failure is not None:
@@ -360,9 +230,9 @@ class _Hunt:
                 self.arena.unload(name)
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
-        spans = [list(spans_of(events).values()) for events in entry.pipeline.events()]
-        moves_s = moved_s(plan, traced.graph, self.job.machine, profile)
-        self.subjects[plan.microbatch] = traced, corrected(profile, plan, spans, moves_s)
+        meanwhile = _taken(first, begun_ns)
+        self._seen.append(Seen(plan, meanwhile if entry is first else _taken(entry), beside_s(first.plan, meanwhile)))
+        self._correct()
         outcome = entry.outcome()
         beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))
         trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault, outcome)
@@ -370,6 +240,16 @@ class _Hunt:
         if name != FIRST:
             self.arena.unload(name)
         return trial
+
+    def _correct(self) -> None:
+        """Put all that was seen into the profiles; each candidate says anew how fast the machine usually is."""
+        profiles = {microbatch: profile for microbatch, (_, profile) in self._known.items()}
+        for seen in at_usual_speed(self._seen):
+            traced, _ = self._known[seen.plan.microbatch]
+            profile = profiles[seen.plan.microbatch]
+            moves_s = moved_s(seen.plan, traced.graph, self.job.machine, profile)
+            profiles[seen.plan.microbatch] = corrected(profile, seen, moves_s)
+        self.subjects = {microbatch: (traced, profiles[microbatch]) for microbatch, (traced, _) in self._known.items()}
 
     def _run_rounds(self, name: str, plan: Plan) -> None:
         """Run a candidate in as many rounds as there is time for, each beside one of the first plan's."""
@@ -382,3 +262,9 @@ class _Hunt:
 
     def _times(self, outcome: Outcome, first: Outcome) -> float:
         return outcome.faster_than(first, self.job.constraints.objective) if outcome.outputs_equal else 0.0
+
+
+def _taken(entry: Loaded, since_ns: int = 0) -> tuple[Samples, ...]:
+    """What a request took each worker of its device, of those that came since then."""
+    told = [spans_of(events) for events in entry.pipeline.events()]
+    return taken_s(entry.plan, [[span for span in spans if span[0] >= since_ns] for spans in told])

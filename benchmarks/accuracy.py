@@ -28,7 +28,7 @@ from autosplit import api
 from autosplit.accuracy import Run, run_of
 from autosplit.comparing import Arena
 from autosplit.constraints import Constraints
-from autosplit.correcting import corrected, spans_of, taken_s
+from autosplit.correcting import Seen, Span, corrected, spans_of, taken_s
 from autosplit.discovering import describe, machine_for, versions
 from autosplit.errors import AutosplitError
 from autosplit.limits import usable_cores
@@ -89,17 +89,17 @@ def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Ar
             left_out[f"{backend}, {shape}"] = f"{backend}, {shape}: {str(failure).splitlines()[0]}"
             continue
         plans[shape] = plan
-    sequences = _rounds(arena)
+    times = _rounds(arena)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     for shape, plan in plans.items():
         spans = [spans_of(events) for events in arena.loaded[shape].pipeline.events()]
-        seen, held = ([[span for k, span in one.items() if k in chosen] for one in spans] for chosen in sequences[shape])
+        seen, held = ([[span for span in one if _within(span, chosen)] for one in spans] for chosen in times[shape])
         if not all(map(all, zip(seen, held, strict=True))):
             left_out[f"{backend}, {shape}"] = f"{backend}, {shape}: a worker had nothing to tell of its rounds"
             arena.unload(shape)
             continue
         moves_s = moved_s(plan, traced.graph, arena.machine, profile)
-        told = predict(plan, traced.graph, arena.machine, corrected(profile, plan, seen, moves_s))
+        told = predict(plan, traced.graph, arena.machine, corrected(profile, Seen(plan, taken_s(plan, seen), {}), moves_s))
         outcome = arena.loaded[shape].outcome()
         others_per_s = median(outcome.rounds_per_s[::2])
         outcome = replace(outcome, rounds_per_s=outcome.rounds_per_s[1::2])
@@ -114,9 +114,9 @@ def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Ar
         arena.unload(shape)
 
 
-def _rounds(arena: Arena) -> dict[str, tuple[set[int], set[int]]]:
-    """Let every plan run twice as many rounds as are judged; the numbers of its requests in the others, and in these."""
-    sequences: dict[str, tuple[set[int], set[int]]] = {shape: (set(), set()) for shape in arena.loaded}
+def _rounds(arena: Arena) -> dict[str, tuple[list[Span], list[Span]]]:
+    """Let every plan run twice as many rounds as are judged; begin and end of the others, and of these, in nanoseconds."""
+    times: dict[str, tuple[list[Span], list[Span]]] = {shape: ([], []) for shape in arena.loaded}
     for entry in arena.loaded.values():
         entry.restart()
     begun_s = time.monotonic()
@@ -126,10 +126,15 @@ def _rounds(arena: Arena) -> dict[str, tuple[set[int], set[int]]]:
         names = list(arena.loaded)
         for shape in names if number // 2 % 2 == 0 else reversed(names):
             entry = arena.loaded[shape]
-            before = entry.pipeline.num_answered
+            begin_ns = time.monotonic_ns()
             entry.run(max(LEAST_ITEMS, round(ROUND_S * entry.pace_per_s)))
-            sequences[shape][number % 2].update(range(before, entry.pipeline.num_answered))
-    return sequences
+            times[shape][number % 2].append((begin_ns, time.monotonic_ns()))
+    return times
+
+
+def _within(span: Span, rounds: Iterable[Span]) -> bool:
+    """Whether a request began in one of the rounds; its number does not tell, where replicas count by themselves."""
+    return any(begin <= span[0] < end for begin, end in rounds)
 
 
 def write_table() -> None:

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosplit.correcting import MOST_SAMPLES, corrected, shares_s, spans_of, taken_s
+from autosplit.correcting import MOST_SAMPLES, Seen, at_usual_speed, beside_s, corrected, shares_s, spans_of, taken_s
 from autosplit.loading import load_model
 from autosplit.plan import Plan, Prediction, Source, Stage
 from autosplit.profile import Profile
 from autosplit.running.messages import Event
-from autosplit.samples import Setting
+from autosplit.samples import Samples, Setting
 from autosplit.tracing import trace
 
 SECOND = 1_000_000_000
@@ -35,7 +35,8 @@ def test_stages_on_one_core_are_not_charged_for_each_other_and_know_which_neighb
     placed = zip(cut, ("cpu:0", "cpu:1", "cpu:0"), strict=True)
     stages = [Stage(f"s{n}", tuple(part), (device,), "eager") for n, (part, device) in enumerate(placed)]
     spans = [[(a * SECOND, b * SECOND)] for a, b in ((0, 4), (0, 3), (2, 6))]
-    seen = corrected(profile, plan(*stages), spans, [0.0, 0.5, 0.0])
+    ran = plan(*stages)
+    seen = corrected(profile, Seen(ran, taken_s(ran, spans), {}), [0.0, 0.5, 0.0])
     on_0, on_1 = Setting("cpu:0", "eager", 1), Setting("cpu:1", "eager", 1)
     assert [stage.samples.median_s for stage in seen.stages] == [3, 2.5, 3]
     assert [(stage.setting, stage.busy) for stage in seen.stages] == [(on_0, ("cpu:1",)), (on_1, ("cpu:0",)), (on_0, ("cpu:1",))]
@@ -44,8 +45,30 @@ def test_stages_on_one_core_are_not_charged_for_each_other_and_know_which_neighb
 def test_a_request_counts_until_the_next_is_asked_for_and_the_mean_of_many_is_one_sample() -> None:
     events = [Event(k, 0, 10 * k, 10 * k, 10 * k + 1, 10 * k + 6, 10 * k + 9, k % 2) for k in range(2 * MOST_SAMPLES)]
     spans = spans_of(events)
-    assert [end - begin for begin, end in spans.values()] == [9, 8] * (MOST_SAMPLES - 1) + [9, 7]
-    assert list(spans) == list(range(2 * MOST_SAMPLES))
-    [taken] = taken_s(plan(Stage("s", ("op",), ("cpu:0",))), [list(spans.values())])
+    assert [end - begin for begin, end in spans] == [9, 8] * (MOST_SAMPLES - 1) + [9, 7]
+    [taken] = taken_s(plan(Stage("s", ("op",), ("cpu:0",))), [spans])
     assert taken.samples_s == pytest.approx([8.5e-9] * (MOST_SAMPLES - 1) + [8e-9])
     assert [taken.samples_s for taken in taken_s(plan(*[Stage("s", ("op",), ("cpu:0",))] * 2), [[], []])] == [(), ()]
+
+
+def test_what_was_seen_while_a_device_was_slow_is_put_right_by_what_ran_beside_it() -> None:
+    def medians(*seen: Seen) -> list[list[float]]:
+        return [[round(own.median_s, 9) for own in one.taken] for one in at_usual_speed(seen)]
+
+    def seen(ran: Plan, on_0: float, on_1: float) -> Seen:
+        return Seen(ran, (Samples((3.0,)),) * len(ran.stages), {"cpu:0": on_0, "cpu:1": on_1})
+
+    both = plan(Stage("s", ("op",), ("cpu:0",)), Stage("t", ("op",), ("cpu:1",)))
+    three = plan(*both.stages, Stage("u", ("op",), ("cpu:2",)))
+    assert medians(seen(both, 1.0, 1.0), seen(both, 1.5, 1.0), seen(both, 1.1, 0.95)) == [[3, 3], [2.1, 3], [3, 3]]
+    assert medians(seen(three, 2.0, 2.0), seen(three, 1.0, 1.0)) == [[1.5] * 3, [3] * 3]  # of cpu:2 the others tell
+    assert medians(seen(both, 9.0, 9.0)) == [[3, 3]]  # nothing to hold it against
+
+
+def test_a_worker_that_could_not_be_asked_says_nothing_of_its_device() -> None:
+    ran = plan(
+        *(Stage(name, ("op",), (device,)) for name, device in (("s", "cpu:0"), ("t", "cpu:0"), ("u", "cpu:1"), ("v", "cpu:1")))
+    )
+    taken = tuple(Samples(seconds) for seconds in ((1.0,), (2.0,), (3.0,), ()))
+    assert beside_s(ran, taken) == {"cpu:0": 3.0}
+    assert [one.taken for one in at_usual_speed([Seen(ran, taken, {}), Seen(ran, taken, {})])] == [taken, taken]

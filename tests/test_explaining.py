@@ -12,6 +12,7 @@ import yaml
 from problems import chain
 from typer.testing import CliRunner
 
+from autosplit.candidates import Job
 from autosplit.cli import app
 from autosplit.constraints import Constraints
 from autosplit.cost import evaluate
@@ -26,7 +27,7 @@ from autosplit.planners.portfolio import solve
 from autosplit.planning import plan_model, predict
 from autosplit.problem import Block, Problem
 from autosplit.profile import Profile
-from autosplit.searching import Job, search
+from autosplit.searching import search
 from autosplit.workloads import parse_dnn_partitioning
 
 WORKLOAD = Path(__file__).parent / "data" / "workloads" / "layer-bert24_inference.json"

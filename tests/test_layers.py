@@ -24,7 +24,7 @@ LAYERS = """
     forking processes discovering
     running deploying compiling checking microbatching comparing
     measuring
-    correcting searching
+    correcting candidates tuning searching
     baselines exporting
     api
     figures report
@@ -37,7 +37,7 @@ ORDER = {name: rank for rank, name in enumerate([*ABOVE, *BELOW])}
 
 ALLOWED = {
     "ortools": {"planners"},
-    "optuna": {"planners", "searching"},
+    "optuna": {"planners", "searching", "tuning"},
     "pandas": {"tables", "figures", "report"},
     "matplotlib": {"figures", "report"},
     "multiprocessing": {"forking", "processes", "compiling", "measuring", "running"},

@@ -7,16 +7,21 @@ from typing import Any
 import pytest
 from pipelines import Once, fail_on_7, increment, local, request
 
+from autosplit import searching
 from autosplit.backends.base import NumericalError
+from autosplit.candidates import Job, Trial
 from autosplit.comparing import Arena, Loaded
 from autosplit.constraints import Constraints
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, WorkerError
 from autosplit.graph import Graph, Op, Value
 from autosplit.machine import Machine, parse_device
 from autosplit.plan import Plan, Prediction, Source, Stage
+from autosplit.planning import predict
 from autosplit.profile import Profile
 from autosplit.results import LatencyStats
-from autosplit.searching import FIRST, Job, SearchResult, Trial, _Hunt, search
+from autosplit.samples import Samples
+from autosplit.searching import FIRST, SearchResult, _Hunt, search
+from autosplit.tuning import first_trials
 
 SOURCE = Source("m", 1)
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
@@ -34,9 +39,8 @@ def plan(*stages: Stage) -> Plan:
 
 def test_a_pipeline_and_replicas_of_the_best_backend_are_tried_first() -> None:
     job = Job(Machine.of([parse_device("cpu:0"), parse_device("cpu:1")]), SOURCE, Constraints(), ("eager", "onnxruntime"))
-    hunt = _Hunt(job, None, None, 1.0, lambda share, text: None)
-    hunt.trials.append(Trial({}, plan(Stage("s", ("op",), ("cpu:0", "cpu:1"), "onnxruntime")), 1.0, 1.0))
-    tried = [(t["num_stages"], t["replicate"], t["backend"]) for t in hunt._first_trials()]
+    best = plan(Stage("s", ("op",), ("cpu:0", "cpu:1"), "onnxruntime"))
+    tried = [(t["num_stages"], t["replicate"], t["backend"]) for t in first_trials(job, best)]
     assert tried == [(1, True, "onnxruntime"), (2, False, "onnxruntime"), (1, True, "onnxruntime")]
 
 
@@ -154,3 +158,17 @@ def test_the_search_ends_where_the_first_plan_gives_up(arena: Any) -> None:
     dying.left = 9
     with pytest.raises(WorkerError, match="gives up"):
         hunt._measure(second, {})
+
+
+def test_a_slow_time_of_the_machine_does_not_stay_in_the_profile(arena: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first plan takes twice as long in its own rounds as beside the next candidate: that was the machine."""
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    first, second = (hunt.job.plan(SUBJECT, {"num_stages": count}) for count in (1, 2))
+    arena.functions += [increment]
+    told = iter([[8.0], [4.0], [2.2, 2.2]])
+    monkeypatch.setattr(searching, "_taken", lambda entry, since_ns=0: tuple(Samples((seconds,)) for seconds in next(told)))
+    bottlenecks_s = []
+    for measured in (first, second):
+        hunt._measure(measured, {})
+        bottlenecks_s += [predict(plan, GRAPH, TWO, hunt.subjects[1][1]).prediction.bottleneck_s for plan in (first, measured)]
+    assert bottlenecks_s == pytest.approx([8.0, 8.0, 4.0, 2.2], rel=1e-3)
