@@ -7,10 +7,10 @@ from statistics import geometric_mean, median
 import numpy as np
 
 from autosplit.measuring.turns import APART
-from autosplit.plan import Plan, Stage
+from autosplit.plan import Plan
 from autosplit.profile import Profile
 from autosplit.running.messages import Event
-from autosplit.samples import Samples, Setting
+from autosplit.samples import Samples
 
 MOST_SAMPLES = 5
 """Of each worker that go into the profile; each is the mean over as many requests."""
@@ -44,7 +44,7 @@ def corrected(profile: Profile, seen: Seen, moves_s: Sequence[float]) -> Profile
         seen: what ran, and what it took.
         moves_s: for each worker the seconds of a request that transfers are predicted to take.
     """
-    workers = settings_of(seen.plan)
+    workers = seen.plan.workers
     devices = {setting.device for _, setting in workers}
     for (stage, setting), moved, taken in zip(workers, moves_s, seen.taken, strict=True):
         if taken.samples_s:
@@ -71,7 +71,7 @@ def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
     for one in seen:
         times_usual = {device: seconds / usual_s[device] for device, seconds in one.beside_s.items()}
         common = geometric_mean(times_usual.values()) if times_usual else 1.0
-        factors = [times_usual.get(setting.device, common) for _, setting in settings_of(one.plan)]
+        factors = [times_usual.get(setting.device, common) for _, setting in one.plan.workers]
         slowed = [factor if factor > APART else 1.0 for factor in factors]
         taken = (Samples(tuple(s / by for s in own.samples_s)) for own, by in zip(one.taken, slowed, strict=True))
         found.append(replace(one, taken=tuple(taken)))
@@ -84,7 +84,7 @@ def _usual_s(seconds: Sequence[float]) -> float:
 
 def beside_s(plan: Plan, taken: Sequence[Samples]) -> dict[str, float]:
     """Device to the seconds that a request of the plan took there, for ``Seen``; not where a worker could not be asked."""
-    workers = [(setting.device, own) for (_, setting), own in zip(settings_of(plan), taken, strict=True)]
+    workers = [(setting.device, own) for (_, setting), own in zip(plan.workers, taken, strict=True)]
     silent = {device for device, own in workers if not own.samples_s or own.median_s <= 0}
     found: dict[str, float] = {}
     for device, own in workers:
@@ -108,7 +108,7 @@ def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> tuple[Samples, ...]:
     A sample is the mean over requests that follow each other, not one request: what stands in a worker's way now and then, the
     host above all, costs throughput too. There are none of a worker that could not be asked, or was just started anew.
     """
-    devices = [setting.device for _, setting in settings_of(plan)]
+    devices = [setting.device for _, setting in plan.workers]
     found: dict[int, Samples] = {}
     for device in dict.fromkeys(devices):
         there = [number for number, name in enumerate(devices) if name == device]
@@ -136,8 +136,3 @@ def shares_s(spans: Sequence[Sequence[Span]]) -> list[list[float]]:
     clock_ns = np.concatenate([[0.0], np.cumsum(np.diff(edges) / np.maximum(1, running))])
     shares_ns = iter(clock_ns[np.searchsorted(edges, ends)] - clock_ns[np.searchsorted(edges, begins)])
     return [[float(next(shares_ns)) / 1e9 for _ in worker] for worker in spans]
-
-
-def settings_of(plan: Plan) -> list[tuple[Stage, Setting]]:
-    """Each worker of a plan: its stage, and where and how it runs."""
-    return [(stage, Setting(name, stage.backend, stage.threads)) for stage in plan.stages for name in stage.devices]

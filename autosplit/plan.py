@@ -10,7 +10,7 @@ from autosplit.explanation import Explanation
 from autosplit.files import content_hash
 from autosplit.graph import Graph
 from autosplit.machine import Machine
-from autosplit.samples import Precision
+from autosplit.samples import Precision, Setting
 
 Status = Literal["optimal", "feasible", "measured", "manual"]
 
@@ -94,6 +94,11 @@ class Plan:
     loads_s: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     why: Explanation | None = None
+
+    @property
+    def workers(self) -> list[tuple[Stage, Setting]]:
+        """Each worker in order, a stage's replicas together: its stage, and where and how it runs."""
+        return [(stage, Setting(name, stage.backend, stage.threads)) for stage in self.stages for name in stage.devices]
 
     @property
     def hash(self) -> str:

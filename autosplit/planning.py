@@ -202,15 +202,15 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     """The same plan with the loads and the prediction that this profile gives it.
 
     Args:
-        plan: any plan.
+        plan: any plan; its own stages count most, where they were measured.
         graph: the model, traced for the plan's microbatch.
         machine: the devices that the plan names.
         profile: seconds of the ops there.
         bound_s: what was proved for this profile: no plan is better.
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
-    choice, threads = _chosen(plan)
-    problem = _problem(graph, machine, profile, Constraints(), choice, threads, plan.stages)
+    profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
+    problem = _problem(graph, machine, profile, Constraints(), *_chosen(plan), plan.stages)
     return _predicted(plan, problem, _blocks(plan, graph, problem), bound_s)
 
 

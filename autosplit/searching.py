@@ -16,7 +16,7 @@ import optuna
 from autosplit import tables
 from autosplit.candidates import Job, Subject, Trial
 from autosplit.comparing import Arena, Loaded, Progress
-from autosplit.correcting import Seen, at_usual_speed, beside_s, corrected, settings_of, spans_of, taken_s
+from autosplit.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
 from autosplit.deploying import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
 from autosplit.plan import Plan
@@ -91,7 +91,7 @@ def search(
         hunt.tune(storage)
     best = hunt.best()
     traced, profile = hunt.subjects[best.plan.microbatch]
-    profile = profile.with_newest((stage.ops, setting) for stage, setting in settings_of(best.plan))
+    profile = profile.with_newest((stage.ops, setting) for stage, setting in best.plan.workers)
     plan = _proved(job, (traced, profile), best.plan)
     return SearchResult(job.explained(plan, (traced, profile)), traced, profile, tuple(hunt.trials))
 

@@ -200,3 +200,13 @@ def test_devices_that_have_no_backend_in_common_are_not_replicas_of_one_stage() 
     apart = replace(PROFILE, measured={**here, **other.measured})
     [plan] = plan_model(GRAPH, TWO, apart, Source("m:f"), Constraints(), ["eager", "onnxruntime"])
     assert [stage.devices for stage in plan.stages] == [("cpu:0",), ("cpu:1",)] and plan.status == "optimal"
+
+
+def test_a_plan_is_predicted_by_its_own_stages_where_newer_ones_contradict_them() -> None:
+    whole, halves = (plan_model(GRAPH, TWO, PROFILE, Source("m", 1), Constraints(num_stages=n), ["eager"])[0] for n in (1, 2))
+    profile = PROFILE
+    for plan, seconds in ((whole, 5.0), (halves, 6.0)):
+        for stage, setting in plan.workers:
+            profile = profile.with_stage(stage.ops, setting, Samples((seconds,)), busy=["cpu:0", "cpu:1"])
+    found = [predict(plan, GRAPH, TWO, profile).prediction.bottleneck_s for plan in (whole, halves)]
+    assert found == pytest.approx([2.5, 6.0], rel=1e-3)
