@@ -26,11 +26,13 @@ class Seen:
         plan: what ran.
         taken: what a request took each worker of its device (``taken_s``).
         beside_s: device to the seconds that a request of another plan took there, which runs by turns with each one.
+        expected_s: seconds of a request for each worker, as they were predicted before anything ran.
     """
 
     plan: Plan
     taken: tuple[Samples, ...]
     beside_s: Mapping[str, float]
+    expected_s: Sequence[float]
 
 
 def corrected(profile: Profile, seen: Seen, moves_s: Sequence[float]) -> Profile:
@@ -59,23 +61,32 @@ def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
     Cores of a virtual machine are slow for seconds at a time, one alone or all together, and a candidate runs for two or three.
     What ran beside every plan tells: a device is slow where it took over ``APART`` times as long as usual, and usual is the
     median of the times that are no further from the fastest one. Of a device where it did not run, the others together tell.
+    A slow time may have begun or ended between the two, so nothing is put right to less than was expected.
 
     >>> plan = Plan(Source("m", 1), "g", "p", (Stage("s", ("op",), ("cpu:0",)),), Prediction(1.0, 1.0, 1.0, 0.0, 1.0))
-    >>> seen = [Seen(plan, (Samples((taken,)),), {"cpu:0": beside}) for taken, beside in ((6.0, 2.0), (3.3, 1.1), (3.0, 1.0))]
+    >>> taken, beside = (6.0, 3.0, 3.0), (2.0, 1.1, 1.0)
+    >>> seen = [Seen(plan, (Samples((s,)),), {"cpu:0": other}, [2.5]) for s, other in zip(taken, beside)]
     >>> [one.taken[0].median_s for one in at_usual_speed(seen)]
-    [3.15, 3.3, 3.0]
+    [3.15, 3.0, 3.0]
     """
     devices = dict.fromkeys(device for one in seen for device in one.beside_s)
     usual_s = {device: _usual_s([one.beside_s[device] for one in seen if device in one.beside_s]) for device in devices}
     found = []
     for one in seen:
-        times_usual = {device: seconds / usual_s[device] for device, seconds in one.beside_s.items()}
-        common = geometric_mean(times_usual.values()) if times_usual else 1.0
-        factors = [times_usual.get(setting.device, common) for _, setting in one.plan.workers]
-        slowed = [factor if factor > APART else 1.0 for factor in factors]
-        taken = (Samples(tuple(s / by for s in own.samples_s)) for own, by in zip(one.taken, slowed, strict=True))
-        found.append(replace(one, taken=tuple(taken)))
+        slowed = {device: seconds / usual_s[device] for device, seconds in one.beside_s.items()}
+        common = geometric_mean(slowed.values()) if slowed else 1.0
+        workers = zip(one.plan.workers, one.taken, one.expected_s, strict=True)
+        right = (_put_right(own, slowed.get(setting.device, common), least_s) for (_, setting), own, least_s in workers)
+        found.append(replace(one, taken=tuple(right)))
     return found
+
+
+def _put_right(taken: Samples, slowed: float, least_s: float) -> Samples:
+    """The samples without what a device was slowed by, but not less than ``least_s`` in the median."""
+    if slowed <= APART or not taken.samples_s or taken.median_s <= least_s:
+        return taken
+    by = min(slowed, taken.median_s / least_s) if least_s > 0 else slowed
+    return Samples(tuple(seconds / by for seconds in taken.samples_s))
 
 
 def _usual_s(seconds: Sequence[float]) -> float:

@@ -233,9 +233,13 @@ class Profile:
         """The same profile with the measurements of these stages as its newest.
 
         Stages that overlap may contradict each other; the newest ones hold then, so that a plan is predicted by its own stages.
+        Where one is the whole model and did not run, it counts as it was timed: what a cut cost others, it does not cost that.
         """
-        wanted = {(setting, frozenset(ops)) for ops, setting in stages}
-        return replace(self, stages=tuple(sorted(self.stages, key=lambda stage: (stage.setting, stage.ops) in wanted)))
+        own = {(setting, frozenset(ops)) for ops, setting in stages}
+        unseen = own - {(stage.setting, stage.ops) for stage in self.stages}
+        timed = ((s, ops, self.measured[s].whole) for s, ops in unseen if ops == set(self.signatures) and s in self.measured)
+        whole = (StageMeasured(ops, setting, samples, (), "") for setting, ops, samples in timed if samples)
+        return replace(self, stages=tuple(sorted((*self.stages, *whole), key=lambda stage: (stage.setting, stage.ops) in own)))
 
     def current_stages(self, setting: Setting) -> Sequence[StageMeasured]:
         """The measured stages that count in a setting: of one op set the newest, and rather one with busy neighbours."""

@@ -231,7 +231,10 @@ class _Hunt:
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
         meanwhile = _taken(first, begun_ns)
-        self._seen.append(Seen(plan, meanwhile if entry is first else _taken(entry), beside_s(first.plan, meanwhile)))
+        expected = predict(plan, traced.graph, self.job.machine, self._known[plan.microbatch][1])
+        expected_s = [stage.load_s for stage, _ in expected.workers]
+        taken = meanwhile if entry is first else _taken(entry)
+        self._seen.append(Seen(plan, taken, beside_s(first.plan, meanwhile), expected_s))
         self._correct()
         outcome = entry.outcome()
         beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))

@@ -99,7 +99,9 @@ def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Ar
             arena.unload(shape)
             continue
         moves_s = moved_s(plan, traced.graph, arena.machine, profile)
-        told = predict(plan, traced.graph, arena.machine, corrected(profile, Seen(plan, taken_s(plan, seen), {}), moves_s))
+        told = predict(
+            plan, traced.graph, arena.machine, corrected(profile, Seen(plan, taken_s(plan, seen), {}, moves_s), moves_s)
+        )
         outcome = arena.loaded[shape].outcome()
         others_per_s = median(outcome.rounds_per_s[::2])
         outcome = replace(outcome, rounds_per_s=outcome.rounds_per_s[1::2])

@@ -36,7 +36,7 @@ def test_stages_on_one_core_are_not_charged_for_each_other_and_know_which_neighb
     stages = [Stage(f"s{n}", tuple(part), (device,), "eager") for n, (part, device) in enumerate(placed)]
     spans = [[(a * SECOND, b * SECOND)] for a, b in ((0, 4), (0, 3), (2, 6))]
     ran = plan(*stages)
-    seen = corrected(profile, Seen(ran, taken_s(ran, spans), {}), [0.0, 0.5, 0.0])
+    seen = corrected(profile, Seen(ran, taken_s(ran, spans), {}, [0.0] * 3), [0.0, 0.5, 0.0])
     on_0, on_1 = Setting("cpu:0", "eager", 1), Setting("cpu:1", "eager", 1)
     assert [stage.samples.median_s for stage in seen.stages] == [3, 2.5, 3]
     assert [(stage.setting, stage.busy) for stage in seen.stages] == [(on_0, ("cpu:1",)), (on_1, ("cpu:0",)), (on_0, ("cpu:1",))]
@@ -55,14 +55,17 @@ def test_what_was_seen_while_a_device_was_slow_is_put_right_by_what_ran_beside_i
     def medians(*seen: Seen) -> list[list[float]]:
         return [[round(own.median_s, 9) for own in one.taken] for one in at_usual_speed(seen)]
 
-    def seen(ran: Plan, on_0: float, on_1: float) -> Seen:
-        return Seen(ran, (Samples((3.0,)),) * len(ran.stages), {"cpu:0": on_0, "cpu:1": on_1})
+    def seen(ran: Plan, on_0: float, on_1: float, expected_s: float = 1.0) -> Seen:
+        count = len(ran.stages)
+        return Seen(ran, (Samples((3.0,)),) * count, {"cpu:0": on_0, "cpu:1": on_1}, [expected_s] * count)
 
     both = plan(Stage("s", ("op",), ("cpu:0",)), Stage("t", ("op",), ("cpu:1",)))
     three = plan(*both.stages, Stage("u", ("op",), ("cpu:2",)))
     assert medians(seen(both, 1.0, 1.0), seen(both, 1.5, 1.0), seen(both, 1.1, 0.95)) == [[3, 3], [2.1, 3], [3, 3]]
     assert medians(seen(three, 2.0, 2.0), seen(three, 1.0, 1.0)) == [[1.5] * 3, [3] * 3]  # of cpu:2 the others tell
     assert medians(seen(both, 9.0, 9.0)) == [[3, 3]]  # nothing to hold it against
+    for expected_s, right in ((2.0, 2.0), (2.9, 2.9), (3.1, 3.0)):
+        assert medians(seen(both, 2.0, 2.0, expected_s), seen(both, 1.0, 1.0))[0] == [right] * 2
 
 
 def test_a_worker_that_could_not_be_asked_says_nothing_of_its_device() -> None:
@@ -71,4 +74,4 @@ def test_a_worker_that_could_not_be_asked_says_nothing_of_its_device() -> None:
     )
     taken = tuple(Samples(seconds) for seconds in ((1.0,), (2.0,), (3.0,), ()))
     assert beside_s(ran, taken) == {"cpu:0": 3.0}
-    assert [one.taken for one in at_usual_speed([Seen(ran, taken, {}), Seen(ran, taken, {})])] == [taken, taken]
+    assert [one.taken for one in at_usual_speed([Seen(ran, taken, {}, [0.0] * 4)])] == [taken]

@@ -120,6 +120,22 @@ def test_the_newest_of_stages_that_contradict_each_other_hold() -> None:
     assert predicted(again.with_stage(model, ON_0, samples(9.0), busy=["cpu:1"]))[2] == pytest.approx(9)
 
 
+def test_the_whole_model_that_did_not_run_is_not_charged_for_the_cuts_of_stages_that_did() -> None:
+    profile = profiled().with_stage(["op0"], ON_0, samples(8.0), busy=["cpu:1"]).with_stage(["op1", "op2"], ON_0, samples(6.0))
+    model = [f"op{number}" for number in range(3)]
+    timed_s = profile.whole_s("cpu:0", "eager")
+
+    def predicted(profile: Profile) -> float:
+        return sum(profile.op_s(op, "cpu:0", "eager") for op in model)
+
+    assert predicted(profile) == pytest.approx(14) and timed_s == 12
+    assert predicted(profile.with_newest([(model, ON_0)])) == pytest.approx(timed_s)
+    ran = profile.with_stage(model, ON_0, samples(10.0), busy=["cpu:1"])
+    assert predicted(ran.with_newest([(model, ON_0)])) == pytest.approx(10) and ran.with_newest([(model, ON_0)]) == ran
+    nowhere = profile.with_newest([(model, Setting("cpu:7", "eager", 1)), (model[:2], ON_0)])
+    assert nowhere == profile
+
+
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=3))
 def test_overlapping_stages_that_agree_are_all_met(truth: list[float]) -> None:
     profile = profiled(whole=None)
