@@ -61,7 +61,8 @@ def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
     Cores of a virtual machine are slow for seconds at a time, one alone or all together, and a candidate runs for two or three.
     What ran beside every plan tells: a device is slow where it took over ``APART`` times as long as usual, and usual is the
     median of the times that are no further from the fastest one. Of a device where it did not run, the others together tell.
-    A slow time may have begun or ended between the two, so nothing is put right to less than was expected.
+    A slow time may have begun or ended between the two, so only what took that much longer than expected is put right, and to
+    no less than that.
 
     >>> plan = Plan(Source("m", 1), "g", "p", (Stage("s", ("op",), ("cpu:0",)),), Prediction(1.0, 1.0, 1.0, 0.0, 1.0))
     >>> taken, beside = (6.0, 3.0, 3.0), (2.0, 1.1, 1.0)
@@ -76,16 +77,16 @@ def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
         slowed = {device: seconds / usual_s[device] for device, seconds in one.beside_s.items()}
         common = geometric_mean(slowed.values()) if slowed else 1.0
         workers = zip(one.plan.workers, one.taken, one.expected_s, strict=True)
-        right = (_put_right(own, slowed.get(setting.device, common), least_s) for (_, setting), own, least_s in workers)
+        right = (_put_right(own, slowed.get(setting.device, common), expected_s) for (_, setting), own, expected_s in workers)
         found.append(replace(one, taken=tuple(right)))
     return found
 
 
-def _put_right(taken: Samples, slowed: float, least_s: float) -> Samples:
-    """The samples without what a device was slowed by, but not less than ``least_s`` in the median."""
-    if slowed <= APART or not taken.samples_s or taken.median_s <= least_s:
+def _put_right(taken: Samples, slowed: float, expected_s: float) -> Samples:
+    """The samples without what a device was slowed by, if they show it, but in the median not below what was expected."""
+    if slowed <= APART or not taken.samples_s or taken.median_s <= APART * expected_s:
         return taken
-    by = min(slowed, taken.median_s / least_s) if least_s > 0 else slowed
+    by = min(slowed, taken.median_s / expected_s) if expected_s > 0 else slowed
     return Samples(tuple(seconds / by for seconds in taken.samples_s))
 
 

@@ -64,7 +64,7 @@ def test_what_was_seen_while_a_device_was_slow_is_put_right_by_what_ran_beside_i
     assert medians(seen(both, 1.0, 1.0), seen(both, 1.5, 1.0), seen(both, 1.1, 0.95)) == [[3, 3], [2.1, 3], [3, 3]]
     assert medians(seen(three, 2.0, 2.0), seen(three, 1.0, 1.0)) == [[1.5] * 3, [3] * 3]  # of cpu:2 the others tell
     assert medians(seen(both, 9.0, 9.0)) == [[3, 3]]  # nothing to hold it against
-    for expected_s, right in ((2.0, 2.0), (2.9, 2.9), (3.1, 3.0)):
+    for expected_s, right in ((1.4, 1.5), (2.0, 2.0), (2.9, 3.0), (3.1, 3.0)):
         assert medians(seen(both, 2.0, 2.0, expected_s), seen(both, 1.0, 1.0))[0] == [right] * 2
 
 

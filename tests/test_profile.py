@@ -121,8 +121,10 @@ def test_the_newest_of_stages_that_contradict_each_other_hold() -> None:
 
 
 def test_the_whole_model_that_did_not_run_is_not_charged_for_the_cuts_of_stages_that_did() -> None:
-    profile = profiled().with_stage(["op0"], ON_0, samples(8.0), busy=["cpu:1"]).with_stage(["op1", "op2"], ON_0, samples(6.0))
-    model = [f"op{number}" for number in range(3)]
+    profile = (
+        profiled().with_stage(["op0"], ON_0, samples(8.0), busy=["cpu:1"]).with_stage(["op1", "op2", "op3"], ON_0, samples(6.0))
+    )
+    model = [f"op{number}" for number in range(4)]
     timed_s = profile.whole_s("cpu:0", "eager")
 
     def predicted(profile: Profile) -> float:
