@@ -16,7 +16,7 @@ from autosplit.commands.running import auto, export, run
 from autosplit.commands.searching import search
 from autosplit.commands.watching import status
 from autosplit.commands.workloads import evaluate
-from autosplit.errors import AutosplitError
+from autosplit.errors import AutosplitError, is_interrupt
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,19 +32,19 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
     def guarded(given: Any) -> None:
         try:
             function(given)
-        except (AutosplitError, OSError) as failure:
+        except (AutosplitError, OSError, KeyboardInterrupt) as failure:
+            if is_interrupt(failure):
+                say("autosplit: stopped; what was measured is kept, and no worker is left")
+                raise typer.Exit(130) from None
             if given.verbose:
                 traceback.print_exc()
             _complain(failure)
             raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            say("autosplit: stopped; what was measured is kept, and no worker is left")
-            raise typer.Exit(130) from None
 
     return guarded
 
 
-def _complain(failure: AutosplitError | OSError) -> None:
+def _complain(failure: BaseException) -> None:
     if isinstance(failure, OSError) and failure.filename:
         say(f"autosplit: '{failure.filename}': {failure.strerror}")
     else:

@@ -64,10 +64,11 @@ def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
     A slow time may have begun or ended between the two, so only what took that much longer than expected is put right, and to
     no less than that.
 
+    >>> from autosplit.plan import Prediction, Source, Stage
     >>> plan = Plan(Source("m", 1), "g", "p", (Stage("s", ("op",), ("cpu:0",)),), Prediction(1.0, 1.0, 1.0, 0.0, 1.0))
     >>> taken, beside = (6.0, 3.0, 3.0), (2.0, 1.1, 1.0)
     >>> seen = [Seen(plan, (Samples((s,)),), {"cpu:0": other}, [2.5]) for s, other in zip(taken, beside)]
-    >>> [one.taken[0].median_s for one in at_usual_speed(seen)]
+    >>> [round(one.taken[0].median_s, 9) for one in at_usual_speed(seen)]
     [3.15, 3.0, 3.0]
     """
     devices = dict.fromkeys(device for one in seen for device in one.beside_s)

@@ -122,3 +122,18 @@ def listed(what: str, values: Iterable[T], kind: type[T], way_out: str = "") -> 
     if not is_list or not all(isinstance(value, kind) for value in found):
         raise UsageError(f"{what} must be a list of {kind.__name__}, in brackets, but is {values!r}{way_out}")
     return found
+
+
+def is_interrupt(failure: BaseException | None) -> bool:
+    """Whether an error came of Ctrl-C: Python, and code that it runs, make others of it.
+
+    A class that is just being created ends in a RuntimeError (before Python 3.12), a function of numba in a SystemError.
+
+    >>> failure = RuntimeError("Error calling __set_name__")
+    >>> failure.__cause__ = KeyboardInterrupt()
+    >>> is_interrupt(failure), is_interrupt(RuntimeError())
+    (True, False)
+    """
+    while failure is not None and not isinstance(failure, KeyboardInterrupt):
+        failure = failure.__cause__
+    return failure is not None

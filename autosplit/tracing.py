@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from autosplit import flattening
 from autosplit.differing import difference
-from autosplit.errors import TraceError, UsageError
+from autosplit.errors import TraceError, UsageError, is_interrupt
 from autosplit.flattening import Fixed
 from autosplit.graph import Graph, Op, Value, Weight
 from autosplit.loading import Model
@@ -155,6 +155,8 @@ def _export(model: Model) -> ExportedProgram:
             functional: ExportedProgram = found.run_decompositions({})
             return functional
     except Exception as failure:
+        if is_interrupt(failure):
+            raise KeyboardInterrupt from None
         raise TraceError(f"model '{model.name}' cannot be traced: {_reason(failure)}") from failure
 
 

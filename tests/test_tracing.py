@@ -400,3 +400,14 @@ def test_hash_and_signatures_are_the_same_in_another_process():
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     graph = trace(load_model(spec)).graph
     assert printed.stdout.splitlines() == [graph.hash, *[op.signature for op in graph.ops]]
+
+
+def test_ctrl_c_that_comes_while_a_class_is_created_is_ctrl_c() -> None:
+    def stopped(net, x):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            raise RuntimeError("Error calling __set_name__ on 'Field' instance") from interrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trace(load_model(Net(stopped).eval(), inputs=(torch.zeros(2),), name="net"))

@@ -15,6 +15,8 @@ import numba
 import numpy as np
 from numba.core import event
 
+from autosplit.errors import is_interrupt
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 whole = cast(Callable[[int], int], np.int64)
@@ -49,10 +51,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except SystemError as failure:
-        cause: BaseException | None = failure
-        while isinstance(cause, SystemError):
-            cause = cause.__cause__
-        if isinstance(cause, KeyboardInterrupt):
+        if is_interrupt(failure):
             raise KeyboardInterrupt from None
         raise
 
