@@ -35,7 +35,7 @@ class Seen:
     expected_s: Sequence[float]
 
 
-def corrected(profile: Profile, seen: Seen, moves_s: Sequence[float]) -> Profile:
+def corrected(profile: Profile, plan: Plan, taken: Sequence[Samples], moves_s: Sequence[float]) -> Profile:
     """The profile with a plan's stages as they were seen to run, their neighbours busy.
 
     All that a worker did for a request counts, less what is predicted for its transfers, so that a plan is predicted as it
@@ -43,14 +43,15 @@ def corrected(profile: Profile, seen: Seen, moves_s: Sequence[float]) -> Profile
 
     Args:
         profile: what is known.
-        seen: what ran, and what it took.
+        plan: what ran.
+        taken: what a request took each worker of its device (``taken_s``).
         moves_s: for each worker the seconds of a request that transfers are predicted to take.
     """
-    workers = seen.plan.workers
+    workers = plan.workers
     devices = {setting.device for _, setting in workers}
-    for (stage, setting), moved, taken in zip(workers, moves_s, seen.taken, strict=True):
-        if taken.samples_s:
-            samples = Samples(tuple(max(0.0, seconds - moved) for seconds in taken.samples_s))
+    for (stage, setting), own, moved in zip(workers, taken, moves_s, strict=True):
+        if own.samples_s:
+            samples = Samples(tuple(max(0.0, seconds - moved) for seconds in own.samples_s))
             profile = profile.with_stage(stage.ops, setting, samples, sorted(devices - {setting.device}))
     return profile
 

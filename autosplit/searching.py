@@ -90,7 +90,7 @@ def search(
         hunt.correct(first)
         hunt.tune(storage)
     best = hunt.best()
-    traced, profile = hunt.subjects[best.plan.microbatch]
+    traced, profile = hunt.subject(best.plan.microbatch)
     profile = profile.with_newest((stage.ops, setting) for stage, setting in best.plan.workers)
     plan = _proved(job, (traced, profile), best.plan)
     return SearchResult(job.explained(plan, (traced, profile)), traced, profile, tuple(hunt.trials))
@@ -119,10 +119,10 @@ class _Hunt:
     def __init__(self, job: Job, subject: Subject, arena: Arena, budget_s: float, tell: Progress) -> None:
         self.job = job
         self.arena = arena
-        self.subjects = {job.source.batch: subject}
-        """The model for each microbatch, and its profile with all that was seen since."""
-        self._known = dict(self.subjects)
-        """The same, as they were."""
+        self._known = {job.source.batch: subject}
+        """The model for each microbatch, and its profile before anything ran."""
+        self._profiles = {job.source.batch: subject[1]}
+        """The profiles with all that was seen since."""
         self._seen: list[Seen] = []
         self.trials: list[Trial] = []
         self._uncut: set[int] = set()
@@ -130,6 +130,10 @@ class _Hunt:
         self._tell = tell
         self._budget_s = budget_s
         self._start = time.monotonic()
+
+    def subject(self, microbatch: int) -> Subject:
+        """The model for a microbatch, and what is known of it by now."""
+        return self._known[microbatch][0], self._profiles[microbatch]
 
     def best(self) -> Trial:
         """The candidate that measured best."""
@@ -173,7 +177,7 @@ class _Hunt:
     def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
         """What the planner answers in a part of the time that is left."""
         limit_s = min(self.job.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self._spent()))
-        return replace(self.job, time_limit_s=limit_s).plan(self.subjects[microbatch], asked)
+        return replace(self.job, time_limit_s=limit_s).plan(self.subject(microbatch), asked)
 
     def _spent(self) -> float:
         return (time.monotonic() - self._start) / self._budget_s
@@ -186,10 +190,11 @@ class _Hunt:
         microbatch = asked.get("microbatch", self.job.source.batch)
         if microbatch in self._uncut:
             return None
-        if microbatch not in self.subjects and self.job.subject_for is not None:
+        if microbatch not in self._known and self.job.subject_for is not None:
             self._tell(min(1.0, self._spent()), f"tracing and profiling microbatches of {microbatch}")
             try:
-                self.subjects[microbatch] = self._known[microbatch] = self.job.subject_for(microbatch)
+                self._known[microbatch] = self.job.subject_for(microbatch)
+                self._profiles[microbatch] = self._known[microbatch][1]
             except AutosplitError as failure:
                 self._uncut.add(microbatch)
                 self._tell(min(1.0, self._spent()), f"no microbatches of {microbatch}: {' '.join(str(failure).split())}")
@@ -215,7 +220,7 @@ class _Hunt:
 
         Raises: AutosplitError: the first plan, beside which all others run, cannot be loaded or has given up.
         """
-        traced, _ = self.subjects[plan.microbatch]
+        traced, known = self._known[plan.microbatch]
         name = FIRST if FIRST not in self.arena.loaded else PLAN
         self._tell(min(1.0, self._spent()), f"measuring {plan.summary()}")
         try:
@@ -231,7 +236,7 @@ class _Hunt:
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
         meanwhile = _taken(first, begun_ns)
-        expected = predict(plan, traced.graph, self.job.machine, self._known[plan.microbatch][1])
+        expected = predict(plan, traced.graph, self.job.machine, known)
         expected_s = [stage.load_s for stage, _ in expected.workers]
         taken = meanwhile if entry is first else _taken(entry)
         self._seen.append(Seen(plan, taken, beside_s(first.plan, meanwhile), expected_s))
@@ -246,13 +251,12 @@ class _Hunt:
 
     def _correct(self) -> None:
         """Put all that was seen into the profiles; each candidate says anew how fast the machine usually is."""
-        profiles = {microbatch: profile for microbatch, (_, profile) in self._known.items()}
+        self._profiles = {microbatch: profile for microbatch, (_, profile) in self._known.items()}
         for seen in at_usual_speed(self._seen):
-            traced, _ = self._known[seen.plan.microbatch]
-            profile = profiles[seen.plan.microbatch]
-            moves_s = moved_s(seen.plan, traced.graph, self.job.machine, profile)
-            profiles[seen.plan.microbatch] = corrected(profile, seen, moves_s)
-        self.subjects = {microbatch: (traced, profiles[microbatch]) for microbatch, (traced, _) in self._known.items()}
+            plan = seen.plan
+            traced, profile = self.subject(plan.microbatch)
+            moves_s = moved_s(plan, traced.graph, self.job.machine, profile)
+            self._profiles[plan.microbatch] = corrected(profile, plan, seen.taken, moves_s)
 
     def _run_rounds(self, name: str, plan: Plan) -> None:
         """Run a candidate in as many rounds as there is time for, each beside one of the first plan's."""

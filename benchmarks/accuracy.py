@@ -28,7 +28,7 @@ from autosplit import api
 from autosplit.accuracy import Run, run_of
 from autosplit.comparing import Arena
 from autosplit.constraints import Constraints
-from autosplit.correcting import Seen, Span, corrected, spans_of, taken_s
+from autosplit.correcting import Span, corrected, spans_of, taken_s
 from autosplit.discovering import describe, machine_for, versions
 from autosplit.errors import AutosplitError
 from autosplit.limits import usable_cores
@@ -99,9 +99,7 @@ def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Ar
             arena.unload(shape)
             continue
         moves_s = moved_s(plan, traced.graph, arena.machine, profile)
-        told = predict(
-            plan, traced.graph, arena.machine, corrected(profile, Seen(plan, taken_s(plan, seen), {}, moves_s), moves_s)
-        )
+        told = predict(plan, traced.graph, arena.machine, corrected(profile, plan, taken_s(plan, seen), moves_s))
         outcome = arena.loaded[shape].outcome()
         others_per_s = median(outcome.rounds_per_s[::2])
         outcome = replace(outcome, rounds_per_s=outcome.rounds_per_s[1::2])

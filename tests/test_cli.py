@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from autosplit import cli
 from autosplit.commands import console
-from autosplit.errors import UsageError
+from autosplit.errors import TraceError, UsageError
 from autosplit.limits import affinity
 from autosplit.machine import parse_bytes
 
@@ -228,6 +228,17 @@ def abandoned(paths: set[Path]) -> list[Path]:
         with contextlib.suppress(OSError):
             held += maps.read_text()
     return [path for path in paths if path.exists() and str(path) not in held]
+
+
+def test_ctrl_c_is_known_in_the_errors_that_were_made_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        stop = RuntimeError("Error calling __set_name__")
+        stop.__cause__ = KeyboardInterrupt()
+        raise TraceError("the model cannot be traced") from stop
+
+    monkeypatch.setattr("autosplit.api.trace", interrupted)
+    result = inside("profile", "autosplit.examples.mlp:mlp", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert (result.exit_code, "stopped" in result.output) == (130, True), result.output
 
 
 @pytest.mark.timeout(300)

@@ -36,7 +36,7 @@ def test_stages_on_one_core_are_not_charged_for_each_other_and_know_which_neighb
     stages = [Stage(f"s{n}", tuple(part), (device,), "eager") for n, (part, device) in enumerate(placed)]
     spans = [[(a * SECOND, b * SECOND)] for a, b in ((0, 4), (0, 3), (2, 6))]
     ran = plan(*stages)
-    seen = corrected(profile, Seen(ran, taken_s(ran, spans), {}, [0.0] * 3), [0.0, 0.5, 0.0])
+    seen = corrected(profile, ran, taken_s(ran, spans), [0.0, 0.5, 0.0])
     on_0, on_1 = Setting("cpu:0", "eager", 1), Setting("cpu:1", "eager", 1)
     assert [stage.samples.median_s for stage in seen.stages] == [3, 2.5, 3]
     assert [(stage.setting, stage.busy) for stage in seen.stages] == [(on_0, ("cpu:1",)), (on_1, ("cpu:0",)), (on_0, ("cpu:1",))]

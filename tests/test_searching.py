@@ -170,5 +170,5 @@ def test_a_slow_time_of_the_machine_does_not_stay_in_the_profile(arena: Any, mon
     bottlenecks_s = []
     for measured in (first, second):
         hunt._measure(measured, {})
-        bottlenecks_s += [predict(plan, GRAPH, TWO, hunt.subjects[1][1]).prediction.bottleneck_s for plan in (first, measured)]
+        bottlenecks_s += [predict(plan, GRAPH, TWO, hunt.subject(1)[1]).prediction.bottleneck_s for plan in (first, measured)]
     assert bottlenecks_s == pytest.approx([8.0, 8.0, 4.0, 2.2], rel=1e-3)
