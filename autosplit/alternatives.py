@@ -115,9 +115,10 @@ def out_of_reach(ways: Mapping[str, Plan], planned_per_s: float, alone_s: Mappin
     reasons = {}
     for name, way in ways.items():
         stage = way.stages[0]
-        most_per_s = uncertain * way.prediction.throughput_per_s
-        if not most_per_s and len(way.stages) == 1 and alone_s.get(stage.backend):
-            most_per_s = uncertain * len(stage.devices) * stage.threads * way.microbatch / alone_s[stage.backend]
+        most_per_s = way.prediction.throughput_per_s
+        if len(way.stages) == 1 and alone_s.get(stage.backend):  # devices may have been timed together at a slow moment
+            most_per_s = max(most_per_s, len(stage.devices) * stage.threads * way.microbatch / alone_s[stage.backend])
+        most_per_s *= uncertain
         if 0 < most_per_s < best_per_s:
             reasons[name] = f"the profile lets it reach {most_per_s:.4g} items/s at most, and {best_per_s:.4g} are predicted"
     return reasons

@@ -21,9 +21,9 @@ LEAST_COMPILE_S = 10.0
 """Compiling is not begun where less is allowed: a small model took 7 s, one of 450 ops 23 s."""
 
 MOST_TIMES_EAGER = 2.5
-"""TorchInductor calls eager's kernels for matrix products and convolutions. Where another backend was further ahead of eager, with a
-process a core, it stayed 10 to 66 % behind (MobileNetV2, ResNet-50, GPT-2), but for BERT (5 %); where it was 2.1 to 2.4 times as
-fast, inductor was 19 % ahead on ConvNeXt and level on T5 (``benchmarks/models.json``)."""
+"""TorchInductor calls eager's kernels for matrix products and convolutions. With a process a core, where another backend was
+further ahead of eager, it stayed 10 to 66 % behind that one (MobileNetV2, ResNet-50, GPT-2), on BERT 5 %; where it was 2.1 to
+2.4 times as fast, inductor was 19 % ahead of it on ConvNeXt and level on T5 (``benchmarks/models.json``)."""
 
 
 def measured_backends(profile: Profile, machine: Machine) -> tuple[str, ...]:

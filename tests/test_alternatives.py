@@ -89,6 +89,15 @@ def test_a_way_that_cannot_be_the_fastest_by_the_profile_is_named_with_the_reaso
     assert reasons["all cores (eager)"] == "the profile lets it reach 52 items/s at most, and 100 are predicted"
 
 
+def test_a_backend_whose_devices_were_timed_together_at_a_slow_moment_is_tried() -> None:
+    """Alone it was as fast as the plan's backend, beside its neighbour half as fast."""
+    ways = every_way(GRAPH, TWO, SOURCE, ["openvino"], "onnxruntime", "cpu:0")
+    name = "replicas (openvino)"
+    ways[name] = replace(ways[name], prediction=replace(UNKNOWN, throughput_per_s=17.0))
+    assert name not in out_of_reach(ways, 30.0, {"onnxruntime": 0.068, "openvino": 0.06})
+    assert name in out_of_reach(ways, 30.0, {"onnxruntime": 0.068, "openvino": 0.12})
+
+
 def test_of_quick_models_more_ways_are_tried() -> None:
     ways = every_way(GRAPH, TWO, SOURCE, ["eager"], "onnxruntime", "cpu:0")
     left_out = {

@@ -1,7 +1,7 @@
 """measure(): a model on the devices of this machine becomes a Profile, from the store where nothing changed.
 
 One pinned worker for each device. Each backend has a turn, and what it gave is stored before the next one begins; then all
-have a second turn.
+have a second turn, and a third one those whose devices slowed each other down, or met a slow moment twice.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ from autosplit.measuring.recalling import recall, recall_links
 from autosplit.measuring.steps import Progress, Step, Steps
 from autosplit.measuring.store import Store
 from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
-from autosplit.measuring.turns import ALONE_S, TURN_S, Turns, sampled
+from autosplit.measuring.turns import ALONE_S, TURN_S, Turns, sampled, seems_slowed
 from autosplit.measuring.worker import Prepared
 from autosplit.processes import WorkerProcess
 from autosplit.profile import Profile
@@ -192,13 +192,13 @@ class _Job:
                 self.steps.done()
             if linking is not None:
                 self.measure_links(linking, bench.workers)
+            twice = [b for b in parts if b[0][0].backend not in refused and not bench.is_divided(b[0][0].backend)]
             for batches in parts:
-                name = batches[0][0].backend
-                if name not in refused and not bench.is_divided(name):
-                    bench.require(self.machine.devices, bench.parts(name)[0])
-                    for part in batches:
-                        profile = self._measure_again(profile, part, turns, rounds)
+                profile = self._measure_again(profile, batches if batches in twice else [], turns, rounds)
                 self.steps.done()
+            for batches in twice:
+                slowed = [part for part in batches if any(seems_slowed(profile.measured[setting]) for setting in part)]
+                profile = self._measure_again(profile, slowed, turns, rounds)
         return replace(profile, notes=(*profile.notes, *refused.values()))
 
     @contextmanager
@@ -267,12 +267,14 @@ class _Job:
             found[setting] = measured, timed[setting.device].waited
         return found
 
-    def _measure_again(self, profile: Profile, group: Sequence[Setting], turns: Turns, rounds: Rounds) -> Profile:
-        """The second turn of settings that had their first."""
-        for setting, measured in turns.second({setting: profile.measured[setting] for setting in group}, rounds).items():
-            profile = profile.with_measured(setting, measured)
-        if self.store is not None:
-            self.store.save(self.graph, profile, group)
+    def _measure_again(self, profile: Profile, groups: Sequence[Sequence[Setting]], turns: Turns, rounds: Rounds) -> Profile:
+        """One more turn of settings of a backend that had their first."""
+        for group in groups:
+            turns.bench.require(self.machine.devices, turns.bench.parts(group[0].backend)[0])
+            for setting, measured in turns.another({setting: profile.measured[setting] for setting in group}, rounds).items():
+                profile = profile.with_measured(setting, measured)
+            if self.store is not None:
+                self.store.save(self.graph, profile, group)
         return profile
 
     def measure_links(self, linking: LinkBench, workers: Mapping[str, WorkerProcess]) -> None:

@@ -2,7 +2,7 @@
 
 In a turn all devices time the same model at once, since busy neighbours are the truth for pipelines; in the first one of each
 kind then times it alone. The cores of a virtual machine lose up to half of their speed for seconds at a time to others on its
-host, and the kernel of the guest sees nothing of that: of two turns that differ much the faster one tells what a device can do.
+host, and the kernel of the guest sees nothing of that: of turns that differ much the faster one tells what a device can do.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,8 +75,8 @@ class Turns:
         timed = self.bench.all({setting.device: TimeOps(rounds) for setting in group})
         return prepared, timed, self._alone(group, rounds)
 
-    def second(self, measured: Mapping[Setting, Measured], rounds: Rounds) -> dict[Setting, Measured]:
-        """The same settings some time later, whole passes only, for CPUs; an accelerator does not wait for one here.
+    def another(self, measured: Mapping[Setting, Measured], rounds: Rounds) -> dict[Setting, Measured]:
+        """The same settings some time later, whole passes only, for CPUs: an accelerator does not wait for its time.
 
         Raises: BackendError: a worker cannot load it again, or the numbers are wrong now.
         """
@@ -110,6 +110,12 @@ class Turns:
             if not any(same):
                 chosen.append(setting)
         return chosen
+
+
+def seems_slowed(measured: Measured) -> bool:
+    """Whether devices took longer together than one alone: their memory is the limit, or a slow moment met all turns so far."""
+    whole, lone = measured.whole, measured.alone
+    return whole is not None and lone is not None and whole.median_s > APART * lone.median_s
 
 
 def _with_turn(measured: Measured, turn: Samples) -> Measured:
