@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit.accuracy import Accuracy, Run
-from autosplit.errors import ProfileError
+from autosplit.errors import GraphError, ProfileError
 from autosplit.files import MALFORMED, content_hash, locked, read_mapping, write_atomic
 from autosplit.graph import Graph
 from autosplit.machine import Link
@@ -241,7 +241,11 @@ def stored_models(root: Path) -> dict[str, tuple[Graph, Profile]]:
     """
     found = {}
     for path in sorted(root.glob("*/graph.json")):
-        graph = Graph.from_dict(read_mapping(path, "graph", SCHEMA, ProfileError))
+        data = read_mapping(path, "graph", SCHEMA, ProfileError)
+        try:
+            graph = Graph.from_dict(data)
+        except GraphError as failure:
+            raise ProfileError(f"remove graph file '{path}', and the next measurement writes it anew: {failure}") from None
         found[path.parent.name] = (graph, Store(root).load(graph))
     return found
 

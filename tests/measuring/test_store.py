@@ -287,6 +287,17 @@ def test_stored_models_need_only_the_folder(store: Store) -> None:
     assert name.startswith("a-chain-") and graph == chain() and found == profile()
 
 
+@pytest.mark.parametrize("broken", [{"ops": None}, {"inputs": []}])
+def test_a_stored_graph_that_is_none_is_named_as_a_file(store: Store, broken: dict[str, Any]) -> None:
+    path = store.folder(chain()) / "graph.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **broken}))
+    with pytest.raises(ProfileError, match=f"remove graph file '{path}', and the next measurement writes it anew: graph "):
+        stored_models(store.root)
+    path.unlink()
+    store.save(chain(), profile())
+    assert [graph for graph, _ in stored_models(store.root).values()] == [chain()]
+
+
 def test_runs_are_added_by_many_and_survive_a_cut(tmp_path) -> None:
     store = Store(tmp_path / "profiles")
     assert store.accuracy().runs == ()
