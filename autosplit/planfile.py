@@ -4,7 +4,7 @@ A stage lists its ops as spans ``first .. last`` in graph order, both ends inclu
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autosplit.constraints import Objective
 from autosplit.errors import PlanError, raise_faults
 from autosplit.explanation import Explanation
-from autosplit.files import read_mapping, write_atomic
+from autosplit.files import content_hash, read_mapping, write_atomic
 from autosplit.graph import Graph
 from autosplit.plan import Plan, Prediction, Source, Stage, Status, check_graph
 from autosplit.samples import Precision
@@ -65,6 +65,7 @@ def write_plan(plan: Plan, graph: Graph, path: Path) -> None:
             "profile": plan.profile_hash,
             "versions": dict(plan.versions),
             "plan": plan.hash,
+            "figures": _figures(plan),
         },
     }
     write_atomic(path, yaml.safe_dump(data, sort_keys=False, width=120))
@@ -105,6 +106,7 @@ class _MadeFrom(_Strict):
     profile: str = ""
     versions: dict[str, str] = {}
     plan: str = ""
+    figures: str = ""
 
 
 class PlanFile(_Strict):
@@ -131,7 +133,9 @@ class PlanFile(_Strict):
         return Source(**self.model.model_dump())
 
     def resolve(self, graph: Graph) -> Plan:
-        """The plan for this graph; what was predicted of the stages as they were written is not kept for those that were edited.
+        """The plan for this graph; no prediction is kept where stages or what was predicted of them were edited.
+
+        What is right can only be said with the profile, which the file does not hold.
 
         Raises: PlanError: made for another graph, or a span names an unknown op.
         """
@@ -159,7 +163,8 @@ class PlanFile(_Strict):
             versions=self.made_from.versions,
             why=self.why,
         )
-        return plan if self.made_from.plan in ("", plan.hash) else plan.unpredicted()
+        as_written = self.made_from.plan in ("", plan.hash) and self.made_from.figures in ("", _figures(plan))
+        return plan if as_written else plan.unpredicted()
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -171,6 +176,13 @@ def read_plan(path: Path) -> PlanFile:
         faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in failure.errors()]
         raise_faults(PlanError, f"plan file '{path}' is truncated or not a plan", faults)
         raise
+
+
+def _figures(plan: Plan) -> str:
+    """Identity of what was predicted, as floats: a whole number comes back as one."""
+    stages_s = [float(stage.load_s) for stage in plan.stages]
+    prediction = [float(value) for value in astuple(plan.prediction)]
+    return content_hash([stages_s, prediction, {device: float(load_s) for device, load_s in plan.loads_s.items()}])
 
 
 def _expand(entries: Sequence[str], graph: Graph, stage: str, faults: list[str]) -> tuple[str, ...]:

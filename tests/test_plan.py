@@ -57,6 +57,29 @@ def test_what_was_predicted_is_not_kept_for_a_plan_that_was_edited(tmp_path: Pat
     assert "nothing predicted" in edited.summary() and {stage.load_s for stage in edited.stages} == {0.0}
 
 
+@pytest.mark.parametrize(
+    "old,new",
+    [
+        ("load_s: 0.5", "load_s: 0.25"),
+        ("load_s: 0.5", "load_s: .nan"),
+        ("throughput_per_s: 8", "throughput_per_s: 80"),
+        ("cpu:1: 0.5", "cpu:1: 2"),
+    ],
+)
+def test_no_prediction_is_kept_where_a_figure_of_it_was_edited(tmp_path: Path, old: str, new: str) -> None:
+    path, stages = tmp_path / "plan.yaml", tuple(replace(stage, load_s=0.5) for stage in GOOD.stages)
+    loaded = replace(GOOD, stages=stages, loads_s={"cpu:0": 1, "cpu:1": 0.5}, prediction=replace(GOOD.prediction, bound_s=1e-5))
+    write_plan(loaded, GRAPH, path)
+    text = path.read_text()
+    assert read_plan(path).resolve(GRAPH) == loaded
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    assert read_plan(path).resolve(GRAPH) == loaded.unpredicted()
+    path.write_text(path.read_text().split("  figures:")[0])
+    kept = read_plan(path).resolve(GRAPH)
+    assert kept.hash == loaded.hash and kept.prediction != UNKNOWN
+
+
 def test_an_objective_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     write_plan(GOOD, GRAPH, path)
