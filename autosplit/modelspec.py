@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs
 
 from autosplit.errors import ModelError, raise_faults
 
@@ -17,13 +17,16 @@ def parse_options(spec: str) -> tuple[str, dict[str, str]]:
     >>> parse_options("transformers:BertModel?num_hidden_layers=4&use_cache=false")
     ('transformers:BertModel', {'num_hidden_layers': '4', 'use_cache': 'false'})
 
-    Raises: ModelError: the options are not ``name=value`` pairs joined by ``&``.
+    Raises: ModelError: the options are not ``name=value`` pairs joined by ``&``, or one of them has several values.
     """
     target, _, query = spec.partition("?")
     try:
-        return target, dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+        options = parse_qs(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
         raise ModelError(f"options '{query}' of model '{target}' are not name=value pairs joined by '&'") from None
+    faults = [f"'{name}' is given as {' and as '.join(texts)}" for name, texts in options.items() if len(texts) > 1]
+    raise_faults(ModelError, f"model '{target}' takes each option once", faults)
+    return target, {name: text for name, [text] in options.items()}
 
 
 def typed_options(options: Mapping[str, str], defaults: Mapping[str, Any], subject: str) -> dict[str, Any]:

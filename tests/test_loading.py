@@ -81,6 +81,7 @@ def test_attention_implementation_is_sdpa_unless_asked_otherwise():
         ("transformers:BertModel?num_hidden_layers=two", "takes a whole number, not 'two'"),
         ("transformers:BertModel?num_attention_heads=5", "cannot be built from this config"),
         ("transformers:BertModel?vocab_size", "not name=value pairs"),
+        ("autosplit.examples.mlp:mlp?depth=2&width=8&depth=3", r"takes each option once .*\n.*'depth' is given as 2 and as 3"),
         ("no_such_package:model", "No module named 'no_such_package'"),
         ("autosplit.examples.mlp:mpl", "close names: 'mlp'"),
         ("autosplit.examples.mlp:mlp?widht=3", "close names: 'width'"),
