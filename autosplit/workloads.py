@@ -97,12 +97,14 @@ def parse_dnn_partitioning(data: Any, name: str) -> Problem:
     ).verify()
 
 
-LARGEST = 1e300
-"""Numbers above this, infinity aside, are no times or sizes, and their sums would overflow."""
+SMALLEST, LARGEST = 1e-280, 1e300
+"""Numbers outside, 0 and infinity aside, are no times or sizes: their sums would overflow, or what planners divide by them."""
+
+NEEDED = f"0 or more is needed, and between {SMALLEST:g} and {LARGEST:g} where it is not 0"
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and (0 <= value <= LARGEST or value == math.inf)
+    return isinstance(value, int | float) and (value in (0, math.inf) or SMALLEST <= value <= LARGEST)
 
 
 def _count(value: Any) -> bool:
@@ -112,7 +114,7 @@ def _count(value: Any) -> bool:
 def _json_faults(data: Any) -> list[str]:
     if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("nodes", "edges")):
         return ["it must be an object with the lists 'nodes' and 'edges'"]
-    faults = [] if _number(data.get("maxSizePerFPGA")) else ["'maxSizePerFPGA' must be a number, 0 or more"]
+    faults = [] if _number(data.get("maxSizePerFPGA")) else [f"'maxSizePerFPGA' must be a number; {NEEDED}"]
     faults += [f"'{key}' must be a whole number, 0 to 10000" for key in ("maxFPGAs", "maxCPUs") if not _count(data.get(key))]
     if not faults and data["maxFPGAs"] + data["maxCPUs"] < 1:
         faults.append("it has no devices: 'maxFPGAs' and 'maxCPUs' are both 0")
@@ -142,7 +144,7 @@ def _node_faults(node: Mapping[str, Any]) -> list[str]:
     if not node.get("supportedOnFpga"):
         del values["fpgaLatency"]
     return missing + [
-        f"node {node['id']} has {key} {value!r}; a number, 0 or more, is needed"
+        f"node {node['id']} has {key} {value!r}; {NEEDED}"
         for key, value in values.items()
         if not _number(value) or (key == "size" and value == math.inf)
     ]
@@ -161,7 +163,7 @@ def _edge_faults(edges: Sequence[Any], known: set[int]) -> list[str]:
             continue
         faults += [f"edge {source} -> {target} names unknown node {node}" for node in (source, target) if node not in known]
         if not _number(cost) or cost == math.inf:
-            faults.append(f"edge {source} -> {target} has cost {cost!r}; a number, 0 or more, is needed")
+            faults.append(f"edge {source} -> {target} has cost {cost!r}; {NEEDED}")
         elif abs(costs.setdefault(source, cost) - cost) > COST_TOLERANCE:
             faults.append(f"the out-edges of node {source} have costs {costs[source]} and {cost}; one node has one cost")
     return faults
@@ -271,8 +273,8 @@ def _pipedream_fields(text: str, line: int, faults: list[str]) -> dict[str, floa
             faults.append(f"line {line} has no {key}")
         except ValueError:
             faults.append(f"line {line} has {key}={found[key]}, which is no number")
-        if not 0 <= values[key] <= LARGEST:
-            faults.append(f"line {line} has {key}={found[key]}; 0 or more is needed, and no infinity")
+        if not _number(values[key]) or values[key] == math.inf:
+            faults.append(f"line {line} has {key}={found[key]}; {NEEDED}, and no infinity")
     return values
 
 

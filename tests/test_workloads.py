@@ -194,6 +194,7 @@ BAD_FILES = {
     "a negative time": (json.dumps(small(nodes=[node(fpgaLatency=-2.0)], edges=[])), "fpgaLatency -2.0"),
     "no number": (json.dumps(small(nodes=[node(cpuLatency=math.nan)], edges=[])), "cpuLatency nan"),
     "an infinite size": (json.dumps(small(nodes=[node(size=math.inf)], edges=[])), "size inf"),
+    "a time too small to use": (json.dumps(small(nodes=[node(fpgaLatency=1e-310)], edges=[])), "fpgaLatency 1e-310; 0 or more"),
     "uneven costs": (json.dumps(small(edges=UNEVEN)), "one node has one cost"),
     "no nodes": (json.dumps(small(nodes=[], edges=[])), "it has no nodes"),
     "half a device": (json.dumps(small(maxFPGAs=1.5)), "'maxFPGAs' must be a whole number"),
@@ -209,6 +210,7 @@ BAD_PROFILES = {
     "a negative time": (PROFILE.replace("=2.5", "=-2.5"), "0 or more is needed"),
     "no number": (PROFILE.replace("=2.5", "=nan"), "0 or more is needed"),
     "infinity": (PROFILE.replace("=2.5", "=inf"), "no infinity"),
+    "a time too small to use": (PROFILE.replace("=2.5", "=1e-310"), "1e-310; 0 or more"),
     "no nodes": ("", "it has no nodes"),
     "a node twice": (PROFILE + profile_line("node1", 0, 0, 0, 0), "names node node1 again"),
     "cut short": (PROFILE[: PROFILE.index("activation_size=1000000.0")], "line 2 has no activation_size"),
@@ -230,6 +232,7 @@ ODD_FILES = {
     "one op": (small(nodes=[node()], edges=[]), 1.0),
     "more devices than ops": (small(maxFPGAs=9, nodes=[node(), node(id=2, cpuLatency=9.0, fpgaLatency=3.0)], edges=[]), 3.0),
     "zero-time ops": (small(nodes=[node(fpgaLatency=0.0), node(id=2, fpgaLatency=0.0)], edges=edges((1, 2), cost=0.0)), 0.0),
+    "the smallest times": (small(nodes=[node(id=n, cpuLatency=1e-280, fpgaLatency=1e-280) for n in range(3)], edges=[]), 1e-280),
 }
 LINE = profile_line("node1", 1.0, 2.0, 0.0, 0.0)
 ODD_PROFILES = {
