@@ -89,7 +89,8 @@ class _Model:
         self.model.Minimize(self.makespan)
 
     def _steps(self, seconds: float) -> int:
-        return floor(seconds * self.scale * (1 - 1e-12))
+        """Rounded down; what is longer than the horizon is no longer than it need be, since the solver's numbers end."""
+        return floor(min(seconds * self.scale * (1 - 1e-12), SCALE + 2))
 
     def _place(self) -> None:
         for op, costs in enumerate(self.problem.compute_s):

@@ -52,6 +52,15 @@ def test_branches_run_side_by_side_where_that_pays(contiguous):
     assert slow.objective_s == pytest.approx(12) and len(slow.blocks) == 1
 
 
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_device_of_little_use_ends_no_search(contiguous):
+    """CP-SAT's numbers have 64 bits, and a step is a billionth of the best latency."""
+    problem = fork(5.0, 1.0, num_devices=3)
+    problem = replace(problem, compute_s=problem.compute_s * np.array([1.0, 1.0, 1e20]))
+    solution = solve(problem, objective="latency", contiguous=contiguous, time_limit_s=3)
+    assert (solution.objective_s, solution.status) == (pytest.approx(1 + 1 + 5 + 1), "optimal")
+
+
 def test_a_chain_stays_on_the_fastest_device():
     problem = chain([3.0, 2.0, 4.0])
     problem = replace(problem, compute_s=problem.compute_s * np.array([2.0, 1.0]))
