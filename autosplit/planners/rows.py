@@ -14,7 +14,7 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.cost import evaluate, memory_bytes, pool_bytes
+from autosplit.cost import TOLERANCE, evaluate, memory_bytes, pool_bytes
 from autosplit.planners.heft import JOININGS, Timetable, blocks_of
 from autosplit.planners.lumps import Lumps
 from autosplit.planners.request import Request, objective_s, request_faults
@@ -133,13 +133,14 @@ class RowSearch:
         request, problem = self.request, self.problem
         if request.num_stages not in (None, len(row)) or len(row) > (request.max_stages or inf):
             return False
-        if self._tight and (self._memory_bytes(row) > problem.memory_bytes * (1 + ROUNDING)).any():
+        if self._tight and (self._memory_bytes(row) > problem.memory_bytes * (1 + TOLERANCE)).any():
             return False
         if problem.pools and any(
-            held > pool.num_bytes for pool, held in zip(problem.pools, pool_bytes(problem, row), strict=True)
+            held > pool.num_bytes * (1 + TOLERANCE) for pool, held in zip(problem.pools, pool_bytes(problem, row), strict=True)
         ):
             return False
-        return request.min_stage_s <= 0 or bool((evaluate(problem, row).stage_s >= request.min_stage_s).all())
+        least_s = request.min_stage_s * (1 - TOLERANCE)
+        return least_s <= 0 or bool((evaluate(problem, row).stage_s >= least_s).all())
 
     def _home(self, row: Sequence[Block]) -> NDArray[np.int64]:
         """The block of each op, shape (num_ops,)."""

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from random import Random
 from time import monotonic
 
 import numpy as np
@@ -16,8 +17,9 @@ from autosplit.planners.latency import with_reuse
 from autosplit.planners.lumps import fewer_lumps, forced_lumps
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, request_faults
+from autosplit.planners.rows import RowSearch
 from autosplit.planners.sample import Sampler
-from autosplit.problem import Block, Net, Problem, Transfers
+from autosplit.problem import Block, Net, Pool, Problem, Transfers
 
 EXACT = 1e-6
 
@@ -59,6 +61,21 @@ def test_a_device_of_little_use_ends_no_search(contiguous):
     problem = replace(problem, compute_s=problem.compute_s * np.array([1.0, 1.0, 1e20]))
     solution = solve(problem, objective="latency", contiguous=contiguous, time_limit_s=3)
     assert (solution.objective_s, solution.status) == (pytest.approx(1 + 1 + 5 + 1), "optimal")
+
+
+@pytest.mark.parametrize(
+    ("pools", "min_stage_s"), [((Pool((1,), 0.3),), 0.0), ((), 2.0 + 1e-9)], ids=["a pool filled", "the shortest stage"]
+)
+def test_annealing_finds_what_meets_a_limit_but_for_rounding(pools, min_stage_s):
+    """0.1 and 0.2 bytes are more than 0.3 in float64, and no more for the check of a plan."""
+    problem = chain([1.0, 1.0], op_bytes=np.array([0.1, 0.2]), pools=pools)
+    problem = replace(problem, compute_s=problem.compute_s * np.array([2.0, 1.0]))
+    request, best = Request("latency", min_stage_s=min_stage_s), (Block((0, 1), (1,)),)
+    assert not request_faults(problem, request, best)
+    search = RowSearch(forced_lumps(problem, True), request, Random(0), math.inf)
+    search.offer([Block((0, 1), (0,))], "start")
+    search.anneal(math.inf, 0.0)
+    assert (search.row, search.method) == (best, "annealing")
 
 
 def test_a_chain_stays_on_the_fastest_device():
