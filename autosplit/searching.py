@@ -25,7 +25,7 @@ from autosplit.profile import Profile
 from autosplit.runreport import PLAN, Outcome
 from autosplit.samples import Samples
 from autosplit.tracing import Traced
-from autosplit.tuning import first_trials, suggest
+from autosplit.tuning import asked_of, first_trials, open_study, space
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
@@ -77,7 +77,8 @@ def search(
         job: the machine and the demands.
         subject: the model, traced for whole requests, and its profile.
         budget_s: seconds for measuring candidates; 0 returns the planner's answer from the profile alone.
-        storage: a journal of Optuna's trials, so that a search that was stopped goes on where it was.
+        storage: a journal of Optuna's trials, so that a search that was stopped goes on where it was; one with other demands
+            begins anew there.
         workspace: as for ``Arena``.
         progress: called with the share of the budget spent and what is being done.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
@@ -154,21 +155,14 @@ class _Hunt:
     def tune(self, storage: Path | None) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        journal = None
-        if storage is not None:
-            storage.parent.mkdir(parents=True, exist_ok=True)
-            journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(storage)))
-        sampler = optuna.samplers.TPESampler(seed=self.job.seed, n_startup_trials=6)
-        study = optuna.create_study(
-            direction="maximize", sampler=sampler, storage=journal, study_name="autosplit", load_if_exists=True
-        )
+        study = open_study(self.job, storage)
         for parameters in first_trials(self.job, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):
             if self._spent() >= 1:
                 return
-            trial = study.ask()
-            value = self._try(suggest(self.job, trial))
+            trial = study.ask(space(self.job))
+            value = self._try(asked_of(trial.params))
             if value is None:
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             else:

@@ -1,32 +1,59 @@
 """A candidate in Optuna's terms: what a trial asks of the planner, and which ones are asked for first."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution, distribution_to_json
 
 from autosplit.candidates import Job
+from autosplit.files import content_hash
 from autosplit.plan import Plan
 
 QUEUE_DEPTHS = (1, 2, 4, 8)
 
 
-def suggest(job: Job, trial: optuna.Trial) -> dict[str, Any]:
-    """What a trial asks of the planner, within what the user asked for."""
-    depths = sorted({*QUEUE_DEPTHS, job.queue_depth})
-    asked: dict[str, Any] = {"queue_depth": trial.suggest_categorical("queue_depth", depths)}
+def space(job: Job) -> dict[str, BaseDistribution]:
+    """What trials choose from, within what the user asked for."""
+    found: dict[str, BaseDistribution] = {"queue_depth": CategoricalDistribution(sorted({*QUEUE_DEPTHS, job.queue_depth}))}
     if job.constraints.num_stages is None:
-        asked["num_stages"] = trial.suggest_int("num_stages", 1, most_stages(job))
-    if job.constraints.max_replicas is None and not trial.suggest_categorical("replicate", [False, True]):
-        asked["max_replicas"] = 1
+        found["num_stages"] = IntDistribution(1, most_stages(job))
+    if job.constraints.max_replicas is None:
+        found["replicate"] = CategoricalDistribution([False, True])
     if len(job.backends) > 1:
-        asked["backend"] = trial.suggest_categorical("backend", job.backends)
+        found["backend"] = CategoricalDistribution(job.backends)
     counts = sorted({1, *(max(1, len(device.cores)) for device in job.machine.devices)})
     if len(counts) > 1:
-        asked["threads"] = trial.suggest_categorical("threads", counts)
+        found["threads"] = CategoricalDistribution(counts)
     if job.subject_for is not None and job.source.batch > 1:
         divisors = [size for size in range(1, job.source.batch + 1) if job.source.batch % size == 0]
-        asked["microbatch"] = trial.suggest_categorical("microbatch", divisors)
-    return asked
+        found["microbatch"] = CategoricalDistribution(divisors)
+    return found
+
+
+def open_study(job: Job, storage: Path | None) -> optuna.Study:
+    """A study in memory, or the one of a journal; trials that chose from something else are of another study there.
+
+    Optuna refuses a parameter whose choices have changed.
+    """
+    journal = None
+    if storage is not None:
+        storage.parent.mkdir(parents=True, exist_ok=True)
+        journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(storage)))
+    name = content_hash({name: distribution_to_json(choices) for name, choices in space(job).items()})
+    sampler = optuna.samplers.TPESampler(seed=job.seed, n_startup_trials=6)
+    return optuna.create_study(direction="maximize", sampler=sampler, storage=journal, study_name=name, load_if_exists=True)
+
+
+def asked_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trial asks of the planner.
+
+    >>> asked_of({"queue_depth": 4, "replicate": False}), asked_of({"queue_depth": 4, "replicate": True})
+    ({'queue_depth': 4, 'max_replicas': 1}, {'queue_depth': 4})
+    """
+    asked = {name: value for name, value in chosen.items() if name != "replicate"}
+    return asked if chosen.get("replicate", True) else asked | {"max_replicas": 1}
 
 
 def first_trials(job: Job, best: Plan) -> list[dict[str, Any]]:

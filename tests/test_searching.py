@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import optuna
 import pytest
 from pipelines import Once, fail_on_7, increment, local, request
 
@@ -20,7 +21,7 @@ from autosplit.planning import predict
 from autosplit.profile import Profile
 from autosplit.results import LatencyStats
 from autosplit.samples import Samples
-from autosplit.searching import FIRST, SearchResult, _Hunt, search
+from autosplit.searching import FIRST, MAX_TRIALS, SearchResult, _Hunt, search
 from autosplit.tuning import first_trials
 
 SOURCE = Source("m", 1)
@@ -95,6 +96,27 @@ def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monk
     hunt.tune(None)
     assert [(asked["queue_depth"], asked["threads"]) for asked in tried[:3]] == [(3, 2)] * 3
     assert {asked["threads"] for asked in tried} == {1, 2, 4} and {asked["queue_depth"] for asked in tried} == {1, 2, 3, 4, 8}
+
+
+def test_a_journal_goes_on_with_those_trials_that_chose_from_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Optuna refuses a parameter whose choices have changed, such as another set of backends."""
+    path = tmp_path / "folder" / "journal.log"
+
+    def tried(*backends: str) -> list[int]:
+        """The number of trials of each study in the journal after one more search."""
+        hunt = _Hunt(Job(TWO, SOURCE, Constraints(), backends), SUBJECT, Any, 60.0, lambda share, text: None)
+        hunt.trials.append(Trial({}, plan(Stage("s", ("a0",), ("cpu:0",), backends[0])), 1.0, 1.0))
+        seen: list[dict[str, Any]] = []
+        monkeypatch.setattr(hunt, "_try", lambda asked: seen.append(asked) or float(asked["queue_depth"]))
+        hunt.tune(path)
+        assert {asked["backend"] for asked in seen} == set(backends)
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        return [len(optuna.load_study(study_name=name, storage=storage).trials) for name in optuna.get_all_study_names(storage)]
+
+    both = ("eager", "onnxruntime")
+    assert (tried(*both), tried(*both)) == ([MAX_TRIALS], [2 * MAX_TRIALS])
+    assert tried(*both, "openvino") == [2 * MAX_TRIALS, MAX_TRIALS]
+    assert tried(*both) == [3 * MAX_TRIALS, MAX_TRIALS]
 
 
 def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
