@@ -77,8 +77,8 @@ def search(
         job: the machine and the demands.
         subject: the model, traced for whole requests, and its profile.
         budget_s: seconds for measuring candidates; 0 returns the planner's answer from the profile alone.
-        storage: a journal of Optuna's trials, so that a search that was stopped goes on where it was; one with other demands
-            begins anew there.
+        storage: a journal of Optuna's trials, so that a search that was stopped goes on where it was; one of another model, or
+            with other devices or demands, begins anew there.
         workspace: as for ``Arena``.
         progress: called with the share of the budget spent and what is being done.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
@@ -155,7 +155,7 @@ class _Hunt:
     def tune(self, storage: Path | None) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = open_study(self.job, storage)
+        study = open_study(self.job, self._known[self.job.source.batch][0].graph, storage)
         for parameters in first_trials(self.job, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):

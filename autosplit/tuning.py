@@ -1,6 +1,7 @@
 """A candidate in Optuna's terms: what a trial asks of the planner, and which ones are asked for first."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autosplit.candidates import Job
 from autosplit.files import content_hash
+from autosplit.graph import Graph
 from autosplit.plan import Plan
 
 QUEUE_DEPTHS = (1, 2, 4, 8)
@@ -32,16 +34,18 @@ def space(job: Job) -> dict[str, BaseDistribution]:
     return found
 
 
-def open_study(job: Job, storage: Path | None) -> optuna.Study:
-    """A study in memory, or the one of a journal; trials that chose from something else are of another study there.
+def open_study(job: Job, graph: Graph, storage: Path | None) -> optuna.Study:
+    """A study in memory, or in a journal the one of this model, these devices and these demands.
 
-    Optuna refuses a parameter whose choices have changed.
+    What a trial was worth elsewhere says nothing here, and Optuna refuses a parameter whose choices have changed.
     """
     journal = None
     if storage is not None:
         storage.parent.mkdir(parents=True, exist_ok=True)
         journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(storage)))
-    name = content_hash({name: distribution_to_json(choices) for name, choices in space(job).items()})
+    choices = {name: distribution_to_json(distribution) for name, distribution in space(job).items()}
+    devices = [asdict(device) for device in job.machine.devices]
+    name = content_hash([graph.hash, job.source.batch, devices, asdict(job.constraints), choices])
     sampler = optuna.samplers.TPESampler(seed=job.seed, n_startup_trials=6)
     return optuna.create_study(direction="maximize", sampler=sampler, storage=journal, study_name=name, load_if_exists=True)
 

@@ -98,13 +98,13 @@ def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monk
     assert {asked["threads"] for asked in tried} == {1, 2, 4} and {asked["queue_depth"] for asked in tried} == {1, 2, 3, 4, 8}
 
 
-def test_a_journal_goes_on_with_those_trials_that_chose_from_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_journal_goes_on_with_trials_of_the_same_search_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Optuna refuses a parameter whose choices have changed, such as another set of backends."""
     path = tmp_path / "folder" / "journal.log"
 
-    def tried(*backends: str) -> list[int]:
+    def tried(*backends: str, machine: Machine = TWO, **wanted: float) -> list[int]:
         """The number of trials of each study in the journal after one more search."""
-        hunt = _Hunt(Job(TWO, SOURCE, Constraints(), backends), SUBJECT, Any, 60.0, lambda share, text: None)
+        hunt = _Hunt(Job(machine, SOURCE, Constraints(**wanted), backends), SUBJECT, Any, 60.0, lambda share, text: None)
         hunt.trials.append(Trial({}, plan(Stage("s", ("a0",), ("cpu:0",), backends[0])), 1.0, 1.0))
         seen: list[dict[str, Any]] = []
         monkeypatch.setattr(hunt, "_try", lambda asked: seen.append(asked) or float(asked["queue_depth"]))
@@ -117,6 +117,8 @@ def test_a_journal_goes_on_with_those_trials_that_chose_from_the_same(monkeypatc
     assert (tried(*both), tried(*both)) == ([MAX_TRIALS], [2 * MAX_TRIALS])
     assert tried(*both, "openvino") == [2 * MAX_TRIALS, MAX_TRIALS]
     assert tried(*both) == [3 * MAX_TRIALS, MAX_TRIALS]
+    assert tried(*both, max_latency_s=9.0) == [3 * MAX_TRIALS, MAX_TRIALS, MAX_TRIALS]
+    assert tried(*both, machine=TWO.with_memory({"cpu:0": 1 << 30})) == [3 * MAX_TRIALS, *[MAX_TRIALS] * 3]
 
 
 def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.cost import TOLERANCE
 from autosplit.planners.bounds import item_work
 from autosplit.planners.compiled import compiled
 from autosplit.planners.filling import Costs, Filling, add, costs_of, empty_filling, price, remove, reset, shift
@@ -135,7 +136,8 @@ def _grow(labels: _Labels, loads: Floats, sizes: Floats, caps: Floats, twin: Int
         if blocks_left == 0:
             parent, end = parent[end == num_cuts - 1], end[end == num_cuts - 1]
         added, size = loads[labels.end[parent], end, device], sizes[labels.end[parent], end]
-        fits = np.isfinite(added) & (labels.memory[parent, device] + size <= caps[device] * (1 + 1e-12)) & (added >= least)
+        fits = np.isfinite(added) & (added >= least * (1 - TOLERANCE))
+        fits &= labels.memory[parent, device] + size <= caps[device] * (1 + TOLERANCE)
         fits &= num_cuts - 1 - end >= blocks_left
         parent, end = parent[fits], end[fits]
         load, memory = labels.load[parent].copy(), labels.memory[parent].copy()

@@ -32,6 +32,13 @@ def best_chain_s(problem, num_stages):
     return min(found)
 
 
+def test_a_stage_is_long_enough_but_for_rounding():
+    """0.1 s and 0.7 s are less than 0.8 s in float64, and no less for the check of a plan."""
+    problem = chain([0.1, 0.7, 0.8], num_bytes=0.0)
+    found = found_by(problem, Request(num_stages=2, min_stage_s=0.8, reuse=True))
+    assert found is not None and [block.ops for block in found[0]] == [(0, 1), (2,)]
+
+
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.sampled_from([3, 4]))
 def test_tiny_chains_equal_brute_force(seed, num_stages):
