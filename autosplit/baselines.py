@@ -23,7 +23,7 @@ LEAST_COMPILE_S = 10.0
 MOST_TIMES_EAGER = 2.5
 """TorchInductor calls eager's kernels for matrix products and convolutions. With a process a core, where another backend was
 further ahead of eager, it stayed 10 to 66 % behind that one (MobileNetV2, ResNet-50, GPT-2), on BERT 5 %; where it was 2.1 to
-2.4 times as fast, inductor was 19 % ahead of it on ConvNeXt and level on T5 (``benchmarks/models.json``)."""
+2.4 times as fast, inductor was ahead of it on ConvNeXt and level on T5 (``benchmarks/models.json``)."""
 
 
 def measured_backends(profile: Profile, machine: Machine) -> tuple[str, ...]:

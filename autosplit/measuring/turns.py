@@ -1,4 +1,4 @@
-"""Every backend has two turns that lie apart, for a slow time of the machine may last as long as one of them.
+"""Every backend has two or three turns that lie apart, for a slow time of the machine may last as long as one of them.
 
 In a turn all devices time the same model at once, since busy neighbours are the truth for pipelines; in the first one of each
 kind then times it alone. The cores of a virtual machine lose up to half of their speed for seconds at a time to others on its
