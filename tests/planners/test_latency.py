@@ -59,7 +59,7 @@ def test_a_device_of_little_use_ends_no_search(contiguous):
     """CP-SAT's numbers have 64 bits, and a step is a billionth of the best latency."""
     problem = fork(5.0, 1.0, num_devices=3)
     problem = replace(problem, compute_s=problem.compute_s * np.array([1.0, 1.0, 1e20]))
-    solution = solve(problem, objective="latency", contiguous=contiguous, time_limit_s=3)
+    solution = solve(problem, objective="latency", contiguous=contiguous, time_limit_s=30)
     assert (solution.objective_s, solution.status) == (pytest.approx(1 + 1 + 5 + 1), "optimal")
 
 
