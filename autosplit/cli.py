@@ -17,6 +17,7 @@ from autosplit.commands.searching import search
 from autosplit.commands.watching import status
 from autosplit.commands.workloads import evaluate
 from autosplit.errors import AutosplitError, is_interrupt
+from autosplit.progress import stopped
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,13 +57,16 @@ for command in (devices, profile, search, evaluate, run, auto, export, status):
 
 
 def _stop(number: int, frame: Any) -> None:
-    """A polite request to end unwinds as Ctrl-C does, so that workers and files go too."""
+    """Ctrl-C, or a polite request to end, unwinds, so that workers and files go too."""
+    stopped.set()
     raise KeyboardInterrupt
 
 
 def main() -> None:
     """Entry point: exit code 0 only when all went well and the outputs matched."""
     signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored in the background
+        signal.signal(signal.SIGINT, _stop)
     try:
         app()
     except AutosplitError as failure:

@@ -1,6 +1,7 @@
 """A progress bar on stderr with the time left; nothing where stderr is no terminal, but a line for each step."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -9,10 +10,18 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 Report = Callable[[float, str], None]
 """Takes the share done, from 0 to 1, and what is being done."""
 
+stopped = threading.Event()
+"""Set by Ctrl-C, for the KeyboardInterrupt may be lost: code of others catches all errors of an import or a try, that one too."""
+
+
+def _go_on() -> None:
+    if stopped.is_set():
+        raise KeyboardInterrupt
+
 
 @contextlib.contextmanager
 def bars(console: Console) -> Iterator[Callable[[str], Report]]:
-    """A function that starts a bar of a given name and returns what moves it."""
+    """A function that starts a bar of a given name and returns what moves it; both raise the KeyboardInterrupt that was lost."""
     columns = (
         TextColumn("{task.fields[step]:>8}"),
         BarColumn(24),
@@ -23,11 +32,13 @@ def bars(console: Console) -> Iterator[Callable[[str], Report]]:
     with Progress(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True) as progress:
 
         def start(step: str) -> Report:
+            _go_on()
             task: TaskID = progress.add_task("", total=1.0, step=step)
             if not console.is_terminal:
                 console.print(f"{step} …", highlight=False)
 
             def report(share: float, text: str) -> None:
+                _go_on()
                 progress.update(task, completed=share, description=text[:80])
 
             return report

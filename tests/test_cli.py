@@ -230,6 +230,32 @@ def abandoned(paths: set[Path]) -> list[Path]:
     return [path for path in paths if path.exists() and str(path) not in held]
 
 
+STUBBORN = """
+import sys, time
+from autosplit.examples.mlp import mlp
+
+def build():
+    print("loading", file=sys.stderr, flush=True)
+    try:
+        time.sleep(60)
+    except BaseException:
+        pass
+    return mlp()
+"""
+
+
+def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    command = [sys.executable, "-m", "autosplit.cli", "profile", "stubborn:build", "--backend", "eager", "--devices", DEVICES]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        said = [next(line for line in process.stderr if line.startswith("loading"))]
+        process.send_signal(signal.SIGINT)
+        said.append(process.stderr.read())
+    assert process.returncode == 130 and "stopped" in said[1], said
+
+
 def test_ctrl_c_is_known_in_the_errors_that_were_made_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         stop = RuntimeError("Error calling __set_name__")
