@@ -11,7 +11,7 @@ Report = Callable[[float, str], None]
 """Takes the share done, from 0 to 1, and what is being done."""
 
 stopped = threading.Event()
-"""Set by Ctrl-C, for the KeyboardInterrupt may be lost: code of others catches all errors of an import or a try, that one too."""
+"""Set by Ctrl-C, for the KeyboardInterrupt may be lost in other code: a bare ``except`` catches it too."""
 
 
 def _go_on() -> None:
