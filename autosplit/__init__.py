@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from autosplit.api import run as run
     from autosplit.api import search as search
     from autosplit.api import trace as trace
-    from autosplit.constraints import Constraints as Constraints
-    from autosplit.deploying import open_pipeline as open_pipeline
-    from autosplit.discovering import machine_for as machine_for
-    from autosplit.explaining import explain as explain
-    from autosplit.graph import Graph as Graph
-    from autosplit.machine import Machine as Machine
-    from autosplit.plan import Plan as Plan
-    from autosplit.planfile import write_plan as write_plan
-    from autosplit.profile import Profile as Profile
-    from autosplit.runreport import RunReport as RunReport
+    from autosplit.deploying.workspace import open_pipeline as open_pipeline
+    from autosplit.devices.discovering import machine_for as machine_for
+    from autosplit.planning.explaining import explain as explain
+    from autosplit.reports.runreport import RunReport as RunReport
+    from autosplit.values.constraints import Constraints as Constraints
+    from autosplit.values.graph import Graph as Graph
+    from autosplit.values.machine import Machine as Machine
+    from autosplit.values.plan import Plan as Plan
+    from autosplit.values.planfile import write_plan as write_plan
+    from autosplit.values.profile import Profile as Profile
 
 _HOME = {
     "auto": "api",
@@ -33,16 +33,16 @@ _HOME = {
     "run": "api",
     "search": "api",
     "trace": "api",
-    "Constraints": "constraints",
-    "explain": "explaining",
-    "Graph": "graph",
-    "Machine": "machine",
-    "Plan": "plan",
-    "Profile": "profile",
-    "RunReport": "runreport",
-    "machine_for": "discovering",
-    "open_pipeline": "deploying",
-    "write_plan": "planfile",
+    "Constraints": "values.constraints",
+    "explain": "planning.explaining",
+    "Graph": "values.graph",
+    "Machine": "values.machine",
+    "Plan": "values.plan",
+    "Profile": "values.profile",
+    "RunReport": "reports.runreport",
+    "machine_for": "devices.discovering",
+    "open_pipeline": "deploying.workspace",
+    "write_plan": "values.planfile",
 }
 
 __all__ = sorted(_HOME)

@@ -11,35 +11,36 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.export import ExportedProgram
 
-from autosplit import loading, measuring, tracing
-from autosplit.accuracy import run_of, runs_of_report
-from autosplit.alternatives import today, unfit
+from autosplit import measuring
 from autosplit.backends.base import Precision, get_backend, installed, usual
-from autosplit.baselines import COMPILE_SHARE, compiled, measured_backends, simple_ways, uncut_ways
-from autosplit.comparing import Observe, Progress, run_report
-from autosplit.constraints import Constraints
-from autosplit.deploying import Workspace
-from autosplit.discovering import machine_for
+from autosplit.costs.schedule import plan_stages, simulate
+from autosplit.deploying.baselines import COMPILE_SHARE, compiled, measured_backends, simple_ways, uncut_ways
+from autosplit.deploying.comparing import Observe, Progress, run_report
+from autosplit.deploying.microbatching import require_independent
+from autosplit.deploying.workspace import Workspace
+from autosplit.devices.discovering import machine_for
+from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError, listed
 from autosplit.exporting import onnxruntime
-from autosplit.loading import Inputs
-from autosplit.machine import Machine, parse_device
-from autosplit.microbatching import require_independent
-from autosplit.plan import Plan
-from autosplit.planfile import read_plan
-from autosplit.processes import prepare_to_spawn
-from autosplit.profile import Profile
-from autosplit.runreport import PLAN, RunReport
-from autosplit.schedule import plan_stages, simulate
-from autosplit.splitting import split
-from autosplit.timeline import chrome_trace
-from autosplit.tracing import Traced
+from autosplit.planning.alternatives import today, unfit
+from autosplit.reports.accuracy import run_of, runs_of_report
+from autosplit.reports.runreport import PLAN, RunReport
+from autosplit.tracing import capturing, loading
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.loading import Inputs
+from autosplit.tracing.splitting import split
+from autosplit.values.constraints import Constraints
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import Plan
+from autosplit.values.planfile import read_plan
+from autosplit.values.profile import Profile
+from autosplit.values.timeline import chrome_trace
 
 if TYPE_CHECKING:
     # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
-    from autosplit.candidates import Subject
-    from autosplit.planning import Log
-    from autosplit.searching import SearchResult
+    from autosplit.planning.plans import Log
+    from autosplit.searching.candidates import Subject
+    from autosplit.searching.loop import SearchResult
 
 TRUSTED = ("transformers:", "autosplit.examples.")
 """Specs that a plan file may name by itself; reading a plan must not run code that the user did not ask for."""
@@ -54,13 +55,13 @@ def trace(model: Model, batch: int = 1, seq_len: int | None = None, *, inputs: I
     """The model as one flat graph for one batch size.
 
     Args:
-        model: a spec (see ``autosplit.loading``), a module, an ``fx.GraphModule`` or an ``ExportedProgram``.
+        model: a spec (see ``autosplit.tracing.loading``), a module, an ``fx.GraphModule`` or an ``ExportedProgram``.
         batch: items in one request.
         seq_len: tokens in one item, for text models.
         inputs: example inputs; a module needs them.
     Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured as one graph.
     """
-    return tracing.trace(loading.load_model(model, batch, seq_len, inputs=inputs))
+    return capturing.trace(loading.load_model(model, batch, seq_len, inputs=inputs))
 
 
 def measure(
@@ -131,7 +132,7 @@ def search(
         progress: called with the share of the budget spent and what is being done.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
-    from autosplit import candidates, searching
+    from autosplit.searching import candidates, loop
 
     machine, wanted = _machine(machine), constraints or Constraints()
     chosen = listed("backends", backends or measured_backends(profile, machine), str)
@@ -139,7 +140,7 @@ def search(
         machine, traced.source, wanted.verify(traced.graph, machine), chosen,
         queue_depth, time_limit_s, seed, log, subject_for, explain_s,
     )  # fmt: skip
-    result = searching.search(job, (traced, profile), budget_s=budget_s, storage=storage, workspace=workspace, progress=progress)
+    result = loop.search(job, (traced, profile), budget_s=budget_s, storage=storage, workspace=workspace, progress=progress)
     versions = {name: version(name) for name in ("autosplit", "torch")}
     return replace(result, plan=replace(result.plan, versions=versions))
 

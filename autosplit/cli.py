@@ -9,15 +9,15 @@ from typing import Any
 
 import typer
 
-from autosplit import options
+from autosplit.commands import options
 from autosplit.commands.console import say
 from autosplit.commands.measuring import devices, profile
+from autosplit.commands.progress import stopped
 from autosplit.commands.running import auto, export, run
 from autosplit.commands.searching import search
 from autosplit.commands.watching import status
 from autosplit.commands.workloads import evaluate
 from autosplit.errors import AutosplitError, is_interrupt
-from autosplit.progress import stopped
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -25,16 +25,16 @@ from statistics import median
 from typing import Any
 
 from autosplit import api
-from autosplit.accuracy import Run, run_of
-from autosplit.comparing import Arena
-from autosplit.constraints import Constraints
-from autosplit.correcting import Span, corrected, spans_of, taken_s
-from autosplit.discovering import describe, machine_for, versions
+from autosplit.deploying.comparing import Arena
+from autosplit.devices.discovering import describe, machine_for, versions
+from autosplit.devices.limits import usable_cores
 from autosplit.errors import AutosplitError
-from autosplit.limits import usable_cores
-from autosplit.planning import moved_s, predict
-from autosplit.profile import Profile
-from autosplit.tracing import Traced
+from autosplit.planning.plans import moved_s, predict
+from autosplit.reports.accuracy import Run, run_of
+from autosplit.searching.correcting import Span, corrected, spans_of, taken_s
+from autosplit.tracing.capturing import Traced
+from autosplit.values.constraints import Constraints
+from autosplit.values.profile import Profile
 from benchmarks.models import MODELS as ALL_MODELS
 from benchmarks.models import keep_in
 

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from autosplit.backends.base import Precision, compare, get_backend, installed
-from autosplit.loading import load_model
-from autosplit.processes import WorkerProcess, receive, spawn_worker
-from autosplit.splitting import StageProgram, save_stage, split
-from autosplit.tracing import trace
+from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import StageProgram, save_stage, split
 
 MODELS = {
     "resnet50": "transformers:ResNetForImageClassification",

@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from autosplit import api
-from autosplit.planfile import write_plan
-from autosplit.progress import bars
-from autosplit.report import baselines_table, plan_table, run_table
+from autosplit.commands.progress import bars
+from autosplit.commands.report import baselines_table, plan_table, run_table
+from autosplit.values.planfile import write_plan
 
 MODELS = {"resnet50": ("transformers:ResNetForImageClassification", None), "bert": ("transformers:BertModel", 128)}
 FOLDER = Path("autosplit-run")

@@ -9,11 +9,11 @@ import argparse
 import time
 from pathlib import Path
 
-from autosplit.discovering import machine_for
-from autosplit.limits import usable_cores
-from autosplit.loading import load_model
+from autosplit.devices.discovering import machine_for
+from autosplit.devices.limits import usable_cores
 from autosplit.measuring import Store, measure
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
 
 ROOT = Path(__file__).parents[1] / "profiles"
 MODELS = {

@@ -33,20 +33,20 @@ from rich.console import Console
 
 from autosplit import api
 from autosplit.backends.base import installed, usual
-from autosplit.comparing import Arena, Loaded, Progress
-from autosplit.deploying import Workspace
-from autosplit.discovering import describe, machine_for
-from autosplit.limits import usable_cores
-from autosplit.machine import Machine
+from autosplit.commands.progress import bars
+from autosplit.deploying.comparing import Arena, Loaded, Progress
+from autosplit.deploying.microbatching import require_independent
+from autosplit.deploying.workspace import Workspace
+from autosplit.devices.discovering import describe, machine_for
+from autosplit.devices.limits import usable_cores
+from autosplit.devices.processes import prepare_to_spawn
 from autosplit.measuring.host import least_s
-from autosplit.microbatching import require_independent
-from autosplit.processes import prepare_to_spawn
-from autosplit.profile import Profile
-from autosplit.progress import bars
-from autosplit.runreport import RunReport
-from autosplit.searching import SearchResult
-from autosplit.splitting import StageProgram, split
-from autosplit.tracing import Traced
+from autosplit.reports.runreport import RunReport
+from autosplit.searching.loop import SearchResult
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.splitting import StageProgram, split
+from autosplit.values.machine import Machine
+from autosplit.values.profile import Profile
 from benchmarks import natives
 
 MODELS = {

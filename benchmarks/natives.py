@@ -16,9 +16,9 @@ from typing import Any
 from autosplit.backends.base import get_backend
 from autosplit.backends.onnxfile import open_onnx
 from autosplit.backends.openvino import settings
+from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
 from autosplit.errors import AutosplitError
-from autosplit.processes import WorkerProcess, receive, spawn_worker
-from autosplit.splitting import StageProgram, save_stage
+from autosplit.tracing.splitting import StageProgram, save_stage
 
 RUNTIMES = {
     "torch eager": "eager",

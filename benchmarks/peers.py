@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from autosplit.limits import affinity
-from autosplit.processes import receive, spawn_worker
-from autosplit.splitting import StageProgram, load_stage, save_stage, split
-from autosplit.tracing import Traced
+from autosplit.devices.limits import affinity
+from autosplit.devices.processes import receive, spawn_worker
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, split
 
 NUM_MICROBATCHES = 8
 Round = Callable[[int], float]

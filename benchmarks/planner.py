@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
-from autosplit.cost import find_faults, latency_s
+from autosplit.costs.cost import find_faults, latency_s
+from autosplit.costs.problem import Problem, Solution
+from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
 from autosplit.planners.asking import rows_on_one_device
 from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.portfolio import solve
-from autosplit.problem import Problem, Solution
-from autosplit.workloads import parse_dnn_partitioning, read_workload
 
 WORKLOADS = Path(__file__).parents[1] / "tests" / "data" / "workloads"
 

@@ -23,18 +23,18 @@ import torch
 from torch import fx
 
 from autosplit.backends.base import get_backend
-from autosplit.discovering import machine_for
-from autosplit.limits import usable_cores
-from autosplit.loading import load_model
-from autosplit.machine import Machine
+from autosplit.devices.discovering import machine_for
+from autosplit.devices.limits import usable_cores
+from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
 from autosplit.measuring import Store, measure
 from autosplit.measuring.timing import Rounds
 from autosplit.measuring.worker import INPUTS, Load, Prepare, TimeWhole
-from autosplit.processes import WorkerProcess, receive, spawn_worker
-from autosplit.profile import Profile
-from autosplit.samples import Samples, Setting
-from autosplit.splitting import StageProgram, save_stage, split
-from autosplit.tracing import Traced, trace
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import StageProgram, save_stage, split
+from autosplit.values.machine import Machine
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Samples, Setting
 from benchmarks.make_profiles import MODELS
 
 CUTS = (1 / 3, 1 / 2, 2 / 3)

@@ -9,11 +9,11 @@ from typing import Literal
 
 import torch
 
-from autosplit.limits import affinity
-from autosplit.processes import receive, spawn_worker
+from autosplit.devices.limits import affinity
+from autosplit.devices.processes import receive, spawn_worker
 from autosplit.running.provisioner import SPIN_S
 from autosplit.running.ring import Ring, RingEnd, RingHandle
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec
 
 SIZES = (4_096, 65_536, 614_400, 6_291_456)
 NUM_SLOTS = 4

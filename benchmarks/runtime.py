@@ -19,14 +19,14 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from autosplit.loading import load_model
-from autosplit.machine import parse_device
 from autosplit.running.messages import Event
 from autosplit.running.modules import PythonFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
-from autosplit.tensorspec import TensorSpec
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.machine import parse_device
 from benchmarks import peers, ringbench
 
 MODELS = ["autosplit.examples.mlp:mlp?depth=8&width=256", "transformers:MobileNetV2Model"]

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from autosplit.costs.problem import Net, Problem, Transfers
+from autosplit.costs.workloads import parse_dnn_partitioning
 from autosplit.planners.portfolio import solve
-from autosplit.problem import Net, Problem, Transfers
-from autosplit.workloads import parse_dnn_partitioning
 from benchmarks.planner import WORKLOADS, chained
 
 ENCODERS = ((16, 8, 1.0), (16, 32, 1.0), (163, 32, 10.0), (491, 32, 10.0))

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from autosplit.limits import affinity
-from autosplit.machine import Device, parse_device
+from autosplit.devices.limits import affinity
 from autosplit.running.modules import LocalFunction, PythonFunction
 from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.machine import Device, parse_device
 
 NULL = parse_device("null:0")
 CORES = tuple(parse_device(f"cpu:{core}") for core in affinity()[:2])

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from autosplit.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Transfers
+from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Transfers
 
 
 class Draw:

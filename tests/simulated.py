@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autosplit import accelerators, discovering
-from autosplit.accelerators import Facts, Work
+from autosplit.devices import accelerators, discovering
+from autosplit.devices.accelerators import Facts, Work
 
 FREE_BYTES = 1 << 30
 accelerators.CANARY_SIZE = 64  # a CPU would take long for the work that a GPU does

@@ -4,13 +4,13 @@ import pytest
 from simulated import cuda
 
 from autosplit import api
-from autosplit.constraints import Constraints
-from autosplit.limits import affinity
-from autosplit.machine import HOST, Machine, parse_device
+from autosplit.devices.limits import affinity
 from autosplit.measuring import measure
-from autosplit.planning import backend_choices
-from autosplit.profile import Profile
-from autosplit.samples import Measured, Setting
+from autosplit.planning.plans import backend_choices
+from autosplit.values.constraints import Constraints
+from autosplit.values.machine import HOST, Machine, parse_device
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Setting
 
 
 @pytest.mark.timeout(120)

@@ -8,16 +8,16 @@ import torch
 
 import autosplit
 from autosplit.api import AutoResult
-from autosplit.baselines import measured_backends, simple_ways
-from autosplit.checking import distinct_inputs
-from autosplit.constraints import Constraints
-from autosplit.deploying import Workspace
+from autosplit.deploying.baselines import measured_backends, simple_ways
+from autosplit.deploying.checking import distinct_inputs
+from autosplit.deploying.workspace import Workspace
+from autosplit.devices.limits import affinity
 from autosplit.errors import ProfileError, UsageError
-from autosplit.limits import affinity
-from autosplit.machine import Machine, parse_device
-from autosplit.plan import UNKNOWN, Plan
-from autosplit.profile import Profile
-from autosplit.splitting import save_stage, split
+from autosplit.tracing.splitting import save_stage, split
+from autosplit.values.constraints import Constraints
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan
+from autosplit.values.profile import Profile
 
 CORES = affinity()[:2]
 TWO = Machine.of(parse_device(f"cpu:{core}") for core in CORES)

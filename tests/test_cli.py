@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 
 from autosplit import cli
 from autosplit.commands import console
+from autosplit.devices.limits import affinity
 from autosplit.errors import TraceError, UsageError
-from autosplit.limits import affinity
-from autosplit.machine import parse_bytes
+from autosplit.values.machine import parse_bytes
 
 MLP = "autosplit.examples.mlp:mlp?depth=6&width=256"
 CORES = affinity()[:2]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from autosplit.limits import affinity
+from autosplit.devices.limits import affinity
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [

@@ -9,11 +9,11 @@ import pytest
 import autosplit
 from autosplit.backends import onnxfile
 from autosplit.backends.base import get_backend
+from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError
-from autosplit.limits import affinity
-from autosplit.machine import Machine, parse_device
-from autosplit.plan import UNKNOWN, Plan, Stage
-from autosplit.tracing import Traced
+from autosplit.tracing.capturing import Traced
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Stage
 
 ONE = Machine.of([parse_device(f"cpu:{affinity()[0]}")])
 SENTENCE = r"backend '{}' \(f32\) gives wrong numbers on stage '\w+': output '\w+' is off by .* the tolerance is 0.001"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from autosplit.tensorspec import ALIGNMENT
+from autosplit.tracing.tensorspec import ALIGNMENT
 
 PREPACKED = "prepacked_"
 

@@ -15,12 +15,12 @@ from typing import Protocol, cast, runtime_checkable
 
 import torch
 
-from autosplit.accelerators import PROVIDERS, Accelerator, Queue
 from autosplit.backends.lowering import lower_to_bf16
-from autosplit.differing import difference
+from autosplit.devices.accelerators import PROVIDERS, Accelerator, Queue
 from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
-from autosplit.samples import Precision as Precision
-from autosplit.splitting import StageProgram
+from autosplit.tracing.differing import difference
+from autosplit.tracing.splitting import StageProgram
+from autosplit.values.samples import Precision as Precision
 
 BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from autosplit.accelerators import Accelerator, Queue
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.lowering import lower_to_bf16
+from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
-from autosplit.splitting import StageProgram, load_stage, place_stage, save_stage
+from autosplit.tracing.splitting import StageProgram, load_stage, place_stage, save_stage
 
 LOWERED = "bf16"
 """Folder of the stage in bf16, inside the stage's own."""

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from autosplit.accelerators import Accelerator, Queue
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.eager import placed_module
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.backends.quiet import quiet
+from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
-from autosplit.splitting import StageProgram
-from autosplit.tensorspec import zeros
+from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.tensorspec import zeros
 
 ACCELERATOR_MODE = "default"
 """Not ``reduce-overhead``: the whole stage with its copies is recorded as one graph anyway (``placing``)."""

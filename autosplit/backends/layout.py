@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autosplit.tensorspec import TensorSpec, copy_into, empty_like_spec
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autosplit.splitting import StageProgram
-from autosplit.tensorspec import zeros
+from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.tensorspec import zeros
 
 LOWERED = frozenset(
     f"aten.{name}"

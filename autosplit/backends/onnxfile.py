@@ -24,9 +24,9 @@ from autosplit.backends.probing import one_line, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import kept_translations
 from autosplit.errors import BackendError
-from autosplit.splitting import WEIGHTS, StageProgram
-from autosplit.tensorspec import TensorSpec
-from autosplit.weightsfile import weight_starts
+from autosplit.tracing.splitting import WEIGHTS, StageProgram
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.tracing.weightsfile import weight_starts
 
 PORTS = "onnx.json"
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from autosplit.accelerators import Accelerator, Queue, provider
 from autosplit.backends.aligning import align
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.layout import Port
@@ -31,8 +30,9 @@ from autosplit.backends.onnxfile import (
     refused_by_onnx,
     whole_folder,
 )
+from autosplit.devices.accelerators import Accelerator, Queue, provider
 from autosplit.errors import BackendError
-from autosplit.splitting import StageProgram, load_stage
+from autosplit.tracing.splitting import StageProgram, load_stage
 
 OPTIMISED = "onnxruntime"
 MODEL = "model.onnx"

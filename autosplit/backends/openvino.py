@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autosplit.accelerators import Accelerator, Queue
 from autosplit.backends.base import Backend, Precision, Runnable, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.onnxfile import ELEMENT_TYPES, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
 from autosplit.backends.quiet import quiet
+from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
-from autosplit.splitting import StageProgram
+from autosplit.tracing.splitting import StageProgram
 
 
 class OpenVinoBackend:

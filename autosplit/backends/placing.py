@@ -19,9 +19,9 @@ from itertools import cycle
 
 import torch
 
-from autosplit.accelerators import Accelerator, Event, Queue, Work
 from autosplit.backends.base import Runnable
-from autosplit.tensorspec import TensorSpec, copy_into, empty_like_spec, storage_bytes, view_storage
+from autosplit.devices.accelerators import Accelerator, Event, Queue, Work
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, storage_bytes, view_storage
 
 NUM_CONTEXTS = 2
 

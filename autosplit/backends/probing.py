@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autosplit.splitting import StageProgram
-from autosplit.tensorspec import zeros
+from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.tensorspec import zeros
 
 Convert = Callable[[torch.nn.Module, Sequence[torch.Tensor]], object]
 """Converts a module with its example inputs, or raises."""

@@ -16,7 +16,7 @@ import torch
 
 from autosplit.backends.layout import Port
 from autosplit.backends.onnxfile import open_onnx
-from autosplit.samples import Precision
+from autosplit.values.samples import Precision
 
 FX_NODE = "pkg.torch.onnx.fx_node"
 KERNEL = "_kernel_time"

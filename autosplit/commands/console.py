@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from autosplit import options
+from autosplit.commands import options
 from autosplit.errors import StageError
 
 WIDTH = 140
@@ -60,7 +60,7 @@ def json_safe(value: Any) -> Any:
 
 def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) -> None:
     """The explanation beside what else is shown."""
-    from autosplit.report import table
+    from autosplit.commands.report import table
 
     data["explanation"] = explanation.to_dict()
     views.append(table(explanation.rows(), "why", explanation.text))
@@ -68,10 +68,10 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
 
 def add_simulation(given: Any, run: Callable[[int, Any], Any], data: dict[str, Any], views: list[Any]) -> None:
     """What ``run(num_requests, arrivals_s)`` simulates beside what else is shown, and its trace, where they are asked for."""
+    from autosplit.commands.report import table
+    from autosplit.costs.schedule import poisson_arrivals
     from autosplit.files import write_atomic
-    from autosplit.report import table
-    from autosplit.schedule import poisson_arrivals
-    from autosplit.timeline import chrome_trace
+    from autosplit.values.timeline import chrome_trace
 
     count = given.num_simulated
     if not count:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from autosplit import options
+from autosplit.commands import options
 from autosplit.commands.console import err, json_safe, say, show
 from autosplit.errors import UsageError
 
@@ -12,8 +12,8 @@ SHOWN = 40
 
 def devices(given: options.Output) -> None:
     """List the devices of this machine, its limits, and the backends that are installed."""
-    from autosplit.discovering import describe
-    from autosplit.report import table
+    from autosplit.commands.report import table
+    from autosplit.devices.discovering import describe
 
     found = describe()
     facts = [{"fact": key.replace("_", " "), "value": value} for key, value in found.facts.items()]
@@ -31,9 +31,9 @@ def profile(given: options.Measure) -> None:
     if not given.model:
         raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
     from autosplit import api
-    from autosplit.discovering import machine_for
-    from autosplit.progress import bars
-    from autosplit.report import table
+    from autosplit.commands.progress import bars
+    from autosplit.commands.report import table
+    from autosplit.devices.discovering import machine_for
 
     machine = machine_for(given.devices, given.machine, given.memory)
     with bars(err) as start:
@@ -58,8 +58,8 @@ def profile(given: options.Measure) -> None:
 
 def _accuracy(given: options.Measure) -> None:
     """All runs of the store, predicted against measured."""
+    from autosplit.commands.report import table
     from autosplit.measuring import Store
-    from autosplit.report import table
 
     found = Store(given.profiles).accuracy()
     if not found.runs:

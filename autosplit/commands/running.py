@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autosplit import options
+from autosplit.commands import options
 from autosplit.commands.console import err, json_safe, log, require_equal, say, show, write_trace
 from autosplit.commands.watching import watched
 
@@ -10,10 +10,10 @@ from autosplit.commands.watching import watched
 def run(given: options.Run) -> None:
     """Run a plan, checked against the unsplit model, beside the simple ways to run the same model."""
     from autosplit import api
-    from autosplit.alternatives import in_precision
-    from autosplit.discovering import machine_for
-    from autosplit.progress import bars
-    from autosplit.report import baselines_table, run_table
+    from autosplit.commands.progress import bars
+    from autosplit.commands.report import baselines_table, run_table
+    from autosplit.devices.discovering import machine_for
+    from autosplit.planning.alternatives import in_precision
 
     with bars(err) as start:
         start("load")
@@ -43,10 +43,10 @@ def run(given: options.Run) -> None:
 def auto(given: options.Auto) -> None:
     """Do everything: trace, profile, search, run, compare; the best way is written as a plan."""
     from autosplit import api
-    from autosplit.discovering import machine_for
-    from autosplit.planfile import write_plan
-    from autosplit.progress import bars
-    from autosplit.report import baselines_table, plan_table, run_table
+    from autosplit.commands.progress import bars
+    from autosplit.commands.report import baselines_table, plan_table, run_table
+    from autosplit.devices.discovering import machine_for
+    from autosplit.values.planfile import write_plan
 
     with bars(err) as start:
         start("trace")

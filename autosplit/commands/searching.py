@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autosplit import options
+from autosplit.commands import options
 from autosplit.commands.console import add_explanation, add_simulation, err, json_safe, log, say, show
 from autosplit.commands.workloads import search_workload
 
@@ -15,10 +15,10 @@ def search(given: options.Plans) -> None:
         search_workload(given)
         return
     from autosplit import api
-    from autosplit.discovering import machine_for
-    from autosplit.planfile import write_plan
-    from autosplit.progress import bars
-    from autosplit.report import plan_table, table
+    from autosplit.commands.progress import bars
+    from autosplit.commands.report import plan_table, table
+    from autosplit.devices.discovering import machine_for
+    from autosplit.values.planfile import write_plan
 
     given.require_for_models()
     machine, wanted = machine_for(given.devices, given.machine, given.memory), given.constraints()
@@ -69,7 +69,7 @@ def search(given: options.Plans) -> None:
 
 def _simulation(found: Any, machine: Any) -> Any:
     """The simulation of the plan, once it is known of how many requests and when they come."""
-    from autosplit.schedule import schedule_plan
+    from autosplit.costs.schedule import schedule_plan
 
     plan, link = found.plan, machine.with_measured(found.profile.links).link
     cuts = plan.source.batch // plan.microbatch
@@ -80,9 +80,9 @@ def _simulation(found: Any, machine: Any) -> Any:
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any) -> list[dict[str, Any]]:
     """The rows of the front; its plan files where they are asked for."""
-    from autosplit.baselines import measured_backends
-    from autosplit.planfile import write_plan
-    from autosplit.planning import plan_front
+    from autosplit.deploying.baselines import measured_backends
+    from autosplit.planning.plans import plan_front
+    from autosplit.values.planfile import write_plan
 
     graph = found.traced.graph
     plans = plan_front(

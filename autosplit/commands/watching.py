@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
-from autosplit import options
+from autosplit.commands import options
 from autosplit.commands.console import json_safe, out, show
-from autosplit.health import Health, at_work, device_rows, lines, network_rows, worker_rows
-from autosplit.progress import Report, bars
+from autosplit.commands.progress import Report, bars
+from autosplit.reports.health import Health, at_work, device_rows, lines, network_rows, worker_rows
 
 EVERY_S = 1.0
 """Seconds between two looks."""
@@ -25,7 +25,7 @@ NOTHING = "No host of this user is running."
 
 def status(given: options.Status) -> None:
     """Show the hosts of this user that run now: devices, networks, workers, queues. It disturbs none of them."""
-    from autosplit.status import running_hosts
+    from autosplit.reports.status import running_hosts
 
     if not given.watch:
         found = running_hosts()
@@ -48,7 +48,7 @@ def status(given: options.Status) -> None:
 
 
 def _views(hosts: Sequence[Health]) -> list[RenderableType]:
-    from autosplit.report import table
+    from autosplit.commands.report import table
 
     views: list[RenderableType] = []
     for host in hosts:
@@ -106,7 +106,7 @@ class Watcher:
                 before, then = health, now
 
     def _show(self, health: Health, before: Health | None, elapsed_s: float) -> None:
-        from autosplit.report import table
+        from autosplit.commands.report import table
 
         if not self._console.is_terminal:
             for line in lines(health, before, elapsed_s):

@@ -5,7 +5,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from autosplit import options
+from autosplit.commands import options
 from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, show
 from autosplit.errors import InfeasibleError, UsageError
 
@@ -21,10 +21,10 @@ PLAN_SHARE = 2 / 3
 
 def search_workload(given: options.Plans) -> None:
     """Plan a workload file and show the loads of its devices."""
-    from autosplit.explaining import explain_solution
+    from autosplit.commands.report import table
     from autosplit.planners.pareto import pareto, point_of
     from autosplit.planners.portfolio import solve
-    from autosplit.report import table
+    from autosplit.planning.explaining import explain_solution
 
     wanted = given.constraints()
     given.require_default(FOR_MODELS, "a workload file names its own devices and ops, and nothing is measured or written")
@@ -77,7 +77,7 @@ def search_workload(given: options.Plans) -> None:
 
 def _read(path: Path, given: options.Plans | options.Evaluate, others: str = "") -> Any:
     """The problem in a workload file. Raises: UsageError: an unknown format, or every fault of the file."""
-    from autosplit.workloads import read_workload
+    from autosplit.costs.workloads import read_workload
 
     if given.format == "pipedream":
         return read_workload(path, "pipedream", num_devices=given.num_devices, bytes_per_s=given.bandwidth)
@@ -88,7 +88,7 @@ def _read(path: Path, given: options.Plans | options.Evaluate, others: str = "")
 
 def _simulation(problem: Any, blocks: Any) -> Any:
     """The simulation of blocks, once it is known of how many requests and when they come."""
-    from autosplit.schedule import schedule_blocks
+    from autosplit.costs.schedule import schedule_blocks
 
     return lambda count, arrivals_s: schedule_blocks(problem, blocks, count, arrivals_s=arrivals_s)
 
@@ -113,9 +113,9 @@ def _placed(problem: Any, solution: Any) -> dict[str, Any]:
 
 def evaluate(given: options.Evaluate) -> None:
     """Give the load of any split of a planner's workload file: SPLIT is JSON, node id to device name."""
-    from autosplit.cost import evaluate as compute_loads
-    from autosplit.report import table
-    from autosplit.workloads import read_split
+    from autosplit.commands.report import table
+    from autosplit.costs.cost import evaluate as compute_loads
+    from autosplit.costs.workloads import read_split
 
     try:
         split = json.loads(given.split.read_text(encoding="utf-8"))

@@ -16,8 +16,8 @@ from typing import Any
 from autosplit.backends.base import get_backend
 from autosplit.backends.onnxfile import write_onnx
 from autosplit.errors import PlanError, UsageError, raise_faults
-from autosplit.splitting import StageProgram
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.tensorspec import TensorSpec
 
 SCHEMA = 1
 LOADER = "loader.py"

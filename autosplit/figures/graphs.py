@@ -23,8 +23,8 @@ from autosplit.figures.picture import (
     stage_label,
     time_unit,
 )
-from autosplit.graph import Graph
-from autosplit.plan import Plan
+from autosplit.values.graph import Graph
+from autosplit.values.plan import Plan
 
 NAMED_OPS = 40
 """Up to so many ops are drawn with their names, in lines of ``NAMED_COLUMNS``."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autosplit.graph import Graph
+from autosplit.values.graph import Graph
 
 Point = tuple[float, float]
 

@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from autosplit.graph import Graph
-from autosplit.plan import Plan
 from autosplit.tables import bytes_text
+from autosplit.values.graph import Graph
+from autosplit.values.plan import Plan
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#8C6D31")
 """Told apart with every common colour vision: Okabe and Ito's palette (2008), its yellow darkened for white paper."""

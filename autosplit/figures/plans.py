@@ -24,10 +24,10 @@ from autosplit.figures.picture import (
     stage_label,
     time_unit,
 )
-from autosplit.plan import Plan
-from autosplit.results import RunStats
-from autosplit.runreport import RunReport
-from autosplit.timeline import Action, lanes
+from autosplit.reports.results import RunStats
+from autosplit.reports.runreport import RunReport
+from autosplit.values.plan import Plan
+from autosplit.values.timeline import Action, lanes
 
 PARTS: tuple[tuple[str, str], ...] = (("", ""), ("", "////"), ("#d8d8d8", ""))
 """Shade (or the stage's colour) and hatch of computing, sending and waiting."""

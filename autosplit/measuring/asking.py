@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autosplit import discovering
-from autosplit.accelerators import is_accelerator
 from autosplit.backends.base import get_backend, require_device, require_precision
+from autosplit.devices import discovering
+from autosplit.devices.accelerators import is_accelerator
+from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError, DeviceError, UsageError, listed
-from autosplit.limits import affinity
-from autosplit.machine import Device, Machine
-from autosplit.profile import Profile
-from autosplit.samples import Precision, Provenance, Setting
+from autosplit.values.machine import Device, Machine
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Precision, Provenance, Setting
 
 
 def require_measurable(machine: Machine, backends: Sequence[str]) -> None:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from statistics import median
 
 from autosplit.backends.profiling import RuntimeNode
-from autosplit.graph import Graph
-from autosplit.samples import Samples
+from autosplit.values.graph import Graph
+from autosplit.values.samples import Samples
 
 MATCHED_LEAST = 0.5
 """Below this share of the time matched by name, the runtime's nodes say too little, and the whole is shared out."""

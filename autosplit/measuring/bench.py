@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from autosplit.accelerators import PROVIDERS
 from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import onnx_names
-from autosplit.deploying import Workspace
+from autosplit.deploying.workspace import Workspace
+from autosplit.devices.accelerators import PROVIDERS
+from autosplit.devices.processes import WorkerProcess, prepare_to_spawn, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
-from autosplit.machine import Device, Machine
 from autosplit.measuring.links import WORKER, LinkBench
 from autosplit.measuring.parts import Part, save_parts
 from autosplit.measuring.worker import INPUTS, Canary, Load
-from autosplit.processes import WorkerProcess, prepare_to_spawn, receive, spawn_worker
-from autosplit.samples import Precision
-from autosplit.splitting import StageProgram, split
-from autosplit.tracing import Traced
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.splitting import StageProgram, split
+from autosplit.values.machine import Device, Machine
+from autosplit.values.samples import Precision
 
 TIMEOUT_S = 900.0
 

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from autosplit.accelerators import Accelerator, Queue
 from autosplit.backends.base import get_backend
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.backends.placing import place_runnable
 from autosplit.backends.profiling import RuntimeNode
-from autosplit.flattening import is_pick
+from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.measuring.timing import Rounds, Timed
-from autosplit.samples import Precision
-from autosplit.splitting import StageProgram, place_stage
+from autosplit.tracing.flattening import is_pick
+from autosplit.tracing.splitting import StageProgram, place_stage
+from autosplit.values.samples import Precision
 
 WARM_UP_PASSES = 3
 

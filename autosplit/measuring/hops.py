@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from autosplit.machine import Device
 from autosplit.running.modules import PythonFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.machine import Device
 
 WARM_BYTES, COLD_BYTES = 1 << 20, 64 << 20
 """What a stage reads that leaves the last cache as it was, and one that leaves nothing of it."""

@@ -12,12 +12,11 @@ from functools import cached_property
 from math import isfinite
 from pathlib import Path
 
-from autosplit import discovering
-from autosplit.accelerators import Facts, is_accelerator
-from autosplit.deploying import Workspace
+from autosplit.deploying.workspace import Workspace
+from autosplit.devices import discovering
+from autosplit.devices.accelerators import Facts, is_accelerator
+from autosplit.devices.processes import WorkerProcess
 from autosplit.errors import BackendError
-from autosplit.graph import Graph
-from autosplit.machine import Machine
 from autosplit.measuring.asking import (
     able_backends,
     handed_over,
@@ -36,10 +35,11 @@ from autosplit.measuring.store import Store
 from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
 from autosplit.measuring.turns import ALONE_S, TURN_S, Turns, sampled, seems_slowed
 from autosplit.measuring.worker import Prepared
-from autosplit.processes import WorkerProcess
-from autosplit.profile import Profile
-from autosplit.samples import Measured, Precision, Provenance, Setting
-from autosplit.tracing import Traced
+from autosplit.tracing.capturing import Traced
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Machine
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Precision, Provenance, Setting
 
 __all__ = ["Progress", "measure"]
 

@@ -19,14 +19,14 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from autosplit.accelerators import PROVIDERS, Accelerator, is_accelerator, open_accelerator
 from autosplit.backends.placing import Berth
+from autosplit.devices.accelerators import PROVIDERS, Accelerator, is_accelerator, open_accelerator
+from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
 from autosplit.errors import WorkerError
-from autosplit.machine import HOST, Device, Link
 from autosplit.measuring.hops import Hop, measure_hops
-from autosplit.processes import WorkerProcess, receive, spawn_worker
 from autosplit.running.ring import Ring, RingEnd, RingHandle
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.machine import HOST, Device, Link
 
 SIZES_BYTES = (4096, 65536, 524288, 4194304)
 MESSAGES = (60, 60, 40, 20)

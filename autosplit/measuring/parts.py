@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from autosplit.deploying import Workspace
-from autosplit.graph import Graph
+from autosplit.deploying.workspace import Workspace
 from autosplit.measuring.worker import INPUTS
-from autosplit.samples import Measured, Precision, Samples
-from autosplit.splitting import split
-from autosplit.tracing import Traced
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.splitting import split
+from autosplit.values.graph import Graph
+from autosplit.values.samples import Measured, Precision, Samples
 
 
 @dataclass(frozen=True, slots=True)

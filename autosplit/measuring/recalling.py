@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from autosplit.accelerators import Facts
-from autosplit.graph import Graph
-from autosplit.machine import HOST, Link, Machine
+from autosplit.devices.accelerators import Facts
 from autosplit.measuring.canary import CANARY_LIMIT, drift, now_s
 from autosplit.measuring.store import Store
-from autosplit.profile import Profile
-from autosplit.samples import Precision, Provenance, Setting
+from autosplit.values.graph import Graph
+from autosplit.values.machine import HOST, Link, Machine
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Precision, Provenance, Setting
 
 
 def recall(

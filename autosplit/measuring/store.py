@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autosplit.accuracy import Accuracy, Run
 from autosplit.errors import GraphError, ProfileError
 from autosplit.files import MALFORMED, content_hash, locked, read_mapping, write_atomic
-from autosplit.graph import Graph
-from autosplit.machine import Link
-from autosplit.profile import Profile
-from autosplit.samples import (
+from autosplit.reports.accuracy import Accuracy, Run
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Link
+from autosplit.values.profile import Profile
+from autosplit.values.samples import (
     Measured,
     Precision,
     Provenance,

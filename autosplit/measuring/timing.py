@@ -14,8 +14,8 @@ from torch import fx
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.backends.profiling import Probe, RuntimeNode, probe
-from autosplit.samples import Precision
-from autosplit.splitting import StageProgram
+from autosplit.tracing.splitting import StageProgram
+from autosplit.values.samples import Precision
 
 WARM_UP_PASSES = 3
 WARM_UP_S = 0.2

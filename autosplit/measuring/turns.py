@@ -11,15 +11,15 @@ from functools import cached_property
 
 import psutil
 
-from autosplit.accelerators import is_accelerator
+from autosplit.devices.accelerators import is_accelerator
+from autosplit.devices.limits import memory_limit_bytes
 from autosplit.errors import BackendError
-from autosplit.limits import memory_limit_bytes
-from autosplit.machine import Machine
 from autosplit.measuring.bench import WorkerBench
 from autosplit.measuring.canary import CANARY_LIMIT, drift
 from autosplit.measuring.timing import Rounds, Timed
 from autosplit.measuring.worker import Prepare, Prepared, Resume, TimeOps, TimeWhole
-from autosplit.samples import Measured, Precision, Samples, Setting
+from autosplit.values.machine import Machine
+from autosplit.values.samples import Measured, Precision, Samples, Setting
 
 TURN_S, ALONE_S = 0.8, 0.2
 """What timing takes in a turn, all devices at once and each kind alone; a second turn has no passes op by op."""

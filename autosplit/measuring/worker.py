@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from autosplit import accelerators
-from autosplit.accelerators import PROVIDERS, Accelerator, open_accelerator
 from autosplit.backends.base import check, get_backend, reference
+from autosplit.devices import accelerators
+from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator
 from autosplit.errors import BackendError
 from autosplit.measuring.canary import canary_s
 from autosplit.measuring.events import AcceleratedTimer
 from autosplit.measuring.links import Duty, Player
 from autosplit.measuring.timing import Rounds, Timed, Timer, eager_weights
-from autosplit.samples import Precision
-from autosplit.splitting import StageProgram, load_stage
+from autosplit.tracing.splitting import StageProgram, load_stage
+from autosplit.values.samples import Precision
 
 INPUTS = "inputs.pt"
 WEIGHT_PASSES = 2

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import allocating
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
-from autosplit.problem import Floats
 
 PATCH = 24
 """Most items that one move takes along."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from math import inf
 from time import monotonic
 
+from autosplit.costs.problem import Block, Problem
 from autosplit.planners import ilp
 from autosplit.planners.items import contract
 from autosplit.planners.request import Request, request_faults
-from autosplit.problem import Block, Problem
 
 MAX_OPS = 5000
 MORE_BLOCKS = 3

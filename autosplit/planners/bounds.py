@@ -8,9 +8,9 @@ multipliers are the duals of the linear program that spreads each item over the 
 import numpy as np
 from ortools.linear_solver import pywraplp
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.items import Items
 from autosplit.planners.request import Request
-from autosplit.problem import Floats
 
 MAX_LP_ENTRIES = 40_000
 

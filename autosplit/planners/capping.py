@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import allocating
 from autosplit.planners.frontier import Sweep
 from autosplit.planners.items import Ints
-from autosplit.problem import Floats
 
 ROUNDING = 1e-9
 """Share by which sums of bytes may be above a cap, for the rounding of sums."""

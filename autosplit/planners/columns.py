@@ -14,13 +14,13 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.capping import capped_sweep
 from autosplit.planners.covering import Cover, Members
 from autosplit.planners.frontier import Sweep, cheap_nets, narrow_order, sifted_order, sweep_of
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints, Table
 from autosplit.planners.pricing import Pricer
-from autosplit.problem import Floats
 
 SLACK = 1e-9
 """Share taken off a bound for the rounding of sums."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 
+from autosplit.costs.problem import Block, Problem
 from autosplit.errors import PlanError
 from autosplit.planners.items import strong_components
-from autosplit.problem import Block, Problem
 
 WIDTH = 48
 """Partial orders kept for each number of blocks; below it the answer is the fewest possible."""

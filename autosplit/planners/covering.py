@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
-from autosplit.problem import Floats
+from autosplit.costs.problem import Floats
 
 Members = NDArray[np.bool_]
 

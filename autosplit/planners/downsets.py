@@ -12,6 +12,7 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.compiled import compiled
 from autosplit.planners.filling import costs_of, empty_filling
@@ -23,7 +24,6 @@ from autosplit.planners.reached import Sets, Words, begin, grown, members_of, ne
 from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage, capacity
 from autosplit.planners.walking import DONE, FULL, HOPELESS, PAUSED, run
-from autosplit.problem import Floats
 
 MAX_SETS = 3_000_000
 MAX_ENTRIES = 8_000_000

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from math import inf
 
+from autosplit.costs.problem import Block, Problem
 from autosplit.errors import UsageError
 from autosplit.planners.request import Request, objective_s, request_faults
-from autosplit.problem import Block, Problem
 
 MAX_OPS = 8
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import inner
 from autosplit.planners.items import Ints, Items
-from autosplit.problem import Floats
 
 ROUNDING = 1e-9
 """A value must be better by this factor to count as better; sums in another order differ by less."""

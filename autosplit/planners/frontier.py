@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import allocating
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
-from autosplit.problem import Floats
 
 BOTH = 2
 """State of an open net with items on both sides; 0 and 1 are the sides."""

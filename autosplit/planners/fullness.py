@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from autosplit.costs.problem import HOST, Floats
 from autosplit.planners.compiled import inner
 from autosplit.planners.filling import ROUNDING, Costs, Filling
 from autosplit.planners.items import Items
 from autosplit.planners.leaving import Rules, Walk
 from autosplit.planners.request import Request
-from autosplit.problem import HOST, Floats
 
 MOST_READY = 64
 """Items tried for whether they fit into a block: to leave one out costs time, not truth."""

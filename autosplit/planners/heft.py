@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planners.lumps import net_edges
-from autosplit.problem import HOST, Block, Floats, Problem
 
 
 @dataclass(frozen=True)

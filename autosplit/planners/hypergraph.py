@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planners.items import Ints, Items, Table, contract
 from autosplit.planners.request import Request
-from autosplit.problem import HOST, Block, Floats, Problem
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from autosplit.cost import most_s
+from autosplit.costs.cost import most_s
+from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.cpsat import solve
 from autosplit.planners.items import Items
 from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.planners.slots import Slots
 from autosplit.planners.timing import MOST_STEPS, Timing, price_spread_s
-from autosplit.problem import HOST, Block, Problem
 
 SCALE = 1e9
 """Steps that the limit is divided into."""

@@ -7,11 +7,11 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.cost import most_s
+from autosplit.costs.cost import most_s
+from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners.asking import is_hopeless
 from autosplit.planners.request import Request
-from autosplit.problem import Problem
 from autosplit.tables import bytes_text
 
 MOST_NAMED = 12

@@ -13,9 +13,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.problem import HOST, Floats, Problem
 from autosplit.planners.merging import merge_dominated
 from autosplit.planners.request import Request
-from autosplit.problem import HOST, Floats, Problem
 
 Ints = NDArray[np.int64]
 

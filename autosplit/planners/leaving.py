@@ -5,11 +5,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import inner
 from autosplit.planners.filling import ROUNDING
 from autosplit.planners.items import Ints
 from autosplit.planners.reached import Sets, Words
-from autosplit.problem import Floats
 
 
 class Walk(NamedTuple):

@@ -12,6 +12,7 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import compiled, inner, whole
 from autosplit.planners.filling import (
     ROUNDING,
@@ -30,7 +31,6 @@ from autosplit.planners.items import Ints, Items
 from autosplit.planners.linear import Chain, chain_of, depth_first_orders
 from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage
-from autosplit.problem import Floats
 
 NUM_HALVINGS = 24
 CLOSE = 1e-4

@@ -11,6 +11,7 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.compiled import compiled, inner, whole
 from autosplit.planners.filling import (
@@ -29,7 +30,6 @@ from autosplit.planners.filling import (
 from autosplit.planners.items import Ints, Items, Table
 from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage, capacity
-from autosplit.problem import Floats
 
 LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
 MANY_ITEMS = 5000

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from autosplit.costs.problem import HOST, Block, Net, Problem, SharedWeight
 from autosplit.planners.items import strong_components
-from autosplit.problem import HOST, Block, Net, Problem, SharedWeight
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.problem import HOST, Floats
+from autosplit.costs.problem import HOST, Floats
 
 Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
 

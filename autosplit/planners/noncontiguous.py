@@ -11,7 +11,8 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.cost import evaluate, verify
+from autosplit.costs.cost import evaluate, verify
+from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import compiled
 from autosplit.planners.columns import SLACK, rising_bound
@@ -19,7 +20,6 @@ from autosplit.planners.descending import descents
 from autosplit.planners.hypergraph import Hypergraph, hypergraph_of
 from autosplit.planners.items import Ints
 from autosplit.planners.polishing import polish, true_value_s
-from autosplit.problem import Block, Problem, Solution
 
 HEAD_START = 0.1
 """Share of the time that the search has for itself before the proof begins, at most a few seconds."""

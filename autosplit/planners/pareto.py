@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from autosplit.cost import evaluate, latency_s
+from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds
 from autosplit.planners.items import contract
 from autosplit.planners.latency import with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, request_faults
-from autosplit.problem import Block, Problem, Solution
 
 ROUNDING = 1e-9
 NUM_LIMITS = 4

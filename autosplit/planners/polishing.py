@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autosplit.cost import evaluate, find_faults
+from autosplit.costs.cost import evaluate, find_faults
+from autosplit.costs.problem import Problem
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
-from autosplit.problem import Problem
 
 
 def true_value_s(problem: Problem, graph: Hypergraph, home: Ints) -> float:

@@ -9,7 +9,8 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.cost import evaluate, latency_s, verify
+from autosplit.costs.cost import evaluate, latency_s, verify
+from autosplit.costs.problem import HOST, Block, Floats, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, compiled, infeasible, latency, linear, reusing
 from autosplit.planners.asking import MAX_OPS, MORE_BLOCKS, ask, rows_on_one_device
@@ -22,7 +23,6 @@ from autosplit.planners.proving import chain_blocks, prove_chain
 from autosplit.planners.request import Objective, Request, objective_s, request_faults
 from autosplit.planners.rows import RowSearch
 from autosplit.planners.usage import Usage, sequence_usage, usage_of
-from autosplit.problem import HOST, Block, Floats, Problem, Solution
 
 CLOSED = 1e-6
 """A gap below this share of the objective is rounding: the plan is optimal."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import allocating
 from autosplit.planners.frontier import Sweep
 from autosplit.planners.items import Ints
-from autosplit.problem import Floats
 
 ROOM = 1.3
 """Values are followed up to this many times the even share of a device, and beyond only where a set reaches that."""

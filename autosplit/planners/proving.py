@@ -13,13 +13,13 @@ from typing import Protocol
 
 import numpy as np
 
+from autosplit.costs.problem import Block, Floats, Problem
 from autosplit.planners import downsets, linear
 from autosplit.planners.columns import ColumnBound, rising_bound
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import Items, contract
 from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage, usage_of
-from autosplit.problem import Block, Floats, Problem
 
 MANY_ITEMS = 5000
 NEARLY = 0.991

@@ -5,9 +5,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import compiled
 from autosplit.planners.items import Ints
-from autosplit.problem import Floats
 
 Words = NDArray[np.uint64]
 

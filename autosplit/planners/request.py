@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from autosplit.cost import TOLERANCE, evaluate, find_faults, latency_s
+from autosplit.costs.cost import TOLERANCE, evaluate, find_faults, latency_s
+from autosplit.costs.problem import Block, Problem
 from autosplit.errors import UsageError, raise_faults
-from autosplit.problem import Block, Problem
 
 Objective = Literal["throughput", "latency"]
 

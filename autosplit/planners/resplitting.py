@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.capping import capped_sweep
 from autosplit.planners.compiled import allocating
 from autosplit.planners.frontier import narrow_order, sweep_of
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
-from autosplit.problem import Floats
 
 NUM_BUCKETS = 1000
 MAX_CELLS = 30_000_000

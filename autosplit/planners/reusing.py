@@ -12,14 +12,14 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.cost import TOLERANCE
+from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.problem import Block, Floats, Problem
 from autosplit.planners.bounds import item_work
 from autosplit.planners.compiled import compiled
 from autosplit.planners.filling import Costs, Filling, add, costs_of, empty_filling, price, remove, reset, shift
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.linear import depth_first_orders
 from autosplit.planners.request import Request, objective_s, request_faults
-from autosplit.problem import Block, Floats, Problem
 
 NUM_CUTS = 96
 KEPT = (3, 24, 24, 24)

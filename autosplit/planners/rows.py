@@ -14,12 +14,12 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.cost import TOLERANCE, evaluate, memory_bytes, pool_bytes
+from autosplit.costs.cost import TOLERANCE, evaluate, memory_bytes, pool_bytes
+from autosplit.costs.problem import Block, Floats, Problem
 from autosplit.planners.heft import JOININGS, Timetable, blocks_of
 from autosplit.planners.lumps import Lumps
 from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.planners.sample import Sampler, home_of
-from autosplit.problem import Block, Floats, Problem
 
 CLOSED = 1e-6
 ROUNDING = 1e-9

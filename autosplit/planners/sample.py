@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.cost import latency_s
+from autosplit.costs.cost import latency_s
+from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planners.compiled import compiled
 from autosplit.planners.items import Table
-from autosplit.problem import HOST, Block, Floats, Problem
 
 Ints = NDArray[np.int64]
 

@@ -12,10 +12,10 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.cost import most_s
+from autosplit.costs.cost import most_s
+from autosplit.costs.problem import Net, Problem
 from autosplit.planners.heft import Delays, critical_path_s, readers_of
 from autosplit.planners.timetable import best_timetable
-from autosplit.problem import Net, Problem
 
 MOST_OPS = 2000
 MOST_INSIDE = 60

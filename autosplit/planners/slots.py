@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from autosplit.cost import TOLERANCE
+from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.problem import Block, Problem
 from autosplit.planners.items import Items
 from autosplit.planners.request import Request
-from autosplit.problem import Block, Problem
 
 MEMORY_STEPS, MOST_MEMORY_STEPS = 1e6, 1e15
 """Steps that a memory cap is divided into, and steps above which sums could overflow."""

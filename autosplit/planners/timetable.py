@@ -10,9 +10,9 @@ from math import floor
 import numpy as np
 from ortools.sat.python import cp_model
 
+from autosplit.costs.problem import HOST, Floats, Net, Problem
 from autosplit.planners.cpsat import solve
 from autosplit.planners.heft import Delays, Timetable
-from autosplit.problem import HOST, Floats, Net, Problem
 
 SCALE = 1e9
 """Steps that the best known latency is divided into; every duration is rounded down."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from autosplit.costs.problem import HOST
 from autosplit.planners.heft import Delays
 from autosplit.planners.lumps import net_edges
 from autosplit.planners.slots import Slots
-from autosplit.problem import HOST
 
 Moved = list[list[Any]]
 MOST_STEPS = 1e13

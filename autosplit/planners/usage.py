@@ -12,9 +12,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.items import Items
 from autosplit.planners.request import Request
-from autosplit.problem import Floats
 
 MAX_STATES = 4096
 MAX_MOVES = 512

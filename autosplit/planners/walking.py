@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import compiled, inner, whole
 from autosplit.planners.filling import ROUNDING, Costs, Filling, add, price, remove, reset, shift, widest_load
 from autosplit.planners.fullness import has_room, must_fill
 from autosplit.planners.leaving import Rules, Walk, fits, most_left, must_take
 from autosplit.planners.reached import Sets
-from autosplit.problem import Floats
 
 DONE, PAUSED, FULL, HOPELESS = range(4)
 

@@ -9,13 +9,13 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.costs.problem import Net, Problem, Transfers
 from autosplit.planners import annealing, bounds, columns, compiled, downsets, limited, linear, resplitting
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import contract
 from autosplit.planners.reached import grown, new_sets
 from autosplit.planners.request import Request
 from autosplit.planners.usage import usage_of
-from autosplit.problem import Net, Problem, Transfers
 
 
 def small_problem() -> Problem:

@@ -24,7 +24,7 @@ import torch
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors
-from autosplit.tensorspec import differences
+from autosplit.tracing.tensorspec import differences
 
 
 @dataclass(eq=False)

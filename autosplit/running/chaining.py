@@ -17,7 +17,7 @@ import torch
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors, monotonic_deadline
-from autosplit.tensorspec import TensorSpec, layout
+from autosplit.tracing.tensorspec import TensorSpec, layout
 
 
 @dataclass(eq=False)

@@ -22,14 +22,14 @@ from torch import nn
 
 from autosplit.backends.base import Precision, get_backend
 from autosplit.errors import PlanError, UsageError, listed, raise_faults
-from autosplit.loading import Inputs, Model, load_model
-from autosplit.machine import Device
 from autosplit.running.modules import Module, PythonFunction, StageFolder, check_allowed
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
-from autosplit.splitting import StageProgram, load_stage, save_stage, split
-from autosplit.tensorspec import TensorSpec, layout
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import Inputs, Model, load_model
+from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, split
+from autosplit.tracing.tensorspec import TensorSpec, layout
+from autosplit.values.machine import Device
 
 Kind = Literal["input", "output", "module input", "module output", "parameter group", "module parameters"]
 

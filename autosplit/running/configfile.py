@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from autosplit.backends.base import Precision
 from autosplit.errors import PlanError, raise_faults
 from autosplit.files import read_mapping, write_atomic
-from autosplit.machine import parse_device
 from autosplit.running.config import ModuleEntry, PipelineConfig, Port
 from autosplit.running.modules import PythonFunction, StageFolder
-from autosplit.splitting import save_stage
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.splitting import save_stage
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.machine import parse_device
 
 SCHEMA = 1
 FILE = "pipeline.yaml"

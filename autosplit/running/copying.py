@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autosplit.tensorspec import TensorSpec, copy_into, empty_like_spec, extent_bytes
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec, extent_bytes
 
 KEPT_BYTES = 64 << 20
 """The most memory that is kept for the answers of one value; larger answers are allocated anew each time."""

@@ -6,11 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from autosplit.devices.processes import Worker
 from autosplit.errors import DeviceError
-from autosplit.machine import Device
-from autosplit.processes import Worker
 from autosplit.running import words
 from autosplit.tables import bytes_text
+from autosplit.values.machine import Device
 
 State = Literal["starting", "ready", "busy", "draining", "failed"]
 

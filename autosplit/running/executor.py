@@ -14,8 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from autosplit.devices.processes import MOST_WAIT_S
 from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, WorkerError
-from autosplit.processes import MOST_WAIT_S
 from autosplit.running.door import Door
 from autosplit.running.draining import Drains
 from autosplit.running.feeding import Feeds

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from autosplit.errors import RefusedError, UsageError
-from autosplit.machine import Machine
+from autosplit.reports.status import Beacon
 from autosplit.running.chaining import Chain
 from autosplit.running.devices import DeviceManager, WorkerHealth, device_health
 from autosplit.running.metrics import prometheus_text
@@ -20,8 +20,8 @@ from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record_all
 from autosplit.running.request import Tensors
 from autosplit.running.wiring import StagePlacement
-from autosplit.status import Beacon
-from autosplit.timeline import Action
+from autosplit.values.machine import Machine
+from autosplit.values.timeline import Action
 
 State = Literal["starting", "ready", "draining", "failed"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from autosplit.accelerators import Accelerator, Queue, open_accelerator
+from autosplit.devices.accelerators import Accelerator, Queue, open_accelerator
 from autosplit.errors import BackendError, UsageError, listed
 from autosplit.tables import bytes_text
 
@@ -93,7 +93,7 @@ class StageFolder:
 
     def _place(self, backend: "Backend", accelerator: Accelerator, device: str) -> "Runnable":
         from autosplit.backends.placing import place_runnable
-        from autosplit.splitting import load_stage
+        from autosplit.tracing.splitting import load_stage
 
         facts = accelerator.facts()
         if self.num_bytes > facts.free_bytes:
@@ -110,7 +110,7 @@ class StageFolder:
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Walk the stage op by op, in eager, up to the one that raises."""
-        from autosplit.splitting import load_stage
+        from autosplit.tracing.splitting import load_stage
 
         walk = _Walk(load_stage(self.folder).module)
         try:

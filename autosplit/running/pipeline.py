@@ -11,9 +11,9 @@ from types import TracebackType
 
 import torch
 
+from autosplit.devices.processes import proportional_bytes
 from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError, listed, raise_faults
-from autosplit.processes import proportional_bytes
-from autosplit.results import LatencyStats, RunStats, StageStats
+from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running import words
 from autosplit.running.counting import BatchCounts
 from autosplit.running.devices import WorkerHealth, worker_health
@@ -24,7 +24,7 @@ from autosplit.running.provisioner import provision
 from autosplit.running.request import Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, wire
-from autosplit.tensorspec import differences, is_dense, kind_of
+from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
 
 class Pipeline:

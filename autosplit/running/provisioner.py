@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from autosplit.accelerators import PROVIDERS
+from autosplit.devices.accelerators import PROVIDERS
+from autosplit.devices.limits import affinity, usable_threads
+from autosplit.devices.processes import Worker, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
-from autosplit.limits import affinity, usable_threads
-from autosplit.machine import Device
-from autosplit.processes import Worker, receive, spawn_worker
 from autosplit.running.messages import Duty, Failed, Port, Ready, Version
 from autosplit.running.ring import Ring
 from autosplit.running.threads import start_thread
 from autosplit.running.wiring import HOST, Channel, StagePlacement, Wiring
 from autosplit.running.words import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, Words
+from autosplit.values.machine import Device
 
 Answer = TypeVar("Answer")
 

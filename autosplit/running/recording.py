@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from autosplit.running.messages import Event
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import DATA
-from autosplit.timeline import Action
+from autosplit.values.timeline import Action
 
 
 def record(pipeline: Pipeline, *, clear: bool = False) -> tuple[Action, ...]:

@@ -15,8 +15,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from autosplit.devices.processes import receive
 from autosplit.errors import WorkerError
-from autosplit.processes import receive
 from autosplit.running import words
 from autosplit.running.flow import Flow
 from autosplit.running.lanes import Lanes

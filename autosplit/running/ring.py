@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 
 from autosplit.running.copying import Copier
-from autosplit.tensorspec import ALIGNMENT, TensorSpec, storage_bytes, view_storage
+from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, storage_bytes, view_storage
 
 PAGE = mmap.PAGESIZE
 HEADER_WORDS = 8

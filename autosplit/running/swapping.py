@@ -15,8 +15,8 @@ from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Failed, Load, Loaded, Use, Using, Version
 from autosplit.running.modules import Module, StageFolder
 from autosplit.running.provisioner import LOAD_TIMEOUT_S, Deployment
-from autosplit.splitting import StageProgram, load_stage, save_stage
-from autosplit.tensorspec import differences, laid_out, spec_of
+from autosplit.tracing.splitting import StageProgram, load_stage, save_stage
+from autosplit.tracing.tensorspec import differences, laid_out, spec_of
 
 
 def swap_weights(

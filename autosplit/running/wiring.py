@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autosplit.errors import PlanError, listed, raise_faults
-from autosplit.machine import Device
 from autosplit.running.modules import Module
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.machine import Device
 
 BURST = 16
 """Requests in flight at most, if small ones come fast, so that the host need not wake for each of them."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from autosplit.accelerators import PROVIDERS
-from autosplit.processes import resident_bytes
+from autosplit.devices.accelerators import PROVIDERS
+from autosplit.devices.processes import resident_bytes
 from autosplit.running import words
 from autosplit.running.inbox import Inbox
 from autosplit.running.messages import (
@@ -34,7 +34,7 @@ from autosplit.running.modules import Module
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interrupted, Ring, RingEnd, RingHandle, Slot
 from autosplit.running.versions import Versions
 from autosplit.running.words import Words
-from autosplit.tensorspec import is_dense, kind_of
+from autosplit.tracing.tensorspec import is_dense, kind_of
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Begun

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from autosplit.loading import load_model
-from autosplit.splitting import StageProgram, split
-from autosplit.tracing import Traced, trace
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import StageProgram, split
 
 
 class Layouts(nn.Module):

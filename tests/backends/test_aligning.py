@@ -9,8 +9,8 @@ from autosplit.backends import onnxruntime
 from autosplit.backends.aligning import align
 from autosplit.backends.base import check, get_backend
 from autosplit.backends.onnxruntime import OPTIMISED
-from autosplit.loading import load_model
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
 
 
 class OddSize(nn.Module):

@@ -19,8 +19,8 @@ from autosplit.backends.base import (
 )
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
-from autosplit.loading import load_model
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
 
 
 class Wrong(EagerBackend):

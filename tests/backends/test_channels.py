@@ -6,9 +6,9 @@ from autosplit.backends import openvino
 from autosplit.backends.base import get_backend, require_streams
 from autosplit.backends.channels import first, last, slowly_turned
 from autosplit.backends.onnxfile import prepare_onnx
-from autosplit.loading import load_model
-from autosplit.splitting import split
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import split
 
 
 class Skips(nn.Module):

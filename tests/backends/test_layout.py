@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.backends.layout import DenseStage, LogicalStage, port
-from autosplit.tensorspec import spec_of
+from autosplit.tracing.tensorspec import spec_of
 
 
 @st.composite

@@ -5,9 +5,9 @@ from torch import nn
 from autosplit.backends.base import check, get_backend
 from autosplit.backends.lowering import LOWERED, lower_to_bf16
 from autosplit.errors import BackendError
-from autosplit.loading import load_model
-from autosplit.splitting import load_stage, save_stage
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import load_stage, save_stage
 
 
 class Attention(nn.Module):

@@ -10,8 +10,8 @@ from autosplit.backends import inductor
 from autosplit.backends.base import exact_on, get_backend, require_device
 from autosplit.backends.placing import NUM_CONTEXTS, place_runnable
 from autosplit.errors import BackendError
-from autosplit.splitting import save_stage
-from autosplit.tensorspec import TensorSpec, spec_of
+from autosplit.tracing.splitting import save_stage
+from autosplit.tracing.tensorspec import TensorSpec, spec_of
 
 VECTOR = (TensorSpec("x", (4,), (1,), "float32"),)
 

@@ -11,9 +11,9 @@ import torch
 from autosplit.backends import onnxfile
 from autosplit.backends.base import check, get_backend, require_streams
 from autosplit.errors import BackendError, PlanError
-from autosplit.loading import load_model
-from autosplit.splitting import save_stage
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import save_stage
 
 QUICK = ("eager", "onnxruntime", "openvino")
 RESNET = "transformers:ResNetForImageClassification?depths=[1,1]&hidden_sizes=[16,32]&embedding_size=8"

@@ -9,9 +9,9 @@ import pytest
 from autosplit.backends import translating
 from autosplit.backends.onnxfile import write_onnx
 from autosplit.backends.translating import kept_translations
-from autosplit.loading import load_model
-from autosplit.splitting import split
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import split
 
 pytest.importorskip("onnxscript")
 

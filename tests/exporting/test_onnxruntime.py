@@ -13,9 +13,9 @@ from torch import nn
 from autosplit.errors import BackendError, PlanError, UsageError
 from autosplit.exporting import onnxruntime_loader
 from autosplit.exporting.onnxruntime import describe, export
-from autosplit.loading import load_model
-from autosplit.splitting import split
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import split
 
 
 class Skips(nn.Module):

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from autosplit.graph import Graph, Op, Value, Weight
-from autosplit.plan import Plan, Prediction, Source, Stage
-from autosplit.results import LatencyStats, RunStats, StageStats
-from autosplit.runreport import Outcome, RunReport
+from autosplit.reports.results import LatencyStats, RunStats, StageStats
+from autosplit.reports.runreport import Outcome, RunReport
+from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.plan import Plan, Prediction, Source, Stage
 
 
 def blocks(num_blocks: int) -> Graph:

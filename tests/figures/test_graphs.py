@@ -14,8 +14,8 @@ from autosplit.errors import UsageError
 from autosplit.figures import plot_graph, plot_op_costs
 from autosplit.figures.graphs import num_crossing
 from autosplit.figures.picture import colour
-from autosplit.graph import Graph
-from autosplit.plan import Plan
+from autosplit.values.graph import Graph
+from autosplit.values.plan import Plan
 
 
 def bars(axes: Axes) -> list[Rectangle]:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.figures.layout import depths, lay_out
-from autosplit.graph import Graph, Op, Value
+from autosplit.values.graph import Graph, Op, Value
 
 
 @st.composite

@@ -6,14 +6,14 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from autosplit.costs.schedule import chain, simulate
 from autosplit.errors import UsageError
 from autosplit.figures import plot_accuracy, plot_baselines, plot_plans, plot_schedule, plot_stage_balance
 from autosplit.figures.picture import colour, time_unit
-from autosplit.graph import Graph
-from autosplit.plan import Plan
-from autosplit.results import RunStats
-from autosplit.runreport import RunReport
-from autosplit.schedule import chain, simulate
+from autosplit.reports.results import RunStats
+from autosplit.reports.runreport import RunReport
+from autosplit.values.graph import Graph
+from autosplit.values.plan import Plan
 
 
 def bars(axes: Axes) -> list[Rectangle]:

@@ -1,8 +1,8 @@
 import pytest
 
 from autosplit.backends.profiling import RuntimeNode
-from autosplit.graph import Graph, Op, Value
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
+from autosplit.values.graph import Graph, Op, Value
 
 OPERATORS = ["conv2d", "batch_norm", "relu", "linear", "layer_norm", "gelu", "linear"]
 

@@ -6,20 +6,20 @@ import pytest
 import torch
 from simulated import Simulated
 
-from autosplit.accelerators import Facts
+from autosplit.devices.accelerators import Facts
 from autosplit.errors import BackendError
-from autosplit.loading import load_model
-from autosplit.machine import Machine, parse_device
 from autosplit.measuring import host, worker
 from autosplit.measuring.asking import refused_devices, settings_of
 from autosplit.measuring.events import AcceleratedTimer, EventProbe, event_probe
 from autosplit.measuring.links import OnAccelerator
 from autosplit.measuring.recalling import recall
 from autosplit.measuring.timing import Rounds
-from autosplit.profile import Profile
-from autosplit.samples import Measured, Samples, Setting
-from autosplit.splitting import save_stage, split
-from autosplit.tracing import Traced, trace
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import save_stage, split
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Samples, Setting
 
 STEP_S = 0.5
 

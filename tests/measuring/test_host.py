@@ -16,20 +16,20 @@ import torch
 from autosplit.backends.base import get_backend
 from autosplit.backends.eager import EagerBackend
 from autosplit.backends.profiling import RuntimeNode
+from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
-from autosplit.limits import affinity
-from autosplit.loading import load_model
-from autosplit.machine import Device, Machine, parse_device
 from autosplit.measuring import Store, host, measure, recalling, timing, turns, worker
 from autosplit.measuring.bench import WorkerBench
 from autosplit.measuring.parts import Part
 from autosplit.measuring.steps import Progress
 from autosplit.measuring.timing import Timed
 from autosplit.measuring.worker import INPUTS, Bench, Load, Prepare, Prepared, Resume, TimeOps, TimeWhole
-from autosplit.profile import Profile
-from autosplit.samples import Setting
-from autosplit.splitting import save_stage, split
-from autosplit.tracing import Traced, trace
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import save_stage, split
+from autosplit.values.machine import Device, Machine, parse_device
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Setting
 
 MODEL = "autosplit.examples.mlp:mlp?depth=4&width=16"
 CORES = affinity()[:2]
@@ -411,11 +411,11 @@ def test_what_fails_in_a_worker_comes_with_its_traceback(traced, machine, tmp_pa
 SCRIPT = f"""
 import sys
 from pathlib import Path
-from autosplit.limits import affinity
-from autosplit.loading import load_model
-from autosplit.machine import Machine, parse_device
+from autosplit.devices.limits import affinity
+from autosplit.tracing.loading import load_model
+from autosplit.values.machine import Machine, parse_device
 from autosplit.measuring import host, measure, recalling
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
 
 # A neighbour on the core must not look like another machine to the second of two processes.
 recalling.now_s = lambda cores, then_s: then_s
@@ -482,7 +482,7 @@ def children(pid: int | None = None) -> list[int]:
             with contextlib.suppress(OSError):
                 _name, rest = stat.read_text().rsplit(")", 1)
                 state, parent = rest.split()[:2]
-                if state != "Z" and "autosplit.forking" in (stat.parent / "cmdline").read_text():
+                if state != "Z" and "autosplit.devices.forking" in (stat.parent / "cmdline").read_text():
                     parents[int(stat.parent.name)] = int(parent)
         found = [child for child, parent in parents.items() if parents.get(parent) == (pid or os.getpid())]
         if pid is not None or not found or time.monotonic() > deadline:

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosplit.machine import HOST, Link, parse_device
 from autosplit.measuring.hops import Hop, processor_s
 from autosplit.measuring.links import SIZES_BYTES, LinkBench, _like, fit, measure_links, with_hops
+from autosplit.values.machine import HOST, Link, parse_device
 
 
 @given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-8))

@@ -2,13 +2,13 @@
 
 import torch
 
-from autosplit.deploying import Workspace
-from autosplit.loading import load_model
+from autosplit.deploying.workspace import Workspace
 from autosplit.measuring.parts import graph_of, joined, save_parts
 from autosplit.measuring.worker import INPUTS
-from autosplit.samples import Measured, Samples
-from autosplit.splitting import load_stage
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import load_stage
+from autosplit.values.samples import Measured, Samples
 
 
 def test_parts_run_on_the_values_that_reach_them_in_the_model() -> None:

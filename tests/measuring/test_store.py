@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosplit.accuracy import Run, StageRun
 from autosplit.errors import ProfileError
 from autosplit.files import read_mapping
-from autosplit.graph import Graph, Op, Value
-from autosplit.machine import shared_memory_link
 from autosplit.measuring import store as measuring_store
 from autosplit.measuring.store import Store, file_safe, mismatch, stored_models
-from autosplit.profile import Profile
-from autosplit.samples import Measured, Provenance, Samples, Setting
+from autosplit.reports.accuracy import Run, StageRun
+from autosplit.values.graph import Graph, Op, Value
+from autosplit.values.machine import shared_memory_link
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Provenance, Samples, Setting
 
 HERE = Provenance("this cpu", 2, {"L2": 1 << 20}, {"torch": "2.13.0"}, date="2026-01-01T00:00:00+00:00", canary_s=1e-3)
 ON_0 = Setting("cpu:0", "eager", 1)

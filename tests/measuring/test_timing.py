@@ -4,10 +4,10 @@ from torch import nn
 
 from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import probe
-from autosplit.loading import load_model
 from autosplit.measuring.timing import EagerProbe, Rounds, Timer, eager_weights, run_queue_s
-from autosplit.splitting import StageProgram, save_stage, split
-from autosplit.tracing import Traced, trace
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import StageProgram, save_stage, split
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from problems import random_problem
 
+from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import exhaustive
 from autosplit.planners.latency import with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, request_faults
-from autosplit.problem import Problem, Solution
 
 EXACT = 2e-6
 

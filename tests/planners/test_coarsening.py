@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from problems import random_problem
 
+from autosplit.costs.workloads import read_workload
 from autosplit.planners.annealing import random_home
 from autosplit.planners.coarsening import coarsened
 from autosplit.planners.descending import descents
 from autosplit.planners.hypergraph import hypergraph_of
-from autosplit.workloads import read_workload
 
 
 @pytest.mark.parametrize("seed", range(12))

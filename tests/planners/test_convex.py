@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autosplit.costs.problem import Block, Problem, Transfers
 from autosplit.planners.convex import convex_blocks
-from autosplit.problem import Block, Problem, Transfers
 
 
 def problem_of(num_ops: int, order: list[tuple[int, int]], groups: list[tuple[int, ...]] | None = None) -> Problem:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from problems import random_problem
 
+from autosplit.costs.problem import Transfers
 from autosplit.planners import bounds, downsets
 from autosplit.planners.items import contract
 from autosplit.planners.request import Request
 from autosplit.planners.usage import usage_of
-from autosplit.problem import Transfers
 
 
 def last_below(walk_below):

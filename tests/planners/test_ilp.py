@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
 
+from autosplit.costs.problem import Block, Pool
 from autosplit.planners import exhaustive, ilp
 from autosplit.planners.items import contract
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, objective_s, request_faults
-from autosplit.problem import Block, Pool
 
 
 def answer_of(problem, request, **changes):

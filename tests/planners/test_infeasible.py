@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from problems import chain
 
+from autosplit.costs.problem import Pool
+from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError
 from autosplit.planners.infeasible import conflict
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request
-from autosplit.problem import Pool
-from autosplit.workloads import read_workload
 
 WORKLOADS = Path(__file__).parents[1] / "data" / "workloads"
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_blocks, random_problem
 
-from autosplit.cost import find_faults, latency_s
+from autosplit.costs.cost import find_faults, latency_s
+from autosplit.costs.problem import Block, Net, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
 from autosplit.planners import exhaustive
 from autosplit.planners.heft import JOININGS, Delays, blocks_of, critical_path_s, list_schedule
@@ -19,7 +20,6 @@ from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, request_faults
 from autosplit.planners.rows import RowSearch
 from autosplit.planners.sample import Sampler
-from autosplit.problem import Block, Net, Pool, Problem, Transfers
 
 EXACT = 1e-6
 

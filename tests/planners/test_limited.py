@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planners.contract import EXACT, check, solved
 from problems import chain, random_problem
 
-from autosplit.cost import evaluate, latency_s
+from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.problem import Block, Problem
 from autosplit.planners import exhaustive
 from autosplit.planners.items import contract
 from autosplit.planners.latency import with_reuse
@@ -19,7 +20,6 @@ from autosplit.planners.limited import soonest_chain
 from autosplit.planners.portfolio import chain_blocks, solve
 from autosplit.planners.request import Request
 from autosplit.planners.usage import usage_of
-from autosplit.problem import Block, Problem
 
 LIMITS = st.fixed_dictionaries(
     {"objective": st.sampled_from(["throughput", "throughput", "latency"]), "contiguous": st.sampled_from([True, True, False])},

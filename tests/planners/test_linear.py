@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
 
+from autosplit.costs.problem import Block
 from autosplit.planners import bounds, linear
 from autosplit.planners.items import contract
 from autosplit.planners.portfolio import chain_blocks
 from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.planners.usage import usage_of
-from autosplit.problem import Block
 
 
 def best_along(problem, items, request, order):

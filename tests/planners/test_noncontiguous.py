@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autosplit.cost import evaluate, find_faults, verify
+from autosplit.costs.cost import evaluate, find_faults, verify
+from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Transfers
+from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
 from autosplit.errors import InfeasibleError
 from autosplit.planners.annealing import anneal, random_home
 from autosplit.planners.columns import pricers_of, refuted_s
@@ -16,8 +18,6 @@ from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.portfolio import solve
 from autosplit.planners.resplitting import resplit
-from autosplit.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Transfers
-from autosplit.workloads import parse_dnn_partitioning, read_workload
 
 WORKLOADS = Path(__file__).parents[1] / "data" / "workloads"
 PROVED = {

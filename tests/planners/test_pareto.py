@@ -12,14 +12,14 @@ from problems import chain, random_problem
 from typer.testing import CliRunner
 
 from autosplit.cli import app
-from autosplit.cost import evaluate, find_faults, latency_s
+from autosplit.costs.cost import evaluate, find_faults, latency_s
+from autosplit.costs.problem import Block
+from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError
 from autosplit.planners import exhaustive
 from autosplit.planners.pareto import dominates, front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request
-from autosplit.problem import Block
-from autosplit.workloads import read_workload
 
 WORKLOAD = Path(__file__).parents[1] / "data" / "workloads" / "layer-bert24_inference.json"
 FORMAT = ("--format", "dnn-partitioning")

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from planners.contract import check, solved
 from problems import chain
 
+from autosplit.costs.problem import Net
+from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.planners.portfolio import solve
-from autosplit.problem import Net
-from autosplit.workloads import read_workload
 
 FOLDER = Path(__file__).parents[1] / "data" / "workloads"
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
 
-from autosplit.cost import evaluate
+from autosplit.costs.cost import evaluate
+from autosplit.costs.problem import Block
 from autosplit.planners import bounds, exhaustive
 from autosplit.planners.items import contract
 from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.planners.reusing import best_reuse
-from autosplit.problem import Block
 
 
 def found_by(problem, request):

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import Draw, chain, random_blocks, random_problem
 
-from autosplit.cost import find_faults, latency_s
+from autosplit.costs.cost import find_faults, latency_s
+from autosplit.costs.problem import HOST, Net, Problem
 from autosplit.planners.heft import Delays, critical_path_s
 from autosplit.planners.segments import meeting_ops, segment_bound_s
-from autosplit.problem import HOST, Net, Problem
 
 
 def with_nets(problem: Problem, readers: list[list[int]], num_bytes: float = 1.0) -> Problem:

@@ -9,14 +9,14 @@ from autosplit.backends import placing
 from autosplit.backends.base import get_backend
 from autosplit.backends.placing import place_runnable
 from autosplit.errors import StageError
-from autosplit.loading import load_model
-from autosplit.machine import parse_device
 from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
-from autosplit.splitting import save_stage, split
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import save_stage, split
+from autosplit.values.machine import parse_device
 
 NULL = parse_device("null:0")
 

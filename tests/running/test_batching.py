@@ -16,7 +16,7 @@ from autosplit.running.batching import Batcher
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec
 
 pytestmark = pytest.mark.timeout(60)
 

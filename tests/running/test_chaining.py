@@ -10,9 +10,9 @@ import torch
 from pipelines import add, double, fail_on_7, increment, local, request, spec
 
 from autosplit.errors import DeadlineError, RefusedError, StageError, UsageError
-from autosplit.machine import Machine, parse_device
 from autosplit.running.host import HostManager
-from autosplit.timeline import chrome_trace
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.timeline import chrome_trace
 
 pytestmark = pytest.mark.timeout(60)
 

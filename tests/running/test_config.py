@@ -11,21 +11,21 @@ import torch
 import yaml
 from pipelines import CORES, NULL, Wobbling, spec
 
-from autosplit.constraints import Constraints
-from autosplit.discovering import machine_for
+from autosplit.devices.discovering import machine_for
 from autosplit.errors import AutosplitError, ModelError, PlanError, UsageError
-from autosplit.graph import Graph
-from autosplit.loading import load_model
-from autosplit.machine import Machine
 from autosplit.measuring.host import measure
-from autosplit.programs import packages
 from autosplit.running.config import ModuleEntry, PipelineConfig, config_of
 from autosplit.running.configfile import FILE, load_config, save_config
 from autosplit.running.host import HostManager
 from autosplit.running.pipeline import Pipeline
-from autosplit.splitting import split
-from autosplit.tensorspec import TensorSpec
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.programs import packages
+from autosplit.tracing.splitting import split
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Machine
 
 pytestmark = pytest.mark.timeout(100)
 

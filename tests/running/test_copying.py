@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosplit.running.copying import Copier, Copies
-from autosplit.tensorspec import TensorSpec, empty_like_spec, spec_of
+from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, spec_of
 from tests.running.test_ring import tensors
 
 pytestmark = pytest.mark.timeout(60)

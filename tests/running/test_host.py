@@ -12,13 +12,13 @@ import torch
 from pipelines import CORES, double, increment, local, request, spawned
 
 from autosplit.errors import BackendError, DeviceError, RefusedError, StageError, UsageError
-from autosplit.machine import Machine, parse_device
 from autosplit.running.devices import DeviceManager, device_health
 from autosplit.running.host import HostManager
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.session import Session
 from autosplit.running.wiring import StagePlacement
+from autosplit.values.machine import Machine, parse_device
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,7 +11,7 @@ from autosplit.running.inbox import Inbox
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import Ring, RingEnd
 from autosplit.running.words import Words
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec
 
 pytestmark = pytest.mark.timeout(60)
 

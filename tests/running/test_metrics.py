@@ -7,8 +7,8 @@ import pytest
 from pipelines import double, fail_on_7, local, request
 
 from autosplit.errors import StageError
-from autosplit.machine import Machine, parse_device
 from autosplit.running.host import HostManager
+from autosplit.values.machine import Machine, parse_device
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -7,10 +7,10 @@ import torch
 from simulated import cuda
 
 from autosplit.errors import BackendError, UsageError
-from autosplit.loading import load_model
 from autosplit.running.modules import StageFolder, import_function, positional
-from autosplit.splitting import save_stage, split
-from autosplit.tracing import trace
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import save_stage, split
 
 
 @pytest.mark.parametrize(

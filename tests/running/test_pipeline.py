@@ -13,12 +13,12 @@ import torch
 from pipelines import CORES, request, spawned
 
 from autosplit.errors import BackendError
-from autosplit.loading import load_model
 from autosplit.running.modules import PythonFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
-from autosplit.splitting import save_stage, split
-from autosplit.tracing import Traced, trace
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import save_stage, split
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -9,7 +9,7 @@ from autosplit.running.messages import Event
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import actions_of, record
 from autosplit.running.ring import DATA, ERROR
-from autosplit.timeline import chrome_trace, lanes
+from autosplit.values.timeline import chrome_trace, lanes
 
 
 def test_events_become_actions_from_the_first_request_on() -> None:

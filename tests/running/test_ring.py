@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosplit.processes import spawn_worker
+from autosplit.devices.processes import spawn_worker
 from autosplit.running.ring import DATA, EMPTY, ERROR, FLAG, PAGE, SEQUENCE, SKIPPED, Interrupted, Ring, RingEnd
-from autosplit.tensorspec import TensorSpec, spec_of
+from autosplit.tracing.tensorspec import TensorSpec, spec_of
 
 pytestmark = pytest.mark.timeout(60)
 

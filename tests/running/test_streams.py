@@ -9,10 +9,10 @@ import pytest
 import torch
 from pipelines import request, spec
 
-from autosplit.machine import parse_device
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
+from autosplit.values.machine import parse_device
 
 NULL = parse_device("null:0")
 

@@ -12,14 +12,14 @@ from pipelines import CORES, Gate, increment, local
 from pipelines import request as vector
 
 from autosplit.errors import BackendError, UsageError
-from autosplit.loading import load_model
 from autosplit.running.messages import Report
 from autosplit.running.modules import LocalFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.swapping import swap_modules
 from autosplit.running.wiring import StagePlacement
-from autosplit.splitting import save_stage, split
-from autosplit.tracing import Traced, trace
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import save_stage, split
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -9,7 +9,7 @@ from pipelines import double, local
 
 from autosplit.errors import PlanError
 from autosplit.running.wiring import HOST, StagePlacement, wire
-from autosplit.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec
 
 
 def stage(name: str, reads: str, makes: str, replicas: int = 1, depth: int = 4) -> StagePlacement:

@@ -1,0 +1,346 @@
+"""The options of each command, as frozen values: their fields are the flags, the keys of a YAML file, and the help.
+
+``command`` turns a function of one such value into a function that typer understands. A YAML file given with
+``--config`` sets flags by their names (``-`` or ``_``); the command line wins over the file.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+import yaml
+
+from autosplit.errors import UsageError
+from autosplit.files import NOT_YAML
+from autosplit.values.constraints import Constraints
+from autosplit.values.samples import Precision
+
+BACKENDS_DEFAULT = "usual"
+
+FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth")
+"""Flags that say something about a planner's workload alone."""
+
+BACKEND_HELP = (
+    "Backends to consider: eager, onnxruntime, openvino, inductor with commas between; "
+    "'usual': all that are installed, but of inductor, which compiles for long, no more than the simple ways of auto; 'all'."
+)
+
+MODEL_HELP = (
+    "transformers:ClassName?field=value&..., package.module:function returning (module, inputs), or a .pt2 file. "
+    "A named function is imported and called."
+)
+
+
+def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as failure:
+        raise UsageError(f"options file '{path}' cannot be read: {failure.strerror}") from None
+    except NOT_YAML as failure:
+        raise UsageError(f"options file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"options file '{path}' holds {type(content).__name__}, not a mapping of flags to values")
+    known = [parameter.name or "" for parameter in ctx.command.params]
+    values = {str(key).replace("-", "_"): value for key, value in content.items()}
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=3)
+            raise UsageError(
+                f"options file '{path}' sets '{key}', which '{ctx.command.name}' does not have; close: {', '.join(near)}"
+            )
+    ctx.default_map = {**(ctx.default_map or {}), **values}
+    return path
+
+
+def seconds(text: str | float) -> float:
+    """Seconds from ``60s``, ``500ms``, ``2m`` or a number. Raises: UsageError: no duration.
+
+    >>> seconds("500ms"), seconds("2m"), seconds("7")
+    (0.5, 120.0, 7.0)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|)\s*", str(text))
+    if not match:
+        raise UsageError(f"'{text}' is not a duration; write 500ms, 60s or 2m")
+    return float(match[1]) * {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0}[match[2]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How a command speaks."""
+
+    json: Annotated[bool, typer.Option("--json", help="Write the result to stdout as JSON.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the solver's log, and tracebacks.")] = False
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", is_eager=True, callback=_read_config, help="YAML file of flags; the command line wins."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status(Output):
+    """How to look at running hosts."""
+
+    watch: Annotated[bool, typer.Option(help="Look again every second, until Ctrl-C.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices(Output):
+    """Which devices a command may use."""
+
+    devices: Annotated[str | None, typer.Option(help="cpu:0,cpu:1 or cpu:0-1 or cuda:0; default: each usable core.")] = None
+    machine: Annotated[Path | None, typer.Option(help="YAML file of devices, memory caps and links.")] = None
+    memory: Annotated[str | None, typer.Option(help="Cap on weights: 300MB for each device, or cpu:0=300MB,cpu:1=1GB.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile(Devices):
+    """What to measure."""
+
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)]
+    batch: Annotated[int, typer.Option(min=1, help="Items in one request.")] = 1
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens in one item; default: the model's example.")] = None
+    backend: Annotated[str, typer.Option(help=BACKEND_HELP)] = BACKENDS_DEFAULT
+    profiles: Annotated[Path, typer.Option(help="Folder of the profile store.")] = Path("profiles")
+    remeasure: Annotated[bool, typer.Option(help="Measure again what the store already has.")] = False
+    precision: Annotated[
+        Precision, typer.Option(help="What stages compute in; in bf16 the outputs differ from f32, and the report says how far.")
+    ] = "f32"
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backend names, in the order given; those installed for ``usual`` and ``all``."""
+        from autosplit.backends.base import installed, usual
+
+        if self.backend in (BACKENDS_DEFAULT, "all"):
+            return tuple(usual() if self.backend == BACKENDS_DEFAULT else installed())
+        return tuple(name.strip() for name in self.backend.split(",") if name.strip())
+
+    @property
+    def named_backends(self) -> tuple[str, ...] | None:
+        """The same, but None for those that are considered unless others are named."""
+        return None if self.backend == BACKENDS_DEFAULT else self.backends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure(Profile):
+    """What to measure, or how good the predictions were."""
+
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = ""
+    accuracy: Annotated[
+        bool, typer.Option("--accuracy", help="Show predicted against measured of all runs in the store; takes no MODEL.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Profile):
+    """What a plan must be like."""
+
+    output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")] = Path("plan.yaml")
+    stages: Annotated[int | None, typer.Option(min=1, help="Exactly so many stages.")] = None
+    max_stages: Annotated[int | None, typer.Option(min=1, help="At most so many stages.")] = None
+    objective: Annotated[
+        str, typer.Option(help="throughput, latency, or (search only) pareto: the front of both and memory.")
+    ] = "throughput"
+    pin: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops on that device (again for more).")] = None
+    forbid: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops never on that device.")] = None
+    together: Annotated[list[str] | None, typer.Option(help="PATTERN: these ops in one stage.")] = None
+    max_replicas: Annotated[int | None, typer.Option(min=1, help="Most replicas of a stage; 1 forbids replication.")] = None
+    max_latency: Annotated[str | None, typer.Option(help="Most that one request may take, such as 50ms.")] = None
+    min_stage: Annotated[str | None, typer.Option(help="Shortest stage, such as 1ms.")] = None
+    queue_depth: Annotated[int, typer.Option(min=1, help="Slots of each ring.")] = 4
+    budget: Annotated[str, typer.Option(help="Time for measuring candidate plans; 0s plans from the profile alone.")] = "30s"
+    time_limit: Annotated[str, typer.Option(help="Time for each question to the planner.")] = "10s"
+    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """What may be asked for."""
+        return "throughput", "latency"
+
+    def constraints(self) -> Constraints:
+        """The demands as a value. Raises: UsageError: a pair without ``=``, an unknown objective, no duration."""
+        if self.objective not in self.objectives:
+            raise UsageError(f"objective '{self.objective}' is not known; valid: {', '.join(self.objectives)}")
+        forbids: dict[str, tuple[str, ...]] = {}
+        for pattern, device in _pairs(self.forbid, "--forbid"):
+            forbids[pattern] = (*forbids.get(pattern, ()), device)
+        return Constraints(
+            objective="latency" if self.objective == "latency" else "throughput",
+            num_stages=self.stages,
+            max_stages=self.max_stages,
+            max_replicas=self.max_replicas,
+            pins=dict(_pairs(self.pin, "--pin")),
+            forbids=forbids,
+            together=tuple(self.together or ()),
+            max_latency_s=_limit(self.max_latency, "--max-latency"),
+            min_stage_s=_limit(self.min_stage, "--min-stage"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What to simulate of an answer."""
+
+    simulate: Annotated[
+        int | None, typer.Option(min=1, help="Simulate so many requests through queues, replicas and links; 1000 with a rate.")
+    ] = None
+    arrival_rate: Annotated[
+        float | None,
+        typer.Option(help="Requests a second (a workload file's own time unit) that come by chance; default: all wait at once."),
+    ] = None
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the simulation.")] = None
+
+    @property
+    def num_simulated(self) -> int:
+        """Requests to simulate; 0 where nothing is asked for."""
+        asked = self.arrival_rate is not None or self.trace is not None
+        return self.simulate or (1000 if asked else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumed:
+    """The devices of a PipeDream profile, which names none."""
+
+    num_devices: Annotated[int, typer.Option(min=1, help="For a pipedream file: how many equal devices there are.")] = 4
+    bandwidth: Annotated[float, typer.Option(help="For a pipedream file: bytes a second between two of them.")] = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans(Simulated, Assumed, Search):
+    """What a plan must be like, and what is to be told about it."""
+
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what bounds the plan, what other cuts cost, and what a change would bring.")
+    ] = False
+    front: Annotated[Path | None, typer.Option(help="Folder for the plan files of a Pareto front.")] = None
+    contiguous: Annotated[
+        bool,
+        typer.Option("--contiguous/--non-contiguous", help="Of a workload: stages form a chain, or hold any set of ops."),
+    ] = True
+    format: Annotated[str, typer.Option(help="What MODEL is: model, or a planner's workload: dnn-partitioning, pipedream.")] = (
+        "model"
+    )
+
+    def require_default(self, flags: Iterable[str], why: str) -> None:
+        """Raises: UsageError: one of these flags is given."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        given = [flag.replace("_", "-") for flag in flags if getattr(self, flag) != defaults[flag]]
+        if given:
+            named = ", ".join("--non-contiguous" if flag == "contiguous" else f"--{flag}" for flag in given)
+            raise UsageError(f"{why}; leave out {named}")
+
+    def require_for_models(self) -> None:
+        """Raises: UsageError: a flag is given that says nothing about a model."""
+        self.require_default(FOR_WORKLOADS, "stages of a model form a chain, on the devices of this machine")
+        if self.objective != "pareto":
+            self.require_default(["front"], "a front is what --objective pareto finds")
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """What may be asked for."""
+        return "throughput", "latency", "pareto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How long to run."""
+
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests of the plan in all rounds; slower ways get as long. Default: 2 s a round."),
+    ] = None
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the simple ways.")] = 5
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(Simulated, Assumed, Output):
+    """A split to judge."""
+
+    workload: Annotated[Path, typer.Argument(help="A planner's workload file.")]
+    split: Annotated[Path, typer.Argument(help="JSON: node id to device name.")]
+    format: Annotated[str, typer.Option(help="dnn-partitioning or pipedream.")] = "dnn-partitioning"
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(Output):
+    """What to write for another runtime."""
+
+    plan: Annotated[Path, typer.Argument(help="A plan.yaml.")]
+    folder: Annotated[Path, typer.Argument(help="The folder to make.")]
+    to: Annotated[str, typer.Option(help="The runtime: onnxruntime.")] = "onnxruntime"
+    model: Annotated[str | None, typer.Option(help="The plan's model, where it is code of yours: it is named to be trusted.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(Running, Search):
+    """Everything: profile, search, run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Running, Devices):
+    """Run a plan that exists."""
+
+    plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
+    model: Annotated[str | None, typer.Option(help="The plan's model, where it is code of yours: it is named to be trusted.")] = (
+        None
+    )
+    baselines: Annotated[bool, typer.Option(help="Run the simple ways beside the plan.")] = True
+    watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
+    precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None
+    profiles: Annotated[Path, typer.Option(help="Folder of the profile store, which keeps how well the run was predicted.")] = (
+        Path("profiles")
+    )
+
+
+T = TypeVar("T", bound=Output)
+
+
+def command(function: Callable[[T], None]) -> Callable[..., None]:
+    """A function whose parameters are the fields of the options value that ``function`` takes."""
+    (options,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
+    hints: Mapping[str, Any] = get_type_hints(options, include_extras=True)
+
+    def run(**values: Any) -> None:
+        function(options(**values))
+
+    empty = inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(options)
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = dict(hints)
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    return run
+
+
+def _limit(text: str | None, flag: str) -> float | None:
+    """Seconds above 0, if any are given. Raises: UsageError: they are not."""
+    limit_s = None if text is None else seconds(text)
+    if limit_s == 0:
+        raise UsageError(f"{flag} must be above 0 s, but is '{text}'")
+    return limit_s
+
+
+def _pairs(texts: list[str] | None, flag: str) -> list[tuple[str, str]]:
+    for text in texts or []:
+        if "=" not in text:
+            raise UsageError(f"{flag} {text} has no '='; write {flag} 'PATTERN=DEVICE'")
+    return [(text.rpartition("=")[0], text.rpartition("=")[2]) for text in texts or []]

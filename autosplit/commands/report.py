@@ -1,0 +1,164 @@
+"""Report: plans, runs and any rows as rich tables for the terminal. They read values and change none."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from autosplit import tables
+from autosplit.reports.runreport import RunReport
+from autosplit.values.plan import Plan
+
+ERRORS = ("error", "stage_error", "median_error", "worst_error", "median_stage_error", "worst_stage_error")
+SHARES = ("spread", "gap", "busy", "bubble", *ERRORS)
+"""Columns that hold a share of 1, shown in percent."""
+
+WRAP_AT = 24
+"""Text is not wrapped in columns narrower than this."""
+
+
+def table(rows: Sequence[Mapping[str, Any]], title: str = "", below: str = "", hide: Sequence[str] = ()) -> Group:
+    """Any rows as a table: a column's name says its unit, and numbers stand at the right.
+
+    Args:
+        rows: mappings with the same keys.
+        title: what the table is about, a line above it.
+        below: what is to be said after it.
+        hide: columns to leave out.
+    """
+    columns = tuple(_column(name, [row[name] for row in rows]) for name in (rows[0] if rows else ()) if name not in hide)
+    made = [Columns(columns)] if columns else []
+    return Group(*([Text(title, style="bold")] if title else []), *made, *([Text(below)] if below else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as text, the heading first; numbers are never wrapped, and words never broken."""
+
+    texts: tuple[str, ...]
+    numeric: bool
+
+    @property
+    def widest(self) -> int:
+        """Its width where nothing is wrapped."""
+        return max(map(cell_len, self.texts))
+
+    @property
+    def narrowest(self) -> int:
+        """Its width where everything is wrapped that may be."""
+        head, *cells = self.texts
+        words = head.split() + (cells if self.numeric else [word for text in cells for word in text.split()])
+        return max(map(cell_len, words))
+
+    @property
+    def readable(self) -> int:
+        """The width that it wants, rather than to be wrapped much."""
+        return self.narrowest if self.numeric else max(self.narrowest, min(self.widest, WRAP_AT))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A table as wide as there is room; columns for which there is none go on below, beside what tells the rows apart."""
+
+    columns: tuple[Column, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """As rich wants it: one table, or several."""
+        keys = self._keys(options.max_width // 2)
+        part = list(keys)
+        for column in self.columns[len(keys) :]:
+            if len(part) > len(keys) and _total([one.readable for one in (*part, column)]) > options.max_width:
+                yield _drawn(part, options.max_width)
+                part = list(keys)
+            part.append(column)
+        yield _drawn(part, options.max_width)
+
+    def _keys(self, width: int) -> tuple[Column, ...]:
+        """The first columns, so many that no two rows have the same in them: at most three, and no wider than this."""
+        keys = self.columns[:1]
+        for column in self.columns[1:3]:
+            rows = list(zip(*(key.texts for key in keys), strict=True))
+            if len(set(rows)) == len(rows) or _total([key.readable for key in (*keys, column)]) > width:
+                break
+            keys += (column,)
+        return keys
+
+
+def _column(name: str, values: Sequence[Any]) -> Column:
+    numeric = all(isinstance(value, int | float | None) for value in values)
+    return Column((heading(name), *(cell(name, value) for value in values)), numeric)
+
+
+def _total(widths: Sequence[int]) -> int:
+    """The width of a table with columns of these widths: blanks at both ends, three of them in between."""
+    return sum(widths) + 3 * len(widths) - 1
+
+
+def _drawn(columns: Sequence[Column], width: int) -> Table:
+    """A table of these columns, the widest wrapped until it fits."""
+    widths = [column.widest for column in columns]
+    spare = [have - column.narrowest for have, column in zip(widths, columns, strict=True)]
+    while _total(widths) > width and any(spare):
+        _, at = max((widths[at], at) for at, left in enumerate(spare) if left)
+        widths[at] -= 1
+        spare[at] -= 1
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, room in zip(columns, widths, strict=True):
+        made.add_column(column.texts[0], justify="right" if column.numeric else "left", overflow="fold", width=room)
+    for texts in zip(*(column.texts[1:] for column in columns), strict=True):
+        made.add_row(*map(Text, texts))
+    return made
+
+
+def heading(column: str) -> str:
+    """A column's name as a person reads it.
+
+    >>> heading("load_s"), heading("items_per_s"), heading("stage_bytes"), heading("of_plan")
+    ('load', 'items/s', 'stage memory', 'of plan')
+    """
+    if column.endswith("_per_s"):
+        return column.removesuffix("_per_s").replace("_", " ") + "/s"
+    if column.endswith("_bytes"):
+        return column.removesuffix("_bytes").replace("_", " ") + " memory"
+    return column.removesuffix("_s").replace("_", " ")
+
+
+def cell(column: str, value: Any) -> str:
+    """A value in the unit that its column's name tells; a dash where there is none.
+
+    >>> cell("load_s", 0.0021), cell("stage_bytes", 2**21), cell("gap", 0.014), cell("items_per_s", 141.27), cell("load_s", None)
+    ('2.10 ms', '2.0 MiB', '1.4 %', '141.3', '-')
+    """
+    if value is None or value != value:
+        return "-"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    if column.endswith("_bytes"):
+        return tables.bytes_text(value)
+    if column in SHARES:
+        return f"{value * 100:.1f} %"
+    if column.endswith("_s") and not column.endswith("_per_s"):
+        return tables.seconds_text(value)
+    return tables.cell(value)
+
+
+def plan_table(plan: Plan) -> Group:
+    """The stages of a plan, with its prediction as the title."""
+    return table(plan.rows(), plan.summary())
+
+
+def run_table(report: RunReport) -> Group:
+    """The workers of the plan to use: where their time goes, predicted beside measured."""
+    title = f"{report.model}: '{report.chosen}', {report.batch} items a request"
+    return table(report.stage_rows(), title)
+
+
+def baselines_table(report: RunReport) -> Group:
+    """The plan beside the simple ways, fastest first, and why the chosen one was chosen."""
+    left_out = [f"'{way}' was left out: {why}" for way, why in report.left_out.items()]
+    return table(report.rows(), f"{report.model}: the plan beside the simple ways", "\n".join([report.sentence, *left_out]))

@@ -1,0 +1,391 @@
+"""Problem: what a planner is asked, as numbers, and Solution: what it answers. No torch, no graph, no profile.
+
+A problem has ops and devices, the seconds of each op on each device, nets (a value with its producer and its readers),
+what a transfer over each pair of devices costs its sender and its receiver, and what may not be done. A solution is a
+sequence of blocks: each holds ops and the devices that run them; several devices are replicas of the block.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.errors import UsageError, raise_faults
+from autosplit.values.graph import Graph
+from autosplit.values.machine import HOST as HOST_NAME
+from autosplit.values.machine import Machine
+
+HOST = -1
+"""The feeding and draining end, as an op in nets and as a device in transfer matrices (where it is the last index)."""
+
+Floats = NDArray[np.float64]
+Status = Literal["optimal", "feasible", "infeasible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Net:
+    """A value: who makes it (an op, or HOST for an input) and who reads it (ops, HOST for an output), in bytes."""
+
+    producer: int
+    consumers: tuple[int, ...]
+    num_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeight:
+    """Bytes that several ops read; a device that holds any of them holds the bytes once."""
+
+    num_bytes: float
+    users: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Devices that share one memory: together they hold at most ``num_bytes``, and what several of them hold counts once."""
+
+    devices: tuple[int, ...]
+    num_bytes: float
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What handing a value from one device to another costs, each array of shape (num_devices + 1, num_devices + 1).
+
+    Row = sender, column = receiver, last index = the host. The sender is busy for ``send_s + bytes * send_s_per_byte``, the
+    receiver for ``receive_s + bytes * receive_s_per_byte``; ``latency_s`` delays a sample and occupies nobody. The
+    diagonal is what two different blocks on one device pay.
+    """
+
+    send_s: Floats
+    send_s_per_byte: Floats
+    receive_s: Floats
+    receive_s_per_byte: Floats
+    latency_s: Floats
+
+    @staticmethod
+    def free(num_devices: int) -> "Transfers":
+        """Transfers that cost nothing."""
+        size = num_devices + 1
+        return Transfers(*(np.zeros((size, size)) for _ in range(5)))
+
+    def arrays(self) -> tuple[Floats, ...]:
+        """The five arrays in the order of the fields."""
+        return self.send_s, self.send_s_per_byte, self.receive_s, self.receive_s_per_byte, self.latency_s
+
+    def swapped(self, one: int, other: int) -> "Transfers":
+        """The same transfers after two devices have changed places."""
+        order = np.arange(len(self.send_s))
+        order[[one, other]] = other, one
+        return Transfers(*(array[np.ix_(order, order)] for array in self.arrays()))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Ops to be put on devices.
+
+    Attributes:
+        name: for messages.
+        ops: names, in an order in which every value is made before it is read.
+        devices: names.
+        compute_s: seconds of each op on each device, shape (num_ops, num_devices); infinite where it may not run.
+        nets: the values that may cross from device to device.
+        order: pairs (a, b): in a contiguous solution, b is in the block of a or in a later one.
+        transfers: what a crossing costs.
+        op_bytes: what each op alone keeps in memory, shape (num_ops,).
+        memory_bytes: what each device may hold, shape (num_devices,); infinite for no cap.
+        weights: bytes read by several ops.
+        pools: caps over several devices.
+        groups: ops that stay in one block.
+        send_once: a sender pays once for each value (the dearest of its destinations), not once for each destination.
+        overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
+        reasons: why (op, device) is not allowed, in words, for messages.
+        host_s: for messages: the host's seconds for each sample that devices pay, as a part of what sending to it costs them.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    devices: tuple[str, ...]
+    compute_s: Floats
+    nets: tuple[Net, ...]
+    order: tuple[tuple[int, int], ...]
+    transfers: Transfers
+    op_bytes: Floats
+    memory_bytes: Floats
+    weights: tuple[SharedWeight, ...] = ()
+    pools: tuple[Pool, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    send_once: bool = False
+    overlap: bool = False
+    reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    host_s: float = 0.0
+
+    @property
+    def num_ops(self) -> int:
+        """How many ops there are."""
+        return len(self.ops)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are, the host not counted."""
+        return len(self.devices)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Op name to its position."""
+        return {name: position for position, name in enumerate(self.ops)}
+
+    @cached_property
+    def device_classes(self) -> tuple[tuple[int, ...], ...]:
+        """Devices that may change places without changing any cost, grouped; every device is in one group."""
+        classes: list[list[int]] = []
+        for device in range(self.num_devices):
+            home = next((group for group in classes if self._interchangeable(group[0], device)), None)
+            if home is None:
+                classes.append([device])
+            else:
+                home.append(device)
+        return tuple(map(tuple, classes))
+
+    def _interchangeable(self, one: int, other: int) -> bool:
+        pools = {device: [pool for pool in self.pools if device in pool.devices] for device in (one, other)}
+        return bool(
+            self.memory_bytes[one] == self.memory_bytes[other]
+            and pools[one] == pools[other]
+            and np.array_equal(self.compute_s[:, one], self.compute_s[:, other])
+            and all(
+                np.array_equal(array, changed)
+                for array, changed in zip(self.transfers.arrays(), self.transfers.swapped(one, other).arrays(), strict=True)
+            )
+        )
+
+    @cached_property
+    def pins(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Every (net, reader) pair as two parallel arrays; a reader is an op or HOST."""
+        nets = [number for number, net in enumerate(self.nets) for _ in net.consumers]
+        readers = [reader for net in self.nets for reader in net.consumers]
+        return np.array(nets, dtype=np.int64), np.array(readers, dtype=np.int64)
+
+    @cached_property
+    def net_bytes(self) -> Floats:
+        """Bytes of each net, shape (num_nets,)."""
+        return np.array([net.num_bytes for net in self.nets], dtype=np.float64)
+
+    @cached_property
+    def producers(self) -> NDArray[np.int64]:
+        """Producer of each net (HOST for inputs), shape (num_nets,)."""
+        return np.array([net.producer for net in self.nets], dtype=np.int64)
+
+    def verify(self) -> "Problem":
+        """Return the problem, or raise UsageError with every fault: shapes, signs, NaN, indices, values read before made."""
+        num_ops, num_devices, faults = self.num_ops, self.num_devices, []
+        if not num_ops:
+            faults.append("it has no ops")
+        if not num_devices:
+            faults.append("it has no devices")
+        shapes = [("compute_s", self.compute_s, (num_ops, num_devices)), ("op_bytes", self.op_bytes, (num_ops,))]
+        shapes.append(("memory_bytes", self.memory_bytes, (num_devices,)))
+        shapes += [("transfers", array, (num_devices + 1, num_devices + 1)) for array in self.transfers.arrays()]
+        for name, array, shape in shapes:
+            if array.shape != shape:
+                faults.append(f"{name} has shape {array.shape}, and {shape} is needed")
+            elif np.isnan(array).any() or (array < 0).any():
+                faults.append(f"{name} holds NaN or a negative number; all must be 0 or more")
+            elif name == "transfers" and np.isinf(array).any():
+                faults.append("transfers holds infinity; all must be finite, so give a slow link many seconds")
+        if len(set(self.ops)) < num_ops:
+            faults.append("two ops have one name")
+        faults += self._net_faults()
+        for kind, members in [("group", group) for group in self.groups] + [("weight", w.users) for w in self.weights]:
+            faults += [f"a {kind} names op number {op}, and there are {num_ops} ops" for op in members if not 0 <= op < num_ops]
+        faults += [f"a weight has {w.num_bytes} bytes; 0 or more are needed" for w in self.weights if not w.num_bytes >= 0]
+        for pool in self.pools:
+            faults += [
+                f"a pool names device number {d}, and there are {num_devices} devices"
+                for d in pool.devices
+                if not 0 <= d < num_devices
+            ]
+            if not pool.num_bytes >= 0:
+                faults.append(f"a pool has {pool.num_bytes} bytes; 0 or more are needed")
+        faults += [f"order names op numbers {pair}" for pair in self.order if not all(0 <= op < num_ops for op in pair)]
+        raise_faults(UsageError, f"problem '{self.name}' does not verify", faults)
+        return self
+
+    def _net_faults(self) -> list[str]:
+        faults = []
+        for number, net in enumerate(self.nets):
+            if not all(HOST <= op < self.num_ops for op in (net.producer, *net.consumers)):
+                faults.append(f"net {number} names an op that does not exist: {net}")
+            elif net.producer != HOST and any(reader != HOST and reader <= net.producer for reader in net.consumers):
+                faults.append(
+                    f"what op '{self.ops[net.producer]}' makes is read before it is made; sort the ops, break the cycle"
+                )
+            if not 0 <= net.num_bytes < np.inf:
+                faults.append(f"net {number} has {net.num_bytes} bytes; 0 or more are needed, and finite")
+        return faults
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Ops that run together, and the devices that run them; several devices are replicas and take turns."""
+
+    ops: tuple[int, ...]
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A planner's answer.
+
+    Attributes:
+        blocks: in chain order where the solution is contiguous. Several blocks may share a device: their loads add up.
+        objective_s: seconds; the largest device load (throughput), or the time of one sample (latency).
+        bound_s: no solution of the same problem is better than this.
+        status: ``optimal`` when objective and bound meet.
+        method: which algorithms gave the plan and the bound.
+        solve_s: seconds spent.
+        loads_s: seconds per sample of each device.
+        log: what each step of the planner brought, a line each.
+    """
+
+    blocks: tuple[Block, ...]
+    objective_s: float
+    bound_s: float
+    status: Status
+    method: str
+    solve_s: float
+    loads_s: tuple[float, ...]
+    log: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """(objective - bound) / objective, 0 when proved optimal."""
+        if self.status == "optimal" or self.objective_s <= 0:
+            return 0.0
+        return max(0.0, (self.objective_s - self.bound_s) / self.objective_s)
+
+    def rows(self, problem: Problem) -> list[dict[str, Any]]:
+        """One row a block: devices, number of ops, first and last op."""
+        return [
+            {
+                "block": number,
+                "devices": ", ".join(problem.devices[device] for device in block.devices),
+                "ops": len(block.ops),
+                "first": problem.ops[min(block.ops)] if block.ops else "",
+                "last": problem.ops[max(block.ops)] if block.ops else "",
+            }
+            for number, block in enumerate(self.blocks)
+        ]
+
+
+def problem_from(
+    graph: Graph,
+    op_s: Mapping[tuple[str, str], float],
+    machine: Machine,
+    *,
+    pins: Mapping[str, str] | None = None,
+    forbids: Mapping[str, Sequence[str]] | None = None,
+    colocations: Sequence[Sequence[str]] = (),
+    pools: Sequence[tuple[Sequence[str], int]] = (),
+    send_once: bool = False,
+    overlap: bool = False,
+) -> Problem:
+    """The problem of putting a graph on a machine.
+
+    Args:
+        graph: the model; its inputs come from the host and its outputs go there.
+        op_s: seconds by (op name, device name); a pair that is missing cannot be used.
+        machine: devices with their memory caps, and links.
+        pins: op name to the device that it must run on.
+        forbids: op name to devices that it must not run on.
+        colocations: sets of op names that stay in one stage.
+        pools: (device names, bytes): one cap for several devices, where a weight that several of them hold counts once.
+        send_once: a sender pays once for each value instead of once for each destination stage.
+        overlap: transfers run beside compute.
+    Raises: UsageError: an op or device that does not exist, a time that is negative or NaN; all faults at once.
+    """
+    devices = tuple(device.name for device in machine.devices)
+    place = {name: number for number, name in enumerate(devices)}
+    faults = _unknown_names(graph, place, pins or {}, forbids or {}, colocations, [names for names, _ in pools])
+    raise_faults(UsageError, f"the constraints do not fit graph '{graph.name}' and its machine", faults)
+    compute_s = np.full((len(graph.ops), len(devices)), np.inf)
+    reasons: dict[tuple[int, int], str] = {}
+    for number, op in enumerate(graph.ops):
+        for device, name in enumerate(devices):
+            pinned = (pins or {}).get(op.name, name)
+            if pinned != name:
+                reasons[number, device] = f"op '{op.name}' is pinned to '{pinned}'"
+            elif name in (forbids or {}).get(op.name, ()):
+                reasons[number, device] = f"op '{op.name}' is forbidden on '{name}'"
+            elif (op.name, name) not in op_s:
+                reasons[number, device] = f"op '{op.name}' has no time on '{name}': that device does not support it"
+            else:
+                compute_s[number, device] = op_s[op.name, name]
+    nets = _nets(graph)
+    users: dict[str, list[int]] = {}
+    for number, op in enumerate(graph.ops):
+        for weight in dict.fromkeys(op.weights):
+            users.setdefault(weight, []).append(number)
+    op_bytes = np.zeros(len(graph.ops))
+    for weight, readers in users.items():
+        if len(readers) == 1:
+            op_bytes[readers[0]] += graph.weights[weight].num_bytes
+    return Problem(
+        name=graph.name,
+        ops=tuple(op.name for op in graph.ops),
+        devices=devices,
+        compute_s=compute_s,
+        nets=nets,
+        order=tuple(sorted({(net.producer, op) for net in nets for op in net.consumers if HOST not in (net.producer, op)})),
+        transfers=_transfers(machine),
+        op_bytes=op_bytes,
+        memory_bytes=np.array([np.inf if d.memory_bytes is None else float(d.memory_bytes) for d in machine.devices]),
+        weights=tuple(SharedWeight(graph.weights[w].num_bytes, tuple(r)) for w, r in users.items() if len(r) > 1),
+        pools=tuple(Pool(tuple(place[name] for name in names), float(cap)) for names, cap in pools),
+        groups=tuple(tuple(sorted(graph.index[op] for op in group)) for group in colocations if len(group) > 1),
+        send_once=send_once,
+        overlap=overlap,
+        reasons=reasons,
+    ).verify()
+
+
+def _unknown_names(
+    graph: Graph,
+    place: Mapping[str, int],
+    pins: Mapping[str, str],
+    forbids: Mapping[str, Sequence[str]],
+    colocations: Sequence[Sequence[str]],
+    pools: Sequence[Sequence[str]],
+) -> list[str]:
+    ops = [*pins, *forbids, *(op for group in colocations for op in group)]
+    devices = [*pins.values(), *(device for group in [*forbids.values(), *pools] for device in group)]
+    faults = [f"op '{op}' is not in the graph" for op in dict.fromkeys(ops) if op not in graph.index]
+    known = ", ".join(place)
+    return faults + [f"device '{d}' is not one of the machine's: {known}" for d in dict.fromkeys(devices) if d not in place]
+
+
+def _nets(graph: Graph) -> tuple[Net, ...]:
+    nets = []
+    outputs = set(graph.outputs)
+    for name, value in graph.values.items():
+        producer = graph.index[graph.producer[name]] if name in graph.producer else HOST
+        readers = tuple(graph.index[op] for op in graph.consumers[name])
+        if name in outputs and producer != HOST:
+            readers += (HOST,)
+        if readers:
+            nets.append(Net(producer, readers, float(value.num_bytes)))
+    return tuple(nets)
+
+
+def _transfers(machine: Machine) -> Transfers:
+    ends = [*(device.name for device in machine.devices), HOST_NAME]
+    links = [[machine.link(source, target) for target in ends] for source in ends]
+    return Transfers(
+        np.array([[link.send_s for link in row] for row in links]),
+        np.array([[link.send_s_per_byte for link in row] for row in links]),
+        np.array([[link.receive_s for link in row] for row in links]),
+        np.array([[link.receive_s_per_byte for link in row] for row in links]),
+        np.array([[link.latency_s for link in row] for row in links]),
+    )

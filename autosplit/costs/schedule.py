@@ -1,0 +1,380 @@
+"""Schedule: a discrete-event simulation of stages, queues, replicas and links. No torch.
+
+What is simulated is what the runtime does. The host hands requests to the first stages in order, and takes results in order.
+Between two stages stands a ring of slots for each pair of their replicas. A worker waits until every input of its next
+request is there, copies them in and computes, which frees their slots, then copies its outputs out, one connection after
+the other, each into a free slot. Stages on one device use it in turns; a worker that waits does not hold it.
+
+    stage0   0 1 2 3 . .      three stages of one tick each, four requests:
+    stage1   . 0 1 2 3 .      the first request fills the pipeline, then
+    stage2   . . 0 1 2 3      one leaves each tick
+
+Where every stage has a device and enough slots, this is the closed form of ``makespan_s``; skip connections, shared devices,
+short queues and random arrivals have none.
+"""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from autosplit import tables
+from autosplit.costs.cost import TimedPiece, timed_pieces
+from autosplit.costs.problem import HOST as PROBLEM_HOST
+from autosplit.costs.problem import Block, Problem
+from autosplit.costs.simulation import LinkOf, SimStage, Simulation, StageTimes, free_link
+from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.values.graph import Graph
+from autosplit.values.machine import HOST
+from autosplit.values.plan import Plan, Stage
+from autosplit.values.profile import Profile
+from autosplit.values.timeline import Action, grid
+
+
+def chain(seconds: Sequence[float], num_bytes: float = 0.0) -> tuple[SimStage, ...]:
+    """Stages in a row, each on a device of its own, that hand one value of ``num_bytes`` of each request to the next one."""
+    last = len(seconds) - 1
+    return tuple(
+        SimStage(
+            f"stage{i}",
+            (f"null:{i}",),
+            (float(value),),
+            {f"stage{i - 1}" if i else HOST: (num_bytes,)},
+            (num_bytes,) if i == last else None,
+        )
+        for i, value in enumerate(seconds)
+    )
+
+
+def makespan_s(stage_s: Sequence[float], num_requests: int, latency_s: float = 0.0) -> float:
+    """The closed form for a chain: from the first request in to the last result out, in seconds.
+
+    The first request passes every stage, then the bottleneck sets the pace. It holds for deterministic stages on devices of
+    their own whose queues have slots enough.
+
+    Args:
+        stage_s: busy seconds for each request of each stage, its shares of the transfers included.
+        num_requests: requests, at least 1.
+        latency_s: link latency of all hops together.
+
+    >>> makespan_s([2.0, 3.0, 1.0], num_requests=4)
+    15.0
+    """
+    return sum(stage_s) + latency_s + (num_requests - 1) * max(stage_s)
+
+
+def poisson_arrivals(rate_per_s: float, num_requests: int, seed: int = 0) -> tuple[float, ...]:
+    """Arrival times of requests that come independently of each other, in seconds, the first at 0.
+
+    Args:
+        rate_per_s: requests a second on average.
+        num_requests: how many.
+        seed: one seed, one sequence.
+    Raises: UsageError: the rate is not positive.
+    """
+    if not rate_per_s > 0:
+        raise UsageError(f"rate_per_s must be positive, but is {rate_per_s}")
+    source = random.Random(seed)
+    times = [0.0]
+    for _ in range(num_requests - 1):
+        times.append(times[-1] + source.expovariate(rate_per_s))
+    return tuple(times[:num_requests])
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a simulation gave.
+
+    Attributes:
+        actions: what every stage replica did, by start.
+        started_s: for each request, when it came (given arrivals) or was let in (closed loop).
+        finished_s: for each request, when the host had all of its result.
+        times: what each stage replica did with its time.
+    """
+
+    actions: tuple[Action, ...]
+    started_s: tuple[float, ...]
+    finished_s: tuple[float, ...]
+    times: tuple[StageTimes, ...]
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first request to the last result, in seconds."""
+        return self.finished_s[-1] - self.started_s[0]
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Requests a second over the whole makespan, filling and draining included."""
+        return len(self.finished_s) / self.makespan_s if self.makespan_s else math.inf
+
+    @property
+    def steady_per_s(self) -> float:
+        """Requests a second once the pipeline is full: over the second half of the results."""
+        half = len(self.finished_s) // 2
+        span = self.finished_s[-1] - self.finished_s[half]
+        return (len(self.finished_s) - 1 - half) / span if span > 0 else self.throughput_per_s
+
+    @cached_property
+    def latencies_s(self) -> tuple[float, ...]:
+        """Seconds from start to finish of each request."""
+        return tuple(finish - start for start, finish in zip(self.started_s, self.finished_s, strict=True))
+
+    def latency_s(self, quantile: float) -> float:
+        """The latency that this share of the requests stayed within, in seconds.
+
+        Raises: UsageError: ``quantile`` is not between 0 and 1.
+        """
+        if not 0 <= quantile <= 1:
+            raise UsageError(f"quantile must be between 0 and 1 inclusive, but is {quantile}")
+        ordered = sorted(self.latencies_s)
+        return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
+
+    @cached_property
+    def device_busy_s(self) -> dict[str, float]:
+        """Device name to the seconds that it was held."""
+        busy: dict[str, float] = {}
+        for times in self.times:
+            busy[times.device] = busy.get(times.device, 0.0) + times.busy_s
+        return busy
+
+    @property
+    def bubble(self) -> float:
+        """The idle share of all device time within the makespan, 0 to 1."""
+        total = self.makespan_s * len(self.device_busy_s)
+        return 1 - sum(self.device_busy_s.values()) / total if total else 0.0
+
+    def text(self, tick_s: float | None = None) -> str:
+        """The schedule as a table: see ``timeline.grid``."""
+        return grid(self.actions, tick_s)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a stage replica."""
+        return [{**times._asdict(), "busy": times.busy_s / self.makespan_s if self.makespan_s else 0.0} for times in self.times]
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame indexed by stage name."""
+        return tables.frame(self.rows(), index="stage")
+
+    def summary(self) -> str:
+        """One sentence: throughput, latency, idle share."""
+        p50, p99 = (tables.seconds_text(self.latency_s(q)) for q in (0.5, 0.99))
+        rate = f"{self.steady_per_s:.4g} requests/s once full"
+        return f"{len(self.finished_s)} requests simulated: {rate}, latency p50 {p50}, p99 {p99}, bubble {self.bubble:.1%}"
+
+    def _repr_html_(self) -> str:
+        return tables.html(self.rows(), self.summary())
+
+    def __repr__(self) -> str:
+        return f"Schedule({self.summary()})"
+
+
+def plan_stages(plan: Plan, graph: Graph, stage_s: Callable[[Stage, str], float]) -> tuple[SimStage, ...]:
+    """The stages of a plan as the simulation sees them; one request is one pass of ``graph``.
+
+    A value that several ops of a stage read crosses once; one that two stages read crosses to each of them.
+
+    Args:
+        plan: the plan.
+        graph: its graph.
+        stage_s: seconds of a stage on one of its devices, transfers left out.
+    Raises: PlanError: the plan is for another graph.
+    """
+    place = {op: stage.name for stage in plan.stages for op in stage.ops}
+    raise_faults(
+        PlanError,
+        f"plan does not fit graph '{graph.name}'",
+        [f"op '{op.name}' is on no stage" for op in graph.ops if op.name not in place],
+    )
+    maker = {value: place[op] for value, op in graph.producer.items()}
+    made = []
+    for stage in plan.stages:
+        read = dict.fromkeys(value for op in stage.ops for value in graph.ops[graph.index[op]].inputs)
+        sources: dict[str, tuple[float, ...]] = {}
+        for value in read:
+            source = maker.get(value, HOST)
+            if source != stage.name:
+                sources[source] = (*sources.get(source, ()), graph.values[value].num_bytes)
+        results = tuple(graph.values[value].num_bytes for value in dict.fromkeys(graph.outputs) if maker.get(value) == stage.name)
+        seconds = tuple(stage_s(stage, device) for device in stage.devices)
+        made.append(SimStage(stage.name, stage.devices, seconds, sources or {HOST: ()}, results or None))
+    return tuple(made)
+
+
+def schedule_plan(
+    plan: Plan,
+    graph: Graph,
+    profile: Profile,
+    link: LinkOf = free_link,
+    num_requests: int = 32,
+    *,
+    in_flight: int | None = None,
+    arrivals_s: Sequence[float] | None = None,
+    microbatches: int = 1,
+) -> "Schedule":
+    """Simulate a plan with the stage seconds of its profile: see ``simulate``.
+
+    Args:
+        plan: the plan; its ``queue_depth`` is the number of slots.
+        graph: its graph.
+        profile: measured seconds of the graph.
+        link: link between two devices by name, usually ``machine.link``.
+        num_requests: passes of the graph, or as many times ``microbatches``.
+        in_flight: microbatches between admission and result at most; None for what the slots hold.
+        arrivals_s: when each request comes; None for all at once.
+    Raises: ProfileError: a stage's backend was not measured on its device.
+    """
+    stages = plan_stages(plan, graph, lambda stage, device: profile.stage_s(stage.ops, device, stage.backend, stage.threads))
+    options: dict[str, Any] = {"in_flight": in_flight, "arrivals_s": arrivals_s, "microbatches": microbatches}
+    return simulate(stages, num_requests, link=link, slots=plan.queue_depth, **options)
+
+
+def schedule_blocks(
+    problem: Problem,
+    blocks: Sequence[Block],
+    num_requests: int = 32,
+    *,
+    slots: int | None = None,
+    in_flight: int | None = None,
+    arrivals_s: Sequence[float] | None = None,
+    microbatches: int = 1,
+) -> Schedule:
+    """Simulate a solution of a problem with the evaluator's seconds: see ``simulate``.
+
+    A block that is no interval of a chain runs as its pieces (``cost.pieces``), which take their turns on its devices in one
+    order for each sample. Where transfers overlap with compute, a device has a lane of its own for them. One sample alone
+    takes ``cost.latency_s``; at full load a device is busy for its ``cost.evaluate`` seconds a sample, the largest sets the pace.
+
+    Args:
+        problem: what the blocks solve.
+        blocks: a solution's.
+        num_requests: samples, or as many times ``microbatches``.
+        slots: slots of each ring; by default so many that no ring ever holds anybody up.
+        in_flight, arrivals_s, microbatches: as for ``simulate``.
+    Raises: UsageError: an op is on a device that cannot run it, or the arguments are wrong.
+    """
+    parts, results = timed_pieces(problem, blocks)
+    stages: list[SimStage] = []
+    delays: dict[tuple[str, str], float] = {}
+    lanes: dict[int, tuple[str, ...]] = {PROBLEM_HOST: (HOST,)}
+    last: dict[int, int] = {}
+    for number, part in enumerate(parts):
+        sources = dict.fromkeys((last[device] for device in part.devices if device in last), 0.0) | dict(part.sources)
+        reads = {lane: delay for source, delay in (sources or {PROBLEM_HOST: 0.0}).items() for lane in lanes[source]}
+        made = _part_stages(problem, part, number, dict.fromkeys(reads, ()), () if number in results else None)
+        lanes[number] = tuple(stage.name for stage in made)
+        stages += made
+        delays |= {(source, lane): delay for lane in lanes[number] for source, delay in reads.items()}
+        delays |= {(lane, HOST): results.get(number, 0.0) for lane in lanes[number]}
+        last |= dict.fromkeys(part.devices, number)
+    return simulate(
+        stages,
+        num_requests,
+        slots=num_requests * microbatches if slots is None else slots,
+        in_flight=in_flight,
+        arrivals_s=arrivals_s,
+        microbatches=microbatches,
+        delays_s=delays,
+    )
+
+
+def _part_stages(
+    problem: Problem, part: TimedPiece, number: int, sources: dict[str, tuple[float, ...]], results: tuple[float, ...] | None
+) -> list[SimStage]:
+    """A piece as one stage, or as two that run side by side where transfers overlap with compute."""
+    name = f"stage{part.block}" if number == part.block else f"stage{part.block}-{number}"
+    devices = tuple(problem.devices[device] for device in part.devices)
+    work, moved = tuple(part.work_s.tolist()), tuple(part.moved_s.tolist())
+    if not problem.overlap:
+        return [SimStage(name, devices, work, sources, results, moved)]
+    ports = tuple(f"{device} transfers" for device in devices)
+    return [
+        SimStage(name, devices, work, sources, results),
+        SimStage(f"{name} transfers", ports, (0.0,) * len(ports), sources, results, moved),
+    ]
+
+
+def simulate(
+    stages: Sequence[SimStage],
+    num_requests: int,
+    *,
+    link: LinkOf = free_link,
+    slots: int = 4,
+    in_flight: int | None = None,
+    arrivals_s: Sequence[float] | None = None,
+    microbatches: int = 1,
+    delays_s: Mapping[tuple[str, str], float] | None = None,
+) -> Schedule:
+    """Run requests through stages in simulated time.
+
+    Args:
+        stages: in topological order.
+        num_requests: requests, at least 1.
+        link: the link between two devices by name; ``host`` stands for the host.
+        slots: slots of each ring, at least 1.
+        in_flight: microbatches between admission and result at most; None for what the slots hold.
+        arrivals_s: when each request comes, ascending; None for a closed loop, where the next one is always there.
+        microbatches: the microbatches of a request; they come together, pass the stages one by one, and a request is
+            finished with its last one. Bytes and seconds of the stages are those of one microbatch.
+        delays_s: (stage, stage that reads it), ``host`` for the host, to the seconds that values are on the way beside what
+            the link says.
+    Returns: the schedule; ``request`` in its actions counts microbatches.
+    Raises: UsageError: every fault of the arguments.
+
+    >>> print(simulate(chain([1, 1, 1]), 4).text())
+    stage0.0 | 0 1 2 3 . .
+    stage1.0 | . 0 1 2 3 .
+    stage2.0 | . . 0 1 2 3
+
+    The middle stage twice, requests in turns: the bottleneck of 2 s becomes one of 1 s.
+
+    >>> first, middle, last = chain([1, 2, 1])
+    >>> twice = SimStage("stage1", ("null:1", "null:3"), (2.0, 2.0), middle.sources)
+    >>> print(simulate([first, twice, last], 4).text())
+    stage0.0 | 0 1 2 3 . . .
+    stage1.0 | . 0 0 2 2 . .
+    stage1.1 | . . 1 1 3 3 .
+    stage2.0 | . . . 0 1 2 3
+    """
+    _verify(stages, num_requests, slots, in_flight, arrivals_s, microbatches)
+    units = num_requests * microbatches
+    come = [time for time in arrivals_s for _ in range(microbatches)] if arrivals_s is not None else [0.0] * units
+    simulation = Simulation(stages, units, link, slots, in_flight, come, delays_s or {})
+    simulation.run()
+    started = tuple(arrivals_s) if arrivals_s is not None else tuple(simulation.admitted_s[::microbatches])
+    finished = tuple(simulation.finished_s[microbatches - 1 :: microbatches])
+    actions = tuple(sorted(simulation.actions, key=lambda action: action.start_s))
+    return Schedule(actions, started, finished, tuple(simulation.times()))
+
+
+def _verify(
+    stages: Sequence[SimStage],
+    num_requests: int,
+    slots: int,
+    in_flight: int | None,
+    arrivals_s: Sequence[float] | None,
+    microbatches: int,
+) -> None:
+    counts = {"num_requests": num_requests, "slots": slots, "in_flight": in_flight, "microbatches": microbatches}
+    faults = [f"{name} must be at least 1, but is {count}" for name, count in counts.items() if count is not None and count < 1]
+    known = {HOST}
+    for stage in stages:
+        if stage.name in known:
+            faults.append(f"a stage is named '{stage.name}', and so is another one or the host")
+        if not stage.devices or len(stage.seconds) != len(stage.devices):
+            faults.append(
+                f"stage '{stage.name}' has {len(stage.devices)} devices and {len(stage.seconds)} times; give one for each"
+            )
+        durations = (*stage.seconds, *stage.moved_s)
+        faults += [f"stage '{stage.name}' takes {s} s; give a duration" for s in durations if not 0 <= s < math.inf]
+        faults += [f"stage '{stage.name}' reads '{name}', no earlier stage" for name in stage.sources if name not in known]
+        faults += [] if stage.sources else [f"stage '{stage.name}' reads nothing, not even the host"]
+        known.add(stage.name)
+    faults += [] if stages else ["there are no stages"]
+    if arrivals_s is not None:
+        if len(arrivals_s) != num_requests:
+            faults.append(f"{num_requests} requests have {len(arrivals_s)} arrival times")
+        if list(arrivals_s) != sorted(arrivals_s) or any(not 0 <= time < math.inf for time in arrivals_s):
+            faults.append("arrival times must be ascending, finite and not negative")
+    raise_faults(UsageError, "the schedule cannot be simulated", faults)

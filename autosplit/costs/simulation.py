@@ -1,0 +1,353 @@
+"""Simulation: the event loop under ``schedule.simulate``: workers, rings and devices in simulated time. No torch."""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from autosplit.values.machine import HOST, Link
+from autosplit.values.timeline import Action
+
+LinkOf = Callable[[str, str], Link]
+"""The link from one device to another, by name: ``Machine.link``."""
+
+
+def free_link(source: str, target: str) -> Link:
+    """A link that costs nothing."""
+    return Link(source, target, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SimStage:
+    """A stage as the simulation sees it.
+
+    Attributes:
+        name: for reports; not ``host``.
+        devices: one device name for each replica; request k goes to replica k mod their number.
+        seconds: seconds of computing one request, one figure for each replica; transfers are not part of it.
+        sources: whom it reads, an earlier stage or ``host``, to the bytes of each value of one request that it gets there.
+        results: bytes of each value of one request that it returns to the host; None for a stage that returns nothing.
+        moved_s: seconds of copying for one request that no link accounts for, one figure for each replica, or nothing.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    seconds: tuple[float, ...]
+    sources: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: {HOST: ()})
+    results: tuple[float, ...] | None = None
+    moved_s: tuple[float, ...] = ()
+
+
+class StageTimes(NamedTuple):
+    """What one replica of a stage did with its time, in seconds.
+
+    ``starved_s`` it waited for inputs, ``blocked_s`` for a free slot, ``queued_s`` for its device while another stage had it;
+    what is left of the makespan is before its first and after its last request.
+    """
+
+    stage: str
+    replica: int
+    device: str
+    requests: int
+    compute_s: float
+    transfer_s: float
+    starved_s: float
+    blocked_s: float
+    queued_s: float
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds at which it held its device."""
+        return self.compute_s + self.transfer_s
+
+
+class _Device:
+    """Held by one worker at a time; the others queue, the older request first: then no device starves for long (the rule
+    "longest in system" of Andrews et al., 2001)."""
+
+    __slots__ = ("held", "queue")
+
+    def __init__(self) -> None:
+        self.held = False
+        self.queue: list[tuple[int, float, int, _Worker]] = []
+
+
+class _Ring:
+    """The slots between one replica of a stage and one of a stage that reads it; every value pays the link's fixed shares."""
+
+    __slots__ = ("free", "latency_s", "receive_s", "receiver", "send_s", "sender", "sender_waits")
+
+    def __init__(
+        self, sender: "_Worker", receiver: "_Worker", link: Link, delay_s: float, sizes: tuple[float, ...], slots: int
+    ) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.free = slots
+        self.sender_waits = False
+        self.latency_s = link.latency_s + delay_s
+        self.send_s = len(sizes) * link.send_s + sum(sizes) * link.send_s_per_byte
+        self.receive_s = len(sizes) * link.receive_s + sum(sizes) * link.receive_s_per_byte
+
+
+class _Worker:
+    """A stage replica, or one end of the host: computes its next request, then sends it through each port in turn."""
+
+    __slots__ = (
+        "blocked_s",
+        "compute_s",
+        "device",
+        "device_name",
+        "missing",
+        "moved_s",
+        "order",
+        "port",
+        "queued_s",
+        "replica",
+        "request",
+        "requests",
+        "seconds",
+        "sending",
+        "since_s",
+        "sources",
+        "stage",
+        "starved_s",
+        "step",
+        "targets",
+        "transfer_s",
+    )
+
+    def __init__(
+        self, stage: str, replica: int, step: int, device_name: str, device: _Device, seconds: float, order: int
+    ) -> None:
+        self.stage, self.replica, self.step = stage, replica, step
+        self.device_name, self.device, self.seconds, self.order = device_name, device, seconds, order
+        self.moved_s = 0.0
+        self.request = replica
+        self.missing: list[int] = []
+        self.sources: list[list[_Ring]] = []
+        self.targets: list[list[_Ring]] = []
+        self.port = 0
+        self.sending = False
+        self.since_s: float | None = None
+        self.requests = 0
+        self.compute_s = self.transfer_s = self.starved_s = self.blocked_s = self.queued_s = 0.0
+
+    def ring(self) -> _Ring:
+        """The ring that the request goes through at the current port."""
+        rings = self.targets[self.port]
+        return rings[self.request % len(rings)]
+
+
+class Simulation:
+    """One run of ``units`` microbatches through the stages; the arguments are checked by ``schedule.simulate``.
+
+    ``actions``, ``admitted_s``, ``finished_s`` and ``times()`` hold the answer after ``run()``. The host's own shares of a
+    transfer delay requests, but the host is no device and is not listed.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[SimStage],
+        units: int,
+        link: LinkOf,
+        slots: int,
+        in_flight: int | None,
+        arrivals_s: Sequence[float],
+        delays_s: Mapping[tuple[str, str], float],
+    ) -> None:
+        self.units, self.in_flight = units, in_flight
+        self.actions: list[Action] = []
+        self.admitted_s: list[float] = []
+        self.finished_s: list[float] = []
+        self._events: list[tuple[float, int, _Worker, int]] = []
+        self._sequence = 0
+        self._build(stages, link, slots, delays_s)
+        for request, time in enumerate(arrivals_s):
+            self._feed.missing[request] += time > 0
+            if time > 0:
+                self._push(time, self._feed, request)
+        for request in range(in_flight or units, units):
+            self._feed.missing[request] += 1
+
+    def _build(self, stages: Sequence[SimStage], link: LinkOf, slots: int, delays_s: Mapping[tuple[str, str], float]) -> None:
+        devices = {name: _Device() for stage in stages for name in stage.devices}
+        self._feed = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -2)
+        self._drain = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -1)
+        self._feed.missing = [0] * self.units
+        workers: dict[str, list[_Worker]] = {HOST: [self._feed]}
+        self._workers: list[_Worker] = []
+        read = {source for stage in stages for source in stage.sources}
+        results: dict[str, tuple[float, ...]] = {}
+        for stage in stages:
+            step = len(stage.devices)
+            made = [
+                _Worker(stage.name, replica, step, name, devices[name], stage.seconds[replica], len(self._workers) + replica)
+                for replica, name in enumerate(stage.devices)
+            ]
+            for worker, moved_s in zip(made, stage.moved_s, strict=False):
+                worker.moved_s = moved_s
+            _connect(workers, made, stage.sources, link, delays_s, slots, self.units)
+            workers[stage.name] = made
+            self._workers += made
+            if stage.results is not None or stage.name not in read:
+                results[stage.name] = stage.results or ()
+        _connect(workers, [self._drain], results, link, delays_s, slots, self.units)
+
+    def run(self) -> None:
+        """Process events until nothing happens any more."""
+        if not self._feed.missing[0]:
+            self._ready(self._feed, 0.0)
+        events = self._events
+        while events:
+            now, _, worker, request = heapq.heappop(events)
+            if request < 0:
+                self._done(worker, now)
+            else:
+                self._deliver(worker, request, now)
+
+    def times(self) -> Iterator[StageTimes]:
+        """What each stage replica did with its time."""
+        for w in self._workers:
+            waits = (w.starved_s, w.blocked_s, w.queued_s)
+            yield StageTimes(w.stage, w.replica, w.device_name, w.requests, w.compute_s, w.transfer_s, *waits)
+
+    def _push(self, time: float, worker: _Worker, request: int = -1) -> None:
+        """An event: ``request`` reaches ``worker``, or, without a request, ``worker`` has done what it was at."""
+        self._sequence += 1
+        heapq.heappush(self._events, (time, self._sequence, worker, request))
+
+    def _deliver(self, worker: _Worker, request: int, now: float) -> None:
+        worker.missing[request] -= 1
+        if worker.request == request and not worker.missing[request]:
+            self._ready(worker, now)
+
+    def _ready(self, worker: _Worker, now: float) -> None:
+        """All inputs of the worker's next request are there, and it is idle."""
+        if worker.since_s is not None:
+            worker.starved_s += now - worker.since_s
+        worker.since_s = now
+        self._acquire(worker, now)
+
+    def _acquire(self, worker: _Worker, now: float) -> None:
+        device = worker.device
+        if device.held:
+            heapq.heappush(device.queue, (worker.request, now, worker.order, worker))
+        else:
+            device.held = True
+            self._begin(worker, now)
+
+    def _release(self, device: _Device, now: float) -> None:
+        if device.queue:
+            self._begin(heapq.heappop(device.queue)[3], now)
+        else:
+            device.held = False
+
+    def _begin(self, worker: _Worker, now: float) -> None:
+        """The worker has its device: send if it was about to, else copy the inputs in and compute."""
+        worker.queued_s += now - (worker.since_s or 0.0)
+        if worker.sending:
+            self._send(worker, worker.ring(), now)
+            return
+        receive_s = worker.moved_s
+        for rings in worker.sources:
+            receive_s += rings[worker.request % len(rings)].receive_s
+        begin = now + receive_s
+        end = begin + worker.seconds
+        if worker is self._feed:
+            self.admitted_s.append(now)
+        elif worker is not self._drain:
+            if receive_s:
+                self.actions.append(Action(worker.stage, worker.replica, worker.request, now, begin, "receive"))
+            self.actions.append(Action(worker.stage, worker.replica, worker.request, begin, end, "compute"))
+            worker.transfer_s += receive_s
+            worker.compute_s += worker.seconds
+            worker.requests += 1
+        self._push(end, worker)
+
+    def _send(self, worker: _Worker, ring: _Ring, now: float) -> None:
+        if worker is not self._feed:
+            self.actions.append(Action(worker.stage, worker.replica, worker.request, now, now + ring.send_s, "send"))
+            worker.transfer_s += ring.send_s
+        self._push(now + ring.send_s, worker)
+
+    def _done(self, worker: _Worker, now: float) -> None:
+        """A computation or a copy has ended; the worker holds its device."""
+        if worker.sending:
+            self._sent(worker.ring(), worker.request, now)
+            worker.port += 1
+        else:
+            worker.sending, worker.port = True, 0
+            for rings in worker.sources:
+                self._free_slot(rings[worker.request % len(rings)], now)
+            if worker is self._drain:
+                self._finished(worker.request, now)
+        self._go_on(worker, now, holds_device=True)
+
+    def _finished(self, request: int, now: float) -> None:
+        self.finished_s.append(now)
+        if self.in_flight and request + self.in_flight < self.units:
+            self._deliver(self._feed, request + self.in_flight, now)
+
+    def _sent(self, ring: _Ring, request: int, now: float) -> None:
+        if ring.latency_s:
+            self._push(now + ring.latency_s, ring.receiver, request)
+        else:
+            self._deliver(ring.receiver, request, now)
+
+    def _free_slot(self, ring: _Ring, now: float) -> None:
+        ring.free += 1
+        if ring.sender_waits:
+            sender = ring.sender
+            ring.sender_waits = False
+            sender.blocked_s += now - (sender.since_s or 0.0)
+            self._go_on(sender, now, holds_device=False)
+
+    def _go_on(self, worker: _Worker, now: float, holds_device: bool) -> None:
+        """Send through the ports that are left, as far as slots are free; then turn to the next request."""
+        while worker.port < len(worker.targets):
+            ring = worker.ring()
+            if not ring.free:
+                ring.sender_waits = True
+                worker.since_s = now
+                break
+            ring.free -= 1
+            if ring.send_s:
+                worker.since_s = now
+                if holds_device:
+                    self._send(worker, ring, now)
+                else:
+                    self._acquire(worker, now)
+                return
+            self._sent(ring, worker.request, now)
+            worker.port += 1
+        else:
+            worker.sending = False
+            worker.request += worker.step
+            worker.since_s = now
+        if holds_device:
+            self._release(worker.device, now)
+        if not worker.sending and worker.request < self.units and not worker.missing[worker.request]:
+            self._ready(worker, now)
+
+
+def _connect(
+    workers: Mapping[str, Sequence[_Worker]],
+    readers: Sequence[_Worker],
+    sources: Mapping[str, tuple[float, ...]],
+    link: LinkOf,
+    delays_s: Mapping[tuple[str, str], float],
+    slots: int,
+    units: int,
+) -> None:
+    """Make a ring between each replica of each source and each reader."""
+    missing = [len(sources)] * units
+    for name, sizes in sources.items():
+        senders = workers[name]
+        delay_s = delays_s.get((name, readers[0].stage), 0.0)
+        rings = [[_Ring(s, r, link(s.device_name, r.device_name), delay_s, sizes, slots) for r in readers] for s in senders]
+        for sender, row in zip(senders, rings, strict=True):
+            sender.targets.append(row)
+        for reader, column in zip(readers, zip(*rings, strict=True), strict=True):
+            reader.sources.append(list(column))
+    for reader in readers:
+        reader.missing = missing

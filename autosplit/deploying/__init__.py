@@ -1,0 +1,10 @@
+"""A plan on the machine: its stages prepared, opened as a pipeline, checked, and compared with the simple ways.
+
+A module a step::
+
+    workspace      saves and prepares stages, places them, opens pipelines
+    compiling      a model compiled apart, within a limit
+    checking       what answers must be like; microbatching: whether requests may be cut
+    comparing      several plans in interleaved rounds
+    baselines      what runs beside a plan, and why some does not
+"""

@@ -1,0 +1,113 @@
+"""Is a plan right: inputs that differ, the unsplit model's outputs for them, the error that is allowed, and who exceeds it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from autosplit.backends.base import NumericalError, check, compare, exact_on, get_backend, tolerance
+from autosplit.backends.lowering import lower_to_bf16
+from autosplit.errors import BackendError
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.splitting import split
+from autosplit.tracing.tensorspec import laid_out, spec_of
+from autosplit.values.plan import Plan
+
+NUM_DISTINCT = 4
+"""Different inputs that are sent in turn, so that answers in the wrong order are seen; two of a model that is slow."""
+
+SLOW_S = 0.1
+"""A model whose pass takes longer, in eager or as a request, is slow: of its requests none is sent that can be spared."""
+
+Microbatch = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Microbatches of a model and its outputs in f32 eager, each op with a number of threads: it can change the bits."""
+
+    traced: Traced
+    threads: Mapping[str, int]
+    work: Sequence[Microbatch]
+    expected: Sequence[Microbatch]
+
+    @staticmethod
+    def of(traced: Traced, threads: Mapping[str, int]) -> "Reference":
+        """Run the unsplit model; ops without a number of threads of their own run with torch's."""
+        unsplit = _Threaded(traced, threads)
+        work, expected = distinct_inputs(traced.example_inputs), []
+        before = torch.get_num_threads()
+        start = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                expected.append(tuple(unsplit.run(*work[0])))
+                if time.perf_counter() - start > SLOW_S:
+                    del work[2:]
+                expected += [tuple(unsplit.run(*inputs)) for inputs in work[1:]]
+        finally:
+            torch.set_num_threads(before)
+        return Reference(traced, threads, work, expected)
+
+
+def is_exact(plan: Plan) -> bool:
+    """Whether the plan's outputs must be eager's bit for bit."""
+    return all(exact_on(get_backend(stage.backend), name, plan.precision) for stage in plan.stages for name in stage.devices)
+
+
+def limit_of(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: Sequence[Microbatch]) -> float:
+    """The largest relative error that the plan's outputs may have: 0 where every stage is exact."""
+    if plan.precision == "f32":
+        return 0.0 if is_exact(plan) else tolerance("f32")
+    [program] = split(traced, [[op.name for op in traced.graph.ops]])
+    lowered = lower_to_bf16(program).module
+    with torch.inference_mode():
+        errors = [compare(traced.graph.outputs, lowered(*inputs), right) for inputs, right in zip(work, expected, strict=True)]
+    return tolerance(plan.precision, max(errors, key=lambda error: error.relative))
+
+
+def blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError, limit: float) -> str:
+    """What is wrong with a plan's numbers: the first stage whose backend is wrong when it is given right ones."""
+    values = dict(zip(traced.graph.inputs, inputs, strict=True))
+    for stage, program in zip(plan.stages, split(traced, [stage.ops for stage in plan.stages]), strict=True):
+        given = [values[spec.name] for spec in program.inputs]
+        try:
+            check(get_backend(stage.backend), program, given, precision=plan.precision, threads=stage.threads)
+        except BackendError as failure:
+            return str(failure)
+        with torch.inference_mode():
+            values |= zip((spec.name for spec in program.outputs), program.module(*given), strict=True)
+    backends = ", ".join(dict.fromkeys(stage.backend for stage in plan.stages))
+    return (
+        f"the outputs of {len(plan.stages)} stages ({backends}, {plan.precision}) differ from f32 eager: '{error.output}' is "
+        f"off by {error.relative:.3g} of the largest value, and the tolerance is {limit:.3g}; no stage alone is wrong"
+    )
+
+
+class _Threaded(fx.Interpreter):
+    """Runs the unsplit program op by op, with a number of threads for each."""
+
+    def __init__(self, traced: Traced, threads: Mapping[str, int]) -> None:
+        super().__init__(traced.program)
+        self._threads = threads
+
+    def run_node(self, n: fx.Node) -> object:
+        wanted = self._threads.get(n.name)
+        if wanted is not None and wanted != torch.get_num_threads():
+            torch.set_num_threads(wanted)
+        return super().run_node(n)
+
+
+def distinct_inputs(example: Sequence[torch.Tensor], count: int = NUM_DISTINCT, seed: int = 0) -> list[Microbatch]:
+    """Inputs like the example, all different where that is possible: floats are disturbed, integers change places."""
+    generator = torch.Generator().manual_seed(seed)
+    return [tuple(example), *(tuple(_another(tensor, generator) for tensor in example) for _ in range(count - 1))]
+
+
+def _another(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if tensor.is_floating_point():
+        other = tensor + 0.1 * torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.dtype)
+    else:
+        other = tensor.reshape(-1)[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
+    return laid_out(other, replace(spec_of("", tensor), offset_bytes=0))

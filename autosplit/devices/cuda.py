@@ -1,0 +1,126 @@
+"""CUDA devices: the calls of torch.cuda behind the seam in ``accelerators``, and nothing else.
+
+In a worker only: opening a device takes hundreds of megabytes of its memory. Products and convolutions are computed in
+full float32, not in TF32, which torch allows convolutions by default: precision is the user's choice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autosplit.devices.accelerators import Event, Facts, Work
+
+DRIVER = Path("/proc/driver/nvidia/version")
+WARM_UP_PASSES = 3
+MILLI = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class CudaEvent:
+    """A CUDA event with times."""
+
+    event: torch.cuda.Event = field(default_factory=lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+
+    def record(self, queue: torch.cuda.Stream) -> None:
+        """Mark the end of what is in the stream now."""
+        self.event.record(queue)
+
+    def hold(self, queue: torch.cuda.Stream) -> None:
+        """Later work of ``queue`` waits for the event."""
+        queue.wait_event(self.event)
+
+    def synchronise(self) -> None:
+        """Block until all before the mark is done."""
+        self.event.synchronize()
+
+    def seconds_since(self, earlier: Event) -> float:
+        """Seconds between the marks, from milliseconds."""
+        assert isinstance(earlier, CudaEvent)  # one provider's events are never mixed with another's
+        return float(earlier.event.elapsed_time(self.event)) * MILLI
+
+
+class Cuda:
+    """One CUDA device."""
+
+    ONNX_PROVIDER = "CUDAExecutionProvider"
+
+    def __init__(self, index: int) -> None:
+        self._device = torch.device("cuda", index)
+        torch.cuda.set_device(self._device)
+        for backend in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):  # type: ignore[attr-defined]
+            backend.fp32_precision = "ieee"  # type: ignore[union-attr]
+        self._pool: Any = None
+
+    @staticmethod
+    def count() -> int:
+        """The devices that torch sees; asks the management library, and starts CUDA in no process."""
+        return torch.cuda.device_count()
+
+    @property
+    def device(self) -> torch.device:
+        """``cuda:N``."""
+        return self._device
+
+    def facts(self) -> Facts:
+        """Name, memory and compute capability, the driver's version and that of CUDA."""
+        properties = torch.cuda.get_device_properties(self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        capability = f"{properties.major}.{properties.minor}"
+        return Facts(properties.name, total, free, capability, driver_version(), f"CUDA {torch.version.cuda}")
+
+    def queue(self) -> torch.cuda.Stream:
+        """A stream."""
+        return torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def event(self) -> Event:
+        """An event with times."""
+        return CudaEvent()
+
+    def enqueue(self, queue: torch.cuda.Stream, work: Work) -> None:
+        """Call ``work``, whose kernels and copies go into the stream."""
+        with torch.cuda.stream(queue):
+            work()
+
+    def capture(self, queue: torch.cuda.Stream, work: Work) -> Work:
+        """A CUDA graph of ``work``, after passes on the same stream that let libraries choose and allocate.
+
+        All graphs of a device share one pool of memory: they run one after the other, in one stream.
+        """
+        queue.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(queue):
+            for _ in range(WARM_UP_PASSES):
+                work()
+        torch.cuda.current_stream(self._device).wait_stream(queue)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=queue):
+            work()
+        self._pool = graph.pool()
+        return graph.replay
+
+    def empty(self, num_bytes: int) -> torch.Tensor:
+        """Device memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def staging(self, num_bytes: int) -> torch.Tensor:
+        """Pinned host memory."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def synchronise(self) -> None:
+        """Wait for all streams of the device."""
+        torch.cuda.synchronize(self._device)
+
+    def onnx_options(self, queue: torch.cuda.Stream) -> Mapping[str, str]:
+        """Device, our stream, and full float32."""
+        return {"device_id": str(self._device.index), "user_compute_stream": str(queue.cuda_stream), "use_tf32": "0"}
+
+
+def driver_version(path: Path = DRIVER) -> str:
+    """The kernel driver's version, or '' where none is loaded."""
+    try:
+        words = path.read_text(encoding="utf-8").split("\n")[0].split()
+    except OSError:
+        return ""
+    return next((word for word in words if word[0].isdigit() and "." in word), "")

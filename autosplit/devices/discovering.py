@@ -1,0 +1,269 @@
+"""The devices of this machine: cores within affinity and container quota, CUDA devices, memory, caches, backends installed."""
+
+import importlib.metadata
+import importlib.util
+import math
+import os
+import platform
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from autosplit import tables
+from autosplit.devices.accelerators import PROVIDERS, Facts, is_accelerator, provider
+from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
+from autosplit.devices.processes import receive, spawn_worker
+from autosplit.errors import DeviceError, UsageError, raise_faults
+from autosplit.values.machine import Machine, parse_bytes, parse_device
+from autosplit.values.machinefile import read_machine
+
+FACTS_TIMEOUT_S = 120.0
+CPUS = Path("/sys/devices/system/cpu")
+
+PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "eager": ("torch",),
+    "onnxruntime": ("onnxruntime", "onnx", "onnxscript"),
+    "openvino": ("openvino",),
+    "inductor": ("torch",),
+}
+"""Backend name to the packages it needs, the runtime itself first."""
+
+EXTRAS: Mapping[str, str] = {"onnxruntime": "onnx", "openvino": "openvino"}
+
+
+@dataclass(frozen=True)
+class Description:
+    """What this machine is, for ``autosplit devices``: facts, and one row for each device and backend."""
+
+    facts: Mapping[str, Any]
+    devices: tuple[Mapping[str, Any], ...]
+    backends: tuple[Mapping[str, Any], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"machine": dict(self.facts), "devices": [*map(dict, self.devices)], "backends": [*map(dict, self.backends)]}
+
+    def frame(self) -> Any:
+        """The devices as a pandas DataFrame indexed by name."""
+        return tables.frame(self.devices, index="device")
+
+    def _repr_html_(self) -> str:
+        facts = ", ".join(f"{key.replace('_', ' ')}: {value}" for key, value in self.facts.items())
+        return tables.html(self.devices, facts) + tables.html(self.backends, "backends")
+
+
+def discover() -> Machine:
+    """This machine with its default devices: each usable CPU core alone, then each CUDA device.
+
+    Usable is what the process may run on (its affinity), and no more cores than the container's CPU quota pays for. One core
+    for each CUDA device is left to the worker that feeds it, as long as one is left.
+    """
+    cores, cudas = usable_cores(), [parse_device(f"cuda:{index}") for index in range(provider("cuda").count())]
+    needed = max(0, len(cudas) - (len(affinity()) - len(cores)))
+    cpus = [parse_device(f"cpu:{core}") for core in cores[: max(1, len(cores) - needed)]]
+    return with_free_memory(with_feeding_cores(Machine.of([*cpus, *cudas])))
+
+
+def machine_for(
+    devices: str | None = None, machine_file: Path | None = None, memory: str | Mapping[str, str | int] | None = None
+) -> Machine:
+    """The machine that the user named, checked against this one.
+
+    Args:
+        devices: names with commas between, such as ``cpu:0,cpu:1`` or ``cpu:0-1,cuda:0``; by default all that are there.
+        machine_file: a YAML file with devices, memory caps and links; not together with ``devices``.
+        memory: caps, either one size for every device (``300MB``), sizes by device (``cpu:0=300MB,cpu:1=1GiB``), or a mapping.
+    Raises:
+        DeviceError: a core or CUDA device that is not here, more cores than the quota pays for, or an overlap.
+        UsageError: both a list and a file, or a size that is not understood.
+    """
+    if devices is not None and machine_file is not None:
+        raise UsageError("devices are given twice, by --devices and by a machine file; leave one of them out")
+    if devices is not None and not isinstance(devices, str):
+        raise UsageError(f"devices are one text with commas between, such as 'cpu:0,cpu:1', but are given as {devices!r}")
+    if machine_file is not None:
+        machine = read_machine(machine_file)
+    elif devices is not None:
+        machine = Machine.of([parse_device(name) for name in devices.split(",") if name.strip()])
+    else:
+        machine = discover()
+    check_here(machine)
+    machine = with_free_memory(with_feeding_cores(machine))
+    return machine.with_memory(parse_memory(memory, machine)) if memory is not None else machine
+
+
+def parse_memory(memory: str | Mapping[str, str | int], machine: Machine) -> dict[str, int]:
+    """Device name to cap in bytes. Raises: UsageError: not a size, or a device named twice.
+
+    >>> parse_memory("cpu:0=1KiB", Machine.of([parse_device("cpu:0"), parse_device("cpu:1")]))
+    {'cpu:0': 1024}
+    """
+    if isinstance(memory, Mapping):
+        return {name: parse_bytes(size) for name, size in memory.items()}
+    if "=" not in memory:
+        return dict.fromkeys((device.name for device in machine.devices), parse_bytes(memory))
+    caps: dict[str, int] = {}
+    for entry in memory.split(","):
+        name, equals, size = entry.partition("=")
+        if not equals or name.strip() in caps:
+            raise UsageError(f"memory '{memory}' is not understood at '{entry}'; write 300MB, or cpu:0=300MB,cpu:1=1GiB")
+        caps[name.strip()] = parse_bytes(size)
+    return caps
+
+
+def check_here(machine: Machine) -> None:
+    """Raise DeviceError, with every fault, unless this machine has the devices; null devices are everywhere."""
+    available = affinity()
+    faults = []
+    for device in machine.devices:
+        absent = sorted(set(device.cores) - set(available)) if device.kind == "cpu" else []
+        if absent:
+            cores = ", ".join(map(str, absent))
+            faults.append(f"device '{device.name}' names core {cores}, and this process may use cores {span(available)}")
+    for device in filter(is_accelerator, machine.devices):
+        count = provider(device.kind).count()
+        if device.index >= count:
+            seen = f"{count} {device.kind.upper()} device{'s' * (count != 1)}"
+            faults.append(f"device '{device.name}' is not here: torch {torch.__version__} sees {seen}")
+    num_cores = sum(len(device.cores) for device in machine.devices if device.kind == "cpu")
+    quota = cpu_quota()
+    if quota is not None and not faults and num_cores > max(1, math.floor(quota)):
+        faults.append(
+            f"the devices hold {num_cores} cores, and the CPU quota of this container pays for {quota:g}; "
+            f"name at most {max(1, math.floor(quota))}"
+        )
+    raise_faults(DeviceError, "the devices do not fit this machine", faults)
+
+
+def with_feeding_cores(machine: Machine) -> Machine:
+    """The machine with a CPU core for the worker of each accelerator that has none: it queues work and copies.
+
+    That is the first core that no device of this machine uses, the usable ones before the rest of the affinity; where none is
+    left, the last usable one, which it then shares.
+    """
+    taken = {core for device in machine.devices for core in device.cores}
+    spare = [core for core in affinity() if core not in taken]
+    devices = []
+    for device in machine.devices:
+        if is_accelerator(device) and not device.cores:
+            device = replace(device, cores=(spare.pop(0) if spare else usable_cores()[-1],))
+        devices.append(device)
+    return replace(machine, devices=tuple(devices))
+
+
+def with_free_memory(machine: Machine) -> Machine:
+    """The machine with the memory that is free now as the cap of each accelerator that has none."""
+    wanted = tuple(device.name for device in machine.devices if is_accelerator(device) and device.memory_bytes is None)
+    return machine.with_memory({name: facts.free_bytes for name, facts in facts_of(wanted).items()})
+
+
+@cache
+def facts_of(names: tuple[str, ...]) -> Mapping[str, Facts]:
+    """What these accelerators are, asked of a process that ends with its answer: an open device takes memory of it.
+
+    Raises: DeviceError: one cannot be opened.
+    """
+    if not names:
+        return {}
+    worker = spawn_worker("autosplit.devices.accelerators:answer_facts", name=f"looking at {', '.join(names)}")
+    try:
+        worker.connection.send((names, dict(PROVIDERS)))
+        answer = receive(worker, FACTS_TIMEOUT_S, "what the devices are")
+    finally:
+        worker.close()
+    if isinstance(answer, str):
+        raise DeviceError(f"device{'s' * (len(names) > 1)} {', '.join(names)} cannot be used: {answer}")
+    return cast(Mapping[str, Facts], answer)
+
+
+def cpu_name() -> str:
+    """The processor's model name."""
+    for line in _lines(Path("/proc/cpuinfo")):
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def caches(core: int = 0, cpus: Path = CPUS) -> dict[str, int]:
+    """Cache level to bytes as one core sees it, instruction caches left out.
+
+    Every level that a kernel lists in ``/sys``, such as ``{"L1": 32768, "L2": 1048576, "L3": 33554432}``.
+    """
+    found = {}
+    for folder in sorted((cpus / f"cpu{core}" / "cache").glob("index*")):
+        kind, level, size = (read_words(folder / name) for name in ("type", "level", "size"))
+        if kind and level and size and kind[0] != "Instruction":
+            found[f"L{level[0]}"] = parse_bytes(size[0].replace("K", "Ki").replace("M", "Mi"))
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+
+
+def versions(backends: Sequence[str] = ()) -> dict[str, str]:
+    """Package name to installed version: torch, and what the named backends need. Nothing is imported for it."""
+    names = dict.fromkeys(["torch", *(package for backend in backends for package in PACKAGES.get(backend, ()))])
+    return {name: version for name in names if (version := _version(name))}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def span(cores: Sequence[int]) -> str:
+    """Cores as a person writes them.
+
+    >>> span([0, 1, 2, 5])
+    '0-2,5'
+    """
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def describe() -> Description:
+    """This machine as ``autosplit devices`` shows it."""
+    quota = cpu_quota()
+    facts = {
+        "cpu": cpu_name(),
+        "cores": span(affinity()),
+        "cpu_quota": "none" if quota is None else f"{quota:g} cores",
+        "memory": tables.bytes_text(memory_limit_bytes()),
+        "caches": ", ".join(f"{level} {tables.bytes_text(size)}" for level, size in caches(affinity()[0]).items()) or "not known",
+        "python": platform.python_version(),
+    }
+    rows = []
+    machine = discover()
+    accelerators = facts_of(tuple(device.name for device in machine.devices if is_accelerator(device)))
+    for device in machine.devices:
+        what, memory = facts["cpu"], "the machine's"
+        if there := accelerators.get(device.name):
+            what, memory = str(there), f"{tables.bytes_text(there.free_bytes)} free"
+        rows.append(
+            {"device": device.name, "kind": device.kind, "what": what, "cores": span(device.cores) or "-", "memory": memory}
+        )
+    return Description(facts, tuple(rows), tuple(_backend_row(name) for name in PACKAGES))
+
+
+def _backend_row(name: str) -> dict[str, str]:
+    """Whether a backend's packages are there, from their metadata."""
+    absent = [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]
+    state = "installed"
+    if absent:
+        state = f"needs {', '.join(absent)}: pip install 'autosplit[{EXTRAS[name]}]'"
+    elif name == "inductor" and not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++")):
+        state = "needs a C++ compiler: install g++"
+    return {"backend": name, "version": _version(PACKAGES[name][0]) or "-", "state": state}

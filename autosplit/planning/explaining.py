@@ -1,0 +1,312 @@
+"""Why a plan is no faster: which device is the bottleneck, what bounds it, what other cuts cost, and what a change would bring.
+
+Nothing is estimated. Every figure is the evaluator's for a plan that exists: the plan itself, a neighbour with some ops moved
+over a border, or the solver's answer to the problem with one thing changed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
+from autosplit.errors import InfeasibleError
+from autosplit.planners.portfolio import solve
+from autosplit.planners.sample import Sampler
+from autosplit.planning.plans import problem_of
+from autosplit.planning.recutting import next_cuts
+from autosplit.values.constraints import Constraints
+from autosplit.values.explanation import Change, DeviceLoad, Explanation, Reason, time_text
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+
+ROUNDING = 1e-6
+WORTH = 0.01
+"""A limit bounds the plan if lifting it brings at least this share."""
+
+CUTS_SHARE = 0.25
+"""Of the time, for other cuts."""
+
+
+def explain(
+    graph: Graph,
+    plan: Plan,
+    machine: Machine,
+    profile: Profile,
+    constraints: Constraints | None = None,
+    *,
+    time_limit_s: float = 10.0,
+) -> Explanation:
+    """Why a plan for a model is no faster.
+
+    Args:
+        graph: the model, traced for the plan's microbatch.
+        plan: the plan.
+        machine: the devices.
+        profile: seconds of the ops there.
+        constraints: those that the plan was made under.
+        time_limit_s: for all solver calls together.
+    Raises: ProfileError: the profile lacks a measurement that the plan needs.
+    """
+    wanted = constraints or Constraints()
+    problem, blocks = problem_of(plan, graph, machine, profile, wanted)
+    fewer: dict[str, Constraints] = {}
+    for pattern, device in wanted.pins.items():
+        rest = {key: value for key, value in wanted.pins.items() if key != pattern}
+        fewer[f"'{pattern}' not pinned to '{device}'"] = replace(wanted, pins=rest)
+    for pattern, devices in wanted.forbids.items():
+        kept = {key: value for key, value in wanted.forbids.items() if key != pattern}
+        fewer[f"'{pattern}' allowed on '{', '.join(devices)}'"] = replace(wanted, forbids=kept)
+    loosened = {words: problem_of(plan, graph, machine, profile, less)[0] for words, less in fewer.items()}
+    options = {"objective": plan.objective, **wanted.limits(len(machine.devices))}
+    found = explain_blocks(problem, blocks, options=options, loosened=loosened, time_limit_s=time_limit_s)
+    return replace(found, plan=plan.hash)
+
+
+def explain_blocks(
+    problem: Problem,
+    blocks: Sequence[Block],
+    *,
+    options: Mapping[str, Any] | None = None,
+    loosened: Mapping[str, Problem] | None = None,
+    time_limit_s: float = 10.0,
+    unit: str = "s",
+    bound_s: float = 0.0,
+) -> Explanation:
+    """Why blocks are no better.
+
+    Args:
+        problem: what they answer.
+        blocks: a solution's.
+        options: what ``solve`` was called with: objective, contiguous, num_stages, ...
+        loosened: the problem without one constraint, by what that means in words ("'embed' not pinned to 'cpu:0'").
+        time_limit_s: for everything; changes for which there is no time are named and left out.
+        unit: of the times.
+        bound_s: what is proved already under the same demands. A plan that meets it is not looked for again.
+    """
+    started = monotonic()
+    asked = dict(options or {})
+    objective = asked.get("objective", "throughput")
+    value_s = _value_s(problem, blocks, objective)
+    device = int(evaluate(problem, blocks).device_s.argmax())
+    judge = Sampler(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
+    cuts = next_cuts(
+        problem,
+        blocks,
+        judge,
+        contiguous=asked.get("contiguous", True),
+        deadline=started + CUTS_SHARE * time_limit_s,
+    )
+    calls = {} if bound_s >= value_s * (1 - ROUNDING) else {AGAIN: (problem, asked)}
+    calls |= dict(_changes(problem, device, asked)) | {words: (other, asked) for words, other in (loosened or {}).items()}
+    changes, left_out = _looked_at(calls, blocks, value_s, started + time_limit_s)
+    again = next((row for row in changes if row.change == AGAIN), None)
+    if again is not None:
+        bound_s = max(bound_s, again.bound_s)
+        if again.times <= 1 + ROUNDING:
+            changes.remove(again)
+    best_s = value_s if again is None else again.objective_s
+    helped = {row.change: 1 - row.objective_s / best_s if best_s else 0.0 for row in changes}
+    kinds: dict[Reason, list[str]] = {
+        "memory": [words for words in helped if words == NO_CAPS],
+        "constraint": [words for words in helped if words in (loosened or {}) or words in (NO_GROUPS, NO_COUNT)],
+    }
+    bound_by, because = _reason(problem, blocks, device, objective, value_s, helped, kinds, unit)
+    return Explanation(
+        objective=objective,
+        objective_s=value_s,
+        bound_s=min(bound_s, value_s),
+        bottleneck=problem.devices[device],
+        bound_by=bound_by,
+        because=because,
+        devices=tuple(_device_rows(problem, blocks)),
+        cuts=tuple(cuts),
+        changes=tuple(changes),
+        unit=unit,
+        left_out=left_out,
+    )
+
+
+def explain_solution(problem: Problem, solution: Solution, **options: Any) -> Explanation:
+    """Why a solution is no better: ``explain_blocks`` of its blocks."""
+    return explain_blocks(problem, solution.blocks, bound_s=solution.bound_s, **options)
+
+
+def _value_s(problem: Problem, blocks: Sequence[Block], objective: str) -> float:
+    return latency_s(problem, blocks) if objective == "latency" else evaluate(problem, blocks).bottleneck_s
+
+
+def _device_rows(problem: Problem, blocks: Sequence[Block]) -> Iterator[DeviceLoad]:
+    loads = evaluate(problem, blocks)
+    for device in sorted({device for block in blocks for device in block.devices}):
+        load_s, compute_s, transfer_s = (float(table[device]) for table in (loads.device_s, loads.compute_s, loads.transfer_s))
+        moving = compute_s + transfer_s
+        cap_bytes = float(problem.memory_bytes[device])
+        yield DeviceLoad(
+            device=problem.devices[device],
+            load_s=load_s,
+            compute_s=compute_s,
+            transfer_s=transfer_s,
+            compute_share=compute_s / moving if moving else 0.0,
+            transfer_share=transfer_s / moving if moving else 0.0,
+            held_bytes=float(loads.memory_bytes[device]),
+            cap_bytes=cap_bytes if np.isfinite(cap_bytes) else None,
+        )
+
+
+def _reason(
+    problem: Problem,
+    blocks: Sequence[Block],
+    device: int,
+    objective: str,
+    value_s: float,
+    helped: Mapping[str, float],
+    kinds: Mapping[Reason, Sequence[str]],
+    unit: str,
+) -> tuple[Reason, str]:
+    """What bounds the plan, and a sentence about it."""
+    loads = evaluate(problem, blocks)
+    name, load = problem.devices[device], time_text(float(loads.device_s[device]), unit)
+    start = f"'{name}' is the bottleneck: {load}"
+    if objective == "latency":
+        start = f"A sample takes {time_text(value_s, unit)}; '{name}' is the bottleneck with {load} a sample"
+    start += _hosts_share(problem, blocks, device, unit)
+    limits = [(helped[words], kind, words) for kind, found in kinds.items() for words in found if helped[words] >= WORTH]
+    compute_s, transfer_s = float(loads.compute_s[device]), float(loads.transfer_s[device])
+    part = compute_s / (compute_s + transfer_s) if compute_s + transfer_s else 1.0
+    if limits:
+        share, kind, words = max(limits)
+        return kind, f"{start}, and with {words} it would be {share:.1%} less: the {kind} bounds it."
+    stuck = _indivisible(problem, blocks, device)
+    if stuck is not None and objective == "throughput":
+        ops, least_s = stuck
+        if least_s >= (1 - WORTH) * value_s:
+            who = (
+                f"op '{problem.ops[ops[0]]}'"
+                if len(ops) == 1
+                else f"{len(ops)} ops that stay together ('{problem.ops[ops[0]]}', ...)"
+            )
+            least = time_text(least_s, unit)
+            return "indivisible", f"{start}, of which {who} takes {least} on the fastest device and cannot be cut."
+    if part >= 0.5:
+        return "compute", f"{start}, {part:.0%} of it compute: compute bounds it."
+    return "transfer", f"{start}, {1 - part:.0%} of it transfers: transfers bound it."
+
+
+def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: str) -> str:
+    """A clause about what the host takes of a device, where it has no core of its own; empty if that is nothing to name."""
+    made = [net.producer for net in problem.nets if HOST in net.consumers]
+    shares = [sum(op in block.ops for op in made) / len(block.devices) for block in blocks if device in block.devices]
+    host_s = problem.host_s * sum(shares) / len(made) if made else 0.0
+    if host_s <= WORTH * float(evaluate(problem, blocks).device_s[device]):
+        return ""
+    return f" ({time_text(host_s, unit)} of that the host's, which has no core of its own)"
+
+
+def _indivisible(problem: Problem, blocks: Sequence[Block], device: int) -> tuple[tuple[int, ...], float] | None:
+    """The op or group on a device that takes longest on its fastest device, and how long, replicas taken into account."""
+    found: list[tuple[float, tuple[int, ...]]] = []
+    for block in blocks:
+        if device in block.devices:
+            inside = set(block.ops)
+            parts = [group for group in problem.groups if inside.issuperset(group)]
+            parts += [(op,) for op in block.ops if not any(op in group for group in parts)]
+            for ops in parts:
+                found.append((float(problem.compute_s[list(ops)].sum(axis=0).min()) / len(block.devices), tuple(ops)))
+    if not found:
+        return None
+    least_s, ops = max(found)
+    return ops, least_s
+
+
+AGAIN = "another plan under the same demands"
+NO_CAPS = "no memory caps"
+NO_GROUPS = "nothing kept together"
+NO_COUNT = "any number of stages"
+
+Call = tuple[Problem, dict[str, Any]]
+
+
+def _changes(problem: Problem, device: int, asked: dict[str, Any]) -> Iterator[tuple[str, Call]]:
+    """What may be changed, in words, and what is to be solved then."""
+    yield f"one more device like '{problem.devices[device]}'", (_with_twin(problem, device), asked)
+    t = problem.transfers
+    if t.send_s_per_byte.any() or t.receive_s_per_byte.any():
+        wide = replace(t, send_s_per_byte=t.send_s_per_byte / 2, receive_s_per_byte=t.receive_s_per_byte / 2)
+        yield "twice the bandwidth", (replace(problem, transfers=wide), asked)
+    if np.isfinite(problem.memory_bytes).any() or problem.pools:
+        yield NO_CAPS, (replace(problem, memory_bytes=np.full(problem.num_devices, np.inf), pools=()), asked)
+    if problem.groups:
+        yield NO_GROUPS, (replace(problem, groups=()), asked)
+    if asked.get("num_stages") is not None or asked.get("max_stages") is not None:
+        yield NO_COUNT, (problem, {**asked, "num_stages": None, "max_stages": None})
+
+
+def _with_twin(problem: Problem, device: int) -> Problem:
+    """The problem with one more device like another; the two reach each other as that one reaches its like, or else the next.
+
+    Either of the two pays what that one pays now, and not what is paid at the other end, which may be nothing.
+    """
+    count, t = problem.num_devices, problem.transfers
+    others = [d for d in range(count) if d != device]
+    alike = [d for d in next(group for group in problem.device_classes if device in group) if d != device]
+    alone = device if any(table[device, device] for table in t.arrays()) else HOST
+    nearest = (alike or others or [alone])[0]
+
+    def grown(table: Floats, between: float) -> Floats:
+        order = [*range(count), device, count]
+        larger = table[np.ix_(order, order)].copy()
+        larger[device, count] = larger[count, device] = between
+        return larger
+
+    sent, received = (device, nearest), (nearest, device)
+    ends = (sent, sent, received, received, sent)
+    return replace(
+        problem,
+        devices=(*problem.devices, f"{problem.devices[device]} (one more)"),
+        compute_s=np.hstack([problem.compute_s, problem.compute_s[:, [device]]]),
+        transfers=Transfers(*(grown(table, table[pair]) for table, pair in zip(t.arrays(), ends, strict=True))),
+        memory_bytes=np.append(problem.memory_bytes, problem.memory_bytes[device]),
+        pools=tuple(Pool((*p.devices, count), p.num_bytes) if device in p.devices else p for p in problem.pools),
+    )
+
+
+def _looked_at(
+    calls: Mapping[str, Call], blocks: Sequence[Block], value_s: float, deadline: float
+) -> tuple[list[Change], tuple[str, ...]]:
+    """What each change brings, in equal shares of the time that is left, and those for which there is none.
+
+    A solver call takes somewhat longer than it may; the most that one did is kept free for the next.
+    """
+    changes: list[Change] = []
+    left_out: list[str] = []
+    late_s = 0.0
+    for number, (words, (problem, asked)) in enumerate(calls.items()):
+        begun = monotonic()
+        share_s = (deadline - begun - late_s) / (len(calls) - number)
+        if share_s <= 0:
+            left_out.append(words)
+            continue
+        changes.append(_change(words, problem, asked, blocks, value_s, share_s))
+        late_s = max(late_s, monotonic() - begun - share_s)
+    return changes, tuple(left_out)
+
+
+def _change(
+    words: str, problem: Problem, asked: Mapping[str, Any], blocks: Sequence[Block], value_s: float, time_limit_s: float
+) -> Change:
+    """The best of the changed problem; the plan itself stands in it too, so a change never makes things worse."""
+    objective = asked.get("objective", "throughput")
+    own_s = min(value_s, _value_s(problem, blocks, objective))
+    try:
+        solution = solve(problem, time_limit_s=time_limit_s, name_conflict=False, **asked)
+    except InfeasibleError:
+        return Change(words, own_s, value_s / own_s if own_s > 0 else 1.0, 0.0, proved=False)
+    best_s = min(own_s, solution.objective_s)
+    proved = solution.status == "optimal" and solution.objective_s <= own_s * (1 + 1e-9)
+    return Change(words, best_s, value_s / best_s if best_s > 0 else 1.0, min(best_s, solution.bound_s), proved)

@@ -1,0 +1,271 @@
+"""search(): plan, measure the plan's stages as they run, correct the profile, plan again; then try what only running can tell.
+
+The first loop ends when the planner comes back to a plan that was measured, or when its part of the budget is spent.
+Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, threads, backend and microbatch. It
+begins with the planner's answer; a trial whose prediction is far behind the best measured plan is pruned without running.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from autosplit import tables
+from autosplit.deploying.comparing import Arena, Loaded, Progress
+from autosplit.deploying.workspace import Workspace
+from autosplit.errors import AutosplitError, InfeasibleError
+from autosplit.planning.plans import moved_s, predict
+from autosplit.reports.runreport import PLAN, Outcome
+from autosplit.searching.candidates import Job, Subject, Trial
+from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
+from autosplit.searching.tuning import asked_of, first_trials, open_study, space
+from autosplit.tracing.capturing import Traced
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Samples
+
+NUM_ROUNDS = 3
+ROUND_S = 0.4
+"""A candidate runs so many rounds of about so many seconds, each beside one of the first plan's."""
+
+CORRECTING_SHARE, PLANNING_SHARE = 0.6, 0.2
+"""Of the budget; the rest is for Optuna."""
+
+HOPELESS = 0.8
+"""A candidate that is predicted to reach less than this share of the best measured plan is not run."""
+
+MAX_TRIALS = 24
+FIRST = "first"
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The plan to use, the model and profile that it was made from, and every candidate that was looked at."""
+
+    plan: Plan
+    traced: Traced
+    profile: Profile
+    trials: tuple[Trial, ...] = ()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a candidate."""
+        return [trial.row() for trial in self.trials]
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        return tables.frame(self.rows())
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_() + tables.html(self.rows(), "candidates")
+
+
+def search(
+    job: Job,
+    subject: Subject,
+    *,
+    budget_s: float = 30.0,
+    storage: Path | None = None,
+    workspace: Workspace | None = None,
+    progress: Progress | None = None,
+) -> SearchResult:
+    """The plan that measures best within the budget.
+
+    Args:
+        job: the machine and the demands.
+        subject: the model, traced for whole requests, and its profile.
+        budget_s: seconds for measuring candidates; 0 returns the planner's answer from the profile alone.
+        storage: a journal of Optuna's trials, so that a search that was stopped goes on where it was; one of another model, or
+            with other devices or demands, begins anew there.
+        workspace: as for ``Arena``.
+        progress: called with the share of the budget spent and what is being done.
+    Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
+    """
+    first = job.plan(subject, {})
+    if budget_s <= 0:
+        return SearchResult(job.explained(first, subject), *subject)
+    with Arena(job.machine, workspace) as arena:
+        hunt = _Hunt(job, subject, arena, budget_s, progress or (lambda share, text: None))
+        hunt.correct(first)
+        hunt.tune(storage)
+    best = hunt.best()
+    traced, profile = hunt.subject(best.plan.microbatch)
+    profile = profile.with_newest((stage.ops, setting) for stage, setting in best.plan.workers)
+    plan = _proved(job, (traced, profile), best.plan)
+    return SearchResult(job.explained(plan, (traced, profile)), traced, profile, tuple(hunt.trials))
+
+
+def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
+    """The plan that measured best, with what is proved of all plans that the user's demands allow.
+
+    What only its trial asked for is left out: a bound for that says nothing of the other plans.
+    """
+    traced, profile = subject
+    try:
+        proved = job.plan(subject, {"microbatch": best.microbatch, "queue_depth": best.queue_depth})  # no bound depends on these
+    except InfeasibleError as failure:
+        if failure.conflict:
+            raise
+        return predict(best, traced.graph, job.machine, profile)  # none was found in so short a time
+    if proved.hash == best.hash:
+        return proved
+    return predict(best, traced.graph, job.machine, profile, proved.prediction.bound_s)
+
+
+class _Hunt:
+    """One search under way: the clock, the corrected profiles, the candidates so far."""
+
+    def __init__(self, job: Job, subject: Subject, arena: Arena, budget_s: float, tell: Progress) -> None:
+        self.job = job
+        self.arena = arena
+        self._known = {job.source.batch: subject}
+        """The model for each microbatch, and its profile before anything ran."""
+        self._profiles = {job.source.batch: subject[1]}
+        """The profiles with all that was seen since."""
+        self._seen: list[Seen] = []
+        self.trials: list[Trial] = []
+        self._uncut: set[int] = set()
+        """Microbatches that the model cannot be traced or measured for."""
+        self._tell = tell
+        self._budget_s = budget_s
+        self._start = time.monotonic()
+
+    def subject(self, microbatch: int) -> Subject:
+        """The model for a microbatch, and what is known of it by now."""
+        return self._known[microbatch][0], self._profiles[microbatch]
+
+    def best(self) -> Trial:
+        """The candidate that measured best."""
+        return max((trial for trial in self.trials if trial.times_first is not None), key=lambda t: t.times_first or 0.0)
+
+    def correct(self, first: Plan) -> None:
+        """Plan, measure, correct, until the planner has no new answer."""
+        plan = first
+        while not self._measured(plan):
+            self._measure(plan, {})
+            if self._spent() > CORRECTING_SHARE:
+                return
+            try:
+                plan = self._plan(plan.microbatch, {})
+            except InfeasibleError:  # none was found in so short a time
+                return
+
+    def tune(self, storage: Path | None) -> None:
+        """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = open_study(self.job, self._known[self.job.source.batch][0].graph, storage)
+        for parameters in first_trials(self.job, self.best().plan):
+            study.enqueue_trial(parameters, skip_if_exists=True)
+        for _ in range(MAX_TRIALS):
+            if self._spent() >= 1:
+                return
+            trial = study.ask(space(self.job))
+            value = self._try(asked_of(trial.params))
+            if value is None:
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            else:
+                study.tell(trial, value)
+
+    def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
+        """What the planner answers in a part of the time that is left."""
+        limit_s = min(self.job.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self._spent()))
+        return replace(self.job, time_limit_s=limit_s).plan(self.subject(microbatch), asked)
+
+    def _spent(self) -> float:
+        return (time.monotonic() - self._start) / self._budget_s
+
+    def _measured(self, plan: Plan) -> Trial | None:
+        return next((trial for trial in self.trials if trial.plan.hash == plan.hash), None)
+
+    def _try(self, asked: dict[str, Any]) -> float | None:
+        """The value of what is asked for: measured, known, or None where it is not worth a run."""
+        microbatch = asked.get("microbatch", self.job.source.batch)
+        if microbatch in self._uncut:
+            return None
+        if microbatch not in self._known and self.job.subject_for is not None:
+            self._tell(min(1.0, self._spent()), f"tracing and profiling microbatches of {microbatch}")
+            try:
+                self._known[microbatch] = self.job.subject_for(microbatch)
+                self._profiles[microbatch] = self._known[microbatch][1]
+            except AutosplitError as failure:
+                self._uncut.add(microbatch)
+                self._tell(min(1.0, self._spent()), f"no microbatches of {microbatch}: {' '.join(str(failure).split())}")
+                return None
+        try:
+            plan = self._plan(microbatch, asked)
+        except AutosplitError:
+            return None
+        if known := self._measured(plan):
+            return known.times_first
+        best = self.best()
+        if self.job.constraints.objective == "throughput":
+            hopeful = plan.prediction.throughput_per_s > HOPELESS * (best.measured_per_s or 0.0)
+        else:
+            hopeful = HOPELESS * plan.prediction.latency_s < best.plan.prediction.latency_s
+        if not hopeful:
+            self.trials.append(Trial(asked, plan, note=f"predicted below {HOPELESS:.0%} of the best measured"))
+            return None
+        return self._measure(plan, asked).times_first
+
+    def _measure(self, plan: Plan, asked: dict[str, Any]) -> Trial:
+        """Run a candidate beside the first one, put its stages into the profile, and note the trial.
+
+        Raises: AutosplitError: the first plan, beside which all others run, cannot be loaded or has given up.
+        """
+        traced, known = self._known[plan.microbatch]
+        name = FIRST if FIRST not in self.arena.loaded else PLAN
+        self._tell(min(1.0, self._spent()), f"measuring {plan.summary()}")
+        try:
+            entry = self.arena.load(name, plan, traced)
+            first = self.arena.loaded[FIRST]
+            before, begun_ns = len(first.rounds_per_s), time.monotonic_ns()
+            self._run_rounds(name, plan)
+        except AutosplitError as failure:
+            if name == FIRST or self.arena.loaded[FIRST].pipeline.failure is not None:
+                raise
+            if name in self.arena.loaded:
+                self.arena.unload(name)
+            self.trials.append(Trial(asked, plan, note=str(failure)))
+            return self.trials[-1]
+        meanwhile = _taken(first, begun_ns)
+        expected = predict(plan, traced.graph, self.job.machine, known)
+        expected_s = [stage.load_s for stage, _ in expected.workers]
+        taken = meanwhile if entry is first else _taken(entry)
+        self._seen.append(Seen(plan, taken, beside_s(first.plan, meanwhile), expected_s))
+        self._correct()
+        outcome = entry.outcome()
+        beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))
+        trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault, outcome)
+        self.trials.append(trial)
+        if name != FIRST:
+            self.arena.unload(name)
+        return trial
+
+    def _correct(self) -> None:
+        """Put all that was seen into the profiles; each candidate says anew how fast the machine usually is."""
+        self._profiles = {microbatch: profile for microbatch, (_, profile) in self._known.items()}
+        for seen in at_usual_speed(self._seen):
+            plan = seen.plan
+            traced, profile = self.subject(plan.microbatch)
+            moves_s = moved_s(plan, traced.graph, self.job.machine, profile)
+            self._profiles[plan.microbatch] = corrected(profile, plan, seen.taken, moves_s)
+
+    def _run_rounds(self, name: str, plan: Plan) -> None:
+        """Run a candidate in as many rounds as there is time for, each beside one of the first plan's."""
+        per_s = plan.prediction.throughput_per_s
+        num_items = int(min(1e6, ROUND_S * per_s)) if per_s < float("inf") else 1000
+        for number in range(NUM_ROUNDS):
+            if number > 1 and self._spent() > 1:
+                break
+            self.arena.run_round(list(dict.fromkeys([FIRST, name])), number, num_items)
+
+    def _times(self, outcome: Outcome, first: Outcome) -> float:
+        return outcome.faster_than(first, self.job.constraints.objective) if outcome.outputs_equal else 0.0
+
+
+def _taken(entry: Loaded, since_ns: int = 0) -> tuple[Samples, ...]:
+    """What a request took each worker of its device, of those that came since then."""
+    told = [spans_of(events) for events in entry.pipeline.events()]
+    return taken_s(entry.plan, [[span for span in spans if span[0] >= since_ns] for spans in told])

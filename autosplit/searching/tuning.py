@@ -1,0 +1,90 @@
+"""A candidate in Optuna's terms: what a trial asks of the planner, and which ones are asked for first."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution, distribution_to_json
+
+from autosplit.files import content_hash
+from autosplit.searching.candidates import Job
+from autosplit.values.graph import Graph
+from autosplit.values.plan import Plan
+
+QUEUE_DEPTHS = (1, 2, 4, 8)
+
+
+def space(job: Job) -> dict[str, BaseDistribution]:
+    """What trials choose from, within what the user asked for."""
+    found: dict[str, BaseDistribution] = {"queue_depth": CategoricalDistribution(sorted({*QUEUE_DEPTHS, job.queue_depth}))}
+    if job.constraints.num_stages is None:
+        found["num_stages"] = IntDistribution(1, most_stages(job))
+    if job.constraints.max_replicas is None:
+        found["replicate"] = CategoricalDistribution([False, True])
+    if len(job.backends) > 1:
+        found["backend"] = CategoricalDistribution(job.backends)
+    counts = sorted({1, *(max(1, len(device.cores)) for device in job.machine.devices)})
+    if len(counts) > 1:
+        found["threads"] = CategoricalDistribution(counts)
+    if job.subject_for is not None and job.source.batch > 1:
+        divisors = [size for size in range(1, job.source.batch + 1) if job.source.batch % size == 0]
+        found["microbatch"] = CategoricalDistribution(divisors)
+    return found
+
+
+def open_study(job: Job, graph: Graph, storage: Path | None) -> optuna.Study:
+    """A study in memory, or in a journal the one of this model, these devices and these demands.
+
+    What a trial was worth elsewhere says nothing here, and Optuna refuses a parameter whose choices have changed.
+    """
+    journal = None
+    if storage is not None:
+        storage.parent.mkdir(parents=True, exist_ok=True)
+        journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(storage)))
+    choices = {name: distribution_to_json(distribution) for name, distribution in space(job).items()}
+    devices = [asdict(device) for device in job.machine.devices]
+    name = content_hash([graph.hash, job.source.batch, devices, asdict(job.constraints), choices])
+    sampler = optuna.samplers.TPESampler(seed=job.seed, n_startup_trials=6)
+    return optuna.create_study(direction="maximize", sampler=sampler, storage=journal, study_name=name, load_if_exists=True)
+
+
+def asked_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """What a trial asks of the planner.
+
+    >>> asked_of({"queue_depth": 4, "replicate": False}), asked_of({"queue_depth": 4, "replicate": True})
+    ({'queue_depth': 4, 'max_replicas': 1}, {'queue_depth': 4})
+    """
+    asked = {name: value for name, value in chosen.items() if name != "replicate"}
+    return asked if chosen.get("replicate", True) else asked | {"max_replicas": 1}
+
+
+def first_trials(job: Job, best: Plan) -> list[dict[str, Any]]:
+    """The best plan so far, then with its backend the two extremes: a stage on each device, and the model on each device.
+
+    What one of them measured says little of the other: a cache may hold all stages of a pipeline, and not two whole models.
+    """
+    asked = as_parameters(job, best)
+    return [asked, asked | {"num_stages": most_stages(job), "replicate": False}, asked | {"num_stages": 1, "replicate": True}]
+
+
+def as_parameters(job: Job, plan: Plan) -> dict[str, Any]:
+    """What a trial would have to ask for to get a plan like this one.
+
+    Another backend may take what those asked for refuse; the first of these counts.
+    """
+    return {
+        "queue_depth": plan.queue_depth,
+        "num_stages": len(plan.stages),
+        "replicate": any(len(stage.devices) > 1 for stage in plan.stages),
+        "backend": next((stage.backend for stage in plan.stages if stage.backend in job.backends), job.backends[0]),
+        "microbatch": plan.microbatch,
+        "threads": max(stage.threads for stage in plan.stages),
+    }
+
+
+def most_stages(job: Job) -> int:
+    """As many as there are devices, unless the user wants fewer."""
+    num_devices = len(job.machine.devices)
+    return min(num_devices, job.constraints.max_stages or num_devices)

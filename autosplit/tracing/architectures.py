@@ -1,0 +1,180 @@
+"""Architectures of the transformers package with random weights: the class by its name, the config by its fields, and inputs.
+
+No weights are fetched. The seed is fixed, so two processes that build one spec hold the same weights.
+"""
+
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+
+from autosplit.errors import MissingExtraError, ModelError
+from autosplit.examples.calibration import calibrate_batch_norm
+from autosplit.tables import bytes_text
+from autosplit.tracing.modelspec import close_names, typed_options
+
+DEFAULT_SEQ_LEN = 128
+DEFAULT_IMAGE_SIZE = 224
+AUDIO_SAMPLES = 16000
+
+
+def build(
+    class_name: str, options: Mapping[str, str], batch: int, seq_len: int | None
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """A model of the transformers package in eval mode, and example inputs by name.
+
+    Args:
+        class_name: a model class, ``WhisperEncoder`` and other parts of a model included.
+        options: config fields as text; ``image_size`` also where the config has none, ``attn_implementation``.
+        batch: leading size of the inputs.
+        seq_len: tokens, at most what the config's positions allow; 128 or that limit by default.
+    Raises:
+        MissingExtraError: transformers, or a package that this class needs, is not installed.
+        ModelError: there is no such class or field, or the model is larger than the free memory.
+    """
+    model_class = _find_class(class_name)
+    subject = f"model 'transformers:{class_name}'"
+    config, input_options = _configure(model_class, options, subject)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        try:
+            _require_memory(model_class, config, subject)
+            module: nn.Module = model_class(config).eval()
+        except ImportError as failure:
+            raise MissingExtraError(f"{subject} needs a package that is not installed: {_one_line(failure)}") from None
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as failure:
+            raise ModelError(f"{subject} cannot be built from this config: {_one_line(failure)}") from failure
+        shapes = _Shapes(subject, config, inspect.signature(module.forward).parameters, input_options)
+        calibrate_batch_norm(module, (), shapes.inputs(module, max(batch, 2), seq_len))
+        return module, shapes.inputs(module, batch, seq_len)
+
+
+class _Shapes:
+    """What a model of this config takes."""
+
+    def __init__(self, subject: str, config: Any, parameters: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        self.subject = subject
+        self.config = config
+        self.parameters = parameters
+        self.options = options
+
+    def inputs(self, module: nn.Module, batch: int, seq_len: int | None) -> dict[str, torch.Tensor]:
+        """Random inputs by name: images, sounds, or token ids with a mask of ones."""
+        main = str(getattr(module, "main_input_name", "input_ids"))
+        found: dict[str, torch.Tensor] = {}
+        if main == "input_ids":
+            found |= self._tokens(batch, seq_len)
+        elif main == "input_features":
+            found[main] = torch.randn(batch, self.config.num_mel_bins, 2 * self.config.max_source_positions)
+        elif main == "input_values":
+            found[main] = torch.randn(batch, AUDIO_SAMPLES)
+        elif main != "pixel_values":
+            raise ModelError(
+                f"{self.subject} takes '{main}', for which no example input can be made up. "
+                "Write a function that returns (module, inputs) and give it as 'package.module:function'."
+            )
+        if main == "pixel_values" or (hasattr(self.config, "vision_config") and "pixel_values" in self.parameters):
+            found["pixel_values"] = self._images(batch)
+        if "decoder_input_ids" in self.parameters and self.config.is_encoder_decoder:
+            found["decoder_input_ids"] = self._ids(batch, self._length(seq_len))
+        elif seq_len is not None and "input_ids" not in found:
+            raise ModelError(f"{self.subject} takes {', '.join(found)} and no tokens; leave the sequence length out")
+        return found
+
+    def _tokens(self, batch: int, seq_len: int | None) -> dict[str, torch.Tensor]:
+        length = self._length(seq_len)
+        found = {"input_ids": self._ids(batch, length)}
+        if "attention_mask" in self.parameters and not self.config.is_encoder_decoder:
+            found["attention_mask"] = torch.ones(batch, length, dtype=torch.int64)
+        return found
+
+    def _ids(self, batch: int, length: int) -> torch.Tensor:
+        """Ids from the middle of the vocabulary: the special tokens stand at its ends."""
+        size = self._text("vocab_size", 2)
+        return torch.randint(size // 8, max(size - size // 8, 1), (batch, length))
+
+    def _length(self, seq_len: int | None) -> int:
+        limit = self._text("max_target_positions", None) or self._text("max_position_embeddings", None)
+        if seq_len is None:
+            return min(DEFAULT_SEQ_LEN, limit or DEFAULT_SEQ_LEN)
+        if seq_len < 1 or (limit and seq_len > limit):
+            raise ModelError(f"{self.subject} takes 1 to {limit or 'any number of'} tokens, not {seq_len}")
+        return seq_len
+
+    def _text(self, field: str, default: Any) -> Any:
+        return getattr(self.config, field, None) or getattr(getattr(self.config, "text_config", None), field, None) or default
+
+    def _images(self, batch: int) -> torch.Tensor:
+        config = getattr(self.config, "vision_config", self.config)
+        size = self.options.get("image_size") or getattr(config, "image_size", None) or DEFAULT_IMAGE_SIZE
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        frames = [config.num_frames] if hasattr(config, "num_frames") else []
+        return torch.randn(batch, *frames, getattr(config, "num_channels", 3), height, width)
+
+
+def _find_class(class_name: str) -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtraError(
+            f"model 'transformers:{class_name}' needs the transformers package: pip install 'autosplit[transformers]'"
+        ) from None
+    found = getattr(transformers, class_name, None) or _find_part(class_name)
+    if not (isinstance(found, type) and issubclass(found, nn.Module) and getattr(found, "config_class", None)):
+        close = close_names(class_name, [name for name in dir(transformers) if not name.endswith(("Config", "Processor"))])
+        raise ModelError(f"transformers has no model class '{class_name}'" + (f"; close names: {close}" if close else ""))
+    return found
+
+
+def _find_part(class_name: str) -> Any:
+    """A class that a family's own module defines and the package does not list, such as WhisperEncoder."""
+    models = import_module("transformers.models")
+    families = [family.name for family in pkgutil.iter_modules(models.__path__)]
+    for family in sorted(families, key=len, reverse=True):
+        if class_name.lower().startswith(family.replace("_", "")):
+            try:
+                found = getattr(import_module(f"transformers.models.{family}.modeling_{family}"), class_name, None)
+            except ImportError:
+                continue
+            if found is not None:
+                return found
+    return None
+
+
+def _configure(model_class: Any, options: Mapping[str, str], subject: str) -> tuple[Any, dict[str, Any]]:
+    """The config with the options set, and the options that concern the inputs only."""
+    config_class = model_class.config_class
+    default = config_class()
+    renamed = {alias: getattr(default, alias, None) for alias in config_class.attribute_map}
+    known = {**default.to_dict(), **renamed, "attn_implementation": ""}
+    input_known = {} if "image_size" in known else {"image_size": DEFAULT_IMAGE_SIZE}
+    values = typed_options(options, known | input_known, subject)
+    input_values = {name: values.pop(name) for name in input_known if name in values}
+    if "use_cache" in known:
+        values.setdefault("use_cache", False)
+    try:
+        return config_class(**values), input_values
+    except Exception as failure:
+        raise ModelError(f"{subject} refuses this config: {_one_line(failure)}") from failure
+
+
+def _require_memory(model_class: Any, config: Any, subject: str) -> None:
+    """Count the bytes on the meta device, which holds none, and refuse what would not fit this machine."""
+    with torch.device("meta"):
+        module = model_class(config)
+    needed = sum(tensor.nbytes for tensor in [*module.parameters(), *module.buffers()])
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise ModelError(
+            f"{subject} has {bytes_text(needed)} of weights, and {bytes_text(free)} of memory are free. "
+            "Make it smaller, for example with '?num_hidden_layers=2'."
+        )
+
+
+def _one_line(failure: BaseException) -> str:
+    return " ".join(str(failure).split())[:300]

@@ -1,0 +1,302 @@
+"""trace(): a model becomes one flat, functional ATen graph with static shapes, and the torch-free Graph of it.
+
+``torch.export`` in its non-strict form captures the model; ``run_decompositions({})`` makes it functional and leaves every
+operator as it is (the usual table of decompositions changes the last bits). What a cut cannot carry is refused with the
+user's own line: state that a call leaves behind, random numbers, numbers read out of tensors. Every output of the graph is
+made by an op: an input or a weight that the model returns as it is passes through a clone. One real pass records the
+strides and alignment of every value, and its outputs are compared with the model's own.
+"""
+
+import contextlib
+import io
+import logging
+import math
+import re
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from autosplit.errors import TraceError, UsageError, is_interrupt
+from autosplit.tracing import flattening
+from autosplit.tracing.differing import difference
+from autosplit.tracing.flattening import Fixed
+from autosplit.tracing.loading import Model
+from autosplit.tracing.programs import weight, weight_names
+from autosplit.tracing.tensorspec import TensorSpec, differences, laid_out, layout, spec_of
+from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.plan import PYTHON_OBJECT, Source
+
+RELATIVE_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """A model as one graph, for planning (``graph``) and for running (``program``).
+
+    ``program`` is flat: its placeholders are ``graph.inputs``, its weights are read by get_attr under their original names,
+    its node names are the names of ops and values, and it returns a tuple of ``graph.outputs``. ``specs`` holds the layout
+    of every value. ``in_leaves`` and ``out_leaves`` say, for each leaf of the pytree, which value it is or what it always is.
+    """
+
+    graph: Graph
+    program: fx.GraphModule
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    example_inputs: tuple[torch.Tensor, ...]
+    specs: Mapping[str, TensorSpec]
+    in_leaves: tuple[str | Fixed, ...]
+    out_leaves: tuple[str | Fixed, ...]
+    source: Source = PYTHON_OBJECT
+
+    def flatten_inputs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        """The tensors of one request, one for each of ``graph.inputs``, laid out as in the trace.
+
+        Raises: UsageError: other arguments, shapes, dtypes or constants than those of the trace.
+        """
+        given = _leaves(self.in_spec, args, kwargs)
+        faults = [
+            f"argument {position} was {leaf.value!r} in the trace and is {value!r} now"
+            for position, (leaf, value) in enumerate(zip(self.in_leaves, given, strict=True))
+            if isinstance(leaf, Fixed) and not _same_constant(leaf.value, value)
+        ]
+        tensors = [value for leaf, value in zip(self.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)]
+        specs = [self.specs[name] for name in self.graph.inputs]
+        faults += differences(specs, tensors)
+        if faults:
+            raise UsageError(
+                f"these inputs do not fit the trace of '{self.graph.name}': {'; '.join(faults)}. "
+                "Shapes are fixed when a model is traced; trace it again for others."
+            )
+        return tuple(laid_out(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True))
+
+    def unflatten_outputs(self, values: Sequence[torch.Tensor]) -> Any:
+        """What the model returns, from the tensors of ``graph.outputs`` in their order."""
+        named = dict(zip(self.graph.outputs, values, strict=True))
+        leaves = [leaf.value if isinstance(leaf, Fixed) else named[leaf] for leaf in self.out_leaves]
+        return pytree.tree_unflatten(leaves, self.out_spec)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The unsplit model under inference_mode: the reference for every split of it."""
+        inputs = self.flatten_inputs(*args, **kwargs)
+        with torch.inference_mode():
+            return self.unflatten_outputs(self.program(*inputs))
+
+    def __repr__(self) -> str:
+        return f"Traced({self.graph!r})"
+
+    def _repr_html_(self) -> str:
+        return self.graph._repr_html_()
+
+
+def trace(model: Model, *, check: bool = True) -> Traced:
+    """The model as one flat graph for the shapes of its example inputs.
+
+    Args:
+        model: in eval mode.
+        check: run the model once more as it is, and compare.
+    Raises: TraceError: the model cannot be captured (a branch on data, a cache object), or not in a form that may be cut
+        (changed buffers, random numbers), or the graph computes something else than the model.
+
+    >>> from autosplit.tracing.loading import load_model
+    >>> trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=8")).graph.outputs
+    ('linear_1',)
+    """
+    exported = _export(model)
+    flat = flattening.flatten(model.name, exported)
+    in_spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
+    given = _leaves(in_spec, model.args, model.kwargs)
+    tensors = [value.detach() for leaf, value in zip(flat.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)]
+    example_inputs = tuple(laid_out(tensor, replace(spec_of("", tensor), offset_bytes=0)) for tensor in tensors)
+    recorder = _Recorder(flat.program)
+    with torch.inference_mode():
+        outputs = recorder.run(*example_inputs)
+    graph = _graph(model.name, flat.program, recorder.specs)
+    traced = Traced(
+        graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves, model.source
+    )
+    if check and isinstance(model.module, torch.nn.Module):
+        with torch.inference_mode():
+            _require_same(model.name, model.module(*model.args, **model.kwargs), traced.unflatten_outputs(outputs))
+    return traced
+
+
+class _Recorder(fx.Interpreter):
+    """Runs the program once and notes how every value lies in memory."""
+
+    def __init__(self, program: fx.GraphModule) -> None:
+        super().__init__(program)
+        self.specs: dict[str, TensorSpec] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor) and n.op != "get_attr":
+            self.specs[n.name] = spec_of(n.name, result)
+        return result
+
+
+def _export(model: Model) -> ExportedProgram:
+    """The decomposed export, with static shapes."""
+    found = model.module
+    try:
+        with torch.no_grad(), _quiet():
+            if isinstance(found, ExportedProgram):
+                found = flattening.move_reserved(found)
+                found = found if _is_static(found) else found.module()
+            if not isinstance(found, ExportedProgram):
+                found = flattening.move_reserved(torch.export.export(found, model.args, dict(model.kwargs), strict=False))
+            functional: ExportedProgram = found.run_decompositions({})
+            return functional
+    except Exception as failure:
+        if is_interrupt(failure):
+            raise KeyboardInterrupt from None
+        raise TraceError(f"model '{model.name}' cannot be traced: {_reason(failure)}") from failure
+
+
+def _is_static(exported: ExportedProgram) -> bool:
+    values = [node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"]
+    return all(isinstance(size, int) for value in values if isinstance(value, torch.Tensor) for size in value.shape)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch prints partial graphs and hints when an export fails; the TraceError says what matters."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _reason(failure: Exception) -> str:
+    """What went wrong, where in the user's code, and the way out."""
+    # Loaded here because it brings sympy: 0.9 s for every worker, which reads stages but traces nothing.
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    text = " ".join(str(failure).strip().split("\n")[0].split())[:300]
+    place = _user_place(failure)
+    if isinstance(failure, GuardOnDataDependentSymNode):
+        return (
+            f"the branch or loop at {place or 'an unknown line'} depends on the values in a tensor. "
+            "Compute both sides and choose with torch.where, or move the decision out of the model."
+        )
+    if "Cache" in text or "not a known type" in text:
+        return (
+            f"{text.split('. ')[0]}. A graph takes and returns tensors in lists, tuples, dicts and registered classes only. "
+            "If it is a cache, turn it off: '?use_cache=false', or config.use_cache = False."
+        )
+    return f"{type(failure).__name__}{f' at {place}' if place else ''}: {text}"
+
+
+def _user_place(failure: BaseException) -> str:
+    """The innermost line outside torch and autosplit that the failure passed through, as 'file:line: code'."""
+    own = (str(Path(torch.__file__).parent), __file__, "<")
+    frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if not frame.filename.startswith(own)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def _graph(name: str, program: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> Graph:
+    """The torch-free graph of a flat program."""
+    weights = {target: _weight(target, program) for target in weight_names(program.graph)}
+    calls = [node for node in program.graph.nodes if node.op == "call_function" and not flattening.is_pick(node)]
+    output = next(node for node in reversed(program.graph.nodes) if node.op == "output")
+    return Graph(
+        name=name,
+        inputs=tuple(node.name for node in program.graph.nodes if node.op == "placeholder"),
+        outputs=tuple(node.name for node in output.args[0]),
+        ops=tuple(_op(node, specs, program) for node in calls),
+        values={name: Value(name, spec.shape, spec.dtype, spec.num_bytes) for name, spec in specs.items()},
+        weights=weights,
+    ).verify()
+
+
+def _weight(target: str, program: fx.GraphModule) -> Weight:
+    tensor = weight(program, target)
+    return Weight(target, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+
+
+def _op(node: fx.Node, specs: Mapping[str, TensorSpec], program: fx.GraphModule) -> Op:
+    picks = sorted((user for user in node.users if flattening.is_pick(user)), key=flattening.pick_index)
+    return Op(
+        name=node.name,
+        operator=str(node.target),
+        module=_module_path(node),
+        inputs=tuple(source.name for source in node.all_input_nodes if source.op != "get_attr"),
+        outputs=(node.name,) if node.name in specs else tuple(pick.name for pick in picks),
+        weights=tuple(str(source.target) for source in node.all_input_nodes if source.op == "get_attr"),
+        signature=_signature(node, specs, program),
+    )
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return re.sub(r"^L\['self'\]\.?", "", str(stack[-1][0])) if stack else ""
+
+
+def _signature(node: fx.Node, specs: Mapping[str, TensorSpec], program: fx.GraphModule) -> str:
+    """Operator and arguments, tensors by dtype, shape and (where not dense) strides, weights marked: the work, not the place.
+
+    For example ``aten.linear.default(float32[1,8], weight float32[8,8], weight float32[8])``.
+    """
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            if value.op == "get_attr":
+                return "weight " + layout(spec_of("", weight(program, str(value.target))))
+            return layout(specs[value.name])
+        if isinstance(value, list | tuple):
+            return "[" + ", ".join(text(item) for item in value) + "]"
+        return repr(value)
+
+    arguments = [text(value) for value in node.args] + [f"{name}={text(value)}" for name, value in node.kwargs.items()]
+    return f"{node.target}({', '.join(arguments)})"
+
+
+def _leaves(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The leaves of the arguments in the order of the trace. Raises: UsageError: another structure."""
+    names = list(spec.child(1).context or [])
+    ordered = {name: kwargs[name] for name in names if name in kwargs} | {k: v for k, v in kwargs.items() if k not in names}
+    leaves, found = pytree.tree_flatten((tuple(args), ordered))
+    if found != spec:
+        raise UsageError(
+            f"the trace takes {spec.child(0).num_children} positional arguments and by name [{', '.join(names)}]; "
+            f"given are {len(args)} and [{', '.join(kwargs)}], or the containers differ"
+        )
+    return leaves
+
+
+def _same_constant(traced: Any, given: Any) -> bool:
+    return type(traced) is type(given) and bool(traced == given)
+
+
+def _require_same(name: str, expected: Any, found: Any) -> None:
+    """Compare the graph's outputs with the model's own: equal for integers, within 1e-3 of the largest number for floats."""
+    for position, (ours, own) in enumerate(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)):
+        if isinstance(own, torch.Tensor) and (fault := _fault(f"output {position}", ours, own)):
+            raise TraceError(
+                f"the graph of model '{name}' computes something else than the model: {fault}. "
+                "It may be random, or depend on Python state; call eval(), or export it yourself."
+            )
+
+
+def _fault(name: str, ours: Any, own: torch.Tensor) -> str:
+    """What is wrong with an output of the graph, or ''."""
+    if unlike := differences([spec_of(name, own)], [ours]):
+        return unlike[0]
+    absolute, relative = difference(ours, own)
+    limit = RELATIVE_TOLERANCE if own.is_floating_point() or own.is_complex() else 0.0
+    if relative <= limit:
+        return ""
+    if math.isinf(relative):
+        return f"{name} is {'NaN or infinite in other places' if math.isinf(absolute) else 'not 0 where the model gives 0 only'}"
+    return f"{name} is off by {relative:.3g} of the largest value, and {limit:.3g} is allowed"

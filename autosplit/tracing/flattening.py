@@ -1,0 +1,322 @@
+"""An exported program becomes one flat fx graph: tensors in, functional ATen ops, tensors out.
+
+Dropped on the way: assertions, ops whose results nobody reads, and clones that change nothing (dropout in eval mode
+exports as one). Refused, all at once and with the user's own line: state that a call leaves behind, random numbers,
+numbers read out of tensors, control flow inside the graph.
+"""
+
+import copy
+import itertools
+import operator
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+
+from autosplit.errors import TraceError, raise_faults
+from autosplit.tracing.tensorspec import laid_out, spec_of
+
+CLONE = torch.ops.aten.clone.default
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
+MUTATIONS = {
+    OutputKind.BUFFER_MUTATION: "buffer",
+    OutputKind.PARAMETER_MUTATION: "parameter",
+    OutputKind.USER_INPUT_MUTATION: "input",
+}
+OFF_SWITCHES = {"p": 0.0, "dropout": 0.0, "dropout_p": 0.0, "train": False, "training": False}
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A leaf of the inputs or outputs that is no tensor: it always has this value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Flat:
+    """The flat program and, for each leaf of the model's inputs and outputs, the value it is or what it always is."""
+
+    program: fx.GraphModule
+    in_leaves: tuple[str | Fixed, ...]
+    out_leaves: tuple[str | Fixed, ...]
+
+
+def flatten(name: str, exported: ExportedProgram) -> Flat:
+    """The flat form of a decomposed export.
+
+    Args:
+        name: the model's name, for messages.
+        exported: functional, with static shapes.
+    Raises: TraceError: every reason why stages in several processes would not compute what this program does.
+    """
+    live = _live(exported.graph)
+    faults = _changed_state(exported) + [
+        f"{reason} ({line})" if (line := user_line(node)) else reason
+        for node in exported.graph.nodes
+        if node.op == "call_function" and (reason := _refusal(node, node in live))
+    ]
+    raise_faults(TraceError, f"model '{name}' cannot be traced to a graph that may be cut", list(dict.fromkeys(faults)))
+    return _Flattener(exported, live).flat(name)
+
+
+def move_reserved(exported: ExportedProgram) -> ExportedProgram:
+    """The program with other names for weights called like attributes of GraphModules: torch decomposes it by way of one."""
+    specs = exported.graph_signature.input_specs
+    paths = _free_paths({spec.target: spec.target for spec in specs if spec.target is not None})
+    moved = copy.copy(exported)  # the user's own program keeps its names
+    moved._graph_signature = replace(
+        exported.graph_signature, input_specs=[replace(spec, target=paths.get(spec.target or "")) for spec in specs]
+    )
+    stores = exported.state_dict, exported.constants
+    moved._state_dict, moved._constants = ({paths.get(name, name): item for name, item in store.items()} for store in stores)
+    return moved
+
+
+def is_pick(node: fx.Node) -> bool:
+    """True for the getitem that takes one tensor out of an op's tuple."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def pick_index(node: fx.Node) -> int:
+    """Which tensor of the tuple such a getitem takes."""
+    index: Any = node.args[1]
+    return int(index)
+
+
+def user_line(node: fx.Node) -> str:
+    """Where the user's code made this op, as 'file:line: code', or ''."""
+    frames = [frame for frame in FRAME.finditer(node.meta.get("stack_trace") or "") if "/torch/" not in frame["file"]]
+    return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
+
+
+class _Flattener:
+    """Copies the live nodes of an export into a new graph."""
+
+    def __init__(self, exported: ExportedProgram, live: set[fx.Node]) -> None:
+        self.exported = exported
+        self.live = live
+        self.graph = fx.Graph()
+        self.copies: dict[fx.Node, Any] = {}
+        self.weight_names = _weight_names(exported)
+        self.attributes = _free_paths({target: re.sub(r"[^\w.\-]", "_", target) for target, _ in self.weight_names.values()})
+        self.weights: dict[str, torch.Tensor] = {}
+        self.readers: dict[str, fx.Node] = {}
+        self.picks: dict[tuple[fx.Node, int], fx.Node] = {}
+        self.handed_on: dict[fx.Node, fx.Node] = {}
+
+    def flat(self, name: str) -> Flat:
+        in_leaves = self._copy_inputs()
+        outputs: list[str | Fixed] = []
+        for node in self.exported.graph.nodes:
+            if node.op == "call_function" and node in self.live:
+                self.copies[node] = self._copy_op(node)
+            elif node.op == "output":
+                outputs = [self._copy_output(result) for result in node.args[0]]
+        results = {node.name: node for node in self.graph.nodes}
+        self.graph.output(tuple(results[leaf] for leaf in dict.fromkeys(outputs) if isinstance(leaf, str)))
+        self.graph.lint()
+        program = fx.GraphModule(self.weights, self.graph, class_name=re.sub(r"\W", "_", name) or "Model")
+        return Flat(program, tuple(in_leaves), tuple(outputs))
+
+    def _copy_inputs(self) -> list[str | Fixed]:
+        leaves: list[str | Fixed] = []
+        nodes = {node.name: node for node in self.exported.graph.nodes if node.op == "placeholder"}
+        for spec in self.exported.graph_signature.input_specs:
+            if spec.kind is not InputKind.USER_INPUT:
+                continue
+            if isinstance(spec.arg, ConstantArgument):
+                leaves.append(Fixed(spec.arg.value))
+                continue
+            source = nodes[spec.arg.name]
+            copy = self.graph.create_node("placeholder", source.name, name=source.name)
+            copy.target = copy.name
+            copy.meta = dict(source.meta)
+            self.copies[source] = copy
+            leaves.append(copy.name)
+        return leaves
+
+    def _copy_op(self, node: fx.Node) -> Any:
+        if node.target is CLONE and _changes_nothing(node):
+            return self._value(node.all_input_nodes[0])
+        if is_pick(node):
+            key = self._value(node.args[0]), pick_index(node)
+            if key not in self.picks:
+                self.picks[key] = self._create(node, key, {})
+            return self.picks[key]
+        return self._create(node, fx.map_arg(node.args, self._value), fx.map_arg(node.kwargs, self._value))
+
+    def _create(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
+        copy = self.graph.create_node("call_function", node.target, args, kwargs, name=node.name)
+        copy.meta = dict(node.meta)
+        return copy
+
+    def _copy_output(self, result: Any) -> str | Fixed:
+        """The name of the value that the model returns here. An input or a weight passes through a clone."""
+        if not isinstance(result, fx.Node):
+            return Fixed(result)
+        copy = self._value(result)
+        if not isinstance(copy, fx.Node):
+            return Fixed(copy)
+        if copy.op == "call_function":
+            return copy.name
+        if copy not in self.handed_on:
+            clone = self.graph.create_node("call_function", CLONE, (copy,), name=f"{copy.name}_returned")
+            clone.meta = {"val": copy.meta.get("val")}
+            self.handed_on[copy] = clone
+        return self.handed_on[copy].name
+
+    def _value(self, node: Any) -> Any:
+        """The copy of a node; a weight is read where it is first needed."""
+        if node in self.copies:
+            return self.copies[node]
+        target, weight = self.weight_names[node.name]
+        if target not in self.readers:
+            name = self.attributes[target]
+            self.weights[name] = _at_rest(weight)
+            self.readers[target] = self.graph.create_node("get_attr", name, name=node.name)
+            self.readers[target].meta = {"val": node.meta.get("val")}
+        self.copies[node] = self.readers[target]
+        return self.readers[target]
+
+
+def _live(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that the outputs depend on."""
+    live: set[fx.Node] = set()
+    waiting = [node for node in graph.nodes if node.op == "output"]
+    while waiting:
+        node = waiting.pop()
+        if node not in live:
+            live.add(node)
+            waiting += node.all_input_nodes
+    return live
+
+
+def _changed_state(exported: ExportedProgram) -> list[str]:
+    """A line for each buffer, parameter or input that a call would leave changed."""
+    makers = {node.name: node for node in exported.graph.nodes}
+    faults = []
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind in MUTATIONS:
+            line = user_line(makers[spec.arg.name]) if spec.arg.name in makers else ""
+            place = f" ({line})" if line else ""
+            kept = spec.kind is not OutputKind.USER_INPUT_MUTATION
+            way_out = (
+                "return the new value as an output instead, or call eval() if a batch norm does it" if kept else "copy it first"
+            )
+            faults.append(
+                f"each call changes {MUTATIONS[spec.kind]} '{spec.target}'{place}, which other processes do not see; {way_out}"
+            )
+        elif spec.kind is not OutputKind.USER_OUTPUT:
+            faults.append(f"it is exported for training ({spec.kind.name.lower()}); export it for inference")
+    for entry in exported.graph_signature.input_specs:
+        if entry.kind is InputKind.USER_INPUT and not isinstance(entry.arg, TensorArgument | ConstantArgument):
+            faults.append(f"its input '{entry.arg.name}' is no tensor and no constant ({type(entry.arg).__name__})")
+    return faults
+
+
+def _refusal(node: fx.Node, is_live: bool) -> str:
+    """Why an op cannot stand in a graph that is cut, or ''."""
+    target = node.target
+    if target is operator.getitem:
+        return ""
+    if not isinstance(target, torch._ops.OpOverload):
+        return (
+            f"'{node.name}' is control flow or Python code in the graph ({target}); write it with tensor ops" if is_live else ""
+        )
+    if target._schema.is_mutable:
+        return (
+            f"'{node.name}' ({target}) writes into its input and could not be made functional; use the op without the underscore"
+        )
+    if not target._schema.returns:
+        return (
+            ""
+            if target._schema.name.split("::")[-1].startswith(("_assert", "sym_constrain"))
+            else (f"'{node.name}' ({target}) returns nothing, so it acts on something outside the graph; take it out")
+        )
+    if not is_live:
+        return ""
+    if not _all_tensors(node.meta.get("val")):
+        return f"'{node.name}' ({target}) reads a number out of a tensor, which a fixed graph cannot follow; keep it a tensor"
+    if torch.Tag.nondeterministic_seeded in target.tags and not _switched_off(node, target._schema):
+        return f"'{node.name}' ({target}) draws random numbers; call eval(), or make the noise an input"
+    return ""
+
+
+def _all_tensors(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(item is None or isinstance(item, torch.Tensor) for item in value)
+    return isinstance(value, torch.Tensor)
+
+
+def _switched_off(node: fx.Node, schema: torch.FunctionSchema) -> bool:
+    """True if an op that may draw random numbers does not, by one of its arguments."""
+    given: dict[str, Any] = {
+        argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()
+    }
+    given |= {argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+    return any(given.get(name, object()) == off for name, off in OFF_SWITCHES.items())
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """True for a clone of another op's result that keeps its strides: in a functional graph, the result itself will do."""
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or source.op != "call_function":
+        return False
+    before, after = source.meta.get("val"), node.meta.get("val")
+    return isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and before.stride() == after.stride()
+
+
+def _weight_names(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tensor]]:
+    """For each placeholder that stands for a weight: its name, the first of those that are tied, and the tensor."""
+    stores: list[Mapping[str, Any]] = [exported.state_dict, exported.constants]
+    first: dict[tuple[Any, ...], str] = {}
+    found = {}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT or spec.target is None:
+            continue
+        tensor = next(store[spec.target] for store in stores if spec.target in store)
+        if isinstance(tensor, torch.Tensor):
+            place = tensor.data_ptr() if tensor.numel() else spec.target
+            key = (place, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+            found[spec.arg.name] = (first.setdefault(key, spec.target), tensor)
+    return found
+
+
+def _free_paths(wanted: Mapping[str, str]) -> dict[str, str]:
+    """Each weight's attribute path in a GraphModule: the name wanted, or inside a submodule where that is not to be had.
+
+    It is not where GraphModules have such an attribute themselves, or a weight has that path, or one around it or inside it.
+    Weights that keep their names come first, so that others make way.
+    """
+    own = fx.GraphModule(torch.nn.Module(), fx.Graph())  # the class lacks some of its attributes, such as ``meta``
+    chosen: dict[str, str] = {}
+    inner: set[str] = set()
+    leaves: set[str] = set()
+
+    def free(path: str) -> bool:
+        return not (hasattr(own, path.split(".")[0]) or path in inner or not leaves.isdisjoint([path, *_around(path)]))
+
+    for target, name in sorted(wanted.items(), key=lambda item: item[0] != item[1] or not free(item[1])):
+        moved = (f"model{number or ''}.{name}" for number in itertools.count())
+        chosen[target] = next(filter(free, itertools.chain([name], moved)))
+        leaves.add(chosen[target])
+        inner.update(_around(chosen[target]))
+    return chosen
+
+
+def _around(path: str) -> list[str]:
+    """The paths of the submodules that a path leads through."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _at_rest(tensor: torch.Tensor) -> torch.Tensor:
+    """The weight without gradient, from a 64-byte boundary on: there it lies in a stage's file too."""
+    tensor = tensor.detach()
+    return laid_out(tensor, replace(spec_of("", tensor), offset_bytes=0))

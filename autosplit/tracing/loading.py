@@ -1,0 +1,185 @@
+"""Model specs become modules with example inputs.
+
+A spec is ``transformers:ClassName?field=value&...`` (random weights), ``package.module:function?argument=value`` (a
+function that returns (module, inputs)) or a ``.pt2`` file; from Python also a module, an ``fx.GraphModule`` or an
+``ExportedProgram``.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+
+from autosplit.errors import ModelError
+from autosplit.tracing import architectures
+from autosplit.tracing.modelspec import close_names, parse_options, typed_options
+from autosplit.values.plan import PYTHON_OBJECT, Source
+
+Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model with the example inputs that fix its shapes. ``spec`` is '' for a model that came as a Python object.
+
+    ``source`` is what a plan needs to make the model again: spec, batch size and sequence length.
+    """
+
+    name: str
+    spec: str
+    module: nn.Module | ExportedProgram
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    source: Source = PYTHON_OBJECT
+
+
+def load_model(
+    source: str | Path | nn.Module | ExportedProgram,
+    batch: int = 1,
+    seq_len: int | None = None,
+    *,
+    inputs: Inputs | None = None,
+    name: str | None = None,
+) -> Model:
+    """The model that ``source`` names or is.
+
+    Args:
+        source: a spec, or the model itself.
+        batch: leading size of the example inputs, where they are made here.
+        seq_len: tokens of text inputs; None for the model's own default.
+        inputs: example inputs in place of the model's own: a tensor or a sequence (positional), a mapping (by name).
+            A module needs them.
+        name: what to call it; from the source by default.
+    Raises:
+        ModelError: nothing of that name, unknown options, or inputs that do not fit them.
+        MissingExtraError: an optional package is needed.
+
+    >>> load_model("autosplit.examples.mlp:mlp?depth=2&width=8", batch=3).args[0].shape
+    torch.Size([3, 8])
+    """
+    if batch < 1:
+        raise ModelError(f"batch must be at least 1, not {batch}")
+    spec = ""
+    if isinstance(source, str | Path):
+        spec = str(source)
+        found, default_name, own_args, own_kwargs = _load_spec(spec, batch, seq_len)
+    else:
+        found, default_name = source, _class_name(source)
+        own_args, own_kwargs = (source.example_inputs or ((), {})) if isinstance(source, ExportedProgram) else ((), {})
+    args, kwargs = _given(inputs) if inputs is not None else (tuple(own_args), dict(own_kwargs))
+    if not args and not kwargs:
+        raise ModelError(f"model '{name or default_name}' comes without example inputs; give them as inputs=(tensor, ...)")
+    _require_batch(name or default_name, batch, [*args, *kwargs.values()])
+    _require_eval(name or default_name, found)
+    return Model(name or default_name, spec, found, args, kwargs, Source(spec, batch, seq_len))
+
+
+def _load_spec(
+    spec: str, batch: int, seq_len: int | None
+) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any]]:
+    target, options = parse_options(spec)
+    if target.endswith(".pt2"):
+        program = _load_program(Path(target), options)
+        args, kwargs = program.example_inputs or ((), {})
+        return program, Path(target).stem, args, kwargs
+    place, colon, attribute = target.partition(":")
+    if not (colon and place and attribute):
+        raise ModelError(
+            f"model '{spec}' is no spec: give 'transformers:ClassName', 'package.module:function' or a path that ends in .pt2"
+        )
+    if place == "transformers":
+        module, named = architectures.build(attribute, options, batch, seq_len)
+        return module, attribute, (), named
+    made, inputs = _call(place, attribute, options, batch, seq_len)
+    args, kwargs = _given(inputs)
+    return made, attribute, args, kwargs
+
+
+def _load_program(path: Path, options: Mapping[str, str]) -> ExportedProgram:
+    if options:
+        raise ModelError(f"model '{path}' is an exported program, which takes no options: {', '.join(options)}")
+    if not path.exists():
+        raise ModelError(f"model file '{path}' does not exist")
+    try:
+        return torch.export.load(path)
+    except Exception as failure:
+        reason = " ".join(str(failure).split())[:300]
+        raise ModelError(f"model file '{path}' cannot be read as an exported program: {reason}") from failure
+
+
+def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, seq_len: int | None) -> tuple[nn.Module, Inputs]:
+    """Import the function and call it with those of batch, seq_len and the options that it takes."""
+    subject = f"model '{place}:{attribute}'"
+    function = _import_function(place, attribute, subject)
+    parameters = inspect.signature(function).parameters
+    defaults = {name: None if p.default is p.empty else p.default for name, p in parameters.items()}
+    values = typed_options(
+        options, {name: value for name, value in defaults.items() if name not in ("batch", "seq_len")}, subject
+    )
+    for name, value in (("batch", batch), ("seq_len", seq_len)):
+        if name in parameters and value is not None:
+            values[name] = value
+        elif name == "seq_len" and value is not None:
+            raise ModelError(f"{subject} takes no argument 'seq_len'; leave the sequence length out")
+    missing = [name for name, p in parameters.items() if p.default is p.empty and p.kind in (0, 1, 3) and name not in values]
+    if missing:
+        raise ModelError(f"{subject} needs values for {', '.join(missing)}: add '?{missing[0]}=...'")
+    try:
+        made = function(**values)
+    except Exception as failure:
+        raise ModelError(f"{subject} failed: {type(failure).__name__}: {failure}") from failure
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+        raise ModelError(f"{subject} returned {type(made).__name__}, and (module, example inputs) is expected")
+    return made
+
+
+def _import_function(place: str, attribute: str, subject: str) -> Any:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        module = importlib.import_module(place)
+    except ModuleNotFoundError as failure:
+        raise ModelError(f"{subject} cannot be imported: {failure}") from None
+    except Exception as failure:
+        raise ModelError(f"{subject} cannot be imported: {type(failure).__name__}: {failure}") from failure
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        close = close_names(attribute, dir(module))
+        raise ModelError(f"module '{place}' has no function '{attribute}'" + (f"; close names: {close}" if close else ""))
+    return function
+
+
+def _given(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs), {}
+
+
+def _require_batch(name: str, batch: int, inputs: Sequence[Any]) -> None:
+    """A batch that was asked for must be in the inputs; 1 is the default, and asks for nothing."""
+    sizes = [value.shape[0] for value in inputs if isinstance(value, torch.Tensor) and value.dim() > 0]
+    if batch != 1 and batch not in sizes:
+        raise ModelError(
+            f"model '{name}' comes with inputs of its own, whose leading sizes are {sizes}, and batch {batch} was asked for. "
+            "Leave the batch out, or let its function take an argument 'batch'."
+        )
+
+
+def _require_eval(name: str, module: nn.Module | ExportedProgram) -> None:
+    """A module in training mode is the user's, and stays so: refuse it."""
+    if isinstance(module, nn.Module) and not isinstance(module, fx.GraphModule) and module.training:
+        raise ModelError(
+            f"model '{name}' is in training mode, where dropout is random and batch norms change at each call. "
+            "Call its eval() first."
+        )
+
+
+def _class_name(source: nn.Module | ExportedProgram) -> str:
+    return source.graph_module._get_name() if isinstance(source, ExportedProgram) else type(source).__name__

@@ -1,0 +1,272 @@
+"""split(): the ops of each stage become a program of their own, with its own weights, that runs in any process.
+
+A stage is any set of ops, as long as no value flows backwards in the order of the stages; ops of one module may land in
+several stages. Each stage's program takes the values that earlier stages (or the graph's inputs) hand it and returns those
+that later stages (or the graph's outputs) need. Its weights are inside: a weight that two stages read is in both.
+
+A stage folder holds ``stage.json`` (names, layouts and the nodes, as JSON: see ``programs``) and ``weights.safetensors``,
+which is mapped into memory (see ``weightsfile``), so that replicas on one machine share its pages, and runtimes that read other
+files beside it do too. Reading a folder runs no code from it.
+"""
+
+import contextlib
+import errno
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from autosplit.errors import PlanError, raise_faults
+from autosplit.files import MALFORMED, content_hash, read_mapping, typed
+from autosplit.tables import bytes_text
+from autosplit.tracing import programs
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.flattening import is_pick
+from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, spec_of
+from autosplit.tracing.weightsfile import map_weights, write_weights
+from autosplit.values.graph import Graph
+
+SCHEMA = 2
+WEIGHTS = "weights.safetensors"
+DESCRIBED = ("name", "ops", "inputs", "outputs", "weights", "nodes")
+
+
+@dataclass(frozen=True, eq=False)
+class StageProgram:
+    """One stage, ready to run: ``module(*inputs)`` returns the tuple of its outputs.
+
+    ``module`` is a flat fx graph of ATen ops: positional placeholders in the order of ``inputs``, weights by get_attr.
+    """
+
+    name: str
+    module: fx.GraphModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    @cached_property
+    def ops(self) -> tuple[str, ...]:
+        """The names of its ops, in the order in which they run."""
+        return tuple(node.name for node in self.module.graph.nodes if node.op == "call_function" and not is_pick(node))
+
+    @cached_property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Its weights by name, each once."""
+        return {name: programs.weight(self.module, name) for name in programs.weight_names(self.module.graph)}
+
+    @cached_property
+    def packages(self) -> tuple[str, ...]:
+        """The modules that a worker must import to know its operators. Raises: PlanError: one cannot be imported."""
+        return programs.packages(self.module.graph)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights."""
+        return sum(tensor.nbytes for tensor in self.weights.values())
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(spec.name for spec in specs) for specs in (self.inputs, self.outputs))
+        weights = bytes_text(self.weight_bytes)
+        return f"StageProgram({self.name!r}, {len(self.ops)} ops, {weights} of weights, ({inputs}) -> ({outputs}))"
+
+
+def split(traced: Traced, stages: Sequence[Sequence[str]]) -> list[StageProgram]:
+    """One program for each stage; run in order on each other's outputs they equal ``traced.program`` bit for bit.
+
+    Args:
+        traced: the model.
+        stages: the names of the ops of each stage, in any order within the stage; a stage reads from itself and those before.
+    Returns: programs named 'stage0', 'stage1', ... The weights are shared with ``traced``, not copied.
+    Raises: PlanError: ops that are unknown, missing or placed twice, empty stages, values that flow backwards.
+    """
+    graph = traced.graph
+    stage_of = _stage_of(graph, stages)
+    needed_by: dict[str, set[int]] = {value: set() for value in graph.values}
+    for op in graph.ops:
+        for value in op.inputs:
+            needed_by[value].add(stage_of[op.name])
+    for value in graph.outputs:
+        needed_by[value].add(len(stages))
+    made_in = {value: stage_of[op.name] for op in graph.ops for value in op.outputs}
+    found = []
+    for stage in range(len(stages)):
+        inputs = [value for value, readers in needed_by.items() if stage in readers and made_in.get(value) != stage]
+        outputs = [value for value, readers in needed_by.items() if made_in.get(value) == stage and readers - {stage}]
+        found.append(_program(traced, f"stage{stage}", stage_of, stage, inputs, outputs))
+    return found
+
+
+def _stage_of(graph: Graph, stages: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The stage of every op, or PlanError with all faults."""
+    stage_of: dict[str, int] = {}
+    faults = [f"stage {stage} has no ops" for stage, ops in enumerate(stages) if not ops]
+    for stage, ops in enumerate(stages):
+        for name in ops:
+            if name not in graph.index:
+                faults.append(f"stage {stage} names op '{name}', which the graph does not have")
+            elif name in stage_of:
+                faults.append(f"op '{name}' is on stage {stage_of[name]} and on stage {stage}")
+            else:
+                stage_of[name] = stage
+    faults += [f"op '{op.name}' is on no stage" for op in graph.ops if op.name not in stage_of]
+    for op in graph.ops:
+        for value in op.inputs:
+            maker = graph.producer.get(value)
+            if maker in stage_of and op.name in stage_of and stage_of[maker] > stage_of[op.name]:
+                faults.append(
+                    f"op '{op.name}' on stage {stage_of[op.name]} reads '{value}' from stage {stage_of[maker]}; "
+                    "a tensor goes to the same or a later stage"
+                )
+    raise_faults(PlanError, f"stages do not fit graph '{graph.name}'", faults)
+    return stage_of
+
+
+def _program(
+    traced: Traced, name: str, stage_of: Mapping[str, int], stage: int, inputs: Sequence[str], outputs: Sequence[str]
+) -> StageProgram:
+    """Copy the stage's nodes, its weights beside their first reader."""
+    graph = fx.Graph()
+    copies: dict[str, fx.Node] = {}
+    for value in inputs:
+        copies[value] = graph.create_node("placeholder", value, name=value)
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node.name not in copies:
+            copies[node.name] = graph.node_copy(node, copy_of)
+        return copies[node.name]
+
+    for node in traced.program.graph.nodes:
+        maker = node.all_input_nodes[0] if is_pick(node) else node
+        if stage_of.get(maker.name) == stage:
+            copy_of(node)
+    graph.output(tuple(copies[value] for value in outputs))
+    weights = {weight: programs.weight(traced.program, weight) for weight in programs.weight_names(graph)}
+    module = fx.GraphModule(weights, graph, class_name=name.capitalize())
+    return StageProgram(name, module, _specs(traced, inputs), _specs(traced, outputs))
+
+
+def _specs(traced: Traced, values: Sequence[str]) -> tuple[TensorSpec, ...]:
+    return tuple(traced.specs[value] for value in values)
+
+
+def save_stage(program: StageProgram, folder: Path) -> None:
+    """Write the stage to ``folder``, which is replaced if it exists; of writers at once the last one's stage stays.
+
+    The folder never holds a part of a stage, but it is absent for a moment while it is replaced. ``load_stage`` refuses it then,
+    and also where it reads one file before that moment and the other one after it.
+
+    Raises: PlanError: an op has an argument with no JSON form. OSError: the disk is full or the folder cannot be written; the old
+        stage stays.
+    """
+    specs = [replace(spec_of(name, tensor), offset_bytes=0) for name, tensor in program.weights.items()]
+    description = {
+        "name": program.name,
+        "ops": list(program.ops),
+        "inputs": [asdict(spec) for spec in program.inputs],
+        "outputs": [asdict(spec) for spec in program.outputs],
+        "weights": [asdict(spec) for spec in specs],
+        "nodes": programs.encode(program.module.graph),
+    }
+    key = content_hash(description)
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        size = write_weights(draft / WEIGHTS, key, program.weights, specs)
+        text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description}, indent=1)
+        (draft / "stage.json").write_text(text, encoding="utf-8")
+        draft.chmod(0o755)
+        _replace(folder, draft)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _replace(folder: Path, draft: Path) -> None:
+    """Move ``draft`` to ``folder``, whatever other writers move there meanwhile. Raises: OSError: what was there stays."""
+    aside = draft.with_name(f"{draft.name}.old")
+    try:
+        while True:
+            try:
+                draft.rename(folder)
+                break
+            except OSError as failure:
+                if failure.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            shutil.rmtree(aside, ignore_errors=True)
+            # Another writer may have moved it away already.
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(aside)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            aside.rename(folder)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def load_stage(folder: Path) -> StageProgram:
+    """The stage in ``folder``; its weights are mapped from the file, and read when they are first used.
+
+    Raises: PlanError: the folder is missing, truncated, of another version, describes no stage, or its two files are of different
+        stages.
+    """
+    folder = Path(folder)
+    data = _description(folder)
+    try:
+        specs = {kind: tuple(_spec(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
+        weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
+        graph = programs.decode(data["nodes"])
+        faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
+        raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
+        module = fx.GraphModule(weights, graph, class_name="Stage")
+    except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
+        raise _incomplete(folder, failure) from None
+    return StageProgram(str(data["name"]), module, specs["inputs"], specs["outputs"])
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    """What ``stage.json`` says. Raises: PlanError: it is missing, of another version, incomplete or changed."""
+    data = read_mapping(folder / "stage.json", "stage", SCHEMA, PlanError)
+    try:
+        described = {field: data[field] for field in DESCRIBED}
+        same = content_hash(described) == data["key"] and int(data["weights_file_bytes"]) >= 0
+    except MALFORMED as failure:
+        raise _incomplete(folder, failure) from None
+    if not same:
+        raise PlanError(f"stage file '{folder / 'stage.json'}' was changed after it was saved. Save the stage again.")
+    return data
+
+
+def _incomplete(folder: Path, failure: Exception) -> PlanError:
+    reason = str(failure).partition("\n")[0]  # torch adds its call stack
+    return PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {reason}. Save the stage again.")
+
+
+def _spec(data: Mapping[str, Any]) -> TensorSpec:
+    """A spec that is of a tensor. Raises: one of ``files.MALFORMED``: it is of none."""
+    name, dtype = (typed(field, data[field], str) for field in ("name", "dtype"))
+    shape, stride = (tuple(typed(field, size, int) for size in data[field]) for field in ("shape", "stride"))
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise TypeError(f"'{name}' has dtype '{dtype}', which torch does not have")
+    if len(shape) != len(stride) or min((0, *shape, *stride)) < 0:
+        raise ValueError(f"'{name}' has shape {list(shape)} and strides {list(stride)}, as no tensor has")
+    if typed("offset_bytes", data["offset_bytes"], int) not in range(ALIGNMENT):
+        raise ValueError(f"'{name}' starts {data['offset_bytes']} bytes past a boundary of {ALIGNMENT}")
+    return TensorSpec(name, shape, stride, dtype, data["offset_bytes"])
+
+
+def place_stage(program: StageProgram, device: torch.device | str) -> StageProgram:
+    """The same stage on another device: its weights there, and the ops that create tensors creating them there."""
+    target = torch.device(device)
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(program.module.graph, {}))
+    for node in graph.nodes:
+        node.kwargs = {name: target if isinstance(value, torch.device) else value for name, value in node.kwargs.items()}
+    weights = {name: tensor.to(target) for name, tensor in program.weights.items()}
+    return replace(program, module=fx.GraphModule(weights, graph, class_name=type(program.module).__name__))

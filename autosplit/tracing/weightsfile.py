@@ -1,0 +1,122 @@
+"""Weights as a safetensors file, each on a 64-byte boundary, where any runtime may map them.
+
+A weight is a flat tensor there: all that it takes in memory, gaps included, filled up to whole multiples of 64 bytes. Its
+shape and strides are written elsewhere (in ``stage.json``). Names of one and the same tensor have one entry; the others are in
+the file's metadata, beside the stage whose weights these are. The file is written here, for safetensors copies each tensor before
+it writes it; it is read by safetensors, which maps it and refuses what does not fit together.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from autosplit.errors import PlanError
+from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, extent_bytes, laid_out, spec_of
+
+STAGE, METADATA = "stage", "__metadata__"
+
+_LENGTH_BYTES = 8
+"""Of the number before the header, which says how long it is."""
+
+_CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What the format calls a dtype; the others are stored as bytes."""
+
+
+def write_weights(path: Path, key: str, weights: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec]) -> int:
+    """Write the file; returns its bytes.
+
+    Args:
+        path: the file.
+        key: whose weights these are.
+        weights: tensors by name.
+        specs: how each is to lie, none of them past a boundary.
+    """
+    metadata, entries = {STAGE: key}, dict[str, Any]()
+    kept: dict[tuple[int, TensorSpec], str] = {}
+    end = 0
+    for spec in specs:
+        name = kept.setdefault((weights[spec.name].data_ptr(), replace(spec, name="")), spec.name)
+        if name != spec.name:
+            metadata[f".{spec.name}"] = name
+            continue
+        num_bytes = -(-extent_bytes(spec) // ALIGNMENT) * ALIGNMENT
+        code = _CODES.get(spec.torch_dtype, "U8")
+        count = num_bytes // (spec.torch_dtype.itemsize if spec.torch_dtype in _CODES else 1)
+        entries[spec.name] = {"dtype": code, "shape": [count], "data_offsets": [end, end + num_bytes]}
+        end += num_bytes
+    header = json.dumps({METADATA: metadata, **entries}).encode()
+    header += b" " * (-(len(header) + _LENGTH_BYTES) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+        for spec in specs:
+            if spec.name in entries and extent_bytes(spec):
+                begin, end = entries[spec.name]["data_offsets"]
+                file.write(_bytes_of(laid_out(weights[spec.name], spec)))
+                file.write(bytes(end - begin - extent_bytes(spec)))
+        return file.tell()
+
+
+def map_weights(path: Path, key: str, num_bytes: int, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+    """The weights by name, mapped from the file: read when they are first used, and shared with all who map it.
+
+    Raises: PlanError: the file is missing, truncated, of another stage, or does not hold these weights.
+    """
+    try:
+        found_bytes = path.stat().st_size
+        if found_bytes != num_bytes:
+            raise PlanError(
+                f"weights file '{path}' has {found_bytes} bytes, and {num_bytes} are expected: it is truncated. "
+                "Save the stage again."
+            )
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get(STAGE) != key:
+                raise PlanError(
+                    f"weights file '{path}' belongs to another stage than 'stage.json' beside it. Save the stage again."
+                )
+            return {spec.name: _shaped(file.get_tensor(metadata.get(f".{spec.name}", spec.name)), spec) for spec in specs}
+    except OSError as failure:
+        raise PlanError(f"weights file '{path}' cannot be read: {failure.strerror or failure}. Save the stage again.") from None
+    except (SafetensorError, ValueError) as failure:
+        raise PlanError(f"weights file '{path}' cannot be read: {failure}. Save the stage again.") from None
+
+
+def weight_starts(path: Path) -> dict[str, int]:
+    """Where in a file of ``write_weights`` each weight begins, in bytes; empty if there is no file."""
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = json.loads(file.read(length))
+    metadata = header.pop(METADATA)
+    starts = {name: _LENGTH_BYTES + length + entry["data_offsets"][0] for name, entry in header.items()}
+    return starts | {name[1:]: starts[kept] for name, kept in metadata.items() if name != STAGE}
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """What a tensor takes in memory, gaps included; nothing is copied."""
+    count = extent_bytes(spec_of("", tensor)) // tensor.itemsize
+    return tensor.detach().as_strided((count,), (1,)).view(torch.uint8).numpy().data
+
+
+def _shaped(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The weight that an entry of the file holds. Raises: ValueError: it does not fit there."""
+    if flat.data_ptr() % ALIGNMENT or flat.nbytes < extent_bytes(spec) or flat.nbytes % spec.torch_dtype.itemsize:
+        raise ValueError(f"'{spec.name}' does not fit the {flat.nbytes} bytes that it has there")
+    return flat.view(spec.torch_dtype).as_strided(spec.shape, spec.stride)

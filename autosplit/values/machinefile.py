@@ -1,0 +1,57 @@
+"""The machine file: devices, memory caps and links as a person writes them (YAML)."""
+
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+
+from autosplit.errors import DeviceError, UsageError, raise_faults
+from autosplit.files import NOT_YAML
+from autosplit.values.machine import HOST, Link, Machine, parse_bytes, parse_device
+
+
+class _DeviceEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    memory: str | StrictInt | None = None
+
+
+class _LinkEntry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    source: str
+    target: str
+    latency_s: float = Field(default=35e-6, ge=0, allow_inf_nan=False)
+    bytes_per_s: float = Field(ge=1)
+
+
+class _MachineFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    devices: list[_DeviceEntry]
+    links: list[_LinkEntry] = []
+
+
+def read_machine(path: Path) -> Machine:
+    """The machine that a YAML file describes: ``devices: [{name: cpu:0, memory: 300MB}]``, ``links: [...]`` if known.
+
+    A link's ``bytes_per_s`` is spent by the sender. Such a link counts, also where another one was measured.
+
+    Raises: DeviceError, UsageError: every fault of the file.
+    """
+    try:
+        content = _MachineFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as failure:
+        raise UsageError(f"machine file '{path}' cannot be read: {failure.strerror}") from None
+    except ValidationError as failure:
+        faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in failure.errors()]
+        raise_faults(UsageError, f"machine file '{path}' is not understood", faults)
+        raise
+    except NOT_YAML as failure:
+        raise UsageError(f"machine file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
+    devices = [parse_device(entry.name) for entry in content.devices]
+    links = [Link(e.source, e.target, e.latency_s, 0.0, 1 / e.bytes_per_s, 0.0, 0.0) for e in content.links]
+    machine = Machine.of(devices, links)
+    known = {HOST, *(device.name for device in devices)}
+    faults = [f"'{end}' is not among its devices" for ends in machine.links for end in ends if end not in known]
+    raise_faults(DeviceError, f"the links of machine file '{path}' do not fit", list(dict.fromkeys(faults)))
+    caps = zip(devices, content.devices, strict=True)
+    return machine.with_memory({device.name: parse_bytes(entry.memory) for device, entry in caps if entry.memory is not None})

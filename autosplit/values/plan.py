@@ -1,0 +1,230 @@
+"""Plan: which ops run where, as a value, checked against its graph and its machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from autosplit import tables
+from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.files import content_hash
+from autosplit.values.explanation import Explanation
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Machine
+from autosplit.values.samples import Precision, Setting
+
+Status = Literal["optimal", "feasible", "measured", "manual"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A convex set of ops on a device, or on several as replicas that take requests in turn.
+
+    Attributes:
+        name: for messages and reports.
+        ops: op names in graph order.
+        devices: one device name for each replica.
+        backend: how each replica runs it.
+        threads: threads of each replica.
+        load_s: predicted busy seconds of one replica for each request that it takes.
+        streams: requests that each replica works on at once, its threads shared among them, its weights in memory once.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    devices: tuple[str, ...]
+    backend: str = "eager"
+    threads: int = 1
+    load_s: float = 0.0
+    streams: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the plan was made from, enough to make the model again: the spec, its batch size and sequence length."""
+
+    spec: str
+    batch: int = 1
+    seq_len: int | None = None
+
+
+PYTHON_OBJECT = Source("")
+"""The source of a model that no spec names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the planner expects, in seconds for each request of ``batch`` items.
+
+    ``bound_s`` is proved: no plan of the same kind has a smaller bottleneck in the same cost model. ``gap`` is
+    ``1 - bound_s / bottleneck_s``.
+    """
+
+    bottleneck_s: float
+    latency_s: float
+    bound_s: float
+    gap: float
+    throughput_per_s: float
+
+
+UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, throughput_per_s=0.0)
+"""Of a plan that nothing was predicted for, such as one that was edited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Stages in topological order, and what is expected of them.
+
+    ``microbatch`` is the number of items that pass the stages together; a request of ``source.batch`` items is cut into
+    ``source.batch / microbatch`` of them. ``queue_depth`` is the number of slots of each ring. ``why`` is what the search found
+    out about the plan; ``explain()`` gives it while it is about these stages. ``precision`` is what every stage computes in.
+    """
+
+    source: Source
+    graph_hash: str
+    profile_hash: str
+    stages: tuple[Stage, ...]
+    prediction: Prediction
+    objective: str = "throughput"
+    method: str = "manual"
+    status: Status = "manual"
+    chosen: str = "plan"
+    microbatch: int = 1
+    queue_depth: int = 4
+    precision: Precision = "f32"
+    loads_s: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    why: Explanation | None = None
+
+    @property
+    def workers(self) -> list[tuple[Stage, Setting]]:
+        """Each worker in order, a stage's replicas together: its stage, and where and how it runs."""
+        return [(stage, Setting(name, stage.backend, stage.threads)) for stage in self.stages for name in stage.devices]
+
+    @property
+    def hash(self) -> str:
+        """Identity of placement: stages, devices, backends, threads, streams, microbatch, queue depth, precision."""
+        stages = [[s.ops, s.devices, s.backend, s.threads, *([s.streams] if s.streams > 1 else [])] for s in self.stages]
+        return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision])
+
+    def unpredicted(self) -> "Plan":
+        """The same stages without what was predicted of others, or of these in another precision."""
+        stages = tuple(replace(stage, load_s=0.0) for stage in self.stages)
+        return replace(self, stages=stages, prediction=UNKNOWN, loads_s={}, status="manual")
+
+    def verify(self, graph: Graph, machine: Machine) -> "Plan":
+        """Return the plan, or raise PlanError with every fault against its graph and machine.
+
+        Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices that exist, threads
+        within the device's cores, streams within the threads, memory caps (weights, each once a device), microbatch, queue depth.
+        """
+        check_graph(self.graph_hash, graph)
+        faults = [*_placement_faults(self.stages, graph), *_device_faults(self.stages, graph, machine)]
+        if self.microbatch < 1 or self.source.batch % self.microbatch:
+            faults.append(f"microbatch {self.microbatch} does not divide the batch of {self.source.batch} items")
+        if self.queue_depth < 1:
+            faults.append(f"queue_depth must be at least 1, but is {self.queue_depth}")
+        raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
+        return self
+
+    def explain(self) -> Explanation:
+        """Why the plan is no faster: its bottleneck, what bounds that, what other cuts cost, and what a change would bring.
+
+        Raises: UsageError: the plan has no explanation, or its stages are not those that were explained.
+        """
+        if self.why is None or self.why.plan != self.hash:
+            kept = "no explanation" if self.why is None else "the explanation of other stages"
+            raise UsageError(f"the plan holds {kept}; autosplit.explain(graph, plan, machine, profile) makes one for it")
+        return self.why
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a stage."""
+        return [
+            {
+                "stage": stage.name,
+                "devices": " ".join(stage.devices),
+                "backend": stage.backend,
+                "threads": stage.threads,
+                "ops": len(stage.ops),
+                "first": stage.ops[0],
+                "last": stage.ops[-1],
+                "load_s": stage.load_s if self.prediction.throughput_per_s else None,
+            }
+            for stage in self.stages
+        ]
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame indexed by stage name."""
+        return tables.frame(self.rows(), index="stage")
+
+    def _repr_html_(self) -> str:
+        return tables.html(self.rows(), self.summary())
+
+    def summary(self) -> str:
+        """One sentence: what runs where, what is predicted, how well it is proved."""
+        where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({_how(s)})" for s in self.stages)
+        proof = f"{self.status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{self.status}, no bound"
+        where += "" if self.precision == "f32" else f" in {self.precision}"
+        per_s = self.prediction.throughput_per_s
+        return f"{where}: {f'{per_s:.4g} items/s' if per_s else 'nothing'} predicted ({proof}, {self.method})"
+
+
+def _how(stage: Stage) -> str:
+    return stage.backend if stage.streams == 1 else f"{stage.backend}, {stage.streams} streams"
+
+
+def check_graph(graph_hash: str, graph: Graph) -> None:
+    """Raise PlanError unless a plan made for ``graph_hash`` is for this graph."""
+    if graph_hash != graph.hash:
+        raise PlanError(
+            f"the plan was made for graph {graph_hash}, and '{graph.name}' is {graph.hash}: another model, another batch size or "
+            "sequence length, or other versions. Search again."
+        )
+
+
+def _placement_faults(stages: Sequence[Stage], graph: Graph) -> list[str]:
+    faults = [f"stage '{stage.name}' has no ops" for stage in stages if not stage.ops]
+    place: dict[str, int] = {}
+    for number, stage in enumerate(stages):
+        for op in stage.ops:
+            if op not in graph.index:
+                faults.append(f"stage '{stage.name}' names op '{op}', which the graph does not have")
+            elif op in place:
+                faults.append(f"op '{op}' is on stage '{stages[place[op]].name}' and on stage '{stage.name}'")
+            place[op] = number
+    faults += [f"op '{op.name}' is on no stage" for op in graph.ops if op.name not in place]
+    for reader in graph.ops:
+        target = place.get(reader.name, len(stages))
+        for value in reader.inputs:
+            source = place.get(graph.producer.get(value, ""), -1)
+            if source > target:
+                where = f"op '{reader.name}' on stage '{stages[target].name}' reads '{value}' from stage '{stages[source].name}'"
+                faults.append(f"{where}; a tensor goes to the same or a later stage")
+    return faults
+
+
+def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> list[str]:
+    known = {device.name: device for device in machine.devices}
+    faults = []
+    for stage in stages:
+        faults += [
+            f"stage '{stage.name}' is on '{name}', which is not a device here" for name in stage.devices if name not in known
+        ]
+        if len(set(stage.devices)) < len(stage.devices):
+            faults.append(
+                f"stage '{stage.name}' names a device twice: {', '.join(stage.devices)}; a replica is on one of its own"
+            )
+        for name in stage.devices:
+            cores = len(known[name].cores) if name in known else 0
+            if cores and stage.threads > cores:
+                faults.append(f"stage '{stage.name}' wants {stage.threads} threads on '{name}', which has {cores} cores")
+        if not 1 <= stage.streams <= stage.threads:
+            faults.append(f"stage '{stage.name}' wants {stage.streams} streams of its {stage.threads} threads; each takes one")
+    for device in machine.devices:
+        ops = tuple(op for stage in stages if device.name in stage.devices for op in stage.ops if op in graph.index)
+        held = sum(weight.num_bytes for weight in graph.stage_weights(ops).values())
+        if device.memory_bytes is not None and held > device.memory_bytes:
+            faults.append(
+                f"device '{device.name}' would hold {tables.bytes_text(held)} of weights, and its cap is "
+                f"{tables.bytes_text(device.memory_bytes)}"
+            )
+    return faults

@@ -1,0 +1,396 @@
+"""Profile: the seconds that every op, stage and whole model took on each device and backend, and the links. No torch.
+
+All samples are kept; the statistic is the median. An op is looked up by its signature (in-graph timing, all occurrences
+pooled) or by its own name (backends that fuse, where neighbours decide). Raw op times are corrected twice when read: a
+scale for each setting makes the sum of the ops equal the whole model, and measured stages pull their ops to what the stage
+took as it runs, with its neighbours busy.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from autosplit import tables
+from autosplit.errors import ProfileError, raise_faults
+from autosplit.files import MALFORMED, content_hash, read_mapping, typed_items
+from autosplit.values.fitting import fit_factors
+from autosplit.values.graph import Graph, Op
+from autosplit.values.machine import Link
+from autosplit.values.samples import (
+    Measured,
+    Precision,
+    Samples,
+    Setting,
+    StageMeasured,
+    measured_from_dict,
+    measured_to_dict,
+    setting_from_dict,
+    stage_from_dict,
+    stage_to_dict,
+)
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured seconds of one model on the devices of one machine.
+
+    Attributes:
+        graph_name: the model's name.
+        graph_hash: ``Graph.hash`` of the model.
+        signatures: op name to signature, for every op of the graph.
+        measured: what was measured, by setting.
+        stages: measured stages, oldest first.
+        links: measured links.
+        notes: why something was measured again or set aside; not part of the hash.
+        precision: what the backends computed in, the same for everything in a profile.
+    """
+
+    graph_name: str
+    graph_hash: str
+    signatures: Mapping[str, str]
+    measured: Mapping[Setting, Measured] = field(default_factory=dict)
+    stages: tuple[StageMeasured, ...] = ()
+    links: tuple[Link, ...] = ()
+    notes: tuple[str, ...] = ()
+    precision: Precision = "f32"
+
+    @staticmethod
+    def empty(graph: Graph, precision: Precision = "f32") -> "Profile":
+        """The profile of ``graph`` before anything was measured."""
+        return Profile(graph.name, graph.hash, {op.name: op.signature for op in graph.ops}, precision=precision)
+
+    @staticmethod
+    def given(graph: Graph, seconds: Mapping[tuple[str, str], float], backend: str = "eager", threads: int = 1) -> "Profile":
+        """A profile from plain numbers, for null devices and simulations.
+
+        Args:
+            graph: the model.
+            seconds: (op name, device name) to seconds.
+            backend: the backend that the numbers are said to be of.
+            threads: the threads that the numbers are said to be of.
+        """
+        devices = dict.fromkeys(device for _, device in seconds)
+        measured = {
+            Setting(device, backend, threads): Measured(
+                {op: Samples((value,)) for (op, where), value in seconds.items() if where == device}, per="op"
+            )
+            for device in devices
+        }
+        return replace(Profile.empty(graph), measured=measured).verify()
+
+    def setting(self, device: str, backend: str, threads: int | None = None) -> Setting:
+        """The measured setting that these name; without ``threads`` the one with the most threads.
+
+        Raises: ProfileError: nothing of that kind was measured.
+        """
+        found = [
+            setting
+            for setting in self.measured
+            if setting.device == device and setting.backend == backend and threads in (None, setting.threads)
+        ]
+        if not found:
+            known = "; ".join(str(setting) for setting in self.measured) or "nothing"
+            count = "" if threads is None else f" with {threads} threads"
+            raise ProfileError(
+                f"profile of '{self.graph_name}' holds no measurement of {backend} on {device}{count} (it holds: {known}); "
+                "measure it with `autosplit profile`"
+            )
+        return max(found, key=lambda setting: setting.threads)
+
+    def op_samples(self, op: Op | str, setting: Setting) -> Samples:
+        """The raw samples of an op in a setting. Raises: ProfileError: the op was not measured."""
+        name = op if isinstance(op, str) else op.name
+        measured = self.measured[setting]
+        if name in measured.refused:
+            raise ProfileError(f"{setting.backend} refuses op '{name}', so it has no time: {measured.refused[name]}")
+        key = name if measured.per == "op" else self.signatures.get(name, name)
+        if key not in measured.ops:
+            raise ProfileError(
+                f"profile of '{self.graph_name}' lacks op '{name}' for {setting}; measure it with `autosplit profile`"
+            )
+        return measured.ops[key]
+
+    def op_s(self, op: Op | str, device: str, backend: str, threads: int | None = None) -> float:
+        """Corrected seconds of one op: median of its samples, scaled to the whole model and to the measured stages.
+
+        Infinite where the backend refuses the op. Raises: ProfileError: the op, or the setting, was not measured.
+        """
+        setting = self.setting(device, backend, threads)
+        name = op if isinstance(op, str) else op.name
+        if name in self.measured[setting].refused:
+            return inf
+        return self.op_samples(op, setting).median_s * self.scale(setting) * self._factors.get(setting, {}).get(name, 1.0)
+
+    def whole_s(self, device: str, backend: str, threads: int | None = None, busy: bool = True) -> float:
+        """Seconds of the whole model, neighbours busy or idle; the sum of its ops where the whole was not measured.
+
+        Where the device was not measured with its neighbours idle, they slow it as they do one that was.
+        Infinite where the backend refuses an op.
+        """
+        setting = self.setting(device, backend, threads)
+        measured = self.measured[setting]
+        if measured.refused:
+            return inf
+        samples = (measured.whole or measured.alone) if busy else (measured.alone or measured.whole)
+        if not samples:
+            return sum(self.op_s(op, *setting) for op in self.signatures)
+        return samples.median_s * (1.0 if busy or measured.alone else self._relief(setting))
+
+    def _relief(self, like: Setting) -> float:
+        """The share of its time that the whole model takes with idle neighbours, on a device where both were measured."""
+        for setting, measured in self.measured.items():
+            if setting[1:] == like[1:] and measured.alone and measured.whole:
+                return measured.alone.median_s / measured.whole.median_s
+        return 1.0
+
+    def stage_s(self, ops: Iterable[str], device: str, backend: str, threads: int | None = None) -> float:
+        """Seconds of a stage: its own median if that very stage was measured there, else the sum of its ops."""
+        setting = self.setting(device, backend, threads)
+        names = frozenset(ops)
+        for stage in self.current_stages(setting):
+            if stage.ops == names:
+                return stage.samples.median_s
+        return sum(self.op_s(op, *setting) for op in names)
+
+    def table(
+        self, graph: Graph, backend: str, devices: Sequence[str] | None = None, threads: Mapping[str, int] | None = None
+    ) -> dict[tuple[str, str], float]:
+        """Corrected seconds for planners: (op name, device name) to seconds; ops that the backend refuses are left out.
+
+        Args:
+            graph: the model; its hash must be the profile's.
+            backend: the backend to read.
+            devices: device names, by default all that were measured with ``backend``.
+            threads: device name to threads, by default the most that were measured.
+        Raises: ProfileError: another model, or a measurement is missing.
+        """
+        if graph.hash != self.graph_hash:
+            raise ProfileError(
+                f"profile is of '{self.graph_name}' ({self.graph_hash}), not of '{graph.name}' ({graph.hash}); "
+                "measure this model with `autosplit profile`"
+            )
+        if devices is None:
+            devices = list(dict.fromkeys(setting.device for setting in self.measured if setting.backend == backend))
+        settings = [self.setting(device, backend, (threads or {}).get(device)) for device in devices]
+        return {(op, setting.device): self.op_s(op, *setting) for setting in settings for op in self.accepted(setting)}
+
+    def accepted(self, setting: Setting) -> list[str]:
+        """The ops that the backend of a setting takes, in graph order."""
+        refused = self.measured[setting].refused
+        return [op for op in self.signatures if op not in refused]
+
+    def refused(self, backend: str) -> dict[str, str]:
+        """Op name to the reason, for each op that a backend was found to refuse on some device."""
+        found = (measured.refused for setting, measured in self.measured.items() if setting.backend == backend)
+        return {op: reason for refused in found for op, reason in refused.items()}
+
+    def missing(self, graph: Graph, settings: Iterable[Setting]) -> list[tuple[str, Setting]]:
+        """The (op name, setting) pairs that were not measured."""
+        absent = []
+        for setting in settings:
+            measured = self.measured.get(setting)
+            for op in graph.ops:
+                key = op.name if measured is None or measured.per == "op" else op.signature
+                if measured is None or (key not in measured.ops and op.name not in measured.refused):
+                    absent.append((op.name, setting))
+        return absent
+
+    def scale(self, setting: Setting) -> float:
+        """What raw op times are multiplied by, so that their sum equals the whole model in that setting."""
+        return self._scales[setting]
+
+    def with_measured(self, setting: Setting, measured: Measured) -> "Profile":
+        """The same profile with this setting measured (again)."""
+        return replace(self, measured={**self.measured, setting: measured}).verify()
+
+    def with_links(self, links: Iterable[Link]) -> "Profile":
+        """The same profile with these links in place of what was known of the same pairs."""
+        known = {(link.source, link.target): link for link in self.links}
+        return replace(self, links=tuple({**known, **{(link.source, link.target): link for link in links}}.values())).verify()
+
+    def with_stage(
+        self, ops: Iterable[str], setting: Setting, samples: Samples, busy: Sequence[str] = (), date: str = ""
+    ) -> "Profile":
+        """The same profile, corrected by a stage that was measured as it runs.
+
+        Args:
+            ops: names of the stage's ops.
+            setting: device, backend and threads that it ran with.
+            samples: seconds of its runs, transfers left out.
+            busy: names of the devices that were busy with their own stages meanwhile.
+            date: when, in ISO 8601.
+        Raises: ProfileError: an unknown op, a setting that was never measured, or samples that are no durations.
+        """
+        stage = StageMeasured(frozenset(ops), setting, samples, tuple(busy), date)
+        return replace(self, stages=(*self.stages, stage)).verify()
+
+    def with_newest(self, stages: Iterable[tuple[Iterable[str], Setting]]) -> "Profile":
+        """The same profile with the measurements of these stages as its newest.
+
+        Stages that overlap may contradict each other; the newest ones hold then, so that a plan is predicted by its own stages.
+        Where one is the whole model and did not run, it counts as it was timed: what a cut cost others, it does not cost that.
+        """
+        own = {(setting, frozenset(ops)) for ops, setting in stages}
+        unseen = own - {(stage.setting, stage.ops) for stage in self.stages}
+        timed = ((s, ops, self.measured[s].whole) for s, ops in unseen if ops == set(self.signatures) and s in self.measured)
+        whole = (StageMeasured(ops, setting, samples, (), "") for setting, ops, samples in timed if samples)
+        return replace(self, stages=tuple(sorted((*self.stages, *whole), key=lambda stage: (stage.setting, stage.ops) in own)))
+
+    def current_stages(self, setting: Setting) -> Sequence[StageMeasured]:
+        """The measured stages that count in a setting: of one op set the newest, and rather one with busy neighbours."""
+        return self._current_stages.get(setting, [])
+
+    @cached_property
+    def _scales(self) -> dict[Setting, float]:
+        scales = {}
+        for setting, measured in self.measured.items():
+            total = sum(self.op_samples(op, setting).median_s for op in self.accepted(setting)) if measured.whole else 0.0
+            scales[setting] = measured.whole.median_s / total if measured.whole and total > 0 else 1.0
+        return scales
+
+    @cached_property
+    def _current_stages(self) -> dict[Setting, list[StageMeasured]]:
+        newest: dict[tuple[Setting, frozenset[str]], StageMeasured] = {}
+        for stage in self.stages:
+            known = newest.get((stage.setting, stage.ops))
+            if known is None or stage.busy or not known.busy:
+                newest.pop((stage.setting, stage.ops), None)
+                newest[stage.setting, stage.ops] = stage
+        by_setting: dict[Setting, list[StageMeasured]] = {}
+        for stage in newest.values():
+            by_setting.setdefault(stage.setting, []).append(stage)
+        return by_setting
+
+    @cached_property
+    def _factors(self) -> dict[Setting, dict[str, float]]:
+        return {
+            setting: fit_factors(
+                {op: self.op_samples(op, setting).median_s * self.scale(setting) for op in self.accepted(setting)},
+                [(stage.ops, stage.samples.median_s) for stage in stages],
+            )
+            for setting, stages in self._current_stages.items()
+        }
+
+    @cached_property
+    def hash(self) -> str:
+        """Identity of everything measured."""
+        return content_hash(self.to_dict())
+
+    def verify(self) -> "Profile":
+        """Return the profile, or raise ProfileError with every fault."""
+        faults = []
+        for setting, measured in self.measured.items():
+            if setting.threads < 1:
+                faults.append(f"threads must be at least 1, but are {setting.threads} for {setting.backend} on {setting.device}")
+            computed = measured.provenance.precision
+            if computed != self.precision:
+                faults.append(f"{setting} was measured in {computed}, and the profile is of {self.precision}")
+            known = set(self.signatures) if measured.per == "op" else set(self.signatures.values())
+            absent = sorted(known - set(measured.ops) - set(measured.refused))
+            if absent and measured.whole:
+                faults.append(f"{setting} has the whole model but not {len(absent)} of its ops, such as '{absent[0]}'")
+            for key, samples in measured.ops.items():
+                faults += samples.faults(f"op '{key}' ({setting})")
+            for name, whole in (("the whole model", measured.whole), ("the whole model alone", measured.alone)):
+                faults += whole.faults(f"{name} ({setting})") if whole else []
+        for stage in self.stages:
+            faults += stage.samples.faults(f"a stage of {len(stage.ops)} ops ({stage.setting})")
+            unknown = sorted(stage.ops - set(self.signatures))
+            faults += [f"a measured stage holds unknown op '{unknown[0]}'"] if unknown else []
+            faults += [] if stage.ops else ["a measured stage holds no ops"]
+            if stage.setting not in self.measured:
+                faults.append(f"a stage was measured with {stage.setting}, whose ops were never measured")
+            elif impossible := sorted(stage.ops & set(self.measured[stage.setting].refused)):
+                faults.append(f"a stage measured with {stage.setting} holds op '{impossible[0]}', which that backend refuses")
+        raise_faults(ProfileError, f"profile of '{self.graph_name}' does not verify", faults)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; the notes are left out."""
+        return {
+            "schema": SCHEMA,
+            "graph": {"name": self.graph_name, "hash": self.graph_hash},
+            "precision": self.precision,
+            "signatures": dict(self.signatures),
+            "measured": [{**setting._asdict(), **measured_to_dict(measured)} for setting, measured in self.measured.items()],
+            "stages": [stage_to_dict(stage) for stage in self.stages],
+            "links": [asdict(link) for link in self.links],
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> "Profile":
+        """The inverse of to_dict. Raises: ProfileError: a field is missing, or the profile does not verify."""
+        try:
+            return Profile(
+                graph_name=data["graph"]["name"],
+                graph_hash=data["graph"]["hash"],
+                signatures=typed_items("signatures", data["signatures"], str),
+                measured={setting_from_dict(entry): measured_from_dict(entry) for entry in data["measured"]},
+                stages=tuple(stage_from_dict(entry) for entry in data["stages"]),
+                links=tuple(Link.from_dict(link) for link in data["links"]),
+                precision=data.get("precision", "f32"),
+            ).verify()
+        except MALFORMED as failure:
+            raise ProfileError(f"profile data is incomplete: {failure!r}; measure it again") from None
+
+    def summary(self) -> list[dict[str, Any]]:
+        """One row a setting: the whole model, busy and alone, the scale of the op sums, spread, error, source and date."""
+        return [
+            {
+                "device": setting.device,
+                "backend": setting.backend,
+                "precision": self.precision,
+                "threads": setting.threads,
+                "whole_s": measured.whole.median_s if measured.whole else float("nan"),
+                "alone_s": measured.alone.median_s if measured.alone else float("nan"),
+                "spread": measured.whole.spread if measured.whole else float("nan"),
+                "op_scale": self.scale(setting),
+                "max_error": measured.error,
+                "refused_ops": len(measured.refused),
+                "source": measured.source,
+                "date": measured.provenance.date,
+            }
+            for setting, measured in self.measured.items()
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each setting and op that it takes: corrected seconds, raw median, spread, number of samples."""
+        rows = []
+        for setting in self.measured:
+            for op in self.accepted(setting):
+                samples = self.op_samples(op, setting)
+                rows.append(
+                    {
+                        "op": op,
+                        "device": setting.device,
+                        "backend": setting.backend,
+                        "threads": setting.threads,
+                        "seconds": self.op_s(op, *setting),
+                        "raw_median_s": samples.median_s,
+                        "spread": samples.spread,
+                        "num_samples": len(samples.samples_s),
+                        "signature": self.signatures[op],
+                    }
+                )
+        return rows
+
+    def frame(self) -> Any:
+        """The rows as a pandas DataFrame indexed by op name."""
+        return tables.frame(self.rows(), index="op")
+
+    def _repr_html_(self) -> str:
+        caption = f"{self.graph_name}: {len(self.signatures)} ops, {len(self.stages)} stages and {len(self.links)} links measured"
+        return tables.html(self.summary(), caption)
+
+    def __repr__(self) -> str:
+        return f"Profile({self.graph_name!r}, {len(self.measured)} settings, {len(self.stages)} stages, {self.hash})"
+
+
+def read_profile(path: Path) -> Profile:
+    """The profile in a JSON file written from ``Profile.to_dict``. Raises: ProfileError: missing, truncated or wrong."""
+    return Profile.from_dict(read_mapping(path, "profile", SCHEMA, ProfileError))

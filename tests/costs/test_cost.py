@@ -1,0 +1,138 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from problems import chain, random_blocks, random_problem, slow_loads
+
+from autosplit.costs.cost import evaluate, find_faults, latency_s, memory_bytes, pieces, pool_bytes, verify
+from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Solution
+from autosplit.errors import PlanError
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6))
+def test_loads_equal_the_definition(seed):
+    problem = random_problem(seed)
+    blocks = random_blocks(problem, seed)
+    expected = slow_loads(problem, blocks)
+    found = evaluate(problem, blocks)
+    if problem.overlap:
+        assert found.device_s == pytest.approx(np.array(expected))
+    else:
+        assert found.device_s == pytest.approx(np.array(expected))
+        assert found.device_s == pytest.approx(found.compute_s + found.transfer_s)
+    assert (found.stage_s <= found.block_s).all()
+
+
+def test_two_blocks_pay_the_transfer_on_both_sides():
+    loads = evaluate(chain([3, 4]), [Block((0,), (0,)), Block((1,), (1,))])
+    assert loads.device_s.tolist() == [4.0, 5.0]
+    assert loads.bottleneck_s == 5.0
+
+
+def test_overlap_takes_the_larger_part():
+    loads = evaluate(chain([3, 4], num_bytes=5.0, overlap=True), [Block((0,), (0,)), Block((1,), (1,))])
+    assert loads.device_s.tolist() == [5.0, 5.0]
+
+
+def test_send_once_and_send_for_each_destination():
+    problem = chain([1, 1, 1], 3, nets=(Net(0, (1, 2), 2.0),))
+    blocks = [Block((op,), (op,)) for op in range(3)]
+    assert evaluate(problem, blocks).device_s.tolist() == [5.0, 3.0, 3.0]
+    assert evaluate(replace(problem, send_once=True), blocks).device_s.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_replicas_share_the_samples_and_each_hold_the_weights():
+    problem = chain([4, 6], 3, op_bytes=np.array([10.0, 20.0]))
+    blocks = [Block((0,), (0,)), Block((1,), (1, 2))]
+    assert evaluate(problem, blocks).device_s.tolist() == [5.0, 3.5, 3.5]
+    assert evaluate(problem, blocks).block_s.tolist() == [5.0, 7.0]
+    assert memory_bytes(problem, blocks).tolist() == [10.0, 20.0, 20.0]
+
+
+def test_weights_count_once_on_a_device_and_once_in_a_pool():
+    problem = chain([1, 1, 1], weights=(SharedWeight(100.0, (0, 2)),), pools=(Pool((0, 1), 1000.0),))
+    apart = [Block((0,), (0,)), Block((1, 2), (1,))]
+    assert memory_bytes(problem, apart).tolist() == [101.0, 102.0]
+    assert pool_bytes(problem, apart) == [103.0]
+    assert memory_bytes(problem, [Block((0, 1, 2), (0, 1))]).tolist() == [103.0, 103.0]
+
+
+def test_blocks_that_share_a_device_add_up():
+    blocks = [Block((0,), (0,)), Block((1,), (1,)), Block((2,), (0,))]
+    assert evaluate(chain([1, 2, 3]), blocks).device_s.tolist() == [6.0, 4.0]
+
+
+def test_latency_counts_branches_once_and_delays_in_full():
+    problem = chain([1, 5, 2, 1], 2, nets=(Net(HOST, (0,), 1.0), Net(0, (1, 2), 0.0), Net(1, (3,), 0.0), Net(2, (3,), 0.0)))
+    problem.transfers.latency_s[:] = 0.25
+    one = [Block((0, 1, 2, 3), (0,))]
+    assert latency_s(problem, one) == pytest.approx(9.25)
+    branches = [Block((0,), (0,)), Block((1,), (0,)), Block((2,), (1,)), Block((3,), (0,))]
+    assert latency_s(problem, branches) == pytest.approx(0.25 + 1 + 0.25 + 5 + 0.25 + 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6))
+def test_pieces_run_in_order_and_latency_is_at_least_the_critical_compute(seed):
+    problem = random_problem(seed, unsupported=False)
+    blocks = random_blocks(problem, seed)
+    parts = pieces(problem, blocks)
+    assert sorted(op for part in parts for op in part.ops) == list(range(problem.num_ops))
+    home = {op: number for number, part in enumerate(parts) for op in part.ops}
+    for net in problem.nets:
+        assert all(home[net.producer] <= home[op] for op in net.consumers if HOST not in (net.producer, op))
+    assert latency_s(problem, blocks) >= problem.compute_s.min(axis=1).max() - 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6))
+def test_latency_is_never_below_the_load_of_an_unreplicated_device(seed):
+    problem = random_problem(seed, overlap=False, unsupported=False)
+    blocks = [replace(block, devices=block.devices[:1]) for block in random_blocks(problem, seed)]
+    assert latency_s(problem, blocks) >= evaluate(problem, blocks).bottleneck_s - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([Block((0, 1), (0,))], "op 'op2' is in 0 blocks"),
+        ([Block((0, 1, 2), (0,)), Block((2,), (1,))], "op 'op2' is in 2 blocks"),
+        ([Block((0, 1, 9), (0,))], "does not exist"),
+        ([Block((0, 1, 2), (7,))], "does not exist"),
+        ([Block((0, 1, 2), ())], "no devices"),
+        ([Block((1,), (0,)), Block((0, 2), (1,))], "reads 'op0' in block 1"),
+        ([Block((0,), (0,)), Block((1, 2), (1,))], "must stay together"),
+        ([Block((0, 1), (1,)), Block((2,), (0,))], "pinned to dev0"),
+        ([Block((0, 1, 2), (0,))], "holds 3 B, and its cap is 2 B"),
+    ],
+)
+def test_faults(blocks, message):
+    compute = np.ones((3, 2))
+    compute[0, 1] = np.inf
+    problem = chain(
+        [1, 1, 1],
+        compute_s=compute,
+        groups=((0, 1),),
+        memory_bytes=np.array([2.0, 3.0]),
+        reasons={(0, 1): "op0 is pinned to dev0"},
+    )
+    assert any(message in fault for fault in find_faults(problem, blocks))
+
+
+def test_pool_fault():
+    problem = chain([1, 1], pools=(Pool((0, 1), 1.0),))
+    assert "together, and their cap is 1 B" in find_faults(problem, [Block((0,), (0,)), Block((1,), (1,))])[0]
+
+
+def test_verify_refuses_a_wrong_objective_and_a_bound_above_it():
+    problem = chain([3, 4])
+    blocks = (Block((0, 1), (0,)),)
+    good = Solution(blocks, 7.0, 7.0, "optimal", "hand", 0.0, (7.0, 0.0))
+    assert verify(problem, good) is good
+    with pytest.raises(PlanError, match="evaluates to 7 s"):
+        verify(problem, replace(good, objective_s=6.0))
+    with pytest.raises(PlanError, match="above its own objective"):
+        verify(problem, replace(good, bound_s=8.0))

@@ -1,0 +1,78 @@
+"""What is said of a plan whose numbers are wrong, and what its answers are compared with."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, NumericalError, get_backend
+from autosplit.backends.eager import EagerBackend
+from autosplit.deploying import checking
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.values.plan import UNKNOWN, Plan, Stage
+
+ERROR = NumericalError(1.0, 0.5, "y")
+
+
+class Zeros(EagerBackend):
+    """Runs the stage and throws the answer away."""
+
+    name, exact = "zeros", False
+
+    def compile(self, program, threads, precision="f32"):
+        run = super().compile(program, threads, precision)
+        return lambda inputs: [torch.zeros_like(value) for value in run(inputs)]
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=16"))
+
+
+@pytest.fixture
+def plan(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr(checking, "get_backend", lambda name: Zeros() if name == "zeros" else get_backend(name))
+    ops = [op.name for op in traced.graph.ops]
+    stages = Stage("one", tuple(ops[:4]), ("cpu:0",)), Stage("two", tuple(ops[4:]), ("cpu:1",), "zeros")
+    return Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN)
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_the_stage_and_the_backend_with_wrong_numbers_are_named(traced: Traced, plan: Plan, precision: str) -> None:
+    fault = checking.blame(replace(plan, precision=precision), traced, traced.example_inputs, ERROR, 0.1)
+    assert f"backend 'zeros' ({precision}) gives wrong numbers on stage 'stage1'" in fault
+
+
+def test_where_no_stage_alone_is_wrong_the_backends_are_named(traced: Traced, plan: Plan) -> None:
+    right = replace(plan, stages=tuple(replace(stage, backend="eager") for stage in plan.stages))
+    fault = checking.blame(right, traced, traced.example_inputs, ERROR, 0.1)
+    assert "2 stages (eager, f32) differ from f32 eager: 'y' is off by 0.5" in fault and "tolerance is 0.1" in fault
+
+
+def test_bits_are_asked_of_exact_stages_in_f32_only(traced: Traced, plan: Plan) -> None:
+    reference = checking.Reference.of(traced, {})
+    work, expected = reference.work, reference.expected
+    exact = replace(plan, stages=plan.stages[:1])
+    assert checking.limit_of(exact, traced, work, expected) == 0
+    assert checking.limit_of(plan, traced, work, expected) == F32_TOLERANCE
+    least, most = BF16_TOLERANCE
+    assert least <= checking.limit_of(replace(exact, precision="bf16"), traced, work, expected) < most
+
+
+def test_a_slow_model_is_compared_on_fewer_inputs(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(checking.Reference.of(traced, {}).work) == checking.NUM_DISTINCT
+    monkeypatch.setattr(checking, "SLOW_S", 0.0)
+    slow = checking.Reference.of(traced, {op.name: 1 for op in traced.graph.ops})
+    assert len(slow.work) == len(slow.expected) == 2
+    for inputs, outputs in zip(slow.work, slow.expected, strict=True):
+        torch.testing.assert_close(outputs[0], traced.program(*inputs)[0])
+
+
+def test_inputs_that_repeat_an_item_are_made_too() -> None:
+    example = [torch.ones(1, 8).expand(4, 8), torch.arange(8).expand(4, 8), torch.zeros(2, 3).t()]
+    first, *others = checking.distinct_inputs(example)
+    assert all(tensor is given for tensor, given in zip(first, example, strict=True))
+    for inputs in others:
+        assert [tensor.stride() for tensor in inputs] == [tensor.stride() for tensor in example]
+        assert not any(torch.equal(tensor, given) for tensor, given in zip(inputs, example, strict=True))

@@ -1,0 +1,147 @@
+"""A backend that compiles for long: apart, within a limit, and only where it may win."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import autosplit
+from autosplit.backends.base import installed
+from autosplit.deploying import compiling
+from autosplit.deploying.baselines import LEAST_COMPILE_S, compiled
+from autosplit.deploying.comparing import Arena
+from autosplit.deploying.workspace import Workspace
+from autosplit.devices.limits import affinity
+from autosplit.devices.processes import WorkerProcess, spawn_worker
+from autosplit.errors import BackendError, UsageError, WorkerError
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.splitting import StageProgram
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+
+ONE = Machine.of([parse_device(f"cpu:{affinity()[0]}")])
+pytestmark = pytest.mark.skipif("inductor" not in installed(), reason="there is no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def mlp() -> Traced:
+    return autosplit.trace("autosplit.examples.mlp:mlp?depth=3&width=16")
+
+
+@pytest.fixture
+def workspace() -> Iterator[Workspace]:
+    with Workspace() as made:
+        yield made
+
+
+def planned(traced: Traced, eager_s: float, other_s: float) -> tuple[Plan, Profile]:
+    """A plan, and a profile in which an op takes so long in eager and so long in ONNX Runtime."""
+    ops = [(op.name, ONE.devices[0].name) for op in traced.graph.ops]
+    profile = Profile.given(traced.graph, dict.fromkeys(ops, eager_s))
+    other = Profile.given(traced.graph, dict.fromkeys(ops, other_s), "onnxruntime")
+    profile = replace(profile, measured={**profile.measured, **other.measured})
+    return autosplit.search(traced, profile, ONE, budget_s=0).plan, profile
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[WorkerProcess]:
+    """The processes that compile."""
+    found: list[WorkerProcess] = []
+
+    def spawn(target: str, **settings: str) -> WorkerProcess:
+        found.append(spawn_worker(target, **settings))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(compiling, "spawn_worker", spawn)
+    return found
+
+
+def assert_gone(worker: WorkerProcess) -> None:
+    """Neither the process nor a compiler that it called is left."""
+    with pytest.raises(ProcessLookupError):
+        os.killpg(worker.pid, 0)
+
+
+@pytest.mark.timeout(120)
+def test_a_compiled_way_runs_and_agrees_with_the_model(mlp: Traced, workspace: Workspace, started: list[WorkerProcess]) -> None:
+    plan, profile = planned(mlp, 1.0, 0.8)
+    told: list[tuple[float, str]] = []
+    ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, 100, lambda *now: told.append(now))
+    assert (ready, reasons) == (["inductor"], {})
+    assert [share for share, _ in told] == sorted(share for share, _ in told)
+    assert told[0] == (0.0, "compiling the model for inductor") and told[-1][0] < 1
+    assert_gone(started[0])
+    way = replace(plan, stages=tuple(replace(stage, backend="inductor") for stage in plan.stages))
+    with Arena(ONE, workspace) as arena:
+        entry = arena.load("inductor", way, mlp)
+        assert entry.fault == "" and 0 <= entry.error.relative < 1e-5
+    assert len(started) == 1
+
+
+def test_compiling_ends_at_its_limit_with_all_that_it_started(
+    mlp: Traced, workspace: Workspace, started: list[WorkerProcess]
+) -> None:
+    with pytest.raises(BackendError, match="inductor had not compiled the model after 0 s; allow more with a larger budget"):
+        compiling.compile_whole(mlp, "inductor", "f32", workspace, 0.3, lambda share: None)
+    assert_gone(started[0])
+
+
+def test_a_killed_compiler_is_a_reason_and_not_the_end(
+    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, profile = planned(mlp, 1.0, 1.0)
+    monkeypatch.setattr(compiling, "LOOK_S", 0.05)
+    ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, 60, lambda *now: started and started[0].kill())
+    assert ready == [] and "was killed by SIGKILL during compiling for inductor" in reasons["inductor alone"]
+
+
+def test_a_compiler_that_died_before_it_was_asked_is_a_worker_that_died(
+    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = compiling.spawn_worker
+
+    def spawn_and_kill(target: str, **settings: str) -> WorkerProcess:
+        worker = spawn(target, **settings)  # type: ignore[arg-type]
+        worker.kill()
+        return worker
+
+    monkeypatch.setattr(compiling, "spawn_worker", spawn_and_kill)
+    with pytest.raises(WorkerError, match="was killed by SIGKILL during compiling for eager"):
+        compiling.compile_whole(mlp, "eager", "f32", workspace, 60, lambda share: None)
+
+
+def test_a_package_that_cannot_be_imported_is_named(mlp: Traced, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StageProgram, "packages", ("no_such_package",))
+    with pytest.raises(BackendError, match=r"eager could not compile the model: ModuleNotFoundError.*'no_such_package'"):
+        compiling.compile_whole(mlp, "eager", "f32", workspace, 60, lambda share: None)
+
+
+def test_ctrl_c_leaves_no_compiler_behind(mlp: Traced, workspace: Workspace, started: list[WorkerProcess]) -> None:
+    def interrupt(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compiling.compile_whole(mlp, "inductor", "f32", workspace, 60, interrupt)
+    assert_gone(started[0])
+
+
+def test_nothing_is_compiled_that_cannot_win_or_has_no_time(
+    mlp: Traced, workspace: Workspace, started: list[WorkerProcess]
+) -> None:
+    plan, profile = planned(mlp, 1.0, 0.25)
+
+    def reason(plan: Plan, profile: Profile | None, limit_s: float) -> str:
+        ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, limit_s, lambda share, text: None)
+        assert not ready
+        return reasons["inductor alone"]
+
+    assert reason(plan, profile, 60) == "another backend is 4.0 times as fast as eager, which compiling has not caught up with"
+    assert reason(plan, None, LEAST_COMPILE_S - 1) == "compiling takes 10 s and more, and 9 s are allowed; give a larger budget"
+    assert reason(replace(plan, objective="latency"), profile, 3).startswith("compiling takes 10 s")
+    with pytest.raises(UsageError, match="'tensorrt' does not exist"):
+        compiled(["tensorrt"], mlp, plan, ONE, profile, workspace, 60, lambda share, text: None)
+    with pytest.raises(UsageError, match="also"):
+        autosplit.run(mlp, plan, ONE, also="inductor")
+    assert started == []

@@ -1,0 +1,134 @@
+"""Which models may be run in microbatches, and which must see a whole request."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import autosplit
+from autosplit import api
+from autosplit.deploying.microbatching import require_independent
+from autosplit.devices.limits import affinity
+from autosplit.errors import AutosplitError, ModelError
+from autosplit.values.machine import Machine, parse_device
+
+
+class Function(nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return self.function(*tensors)
+
+
+DEPENDENT: dict[str, Callable[..., Any]] = {
+    "centred": lambda x: x - x.mean(0),
+    "shares": lambda x: (2 * x, torch.softmax(x, 0)),
+    "total": lambda x: x.sum(),
+    "numbered": lambda x: x + torch.arange(len(x))[:, None],
+    "averaged": lambda x: x / torch.tensor(float(len(x))),
+    "pairs": lambda x: x @ x.T,
+}
+INDEPENDENT: dict[str, Callable[..., Any]] = {
+    "rows": lambda x: (x.softmax(1), x.argmax(1)),
+    "second": lambda x: x.T.contiguous() + 1,
+    "flat": lambda x: x.reshape(-1),
+    "constant": lambda x: (x * 2, torch.ones(3) * 2),
+}
+
+
+def made(kind: str, batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """The items of the example are all the same: the inputs that are tried must not be."""
+    return Function((DEPENDENT | INDEPENDENT)[kind]).eval(), (torch.ones(batch, 5),)
+
+
+def centred(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return made("centred", batch)
+
+
+def chosen(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Each item names another one of its request, and takes a table that is the same for all."""
+    module = Function(lambda x, rows, table: x[rows] + table)
+    return module.eval(), (torch.randn(batch, 5), torch.arange(batch).flip(0), torch.randn(5))
+
+
+class Drawn(nn.Module):
+    """A layer with weights that no seed fixes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(5, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.layer(x)) + table
+        return out
+
+
+def drawn(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Drawn().eval(), (torch.randn(batch, 5), torch.randn(5))
+
+
+def tried(spec: str, batch: int, microbatch: int) -> None:
+    require_independent(autosplit.trace(spec, batch), autosplit.trace(spec, microbatch))
+
+
+@pytest.mark.parametrize("microbatch", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("centred", "output 'sub' is off by"),
+        ("shares", "output 'softmax' is off by"),
+        ("total", "output 'sum_1' is off by"),
+        ("numbered", "output 'add' is off by"),
+        ("averaged", "output 'div' is off by"),
+        ("pairs", "does not say where items lie"),
+    ],
+)
+def test_items_that_depend_on_each_other_are_found(kind: str, words: str, microbatch: int) -> None:
+    with pytest.raises(ModelError, match=f"requests of 4 items .* microbatches of {microbatch}.*{words}"):
+        tried(f"{__name__}:made?kind={kind}", 4, microbatch)
+
+
+def test_a_microbatch_that_lacks_what_an_item_names_is_found() -> None:
+    with pytest.raises(ModelError, match="trying it fails with IndexError"):
+        tried(f"{__name__}:chosen", 4, 2)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(f"{__name__}:made?kind={kind}" for kind in INDEPENDENT),
+        f"{__name__}:drawn",
+        "autosplit.examples.mlp:mlp?depth=8&width=256",
+        "autosplit.examples.tied:tied",
+        "autosplit.examples.unet:unet?channels=4&size=32",
+        "autosplit.examples.branches:branches?size=16",
+    ],
+)
+@pytest.mark.parametrize("microbatch", [1, 2])
+def test_other_models_may_run_in_microbatches(spec: str, microbatch: int) -> None:
+    tried(spec, 4, microbatch)
+
+
+@pytest.mark.parametrize(("spec", "is_cut"), [(f"{__name__}:centred", False), (f"{__name__}:drawn", True)])
+def test_auto_cuts_no_request_whose_items_depend_on_each_other(monkeypatch: pytest.MonkeyPatch, spec: str, is_cut: bool) -> None:
+    seen: list[int | str] = []
+    search = api.search
+
+    def looked(*args: Any, subject_for: Any, **settings: Any) -> Any:
+        try:
+            seen.append(subject_for(2)[0].source.batch)
+        except AutosplitError as failure:
+            seen.append(str(failure))
+        return search(*args, **settings | {"budget_s": 0.0})
+
+    monkeypatch.setattr(api, "search", looked)
+    one = Machine.of([parse_device(f"cpu:{affinity()[0]}")])
+    found = autosplit.auto(spec, one, batch=4, backends=["eager"], budget_s=30, num_requests=4, num_rounds=1)
+    assert found.plan.microbatch == 4 and found.report.best.outputs_equal
+    assert seen == [2] if is_cut else "items of a request depend on each other" in str(seen[0])

@@ -1,0 +1,58 @@
+"""A plan as a function: what becomes of an answer that nobody wants any more, or that cannot be made."""
+
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import pytest
+import torch
+
+import autosplit
+from autosplit.deploying import workspace
+from autosplit.devices.limits import affinity
+from autosplit.tracing.capturing import Traced
+from autosplit.values.machine import Machine, parse_device
+
+ONE = Machine.of([parse_device(f"cpu:{affinity()[0]}")])
+pytestmark = pytest.mark.timeout(60)
+
+
+class Later:
+    """A pipeline whose answers are given by the test."""
+
+    def __init__(self) -> None:
+        self.future: Future[Any] = Future()
+
+    def submit(self, inputs: Any) -> "Future[Any]":
+        return self.future
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return autosplit.trace("autosplit.examples.mlp:mlp?depth=1&width=4")
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    pipeline = Later()
+    monkeypatch.setattr(workspace, "deploy", lambda *_: pipeline)
+    return pipeline
+
+
+def test_an_answer_that_was_cancelled_is_dropped_in_silence(
+    traced: Traced, later: Later, caplog: pytest.LogCaptureFixture
+) -> None:
+    with autosplit.open_pipeline(traced, None, ONE) as model:  # type: ignore[arg-type]
+        answer = model.submit(*traced.example_inputs)
+        assert answer.cancel()
+        later.future.set_result([torch.zeros(1)])
+    assert caplog.text == ""
+    with pytest.raises(CancelledError):
+        answer.result(0)
+
+
+def test_an_answer_that_cannot_be_made_is_told(traced: Traced, later: Later) -> None:
+    with autosplit.open_pipeline(traced, None, ONE) as model:  # type: ignore[arg-type]
+        answer = model.submit(*traced.example_inputs)
+        later.future.set_result([])
+        with pytest.raises(ValueError, match="zip"):
+            answer.result(5)

@@ -1,0 +1,275 @@
+"""Workers are pinned, carry their threads and descriptors, and are gone whenever the host is."""
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from autosplit.devices.forking import Fork, _serve
+from autosplit.devices.limits import affinity
+from autosplit.devices.processes import proportional_bytes, receive, resident_bytes, spawn_worker
+from autosplit.errors import UsageError, WorkerError
+
+pytestmark = pytest.mark.timeout(60)
+
+TARGETS = """
+import os, time
+
+def facts(connection):
+    import torch
+    with os.fdopen(connection.recv(), "w") as file:
+        file.write("hello")
+    connection.send((os.getpid(), sorted(os.sched_getaffinity(0)), torch.get_num_threads()))
+    connection.recv()
+
+def sleeper(connection):
+    connection.send(os.getpid())
+    time.sleep(600)
+
+def listener(connection):
+    connection.recv()
+
+def talker(connection):
+    connection.recv()
+    connection.send("unread")
+    connection.recv()
+
+def place(connection):
+    import sys, torch
+    connection.send((os.getcwd(), os.environ["AUTOSPLIT_TEST_WORD"], sys.path, torch.get_num_threads()))
+
+def breaker(connection):
+    raise RuntimeError("broken on purpose")
+"""
+
+
+@pytest.fixture
+def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "worker_targets.py").write_text(TARGETS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "worker_targets"
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    """Whether the process ends in time; a zombie counts as gone."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_worker_whose_host_leaves_messages_unread_ends_in_silence(targets: str, capfd: pytest.CaptureFixture[str]) -> None:
+    worker = spawn_worker(f"{targets}:talker", name="talker")
+    worker.connection.send("go on")
+    worker.connection.poll(30)
+    worker.close(30)
+    assert worker.fate() == "exited with code 0" and capfd.readouterr().err == ""
+
+
+def test_a_worker_has_its_cores_threads_and_descriptors(targets: str) -> None:
+    core = affinity()[-1]
+    reader, writer = os.pipe()
+    worker = spawn_worker(f"{targets}:facts", name="facts", cores=[core], fds=[writer])
+    try:
+        worker.connection.send(writer)
+        os.close(writer)
+        assert os.read(reader, 100) == b"hello"
+        assert receive(worker, 30, "its facts") == (worker.pid, [core], 1)
+    finally:
+        os.close(reader)
+        worker.close()
+    assert worker.fate() == "exited with code 0"
+
+
+def test_nothing_is_left_of_a_closed_worker(targets: str) -> None:
+    spawn_worker(f"{targets}:listener").close()
+    before = set(Path("/proc/self/fd").iterdir())
+    worker = spawn_worker(f"{targets}:listener")
+    worker.close()
+    assert set(Path("/proc/self/fd").iterdir()) == before
+    assert not worker.alive() and gone(worker.pid)
+
+
+def test_a_worker_that_does_not_listen_is_killed(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:sleeper")
+    receive(worker, 30, "its start")
+    worker.close(timeout_s=0.1)
+    assert worker.fate() == "was killed by SIGKILL"
+
+
+def test_a_dead_worker_is_named_with_its_signal(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:sleeper", name="stage0 on cpu:0")
+    receive(worker, 30, "its start")
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="worker 'stage0 on cpu:0' was killed by SIGKILL during a report"):
+        receive(worker, 10, "a report")
+    worker.close()
+
+
+def test_a_silent_worker_is_an_error_in_time(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:listener", name="quiet")
+    with pytest.raises(WorkerError, match=r"worker 'quiet' gave no answer to a report within 0\.05 s"):
+        receive(worker, 0.05, "a report")
+    worker.close()
+
+
+def test_an_answer_may_be_waited_for_for_months(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:sleeper")
+    assert receive(worker, 1e9, "its start") == worker.pid
+    worker.close(timeout_s=0.0)
+
+
+def test_an_exception_ends_the_worker_with_an_exit_code(targets: str, capfd: pytest.CaptureFixture[str]) -> None:
+    worker = spawn_worker(f"{targets}:breaker")
+    assert worker.wait(30)
+    assert worker.fate() == "exited with code 1"
+    assert "broken on purpose" in capfd.readouterr().err
+    worker.close()
+
+
+def test_a_core_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"worker 'w' asks for core 4095; this process may use \d"):
+        spawn_worker("os:getpid", name="w", cores=[4095])
+
+
+LOST = """
+import sys
+sys.path.insert(0, {folder!r})
+from autosplit.devices.processes import spawn_worker, receive
+try:
+    spawn_worker("worker_targets:sleeper", fds=[9999])
+except OSError:
+    print("refused")
+worker = spawn_worker("worker_targets:sleeper")
+print(receive(worker, 30, "its start") == worker.pid)
+"""
+
+
+def test_a_descriptor_that_is_not_open_is_refused_and_the_next_worker_starts(tmp_path: Path) -> None:
+    (tmp_path / "worker_targets.py").write_text(TARGETS)
+    program = LOST.format(folder=str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=40)
+    assert ended.stdout.split() == ["refused", "True"] and ended.returncode == 0
+
+
+@pytest.mark.timeout(10)
+def test_an_order_of_which_the_descriptors_never_come_is_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with Connection(ours.detach()) as host:
+            host.send(Fork("os:getpid", 0, (0,), (), 1, {}, (), "/"))
+        with pytest.raises(EOFError):
+            _serve(theirs)
+
+
+def test_workers_end_with_the_process_that_they_are_forked_from_and_the_next_gets_a_new_one(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:sleeper")
+    receive(worker, 30, "its start")
+    parent = int(Path(f"/proc/{worker.pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    assert parent != os.getpid()
+    os.kill(parent, signal.SIGKILL)
+    assert worker.wait(30) and worker.fate() == "was killed by SIGKILL"
+    worker.close()
+    another = spawn_worker(f"{targets}:sleeper")
+    assert receive(another, 30, "its start") == another.pid
+    another.close(timeout_s=0.0)
+
+
+def test_a_worker_of_the_process_before_is_buried_without_harm_to_those_of_the_next(targets: str) -> None:
+    old = spawn_worker(f"{targets}:sleeper")
+    receive(old, 30, "its start")
+    os.kill(int(Path(f"/proc/{old.pid}/stat").read_text().rsplit(")", 1)[1].split()[1]), signal.SIGKILL)
+    assert gone(old.pid)
+    new = spawn_worker(f"{targets}:sleeper")
+    receive(new, 30, "its start")
+    assert old.wait(30) and old.fate() == "was killed by SIGKILL"
+    assert not new.wait(0.5)
+    for worker in (old, new):
+        worker.close(timeout_s=0.0)
+
+
+def test_a_worker_is_where_the_host_is_now_not_where_it_was(
+    targets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTOSPLIT_TEST_WORD", "now")
+    worker = spawn_worker(f"{targets}:place", cores=affinity()[:1], threads=3)
+    folder, word, path, threads = receive(worker, 30, "its place")
+    assert (folder, word, threads) == (str(tmp_path), "now", 3) and path == [entry or str(tmp_path) for entry in sys.path]
+    worker.close()
+
+
+HOST = """
+import os, sys, threading
+sys.path.insert(0, {folder!r})
+from autosplit.devices.processes import spawn_worker, receive
+found = []
+def start():
+    worker = spawn_worker("worker_targets:sleeper")
+    found.append((worker, receive(worker, 30, "start")))
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+print(found[0][1], flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_workers_die_with_the_host_however_it_dies(tmp_path: Path, end: signal.Signals) -> None:
+    (tmp_path / "worker_targets.py").write_text(TARGETS)
+    program = HOST.format(folder=str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as host:
+        assert host.stdout is not None
+        worker_pid = int(host.stdout.readline())
+        # The thread that started the worker has ended by now; that alone must not end the worker.
+        assert not gone(worker_pid, within_s=0.2)
+        host.send_signal(end)
+        host.wait(10)
+    assert gone(worker_pid)
+
+
+def test_a_page_that_two_processes_map_counts_half_for_each() -> None:
+    size = 32 << 20
+    with mmap.mmap(-1, size, flags=mmap.MAP_SHARED) as shared:
+        shared.write(b"x" * size)
+        alone = proportional_bytes(os.getpid())
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            sum(shared[::4096])
+            os.write(write, b"x")
+            time.sleep(60)
+            os._exit(0)
+        try:
+            os.read(read, 1)
+            # The child maps all that was there before, so at least half of the shared pages is its share.
+            assert alone - proportional_bytes(os.getpid()) > 0.4 * size
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(read)
+            os.close(write)
+    assert proportional_bytes(child) == 0
+
+
+def test_resident_bytes_grow_with_what_is_touched() -> None:
+    before = resident_bytes()
+    with mmap.mmap(-1, 32 << 20) as block:
+        block.write(b"1" * (32 << 20))
+        assert resident_bytes() - before > 24 << 20

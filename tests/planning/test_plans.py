@@ -1,0 +1,212 @@
+"""The Pareto front of a model's plans: from Python, and as the command writes it."""
+
+from dataclasses import replace
+from itertools import combinations, permutations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autosplit.commands.options import Plans
+from autosplit.commands.searching import _front_of_model
+from autosplit.costs.problem import Problem, Solution
+from autosplit.errors import InfeasibleError, UsageError
+from autosplit.planning import plans
+from autosplit.planning.explaining import explain
+from autosplit.planning.plans import bounded, moved_s, plan_front, plan_model, predict
+from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.machine import HOST, Link, Machine, parse_device
+from autosplit.values.plan import Plan, Source
+from autosplit.values.planfile import read_plan
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Provenance, Samples, Setting
+
+NAMES = [f"a{i}" for i in range(4)]
+OPS = tuple(Op(n, "linear", "", (f"a{i - 1}" if i else "x",), (n,), (f"w{i}",), f"s{i}") for i, n in enumerate(NAMES))
+WEIGHTS = {f"w{i}": Weight(f"w{i}", (25,), "float32", 100) for i in range(4)}
+GRAPH = Graph("chain", ("x",), ("a3",), OPS, {n: Value(n, (8,), "float32", 32) for n in ["x", *NAMES]}, WEIGHTS).verify()
+TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+PROFILE = Profile.given(GRAPH, {(name, device.name): 1.0 for name in NAMES for device in TWO.devices})
+
+
+def values(plan: Plan, peak_bytes: float) -> tuple[float, float, float]:
+    return plan.prediction.bottleneck_s, plan.prediction.latency_s, peak_bytes
+
+
+def test_choices_of_backends_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits_s, solve = [], plans.solve
+
+    def watched(problem: Problem, *, time_limit_s: float, **asked: Any) -> Solution:
+        limits_s.append(time_limit_s)
+        return solve(problem, time_limit_s=time_limit_s, **asked)
+
+    monkeypatch.setattr(plans, "solve", watched)
+    monkeypatch.setattr(plans, "backend_choices", lambda *of: [dict.fromkeys(("cpu:0", "cpu:1"), "eager")] * 4)
+    assert len(plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"], time_limit_s=8)) == 4
+    assert limits_s[0] <= 2 and limits_s == sorted(limits_s) and limits_s[-1] <= 8
+
+
+@pytest.mark.parametrize("constraints", [Constraints(), Constraints(max_replicas=1)])
+def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints: Constraints) -> None:
+    front = plan_front(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"], time_limit_s=3)
+    rows = [values(*entry) for entry in front]
+    assert len(rows) > 1 and rows == sorted(rows)
+    for one, other in combinations(rows, 2):
+        assert any(a < b for a, b in zip(one, other, strict=True)) and any(a > b for a, b in zip(one, other, strict=True))
+    for plan, peak_bytes in front:
+        again = predict(plan.verify(GRAPH, TWO), GRAPH, TWO, PROFILE, plan.prediction.bound_s).prediction
+        assert again.bottleneck_s == plan.prediction.bottleneck_s and again.latency_s == plan.prediction.latency_s
+        held = {d: sum(100 for stage in plan.stages if d in stage.devices for _ in stage.ops) for d in ("cpu:0", "cpu:1")}
+        assert peak_bytes == max(held.values())
+        assert 0 <= plan.prediction.bound_s <= plan.prediction.bottleneck_s
+    best = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"])[0]
+    assert rows[0][0] == pytest.approx(best.prediction.bottleneck_s)
+
+
+def test_a_front_that_no_plan_is_on_is_refused() -> None:
+    with pytest.raises(InfeasibleError, match="at least"):
+        plan_front(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_latency_s=1e-3), ["eager"], time_limit_s=1)
+
+
+def test_the_command_writes_each_plan_of_the_front(tmp_path: Path) -> None:
+    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"])[0]
+    found: Any = SimpleNamespace(traced=SimpleNamespace(graph=GRAPH), profile=PROFILE, plan=plan)
+    given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="3s")
+    rows = _front_of_model(given, found, TWO)
+    assert len(rows) > 1 and len(list((tmp_path / "front").iterdir())) == len(rows)
+    for row in rows:
+        written = read_plan(Path(row["plan"])).resolve(GRAPH)
+        assert written.prediction.throughput_per_s == pytest.approx(row["items_per_s"])
+        assert {op: list(stage.devices) for stage in written.stages for op in stage.ops} == row["assignment"]
+
+
+def test_a_bound_holds_for_every_choice_of_backends_and_for_no_plan_that_is_better() -> None:
+    faster = Profile.given(GRAPH, {(n, d.name): 0.8 for n in NAMES for d in TWO.devices}, backend="onnxruntime")
+    both = replace(PROFILE, measured={**PROFILE.measured, **faster.measured})
+    plans = plan_model(GRAPH, TWO, both, Source("m:f"), Constraints(max_replicas=1), ["eager", "onnxruntime"])
+    best, *others = plans
+    assert best.status == "optimal" and best.prediction.gap == 0
+    assert others and all(plan.prediction.bound_s <= best.prediction.bottleneck_s for plan in others)
+    slow = next(plan for plan in others if {stage.backend for stage in plan.stages} == {"eager"})
+    assert slow.status == "feasible" and slow.prediction.gap == pytest.approx(0.2, rel=1e-4)
+    outside = bounded(best, 1.5 * best.prediction.bottleneck_s)
+    assert outside.prediction.bound_s == 0.0 and outside.status == "feasible"
+
+
+@pytest.mark.parametrize(("cache_bytes", "hosts_s"), [(1000, 0.5), (100, 0.75)])
+def test_where_all_cores_are_devices_the_one_that_hands_over_the_answer_pays_for_the_host(
+    cache_bytes: int, hosts_s: float
+) -> None:
+    stamp = Provenance(num_cores=2, caches={"L3": cache_bytes})
+    here = replace(PROFILE, measured={s: replace(m, provenance=stamp) for s, m in PROFILE.measured.items()})
+    links = [Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2) if b != HOST]
+    here = here.with_links([*links, *(Link(d.name, HOST, 0, 0, 0, 0.5, 0, cold_receive_s=0.75) for d in TWO.devices)])
+    [plan] = plan_model(GRAPH, TWO, here, Source("m:f"), Constraints(num_stages=2, max_replicas=1), ["eager"])
+    assert [stage.load_s for stage in plan.stages] == [2, 2 + hosts_s] and plan.status == "optimal"
+    assert moved_s(plan, GRAPH, TWO, here) == [0, hosts_s]
+    assert f"({hosts_s * 1000:.2f} ms of that the host's, which has no core of its own)" in (
+        explain(GRAPH, plan, TWO, here, time_limit_s=2).because
+    )
+    roomy = replace(here, measured={s: replace(m, provenance=replace(stamp, num_cores=3)) for s, m in here.measured.items()})
+    assert predict(plan, GRAPH, TWO, roomy).prediction.bottleneck_s == 2
+
+
+def test_a_link_of_the_machine_file_counts_in_place_of_a_measured_one() -> None:
+    measured = PROFILE.with_links(Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2))
+    wanted = Constraints(num_stages=2, max_replicas=1)
+    slow = TWO.with_links(Link(a, b, 0, 5.0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1"), 2))
+    loads = [
+        sorted(stage.load_s for stage in plan_model(GRAPH, here, measured, Source("m:f"), wanted, ["eager"])[0].stages)
+        for here in (TWO, slow)
+    ]
+    assert loads[1] != loads[0] and max(loads[1]) >= 5 > max(loads[0])
+
+
+def test_at_most_so_many_stages() -> None:
+    wanted = Constraints(max_replicas=1, max_stages=1)
+    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), wanted.verify(GRAPH, TWO), ["eager"])[0]
+    assert len(plan.stages) == 1 and plan.status == "optimal"
+    with pytest.raises(UsageError, match="num_stages 2 is above max_stages 1"):
+        Constraints(num_stages=2, max_stages=1).verify(GRAPH, TWO)
+
+
+REFUSED = {"a2": "no rule"}
+
+
+def partly() -> Profile:
+    """Eager takes 2 s an op, and ONNX Runtime 1 s for all but one that it refuses."""
+    settings = [Setting(device.name, backend, 1) for device in TWO.devices for backend in ("eager", "onnxruntime")]
+    seconds = {"eager": 2.0, "onnxruntime": 1.0}
+    refused: dict[str, dict[str, str]] = {"eager": {}, "onnxruntime": REFUSED}
+    measured = {
+        s: Measured(
+            {n: Samples((seconds[s.backend],)) for n in NAMES if n not in refused[s.backend]}, "op", refused=refused[s.backend]
+        )
+        for s in settings
+    }
+    return replace(Profile.empty(GRAPH), measured=measured).verify()
+
+
+@pytest.mark.parametrize(
+    ("constraints", "stages"),
+    [
+        (Constraints(), [("a0", "a1"), ("a2",), ("a3",)]),
+        (Constraints(max_replicas=1), [("a0", "a1"), ("a2",), ("a3",)]),
+        (Constraints(max_stages=1), [("a0", "a1", "a2", "a3")]),
+    ],
+)
+def test_what_a_backend_refuses_becomes_a_stage_of_another_one(constraints: Constraints, stages: list[tuple[str, ...]]) -> None:
+    profile = partly()
+    plan = plan_model(GRAPH, TWO, profile, Source("m:f"), constraints, ["onnxruntime", "eager"])[0].verify(GRAPH, TWO)
+    assert [stage.ops for stage in plan.stages] == stages
+    assert all(stage.backend == "eager" for stage in plan.stages if set(stage.ops) & set(REFUSED))
+    assert {stage.backend for stage in plan.stages} == ({"eager"} if len(stages) == 1 else {"eager", "onnxruntime"})
+    assert predict(plan, GRAPH, TWO, profile).prediction.bottleneck_s == plan.prediction.bottleneck_s
+    assert plan.prediction.bound_s <= plan.prediction.bottleneck_s < 4.1
+
+
+SLOW_LINKS = [Link(a, b, 0, 0.5, 0, 0.5, 0) for a in ("cpu:0", "cpu:1") for b in ("cpu:0", "cpu:1")]
+
+
+@pytest.mark.parametrize(
+    ("constraints", "message"),
+    [
+        (Constraints(together=("a[12]",)), "'a1' and 'a2' must stay together"),
+        (Constraints(min_stage_s=3.0, max_replicas=1), "a stage takes 1.5 s, and at least 3 s"),
+        (Constraints(max_latency_s=5.5), "a request takes 7 s, and at most 5.5 s"),
+    ],
+)
+def test_no_demand_is_broken_by_the_stages_of_a_second_backend(constraints: Constraints, message: str) -> None:
+    machine = TWO.with_links(SLOW_LINKS)
+    with pytest.raises(InfeasibleError, match=message):
+        plan_model(GRAPH, machine, partly(), Source("m:f"), constraints, ["onnxruntime"])
+    with pytest.raises(InfeasibleError):
+        plan_front(GRAPH, machine, partly(), Source("m:f"), constraints, ["onnxruntime"], time_limit_s=1)
+
+
+def test_a_latency_limit_is_of_the_whole_request_not_of_its_first_microbatch() -> None:
+    source = Source("m:f", batch=4)
+    with pytest.raises(InfeasibleError, match="takes 10 s in microbatches of 1, and at most 5 s"):
+        plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=5.0), ["eager"], microbatch=1)
+    plan = plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=10.1), ["eager"], microbatch=1)[0]
+    assert plan.prediction.latency_s <= 10.1
+
+
+def test_devices_that_have_no_backend_in_common_are_not_replicas_of_one_stage() -> None:
+    other = Profile.given(GRAPH, {(n, "cpu:1"): 1.0 for n in NAMES}, backend="onnxruntime")
+    here = {setting: one for setting, one in PROFILE.measured.items() if setting.device == "cpu:0"}
+    apart = replace(PROFILE, measured={**here, **other.measured})
+    [plan] = plan_model(GRAPH, TWO, apart, Source("m:f"), Constraints(), ["eager", "onnxruntime"])
+    assert [stage.devices for stage in plan.stages] == [("cpu:0",), ("cpu:1",)] and plan.status == "optimal"
+
+
+def test_a_plan_is_predicted_by_its_own_stages_where_newer_ones_contradict_them() -> None:
+    whole, halves = (plan_model(GRAPH, TWO, PROFILE, Source("m", 1), Constraints(num_stages=n), ["eager"])[0] for n in (1, 2))
+    profile = PROFILE
+    for plan, seconds in ((whole, 5.0), (halves, 6.0)):
+        for stage, setting in plan.workers:
+            profile = profile.with_stage(stage.ops, setting, Samples((seconds,)), busy=["cpu:0", "cpu:1"])
+    found = [predict(plan, GRAPH, TWO, profile).prediction.bottleneck_s for plan in (whole, halves)]
+    assert found == pytest.approx([2.5, 6.0], rel=1e-3)

@@ -1,0 +1,198 @@
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+import pytest
+from pipelines import Once, fail_on_7, increment, local, request
+
+from autosplit.backends.base import NumericalError
+from autosplit.deploying.comparing import Arena, Loaded
+from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, WorkerError
+from autosplit.planning.plans import predict
+from autosplit.reports.results import LatencyStats
+from autosplit.searching import loop
+from autosplit.searching.candidates import Job, Trial
+from autosplit.searching.loop import FIRST, MAX_TRIALS, SearchResult, _Hunt, search
+from autosplit.searching.tuning import first_trials
+from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph, Op, Value
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import Plan, Prediction, Source, Stage
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Samples
+
+SOURCE = Source("m", 1)
+TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (), f"s{i}") for i in range(4))
+VALUES = {name: Value(name, (8,), "float32", 32) for name in ["x", *[op.name for op in OPS]]}
+GRAPH = Graph("chain", ("x",), ("a3",), OPS, VALUES, {})
+PROFILE = Profile.given(GRAPH, {(op.name, device.name): 1.0 for op in OPS for device in TWO.devices})
+SUBJECT: Any = SimpleNamespace(graph=GRAPH), PROFILE
+"""Four ops of a second each on two devices, as far as a planner looks."""
+
+
+def plan(*stages: Stage) -> Plan:
+    return Plan(SOURCE, "graph", "profile", stages, Prediction(1.0, 1.0, 1.0, 0.0, 1.0))
+
+
+def test_a_pipeline_and_replicas_of_the_best_backend_are_tried_first() -> None:
+    job = Job(Machine.of([parse_device("cpu:0"), parse_device("cpu:1")]), SOURCE, Constraints(), ("eager", "onnxruntime"))
+    best = plan(Stage("s", ("op",), ("cpu:0", "cpu:1"), "onnxruntime"))
+    tried = [(t["num_stages"], t["replicate"], t["backend"]) for t in first_trials(job, best)]
+    assert tried == [(1, True, "onnxruntime"), (2, False, "onnxruntime"), (1, True, "onnxruntime")]
+
+
+def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any]) -> tuple[Plan, SearchResult]:
+    """The plan for what a trial asks, and the search in which it measures best."""
+    best = job.plan(SUBJECT, asked)
+
+    def correct(hunt: _Hunt, first: Plan) -> None:
+        hunt.trials.append(Trial({}, first, 1.0, 1.0))
+
+    def tune(hunt: _Hunt, storage: Path | None) -> None:
+        hunt.trials.append(Trial(asked, best, 2.0, 2.0))
+
+    monkeypatch.setattr(_Hunt, "correct", correct)
+    monkeypatch.setattr(_Hunt, "tune", tune)
+    return best, search(job, SUBJECT, budget_s=1.0)
+
+
+def test_the_bound_of_a_trial_that_wins_holds_for_all_that_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
+    assert best.status == "optimal" and best.prediction.gap == 0  # of plans with one stage
+    assert found.plan.hash == best.hash and found.plan.prediction.bottleneck_s == pytest.approx(4.0, rel=1e-3)
+    assert found.plan.prediction.bound_s == pytest.approx(2.0, rel=1e-3) and found.plan.status == "feasible"
+    assert "(feasible, gap 50.0" in found.plan.summary()
+
+
+def test_a_trial_that_wins_with_another_queue_only_is_proved_as_the_planners_answer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"queue_depth": 8})
+    assert found.plan.hash == best.hash and found.plan.queue_depth == 8
+    assert found.plan.status == "optimal" and found.plan.prediction.gap == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_plan_that_measured_best_stays_without_a_bound_where_none_is_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Job.plan
+
+    def late(job: Job, subject: Any, asked: Any) -> Plan:
+        if "microbatch" in asked:
+            raise InfeasibleError("no plan was found in 0.3 s")
+        return plan(job, subject, asked)
+
+    monkeypatch.setattr(Job, "plan", late)
+    best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
+    assert found.plan.hash == best.hash and "(feasible, no bound" in found.plan.summary()
+
+
+def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = Machine.of([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:3-6")])
+    hunt = _Hunt(Job(devices, SOURCE, Constraints(), ("eager",), queue_depth=3), SUBJECT, Any, 60.0, lambda share, text: None)
+    hunt.trials.append(Trial({}, replace(plan(Stage("s", ("a0",), ("cpu:1-2",), "eager", 2)), queue_depth=3), 1.0, 1.0))
+    tried: list[dict[str, Any]] = []
+    monkeypatch.setattr(hunt, "_try", tried.append)
+    hunt.tune(None)
+    assert [(asked["queue_depth"], asked["threads"]) for asked in tried[:3]] == [(3, 2)] * 3
+    assert {asked["threads"] for asked in tried} == {1, 2, 4} and {asked["queue_depth"] for asked in tried} == {1, 2, 3, 4, 8}
+
+
+def test_a_journal_goes_on_with_trials_of_the_same_search_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Optuna refuses a parameter whose choices have changed, such as another set of backends."""
+    path = tmp_path / "folder" / "journal.log"
+
+    def tried(*backends: str, machine: Machine = TWO, **wanted: float) -> list[int]:
+        """The number of trials of each study in the journal after one more search."""
+        hunt = _Hunt(Job(machine, SOURCE, Constraints(**wanted), backends), SUBJECT, Any, 60.0, lambda share, text: None)
+        hunt.trials.append(Trial({}, plan(Stage("s", ("a0",), ("cpu:0",), backends[0])), 1.0, 1.0))
+        seen: list[dict[str, Any]] = []
+        monkeypatch.setattr(hunt, "_try", lambda asked: seen.append(asked) or float(asked["queue_depth"]))
+        hunt.tune(path)
+        assert {asked["backend"] for asked in seen} == set(backends)
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+        return [len(optuna.load_study(study_name=name, storage=storage).trials) for name in optuna.get_all_study_names(storage)]
+
+    both = ("eager", "onnxruntime")
+    assert (tried(*both), tried(*both)) == ([MAX_TRIALS], [2 * MAX_TRIALS])
+    assert tried(*both, "openvino") == [2 * MAX_TRIALS, MAX_TRIALS]
+    assert tried(*both) == [3 * MAX_TRIALS, MAX_TRIALS]
+    assert tried(*both, max_latency_s=9.0) == [3 * MAX_TRIALS, MAX_TRIALS, MAX_TRIALS]
+    assert tried(*both, machine=TWO.with_memory({"cpu:0": 1 << 30})) == [3 * MAX_TRIALS, *[MAX_TRIALS] * 3]
+
+
+def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another backend that the profile knows takes the ops that those asked for refuse, as stages of its own."""
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(), ("onnxruntime", "openvino")), SUBJECT, Any, 60.0, lambda share, text: None)
+    stages = Stage("s", ("a0",), ("cpu:0",), "eager"), Stage("t", ("a1",), ("cpu:1",), "openvino")
+    hunt.trials.append(Trial({}, plan(*stages), 1.0, 1.0))
+    tried: list[dict[str, Any]] = []
+    monkeypatch.setattr(hunt, "_try", tried.append)
+    hunt.tune(None)
+    assert tried[0]["backend"] == "openvino"
+
+
+@pytest.mark.parametrize("failure", [TraceError("it reshapes to (4, -1)"), WorkerError("the worker died"), BackendError("no")])
+def test_a_microbatch_without_a_trace_or_a_profile_is_dropped_and_not_tried_again(failure: AutosplitError) -> None:
+    wanted: list[int] = []
+
+    def subject_for(microbatch: int) -> Any:
+        wanted.append(microbatch)
+        raise failure
+
+    job, told = Job(TWO, Source("m", 4), Constraints(), ("eager",), subject_for=subject_for), []
+    hunt = _Hunt(job, SUBJECT, Any, 60.0, lambda share, text: told.append(text))
+    assert hunt._try({"microbatch": 2}) is None and hunt._try({"microbatch": 2}) is None
+    assert wanted == [2] and told[-1] == f"no microbatches of 2: {failure}"
+
+
+@pytest.fixture
+def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
+    """An arena that runs functions on null devices: for each plan that it loads the next of its ``functions``."""
+    with Arena(TWO) as made:
+        functions = [increment]
+
+        def load(name: str, plan: Plan, traced: Any) -> Loaded:
+            pipeline = made.host.add_network(name, [local("s", functions.pop(0), "x", "y")], ["x"], ["y"], max_restarts=0)
+            error, work = NumericalError(0.0, 0.0, "y"), [tuple(request(7))]
+            made.loaded[name] = Loaded(plan, pipeline, work, error, "", LatencyStats.of([0.01]))
+            return made.loaded[name]
+
+        monkeypatch.setattr(made, "load", load)
+        monkeypatch.setattr(made, "functions", functions, raising=False)
+        yield made
+
+
+@pytest.mark.parametrize(("function", "words"), [(fail_on_7, "seven is not for me"), (Once(7, 9), "gives up")])
+def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(arena: Any, function: Any, words: str) -> None:
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    first, second, third = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2, 8))
+    arena.functions += [function, increment]
+    assert hunt._measure(first, {}).times_first is not None
+    assert words in (failed := hunt._measure(second, {})).note and failed.times_first is None
+    assert list(arena.loaded) == [FIRST] and list(arena.host.networks()) == [FIRST]
+    assert hunt._measure(third, {}).times_first is not None
+
+
+def test_the_search_ends_where_the_first_plan_gives_up(arena: Any) -> None:
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
+    arena.functions[:] = [dying := Once(7, 0), increment]
+    hunt._measure(first, {})
+    dying.left = 9
+    with pytest.raises(WorkerError, match="gives up"):
+        hunt._measure(second, {})
+
+
+def test_a_slow_time_of_the_machine_does_not_stay_in_the_profile(arena: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first plan takes twice as long in its own rounds as beside the next candidate: that was the machine."""
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    first, second = (hunt.job.plan(SUBJECT, {"num_stages": count}) for count in (1, 2))
+    arena.functions += [increment]
+    told = iter([[8.0], [4.0], [2.2, 2.2]])
+    monkeypatch.setattr(loop, "_taken", lambda entry, since_ns=0: tuple(Samples((seconds,)) for seconds in next(told)))
+    bottlenecks_s = []
+    for measured in (first, second):
+        hunt._measure(measured, {})
+        bottlenecks_s += [predict(plan, GRAPH, TWO, hunt.subject(1)[1]).prediction.bottleneck_s for plan in (first, measured)]
+    assert bottlenecks_s == pytest.approx([8.0, 8.0, 4.0, 2.2], rel=1e-3)

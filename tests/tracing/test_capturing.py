@@ -1,0 +1,413 @@
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autosplit.errors import TraceError, UsageError
+from autosplit.examples.mlp import mlp
+from autosplit.examples.tied import tied
+from autosplit.examples.unet import unet
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.values.graph import Graph
+
+TEXT = "hidden_size=32&num_hidden_layers=2&num_attention_heads=2&intermediate_size=64&vocab_size=100"
+
+
+class Net(nn.Module):
+    """A module from a function, which gets the module as ``net``."""
+
+    def __init__(self, function, **children):
+        super().__init__()
+        self.function = function
+        for name, child in children.items():
+            if isinstance(child, torch.Tensor):
+                self.register_buffer(name, child)
+            else:
+                setattr(self, name, child)
+
+    def forward(self, *args, **kwargs):
+        return self.function(self, *args, **kwargs)
+
+
+def traced(module, *inputs, **kwargs):
+    return trace(load_model(module.eval(), inputs=kwargs or inputs))
+
+
+def assert_same(ours, own):
+    """Equal bit for bit, in the same containers."""
+    (our_leaves, our_spec), (own_leaves, own_spec) = pytree.tree_flatten(ours), pytree.tree_flatten(own)
+    assert our_spec == own_spec
+    for mine, theirs in zip(our_leaves, own_leaves, strict=True):
+        assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
+
+
+def assert_equals_eager(result, module, *inputs, **kwargs):
+    with torch.inference_mode():
+        assert_same(result.run(*inputs, **kwargs), module(*inputs, **kwargs))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "transformers:ResNetForImageClassification?depths=1,1&hidden_sizes=8,16&embedding_size=8&image_size=32",
+        f"transformers:BertModel?{TEXT}",
+        f"transformers:LlamaModel?{TEXT}",
+        "transformers:GPT2Model?n_embd=32&n_layer=2&n_head=2&vocab_size=100",
+        "transformers:WhisperModel?d_model=32&encoder_layers=1&decoder_layers=1&encoder_attention_heads=2"
+        "&decoder_attention_heads=2&encoder_ffn_dim=32&decoder_ffn_dim=32&max_source_positions=50",
+    ],
+)
+def test_transformers_model_equals_eager_and_keeps_its_output_class(spec):
+    model = load_model(spec, batch=2, seq_len=None if "ResNet" in spec else 16)
+    result = trace(model)
+    assert_equals_eager(result, model.module, *model.args, **model.kwargs)
+    assert type(result.run(**model.kwargs)).__module__.startswith("transformers.")
+    assert Graph.from_dict(result.graph.to_dict()).hash == result.graph.hash
+
+
+def test_graph_of_a_small_net():
+    module, inputs = mlp(batch=2, width=8, depth=2)
+    graph = traced(module, *inputs).graph
+    assert [(op.name, op.operator, op.module) for op in graph.ops] == [
+        ("linear", "aten.linear.default", "0"),
+        ("relu", "aten.relu.default", "1"),
+        ("linear_1", "aten.linear.default", "2"),
+    ]
+    first, relu, last = graph.ops
+    assert first.weights == ("0.weight", "0.bias")
+    assert first.signature == "aten.linear.default(float32[2,8], weight float32[8,8], weight float32[8])"
+    assert (first.signature, relu.outputs, last.inputs) == (last.signature, ("relu",), ("relu",))
+    assert graph.values["relu"].num_bytes == 2 * 8 * 4
+    assert graph.weights["2.weight"].num_bytes == 8 * 8 * 4
+    assert (graph.inputs, graph.outputs) == (("input_1",), ("linear_1",))
+
+
+def test_program_agrees_with_graph():
+    module, inputs = unet(size=16, channels=4)
+    result = traced(module, *inputs)
+    nodes = {node.name: node for node in result.program.graph.nodes}
+    assert tuple(name for name, node in nodes.items() if node.op == "placeholder") == result.graph.inputs
+    assert all(nodes[op.name].op == "call_function" for op in result.graph.ops)
+    assert {node.target for node in nodes.values() if node.op == "get_attr"} == set(result.graph.weights)
+    assert set(result.specs) == set(result.graph.values)
+
+
+def test_graph_is_functional():
+    module, inputs = unet(size=16, channels=4)
+    result = traced(module, *inputs)
+    assert "aten.relu_.default" not in {op.operator for op in result.graph.ops}
+    assert_equals_eager(result, module, *inputs)
+
+
+def test_view_that_is_written_in_place_becomes_functional():
+    def forward(net, x):
+        y = net.linear(x)
+        y[:, :2].mul_(2)
+        return y + 1
+
+    module = Net(forward, linear=nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    assert_equals_eager(traced(module, x), module, x)
+
+
+def test_tied_weight_appears_once():
+    module, inputs = tied(vocabulary=30, width=4)
+    graph = traced(module, *inputs).graph
+    assert graph.weight_bytes == sum(p.nbytes for p in module.parameters())
+    assert [op.operator for op in graph.ops if "embedding.weight" in op.weights] == [
+        "aten.embedding.default",
+        "aten.linear.default",
+    ]
+
+
+def test_tuples_belong_to_the_op_that_makes_them():
+    module = Net(lambda net, x: (x.split(2, dim=1)[2] + 1, torch.topk(x, 2)[1], net.lstm(x)[0]), lstm=nn.LSTM(8, 4))
+    x = torch.randn(3, 8)
+    result = traced(module, x)
+    outputs = {op.operator: op.outputs for op in result.graph.ops}
+    assert outputs["aten.split.Tensor"] == ("getitem_2",)
+    assert len(outputs["aten.topk.default"]) == 1
+    assert not any("getitem" in op.name for op in result.graph.ops)
+    assert_equals_eager(result, module, x)
+
+
+def test_unusual_inputs_and_outputs():
+    """Inputs and weights handed back, one value twice, constants, unused inputs, a mask that is dropped."""
+
+    def forward(net, x, unused, *, factor=1, flag=None):
+        y = net.linear(x) * factor + torch.tensor([1.0, 2.0])
+        return {"x": x, "y": [y, y], "w": net.linear.weight, "b": net.buffer, "k": factor, "none": flag, "t": torch.tensor(2.0)}
+
+    module = Net(forward, linear=nn.Linear(2, 2), buffer=torch.arange(3)).eval()
+    x, unused = torch.randn(3, 2), torch.randn(5)
+    result = trace(load_model(torch.export.export(module, (x, unused), {"factor": 3}, strict=False)))
+    with torch.inference_mode():
+        assert_same(result.run(x, unused, factor=3), module(x, unused, factor=3))
+    assert len(result.graph.inputs) == 2
+    assert result.graph.consumers[result.graph.inputs[1]] == ()
+    assert set(result.graph.outputs).isdisjoint(result.graph.inputs)
+    assert result.graph.outputs == tuple(dict.fromkeys(result.graph.outputs))
+    with pytest.raises(UsageError, match=rf"was 3 in the trace and is 4 now; '{result.graph.inputs[0]}' is float32\[1\], and"):
+        result.run(x[:1, 0], unused, factor=4)
+
+
+def test_a_model_that_returns_its_input():
+    x = torch.randn(3)
+    result = traced(Net(lambda net, x: x), x)
+    assert [op.operator for op in result.graph.ops] == ["aten.clone.default"]
+    assert torch.equal(result.run(x), x)
+    assert result.run(x).data_ptr() != x.data_ptr()
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    module, inputs = mlp(batch=2, width=8, depth=2)
+    result = traced(module, *inputs)
+    with pytest.raises(UsageError, match=r"is float32\[3,8\], and float32\[2,8\] is expected.*trace it again"):
+        result.run(torch.zeros(3, 8))
+    with pytest.raises(UsageError, match="is float64"):
+        result.run(torch.zeros(2, 8, dtype=torch.float64))
+    with pytest.raises(UsageError, match=rf"'{result.graph.inputs[0]}' is int, and a dense float32\[2,8\] is expected"):
+        result.run(3)
+    with pytest.raises(UsageError, match=r"takes 1 positional arguments and by name \[\]; given are 0 and \[x\]"):
+        result.run(x=inputs[0])
+
+
+def test_keyword_order_and_layout_of_a_request_do_not_matter():
+    module = Net(lambda net, a, b: a.t() @ b).eval()
+    a, b = torch.randn(5, 6).t(), torch.randn(6, 5)
+    result = traced(module, a=a, b=b)
+    expected = result.run(a=a, b=b)
+    assert result.specs["a"].stride == (1, 6)
+    assert torch.equal(result.run(b=b, a=a.contiguous()), expected)
+    shifted = torch.empty(31)[1:].view(6, 5).copy_(b)
+    assert torch.equal(result.run(a=a, b=shifted), expected)
+
+
+def test_weights_are_aligned():
+    """A weight mapped from a file may start anywhere; a stage's copy of it starts on a 64-byte boundary."""
+    linear = nn.Linear(64, 64)
+    linear.weight = nn.Parameter(torch.randn(64 * 64 + 1)[1:].view(64, 64))
+    result = traced(linear, torch.randn(1, 64))
+    assert result.program.weight.data_ptr() % 64 == 0
+    assert torch.equal(result.program.weight, linear.weight)
+
+
+def test_a_weight_may_be_called_like_an_attribute_of_a_graph_module():
+    module = Net(lambda net, x: net.meta(x) + net.shape_env, meta=nn.Linear(4, 4), shape_env=torch.randn(4))
+    x = torch.randn(2, 4)
+    result = traced(module, x)
+    assert_equals_eager(result, module, x)
+    assert set(result.graph.weights) == {"model.meta.weight", "model.meta.bias", "model.shape_env"}
+
+
+@pytest.mark.parametrize("shapes", [None, (({0: torch.export.Dim("items", max=8)},),)], ids=["static", "dynamic"])
+def test_so_may_a_weight_of_an_exported_program_which_is_left_as_it_is(shapes):
+    module = Net(lambda net, *x: net.meta(*x), meta=nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    exported = torch.export.export(module, (x,), dynamic_shapes=shapes)
+    result = trace(load_model(exported, inputs=(x,), name="exported"))
+    assert_equals_eager(result, module, x)
+    assert set(result.graph.weights) == {"model.meta.weight", "model.meta.bias"}
+    assert set(exported.state_dict) == {"meta.weight", "meta.bias"}
+
+
+def test_weights_whose_names_would_become_one_stay_apart():
+    names = ["a/b", "a_b", "a b"]
+
+    def forward(net, x):
+        return sum((i + 1) * net.layers[name](x) for i, name in enumerate(names)) + getattr(net, "layers/x") + net.layers_x(x)
+
+    module = Net(
+        forward,
+        layers=nn.ModuleDict({name: nn.Linear(4, 4) for name in names}),
+        layers_x=nn.Linear(4, 4),
+        **{"layers/x": torch.randn(4)},
+    )
+    x = torch.randn(2, 4)
+    result = traced(module, x)
+    assert_equals_eager(result, module, x)
+    assert {"layers.a_b.weight", "model.layers.a_b.weight", "model1.layers.a_b.weight"} < set(result.graph.weights)
+    assert len(result.graph.weights) == 9
+
+
+def test_clones_that_change_nothing_are_dropped():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.ReLU())
+    assert [op.name for op in traced(net, torch.randn(2, 4)).graph.ops] == ["linear", "relu"]
+
+
+def test_changed_buffer_is_refused_and_left_alone():
+    def forward(net, x):
+        net.count.add_(1)
+        return x + net.count
+
+    module = Net(forward, count=torch.zeros(1))
+    with pytest.raises(TraceError, match=r"changes buffer 'count' \(.*test_capturing.py:\d+: .*; return the new value"):
+        traced(module, torch.zeros(2))
+    assert module.count.item() == 0
+
+
+def test_changed_input_is_refused():
+    with pytest.raises(TraceError, match=r"changes input 'args_0'.*copy it first"):
+        traced(Net(lambda net, x: x.add_(1)), torch.zeros(2))
+
+
+def test_batch_norm_in_training_mode_is_refused():
+    net = nn.Sequential(nn.BatchNorm1d(4))
+    graph_module = torch.fx.symbolic_trace(net.train())
+    with pytest.raises(TraceError, match=r"(?s)changes buffer '0.running_mean'.*call eval\(\)"):
+        trace(load_model(graph_module, inputs=torch.randn(3, 4)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, x: x + torch.rand(2),
+        lambda net, x: nn.functional.dropout(x, 0.5, training=True),
+        lambda net, x: nn.functional.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.1),
+    ],
+)
+def test_random_numbers_are_refused(function):
+    with pytest.raises(TraceError, match=r"draws random numbers; call eval\(\).*test_capturing.py:\d+"):
+        traced(Net(function), torch.ones(2, 2))
+
+
+def test_branch_on_data_is_refused_with_the_users_line():
+    def forward(net, x):
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    line = forward.__code__.co_firstlineno + 1
+    with pytest.raises(TraceError, match=rf"the branch or loop at .*test_capturing.py:{line}: if x.sum\(\) > 0:.*torch.where"):
+        traced(Net(forward), torch.ones(2))
+
+
+def test_number_read_out_of_a_tensor_is_refused():
+    with pytest.raises(TraceError, match=r"reads a number out of a tensor.*test_capturing.py"):
+        traced(Net(lambda net, x: x * x.sum().item()), torch.ones(2))
+
+
+def test_cache_object_is_refused_with_the_way_out():
+    spec = "transformers:GPT2Model?n_embd=32&n_layer=1&n_head=2&vocab_size=100&use_cache=true"
+    with pytest.raises(TraceError, match=r"DynamicCache.*\?use_cache=false"):
+        trace(load_model(spec, seq_len=8))
+
+
+def test_control_flow_in_the_graph_is_refused():
+    def forward(net, x):
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    with pytest.raises(TraceError, match="control flow"):
+        traced(Net(forward), torch.ones(2))
+
+
+def test_error_in_the_model_names_the_users_line():
+    with pytest.raises(TraceError, match=r"test_capturing.py:\d+: .*lambda"):
+        traced(Net(lambda net, x: net.linear(x), linear=nn.Linear(3, 3)), torch.ones(2))
+
+
+def test_model_that_depends_on_python_state_is_caught():
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            Counting.calls += 1
+            return x * Counting.calls
+
+    with pytest.raises(TraceError, match="computes something else than the model: output 0 is off by"):
+        traced(Counting(), torch.ones(2))
+
+
+class Turning(nn.Module):
+    """Gives one answer while it is captured and recorded as a graph, and another one when it is called next."""
+
+    def __init__(self, captured, called):
+        super().__init__()
+        self.answers = iter([captured])
+        self.called = called
+
+    def forward(self, x):
+        return x + next(self.answers, self.called)
+
+
+@pytest.mark.parametrize(
+    ("captured", "called"),
+    [
+        ([1.0, -math.inf], [500.0, -math.inf]),
+        ([1.0, math.nan], [500.0, math.nan]),
+        ([1.0, -math.inf], [1.0, 2.0]),
+        ([1.0, 2.0], [1.0, math.nan]),
+        ([1.0, math.inf], [1.0, -math.inf]),
+        ([1, 2], [1, 3]),
+        ([1.0], [1.0, 1.0]),
+        ([1 + 2j], [1 - 2j]),
+        ([1e-9], [0.0]),
+    ],
+)
+def test_wrong_numbers_are_caught_beside_infinities_and_nans_too(captured, called):
+    with pytest.raises(TraceError, match=r"computes something else than the model: '?output 0'? is "):
+        traced(Turning(torch.tensor(captured), torch.tensor(called)), torch.zeros((), dtype=torch.tensor(captured).dtype))
+
+
+@pytest.mark.parametrize("called", [[1.0, -math.inf, math.nan], [1.0005, -math.inf, math.nan]])
+def test_infinities_and_nans_of_the_model_are_no_error(called):
+    result = traced(Turning(torch.tensor([1.0, -math.inf, math.nan]), torch.tensor(called)), torch.zeros(3))
+    assert torch.equal(result.run(torch.zeros(3)).nan_to_num(), torch.tensor([1.0, -math.inf, math.nan]).nan_to_num())
+
+
+def test_failing_trace_prints_nothing(capfd):
+    def forward(net, x):
+        return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(TraceError):
+        traced(Net(forward), torch.ones(2))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_exported_programs_static_dynamic_and_from_a_file(tmp_path):
+    module, inputs = mlp(batch=2, width=8, depth=2)
+    direct = traced(module, *inputs)
+    exported = torch.export.export(module, inputs, strict=False)
+    torch.export.save(exported, tmp_path / "net.pt2")
+    dynamic = torch.export.export(module, inputs, strict=False, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    for model in (load_model(exported), load_model(tmp_path / "net.pt2"), load_model(dynamic)):
+        result = trace(model)
+        assert [op.signature for op in result.graph.ops] == [op.signature for op in direct.graph.ops]
+        assert set(result.graph.weights) == set(direct.graph.weights)
+        assert torch.equal(result.run(*inputs), direct.run(*inputs))
+
+
+def test_fx_graph_module():
+    module, inputs = mlp(batch=2, width=8, depth=2)
+    result = trace(load_model(torch.fx.symbolic_trace(module), inputs=inputs))
+    assert_equals_eager(result, module, *inputs)
+
+
+@pytest.mark.timeout(120)
+def test_hash_and_signatures_are_the_same_in_another_process():
+    spec = "autosplit.examples.tied:tied?vocabulary=30&width=4"
+    code = (
+        "from autosplit.tracing.loading import load_model; from autosplit.tracing.capturing import trace; "
+        f"graph = trace(load_model({spec!r})).graph; print(graph.hash, *[op.signature for op in graph.ops], sep='\\n')"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "12"}
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    graph = trace(load_model(spec)).graph
+    assert printed.stdout.splitlines() == [graph.hash, *[op.signature for op in graph.ops]]
+
+
+def test_ctrl_c_that_comes_while_a_class_is_created_is_ctrl_c() -> None:
+    def stopped(net, x):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interrupt:
+            raise RuntimeError("Error calling __set_name__ on 'Field' instance") from interrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trace(load_model(Net(stopped).eval(), inputs=(torch.zeros(2),), name="net"))

@@ -1,0 +1,31 @@
+import math
+
+import pytest
+import torch
+
+from autosplit.tracing.differing import difference
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "errors"),
+    [
+        ([1.0, 2.0], [1.0, 4.0], (2.0, 0.5)),
+        ([NAN, INF, 1.0], [NAN, INF, 2.0], (1.0, 0.5)),
+        ([INF], [-INF], (INF, INF)),
+        ([NAN, 1.0], [0.0, 1.0], (INF, INF)),
+        ([1e-9], [0.0], (1e-9, INF)),
+        ([1 - 2j], [1 + 2j], (4.0, 4 / 5**0.5)),
+        ([1, 2, 3, 4], [1, 2, 3, 5], (0.25, 0.25)),
+        ([True, False], [True, True], (0.5, 0.5)),
+        ([], [], (0.0, 0.0)),
+    ],
+)
+def test_errors_of_every_kind_of_number(found, expected, errors):
+    assert difference(torch.tensor(found), torch.tensor(expected)) == pytest.approx(errors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_differences_are_taken_in_double_precision(dtype):
+    assert difference(torch.tensor([-2.0, 60000.0]).to(dtype), torch.tensor([2.0, 60000.0]).to(dtype))[0] == 4

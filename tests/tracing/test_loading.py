@@ -1,0 +1,168 @@
+import builtins
+import sys
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from autosplit.errors import MissingExtraError, ModelError
+from autosplit.examples.mlp import mlp
+from autosplit.tracing import architectures
+from autosplit.tracing.loading import load_model
+
+TEXT = "hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64&vocab_size=100"
+SPECS = {
+    "ResNetForImageClassification": ("depths=1,1&hidden_sizes=8,16&embedding_size=8&image_size=32", {"pixel_values"}),
+    "MobileNetV2Model": ("image_size=64&depth_multiplier=0.35", {"pixel_values"}),
+    "ConvNextModel": ("image_size=64&hidden_sizes=8,16&depths=1,1&num_stages=2", {"pixel_values"}),
+    "SwinModel": ("image_size=32&patch_size=2&embed_dim=16&depths=2,2&num_heads=2,2&window_size=4", {"pixel_values"}),
+    "ViTModel": ("hidden_size=32&num_hidden_layers=1&num_attention_heads=2&image_size=32", {"pixel_values"}),
+    "BertModel": (TEXT, {"input_ids", "attention_mask"}),
+    "LlamaModel": (TEXT, {"input_ids", "attention_mask"}),
+    "GPT2Model": ("n_embd=32&n_layer=1&n_head=2&vocab_size=100", {"input_ids", "attention_mask"}),
+    "T5Model": ("d_model=32&num_layers=1&num_heads=2&d_kv=16&vocab_size=100", {"input_ids", "decoder_input_ids"}),
+    "WhisperEncoder": ("d_model=32&encoder_layers=1&encoder_attention_heads=2", {"input_features"}),
+}
+
+
+def output_of(model):
+    with torch.inference_mode():
+        return model.module(*model.args, **model.kwargs)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_transformers_model_runs_on_its_inputs(name):
+    options, expected = SPECS[name]
+    model = load_model(f"transformers:{name}?{options}", batch=2)
+    assert model.name == name
+    assert set(model.kwargs) == expected
+    assert all(tensor.shape[0] == 2 for tensor in model.kwargs.values())
+    output = output_of(model)[0]
+    assert output.std() > 1e-2
+    assert not torch.allclose(output[0], output[1], atol=1e-4)
+
+
+def test_transformers_weights_are_the_same_each_time():
+    spec = f"transformers:BertModel?{TEXT}"
+    torch.manual_seed(1)
+    first, second = load_model(spec), load_model(spec)
+    assert torch.equal(output_of(first)[0], output_of(second)[0])
+
+
+def test_sequence_length_and_its_limit():
+    spec = f"transformers:BertModel?{TEXT}&max_position_embeddings=64"
+    assert load_model(spec).kwargs["input_ids"].shape == (1, 64)
+    assert load_model(spec, seq_len=10).kwargs["attention_mask"].shape == (1, 10)
+    with pytest.raises(ModelError, match="takes 1 to 64 tokens, not 65"):
+        load_model(spec, seq_len=65)
+    with pytest.raises(ModelError, match="leave the sequence length out"):
+        load_model("transformers:ViTModel?" + SPECS["ViTModel"][0], seq_len=5)
+
+
+def test_use_cache_is_off_unless_asked_for():
+    spec = "transformers:GPT2Model?" + SPECS["GPT2Model"][0]
+    assert load_model(spec).module.config.use_cache is False
+    assert load_model(spec + "&use_cache=true").module.config.use_cache is True
+
+
+def test_attention_implementation_is_sdpa_unless_asked_otherwise():
+    spec = f"transformers:BertModel?{TEXT}"
+    assert load_model(spec).module.config._attn_implementation == "sdpa"
+    assert load_model(spec + "&attn_implementation=eager").module.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("transformers:BertModell", "close names: 'BertModel'"),
+        ("transformers:BertConfig", "no model class 'BertConfig'"),
+        ("transformers:BertModel?num_hiden_layers=2", "no field 'num_hiden_layers'; close names: 'num_hidden_layers'"),
+        ("transformers:BertModel?num_hidden_layers=two", "takes a whole number, not 'two'"),
+        ("transformers:BertModel?num_attention_heads=5", "cannot be built from this config"),
+        ("transformers:BertModel?vocab_size", "not name=value pairs"),
+        ("autosplit.examples.mlp:mlp?depth=2&width=8&depth=3", r"takes each option once .*\n.*'depth' is given as 2 and as 3"),
+        ("no_such_package:model", "No module named 'no_such_package'"),
+        ("autosplit.examples.mlp:mpl", "close names: 'mlp'"),
+        ("autosplit.examples.mlp:mlp?widht=3", "close names: 'width'"),
+        ("autosplit.examples.unet:Block", "needs values for channels_in, channels_out"),
+        ("autosplit.examples.unet:unet?size=9", "unet' failed: RuntimeError: Sizes of tensors must match"),
+        ("builtins:print", "and \\(module, example inputs\\) is expected"),
+        ("resnet50", "is no spec"),
+        ("no_such_file.pt2", "does not exist"),
+    ],
+)
+def test_bad_spec_names_what_is_wrong(spec, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(spec)
+
+
+def test_model_larger_than_the_memory_is_refused_before_it_is_built(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 2**20})())
+    with pytest.raises(ModelError, match=r"MiB of weights, and 1\.0 MiB of memory are free"):
+        load_model("transformers:BertModel?num_hidden_layers=1")
+
+
+def test_missing_transformers_gives_the_command(monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name == "transformers":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingExtraError, match=r"pip install 'autosplit\[transformers\]'"):
+        architectures.build("BertModel", {}, 1, None)
+
+
+def test_function_takes_typed_options_and_batch(tmp_path, monkeypatch):
+    (tmp_path / "my_models.py").write_text(
+        "import torch\n"
+        "def plain(): return torch.nn.Linear(3, 3).eval(), (torch.zeros(2, 3),)\n"
+        "def text(batch=1, seq_len=4): return torch.nn.Embedding(9, 3).eval(), {'input': torch.zeros(batch, seq_len).long()}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert load_model("my_models:plain").args[0].shape == (2, 3)
+    assert load_model("my_models:text", batch=3, seq_len=7).kwargs["input"].shape == (3, 7)
+    with pytest.raises(ModelError, match="leading sizes are \\[2\\], and batch 4 was asked for"):
+        load_model("my_models:plain", batch=4)
+    with pytest.raises(ModelError, match="no argument 'seq_len'"):
+        load_model("my_models:plain", seq_len=4)
+    assert load_model("autosplit.examples.mlp:mlp?width=8&depth=2").args[0].shape == (1, 8)
+
+
+def test_exported_program_from_a_file_and_as_an_object(tmp_path):
+    module, inputs = mlp(2, width=4, depth=2)
+    program = torch.export.export(module, inputs, strict=False)
+    torch.export.save(program, tmp_path / "net.pt2")
+    for model in (load_model(tmp_path / "net.pt2", batch=2), load_model(program)):
+        assert torch.equal(model.args[0], inputs[0])
+    assert load_model(tmp_path / "net.pt2").name == "net"
+    with pytest.raises(ModelError, match="batch 3 was asked for"):
+        load_model(tmp_path / "net.pt2", batch=3)
+    (tmp_path / "half.pt2").write_bytes((tmp_path / "net.pt2").read_bytes()[:500])
+    with pytest.raises(ModelError, match="cannot be read as an exported program"):
+        load_model(tmp_path / "half.pt2")
+    with pytest.raises(ModelError, match="takes no options"):
+        load_model(f"{tmp_path}/net.pt2?width=3")
+
+
+def test_module_needs_inputs_and_eval_mode():
+    net = nn.Linear(3, 3)
+    with pytest.raises(ModelError, match="without example inputs"):
+        load_model(net.eval())
+    with pytest.raises(ModelError, match=r"training mode.*Call its eval\(\) first"):
+        load_model(net.train(), inputs=torch.zeros(1, 3))
+    assert net.training
+    net.eval()
+    assert load_model(net, inputs=torch.zeros(1, 3)).args[0].shape == (1, 3)
+    assert load_model(net, inputs={"input": torch.zeros(1, 3)}, name="fc").name == "fc"
+    with pytest.raises(ModelError, match="at least 1, not 0"):
+        load_model(net, batch=0)
+
+
+def test_traced_graph_module_is_taken_as_it_is():
+    net = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval())
+    assert load_model(net, inputs=(torch.zeros(1, 3),)).module is net

@@ -1,0 +1,81 @@
+import json
+import math
+
+import pytest
+import torch
+from torch import fx
+
+from autosplit.errors import PlanError
+from autosplit.tracing.programs import decode, encode
+
+ATEN = torch.ops.aten
+
+
+def graph_with(target, *args, **kwargs):
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(target, tuple(x if arg == "x" else arg for arg in args), kwargs),))
+    return graph
+
+
+GRAPHS = [
+    graph_with(ATEN.clamp.default, "x", -math.inf, 0.1 + 0.2),
+    graph_with(ATEN._to_copy.default, "x", dtype=torch.float64, device=torch.device("cpu"), layout=torch.strided),
+    graph_with(ATEN.clone.default, "x", memory_format=torch.channels_last),
+    graph_with(ATEN.sum.dim_IntList, "x", [0, -1], True),
+    graph_with(ATEN.index.Tensor, "x", [None, 3]),
+    graph_with(ATEN.gelu.default, "x", approximate="tanh"),
+    graph_with(ATEN.mul.Scalar, "x", complex(1, -2)),
+    graph_with(ATEN.full_like.default, "x", math.nan),
+]
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=lambda graph: str(next(n.target for n in graph.nodes if n.op == "call_function")))
+def test_json_and_back(graph):
+    text = json.dumps(encode(graph), allow_nan=False)
+    again = decode(json.loads(text))
+    assert encode(again) == encode(graph)
+    assert str(again) == str(graph)
+
+
+def node(**changes):
+    return {"op": "call_function", "name": "y", "target": "aten.relu.default", "args": [{"node": "x"}], "kwargs": {}} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": "os.system.default"}, "operator 'os.system.default' is not registered"),
+        ({"target": "aten.relu"}, "operator 'aten.relu' is not registered"),
+        ({"target": "load_library.__globals__.x"}, "is not registered"),
+        ({"target": "aten.relu.__call__"}, "is not registered"),
+        ({"op": "call_method", "target": "relu"}, "no nodes of kind 'call_method'"),
+        ({"op": "call_module", "target": "relu"}, "no nodes of kind 'call_module'"),
+        ({"op": "get_attr", "target": "w') or print('here", "args": []}, "weight name"),
+        ({"op": "placeholder", "target": "x=print('here')", "args": []}, "no name of a value"),
+        ({"name": "y\nprint('here')"}, "no name of a value"),
+        ({"name": "x"}, "stands twice"),
+        ({"kwargs": {"a=print('here'), b": 1}}, "no name of a value"),
+        ({"args": [{"node": "z"}]}, "cannot be read: KeyError: 'z'"),
+        ({"args": [{"dtype": "load"}]}, "'load' is no dtype"),
+        ({"args": [{"python": "print()"}]}, "cannot be read"),
+        ({"args": None}, "cannot be read"),
+    ],
+)
+def test_hostile_and_broken_nodes_are_refused(changes, message):
+    first = {"op": "placeholder", "name": "x", "target": "x", "args": [], "kwargs": {}}
+    with pytest.raises(PlanError, match=message):
+        decode([first, node(**changes)])
+
+
+def test_strings_stay_strings():
+    """Generated code quotes them: a string cannot break out of its argument."""
+    graph = graph_with(ATEN.gelu.default, "x", approximate="tanh') or print('here")
+    module = fx.GraphModule({}, decode(encode(graph)))
+    with pytest.raises(RuntimeError, match="approximate"):
+        module(torch.zeros(2))
+
+
+def test_argument_without_json_form_is_refused():
+    with pytest.raises(PlanError, match=r"op 'relu_default' .* an argument is object"):
+        encode(graph_with(ATEN.relu.default, object()))

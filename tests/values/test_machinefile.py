@@ -1,0 +1,56 @@
+import pytest
+
+from autosplit.errors import DeviceError, UsageError
+from autosplit.values.machine import Device
+from autosplit.values.machinefile import read_machine
+
+
+def test_machine_file(tmp_path) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(
+        "devices:\n- {name: 'cpu:0', memory: 300MB}\n- {name: 'null:0'}\n"
+        "links:\n- {source: 'cpu:0', target: 'null:0', bytes_per_s: 1.0e9}\n"
+    )
+    found = read_machine(path)
+    assert found["cpu:0"] == Device("cpu:0", "cpu", (0,), memory_bytes=300_000_000)
+    assert found.link("cpu:0", "null:0").send_s_per_byte == 1e-9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("devices: [", "not YAML"),
+        ("[" * 2_000, "not YAML"),
+        ("devices: [{name: 2026-13-45}]", "not YAML"),
+        ("devices: !!timestamp x", "not YAML"),
+        ("devices: !!bool x", "not YAML"),
+        ("[]", "not understood"),
+        ("devices: []", "no devices"),
+        ("devices: [{name: 'cpu:0', speed: 3}]", "devices.0.speed"),
+        ("devices: [{name: 'cpu:0', memory: lots}]", "not a size"),
+        ("devices: [{name: 'cpu:0', memory: 0}]", "cap of 'cpu:0' must be at least 1 byte, but is 0"),
+        ("devices: [{name: 'cpu:0', memory: true}]", "devices.0.memory"),
+        ("devices: [{name: 'cpu:0'}, {name: 'cpu:0-1'}]", "overlap"),
+        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: a, target: b}]", "bytes_per_s"),
+        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: a, target: b, bytes_per_s: 0}]", "bytes_per_s: Input should be greater"),
+        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: host, target: 'cpu:0', bytes_per_s: 1.0e-320}]", "bytes_per_s: Input"),
+        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: host, target: 'cpu:0', bytes_per_s: 1, latency_s: .inf}]", "finite"),
+        ("devices: [{name: 'cpu:0'}]\nlinks: [{source: host, target: 'cpu:O', bytes_per_s: 1}]", "'cpu:O' is not among its dev"),
+    ],
+)
+def test_faults_of_a_machine_file(tmp_path, text: str, message: str) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(text)
+    with pytest.raises((UsageError, DeviceError), match=message):
+        read_machine(path)
+
+
+def test_a_machine_file_that_is_no_text(tmp_path) -> None:
+    (tmp_path / "machine.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not YAML"):
+        read_machine(tmp_path / "machine.yaml")
+
+
+def test_machine_file_that_is_absent(tmp_path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_machine(tmp_path / "absent.yaml")

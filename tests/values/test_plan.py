@@ -1,0 +1,186 @@
+"""Plan values and plan.yaml: round trips, and every fault named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autosplit.errors import PlanError, UsageError
+from autosplit.values.constraints import Constraints, matching_ops
+from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Prediction, Source, Stage
+from autosplit.values.planfile import read_plan, spans, write_plan
+
+MACHINE = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+
+
+def chain(num_ops: int = 6) -> Graph:
+    """x -> a0 -> a1 -> ... with one weight of 4 KiB an op."""
+    values = [Value(name, (1, 8), "float32", 32) for name in ["x", *[f"a{i}" for i in range(num_ops)]]]
+    ops = [
+        Op(f"a{i}", "aten.linear.default", f"block{i // 3}.fc{i}", (f"a{i - 1}" if i else "x",), (f"a{i}",), (f"w{i}",), f"s{i}")
+        for i in range(num_ops)
+    ]
+    weights = {f"w{i}": Weight(f"w{i}", (32, 32), "float32", 4096) for i in range(num_ops)}
+    return Graph("chain", ("x",), (f"a{num_ops - 1}",), tuple(ops), {v.name: v for v in values}, weights).verify()
+
+
+def plan_of(graph: Graph, *stages: tuple[str, ...]) -> Plan:
+    made = tuple(Stage(f"stage{i}", ops, (f"cpu:{i}",)) for i, ops in enumerate(stages))
+    return Plan(Source("m:f", 4, 16), graph.hash, "p", made, Prediction(0.5, 1.0, 0.4, 0.2, 8.0), microbatch=2)
+
+
+GRAPH = chain()
+GOOD = plan_of(GRAPH, ("a0", "a1", "a2"), ("a3", "a4", "a5"))
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    write_plan(GOOD, GRAPH, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml").resolve(GRAPH) == GOOD
+    assert GOOD.verify(GRAPH, MACHINE) is GOOD
+
+
+@pytest.mark.parametrize(
+    "old,new", [("- a0 .. a2", "- a0 .. a1"), ("- cpu:1", "- cpu:0"), ("queue_depth: 4", "queue_depth: 2"), ("f32", "bf16")]
+)
+def test_what_was_predicted_is_not_kept_for_a_plan_that_was_edited(tmp_path: Path, old: str, new: str) -> None:
+    path, loaded = tmp_path / "plan.yaml", replace(GOOD, stages=tuple(replace(stage, load_s=0.5) for stage in GOOD.stages))
+    write_plan(loaded, GRAPH, path)
+    text = path.read_text()
+    path.write_text(text.replace("schema: 1", "schema: 1  # looked at, and left as it was"))
+    assert read_plan(path).resolve(GRAPH) == loaded
+    path.write_text(text.replace("- a3 .. a5", "- a2 .. a5").replace(old, new) if "a0" in old else text.replace(old, new))
+    edited = read_plan(path).resolve(GRAPH)
+    assert edited.hash != loaded.hash and (edited.prediction, edited.status) == (UNKNOWN, "manual")
+    assert "nothing predicted" in edited.summary() and {stage.load_s for stage in edited.stages} == {0.0}
+
+
+@pytest.mark.parametrize(
+    "old,new",
+    [
+        ("load_s: 0.5", "load_s: 0.25"),
+        ("load_s: 0.5", "load_s: .nan"),
+        ("throughput_per_s: 8", "throughput_per_s: 80"),
+        ("cpu:1: 0.5", "cpu:1: 2"),
+    ],
+)
+def test_no_prediction_is_kept_where_a_figure_of_it_was_edited(tmp_path: Path, old: str, new: str) -> None:
+    path, stages = tmp_path / "plan.yaml", tuple(replace(stage, load_s=0.5) for stage in GOOD.stages)
+    loaded = replace(GOOD, stages=stages, loads_s={"cpu:0": 1, "cpu:1": 0.5}, prediction=replace(GOOD.prediction, bound_s=1e-5))
+    write_plan(loaded, GRAPH, path)
+    text = path.read_text()
+    assert read_plan(path).resolve(GRAPH) == loaded
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    assert read_plan(path).resolve(GRAPH) == loaded.unpredicted()
+    path.write_text(path.read_text().split("  figures:")[0])
+    kept = read_plan(path).resolve(GRAPH)
+    assert kept.hash == loaded.hash and kept.prediction != UNKNOWN
+
+
+def test_an_objective_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    path.write_text(path.read_text().replace("objective: throughput", "objective: throughtput"))
+    with pytest.raises(PlanError, match="objective: Input should be 'throughput' or 'latency'"):
+        read_plan(path)
+
+
+def test_two_replicas_on_one_device_are_refused() -> None:
+    twice = replace(GOOD, stages=(replace(GOOD.stages[0], devices=("cpu:0", "cpu:0")), GOOD.stages[1]))
+    with pytest.raises(PlanError, match="'stage0' names a device twice: cpu:0, cpu:0"):
+        twice.verify(GRAPH, MACHINE)
+
+
+def test_a_plan_says_its_precision(tmp_path: Path) -> None:
+    coarse = replace(GOOD, precision="bf16")
+    write_plan(coarse, GRAPH, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml").resolve(GRAPH) == coarse
+    assert coarse.hash != GOOD.hash and " in bf16: " in coarse.summary() and "f32" not in GOOD.summary()
+
+
+def test_a_plan_says_its_streams_and_none_is_without_a_thread(tmp_path: Path) -> None:
+    both = replace(GOOD.stages[0], devices=("cpu:0-1",), ops=tuple(GRAPH.index), threads=2, streams=2)
+    plan, machine = replace(GOOD, stages=(both,)), Machine.of([parse_device("cpu:0-1")])
+    write_plan(plan.verify(GRAPH, machine), GRAPH, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml").resolve(GRAPH) == plan
+    alone = replace(plan, stages=(replace(both, streams=1),))
+    assert alone.hash != plan.hash and "(eager, 2 streams)" in plan.summary() and "streams" not in alone.summary()
+    unknown = replace(plan, prediction=replace(plan.prediction, throughput_per_s=0.0))
+    assert "8 items/s predicted" in plan.summary() and "nothing predicted" in unknown.summary()
+    with pytest.raises(PlanError, match="wants 2 streams of its 1 threads"):
+        replace(plan, stages=(replace(both, threads=1),)).verify(GRAPH, machine)
+
+
+def test_spans_name_runs_of_graph_order() -> None:
+    assert spans(("a0", "a1", "a3"), GRAPH) == ["a0 .. a1", "a3"]
+
+
+def test_every_placement_fault_is_listed() -> None:
+    bad = plan_of(GRAPH, ("a3", "a1", "nope"), ("a0", "a1", "a4"))
+    with pytest.raises(PlanError) as caught:
+        bad.verify(GRAPH, MACHINE)
+    for text in ("'nope'", "op 'a1' is on stage", "op 'a2' is on no stage", "op 'a5' is on no stage"):
+        assert text in str(caught.value)
+
+
+def test_a_tensor_may_not_go_back() -> None:
+    with pytest.raises(PlanError, match="op 'a3' on stage 'stage0' reads 'a2' from stage 'stage1'"):
+        plan_of(GRAPH, ("a3", "a4", "a5"), ("a0", "a1", "a2")).verify(GRAPH, MACHINE)
+
+
+def test_memory_cap_threads_device_and_microbatch_are_checked() -> None:
+    capped = MACHINE.with_memory({"cpu:0": 8192})
+    stages = (replace(GOOD.stages[0], threads=3), replace(GOOD.stages[1], devices=("cuda:7",)))
+    with pytest.raises(PlanError) as caught:
+        replace(GOOD, stages=stages, microbatch=3, queue_depth=0).verify(GRAPH, capped)
+    for text in ("12.0 KiB of weights", "3 threads on 'cpu:0', which has 1 cores", "'cuda:7'", "microbatch 3", "queue_depth"):
+        assert text in str(caught.value)
+
+
+def test_a_plan_of_another_model_is_refused(tmp_path: Path) -> None:
+    write_plan(GOOD, GRAPH, tmp_path / "plan.yaml")
+    with pytest.raises(PlanError, match="another model"):
+        read_plan(tmp_path / "plan.yaml").resolve(chain(7))
+
+
+@pytest.mark.parametrize("keep", [0, 10, 200, 400])
+def test_a_truncated_plan_file_is_named(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    path.write_text(path.read_text()[:keep])
+    with pytest.raises(PlanError, match=r"plan\.yaml"):
+        read_plan(path)
+
+
+def test_a_span_with_an_unknown_op_and_an_unknown_field_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    data = yaml.safe_load(path.read_text())
+    data["stages"][0]["ops"] = ["a0 .. zz"]
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError, match="'zz'"):
+        read_plan(path).resolve(GRAPH)
+    data["stages"][0]["sped"] = 3
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError, match=r"stages\.0\.sped"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
+    "pattern,ops",
+    [("a1", ("a1",)), ("block0", ("a0", "a1", "a2")), ("*.fc4", ("a4",)), ("aten.lin*", tuple(f"a{i}" for i in range(6)))],
+)
+def test_a_pattern_is_an_op_a_module_or_an_operator(pattern: str, ops: tuple[str, ...]) -> None:
+    assert matching_ops(GRAPH, pattern) == ops
+
+
+def test_constraints_list_every_fault() -> None:
+    wrong = Constraints(num_stages=0, pins={"blok0": "cpu:0", "a1": "cpu:9"}, max_latency_s=-1.0)
+    with pytest.raises(UsageError) as caught:
+        wrong.verify(GRAPH, MACHINE)
+    for text in ("num_stages must be at least 1", "'blok0' matches no op", "close: block0", "'cpu:9'", "max_latency_s"):
+        assert text in str(caught.value)
+    assert not Constraints().forced
