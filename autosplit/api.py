@@ -207,7 +207,6 @@ def run(
             simple,
             machine,
             whole=whole[0] if whole is not None else None,
-            objective=plan.objective,
             keep=today(simple),
             left_out=left_out | failed,
             forced=forced,

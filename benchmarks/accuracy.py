@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 from autosplit import api
-from autosplit.deploying.comparing import Arena
+from autosplit.deploying.arena import Arena
 from autosplit.devices.discovering import describe, machine_for, versions
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import AutosplitError

@@ -34,7 +34,8 @@ from rich.console import Console
 from autosplit import api
 from autosplit.backends.base import installed, usual
 from autosplit.commands.progress import bars
-from autosplit.deploying.comparing import Arena, Loaded, Progress
+from autosplit.deploying.arena import Arena, Loaded
+from autosplit.deploying.comparing import Progress
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.discovering import describe, machine_for

@@ -71,6 +71,22 @@ def test_a_plan_that_cuts_requests_runs_beside_simple_ways_that_do_not() -> None
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_both_throughput_and_latency_are_measured_in_rounds_and_the_stages_in_full_ones(objective: str) -> None:
+    traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=4&width=64")
+    seconds = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
+    profile = Profile.given(traced.graph, seconds)
+    plan = replace(autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget_s=0).plan, objective=objective)
+    report = autosplit.run(traced, plan, TWO, profile=profile, num_requests=40, num_rounds=4)
+    full, alone = len(report.plan.rounds_per_s), len(report.plan.alone_s)
+    assert (full >= 4, alone) == (True, 3) if objective == "throughput" else (full, alone >= 4) == (3, True)
+    assert report.plan.latency.count >= alone and report.plan.loaded_latency.p50_s > 0
+    assert report.plan.stats.num_requests >= 40 - 3 and all(outcome.alone_s for outcome in report.outcomes.values())
+    values = [row["latency_p50_s"] for row in report.rows()] if objective == "latency" else []
+    assert values == sorted(values) and report.to_dict()["latency_s"]["p50"] == report.best.latency.p50_s
+
+
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("spec", ["autosplit.examples.unet:unet?channels=4&size=32", TIED])
 def test_three_stages_on_two_devices_equal_the_unsplit_model(spec: str) -> None:
     traced = autosplit.trace(spec)

@@ -25,7 +25,7 @@ LAYERS = """
     devices/      limits accelerators cuda forking processes discovering
     backends
     running
-    deploying/    workspace compiling checking microbatching comparing baselines
+    deploying/    workspace compiling checking microbatching arena comparing baselines
     measuring
     searching/    correcting candidates tuning loop
     exporting

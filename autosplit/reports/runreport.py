@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import nan
 from statistics import median
 from typing import Any
 
@@ -26,7 +27,8 @@ class Outcome:
     Attributes:
         rounds_per_s: items per second in each round, all requests in flight that the rings hold; a way that is far behind
             stops after a few rounds, and the fastest one and its rivals may run some more.
-        latency: seconds of a request alone in the pipeline.
+        alone_s: median seconds of a request alone in the pipeline, in rounds of their own that interleave likewise.
+        latency: the same of all these requests.
         loaded_latency: seconds of a request in the full pipeline, from its first stage to its answer.
         outputs_equal: bit for bit where every stage is exact, else within the tolerance of its backends.
         max_abs_error: largest difference from the unsplit model in f32 eager.
@@ -38,6 +40,7 @@ class Outcome:
 
     plan: Plan
     rounds_per_s: tuple[float, ...]
+    alone_s: tuple[float, ...]
     latency: LatencyStats
     loaded_latency: LatencyStats
     outputs_equal: bool
@@ -55,16 +58,28 @@ class Outcome:
     @property
     def spread(self) -> float:
         """Largest less smallest round over the median."""
-        return (max(self.rounds_per_s) - min(self.rounds_per_s)) / self.throughput_per_s
+        return _spread(self.rounds_per_s)
+
+    def figures(self, objective: str) -> dict[str, float]:
+        """What was measured beside what was predicted, for a table: first what the objective asks for."""
+        predicted = self.plan.prediction
+        rate = {"items_per_s": self.throughput_per_s}
+        alone = {"latency_p50_s": self.latency.p50_s}
+        if objective == "latency":
+            return {**alone, "spread": _spread(self.alone_s), "predicted_s": predicted.latency_s or nan, **rate}
+        return {**rate, "spread": self.spread, "predicted_per_s": predicted.throughput_per_s or nan, **alone}
 
     def faster_than(self, other: "Outcome", objective: str) -> float:
-        """How many times as good as the other one: the median over rounds of the ratio, or the ratio of median latencies.
+        """How many times as good as the other one: the median over rounds of the ratio of throughputs, or of latencies.
 
         Where one of the two stopped before the other, the rounds count that both ran.
         """
-        if objective == "latency":
-            return other.latency.p50_s / self.latency.p50_s
-        return median(a / b for a, b in zip(self.rounds_per_s, other.rounds_per_s, strict=False))
+        mine, theirs = (other.alone_s, self.alone_s) if objective == "latency" else (self.rounds_per_s, other.rounds_per_s)
+        return median(a / b for a, b in zip(mine, theirs, strict=False))
+
+
+def _spread(rounds: Sequence[float]) -> float:
+    return (max(rounds) - min(rounds)) / median(rounds)
 
 
 @dataclass(frozen=True)
@@ -98,23 +113,22 @@ class RunReport:
         return self.outcomes[self.chosen]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for the plan and each simple way, fastest first."""
-        ordered = sorted(self.outcomes.items(), key=lambda item: -item[1].throughput_per_s)
-        return [
+        """One row for the plan and each simple way, the best one first, by what the plan is for."""
+        objective = self.plan.plan.objective
+        first = next(iter(self.plan.figures(objective)))
+        rows = [
             {
                 "way": name,
                 "stages": len(outcome.plan.stages),
                 "backend": "+".join(dict.fromkeys(stage.backend for stage in outcome.plan.stages)),
-                "items_per_s": outcome.throughput_per_s,
-                "spread": outcome.spread,
-                "predicted_per_s": outcome.plan.prediction.throughput_per_s or float("nan"),
-                "latency_p50_s": outcome.latency.p50_s,
+                **outcome.figures(objective),
                 "max_error": outcome.max_relative_error,
-                "of_plan": outcome.faster_than(self.plan, "throughput"),
+                "of_plan": outcome.faster_than(self.plan, objective),
                 "chosen": "*" if name == self.chosen else "",
             }
-            for name, outcome in ordered
+            for name, outcome in self.outcomes.items()
         ]
+        return sorted(rows, key=lambda row: row[first], reverse=objective == "throughput")
 
     def stage_rows(self) -> list[dict[str, Any]]:
         """One row for each worker of the plan: where its time goes, predicted beside measured."""

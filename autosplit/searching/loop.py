@@ -14,7 +14,8 @@ from typing import Any
 import optuna
 
 from autosplit import tables
-from autosplit.deploying.comparing import Arena, Loaded, Progress
+from autosplit.deploying.arena import Arena, Loaded
+from autosplit.deploying.comparing import Progress
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
 from autosplit.planning.plans import moved_s, predict
@@ -220,8 +221,13 @@ class _Hunt:
         try:
             entry = self.arena.load(name, plan, traced)
             first = self.arena.loaded[FIRST]
-            before, begun_ns = len(first.rounds_per_s), time.monotonic_ns()
+            before, alone, begun_ns = len(first.rounds_per_s), len(first.rounds_alone_s), time.monotonic_ns()
             self._run_rounds(name, plan)
+            meanwhile = _taken(first, begun_ns)
+            taken = meanwhile if entry is first else _taken(entry)
+            if self.job.constraints.objective == "latency":
+                for number in range(NUM_ROUNDS):
+                    self.arena.run_alone(list(dict.fromkeys([FIRST, name])), number, ROUND_S)
         except AutosplitError as failure:
             if name == FIRST or self.arena.loaded[FIRST].pipeline.failure is not None:
                 raise
@@ -229,14 +235,12 @@ class _Hunt:
                 self.arena.unload(name)
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
-        meanwhile = _taken(first, begun_ns)
         expected = predict(plan, traced.graph, self.job.machine, known)
         expected_s = [stage.load_s for stage, _ in expected.workers]
-        taken = meanwhile if entry is first else _taken(entry)
         self._seen.append(Seen(plan, taken, beside_s(first.plan, meanwhile), expected_s))
         self._correct()
-        outcome = entry.outcome()
-        beside = replace(first.outcome(), rounds_per_s=tuple(first.rounds_per_s[before:]))
+        outcome, own = entry.outcome(), first.outcome()
+        beside = replace(own, rounds_per_s=own.rounds_per_s[before:], alone_s=own.alone_s[alone:])
         trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault, outcome)
         self.trials.append(trial)
         if name != FIRST:

@@ -23,7 +23,7 @@ STATS = RunStats(9, 1.0, LATENCY, LATENCY, WORKERS, 2)
 REPORT = RunReport(
     "mlp",
     4,
-    {"plan": Outcome(PLAN, (150.0, 160.0, 155.0), LATENCY, LATENCY, True, 0.0, 0.0, STATS)},
+    {"plan": Outcome(PLAN, (150.0, 160.0, 155.0), (0.01,), LATENCY, LATENCY, True, 0.0, 0.0, STATS)},
     "plan",
     "No simple way fits.",
     {"replicas": "weights [bold]too large[/bold]"},

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from types import SimpleNamespace
@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from autosplit.backends.base import NumericalError
-from autosplit.deploying import comparing
-from autosplit.reports.results import LatencyStats
+from autosplit.deploying import arena, comparing
+from autosplit.reports.runreport import PLAN
 from autosplit.running.pipeline import Pipeline
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 
@@ -40,9 +40,9 @@ class _Ran:
         return self.answered[-count:]
 
 
-def _loaded(plan: Plan, pipeline: object, p50_s: float = 0.1) -> comparing.Loaded:
+def _loaded(plan: Plan, pipeline: object, p50_s: float = 0.1) -> arena.Loaded:
     error = NumericalError(0.0, 0.0, "y")
-    return comparing.Loaded(plan, cast(Pipeline, pipeline), [()], error, "", LatencyStats.of([p50_s]))
+    return arena.Loaded(plan, cast(Pipeline, pipeline), [()], error, "", [p50_s])
 
 
 @pytest.mark.parametrize("num_items", [1, 20, 31])
@@ -58,7 +58,7 @@ def test_filling_and_draining_a_pipeline_do_not_count(plan: Plan, num_items: int
     [
         ([("cpu:0", "cpu:1")], 2),
         ([("cpu:0", "cpu:1"), ("cpu:2", "cpu:3")], 4 + 4),
-        ([("cpu:0",), ("cpu:1",), ("cpu:0",)], 6 + 3 + 6),  # who works ahead leaves the shared device to others later
+        ([("cpu:0",), ("cpu:1",), ("cpu:0",)], 6 + 2 + 6),  # who works ahead leaves the shared device to others later
     ],
 )
 def test_of_a_slow_stage_every_request_counts(plan: Plan, devices: Sequence[tuple[str, ...]], num_sent: int) -> None:
@@ -70,12 +70,18 @@ def test_of_a_slow_stage_every_request_counts(plan: Plan, devices: Sequence[tupl
         assert entry.rounds_per_s == [pytest.approx(1.0, rel=0.01)]
 
 
+def test_stages_that_share_a_device_promise_no_more_than_one_there(plan: Plan) -> None:
+    """A plan for latency had 30 stages on two devices, and 15 times the requests that fit into a round were sent."""
+    stages = tuple(replace(plan.stages[0], name=f"s{number}", devices=(f"cpu:{number % 2}",)) for number in range(30))
+    assert _loaded(replace(plan, stages=stages), None, 0.1).pace_per_s == pytest.approx(20.0)
+
+
 def test_slower_ways_run_as_long_as_the_first_and_not_as_often(plan: Plan) -> None:
     ways = {"first": _loaded(plan, _Ran(), 0.1), "slow": _loaded(plan, _Ran(), 1.0), "fast": _loaded(plan, _Ran(), 0.01)}
     sent: dict[str, int] = {}
     for name, entry in ways.items():
         entry.run = functools.partial(sent.__setitem__, name)  # type: ignore[method-assign]
-    comparing.Arena.run_round(cast(comparing.Arena, SimpleNamespace(loaded=ways)), ["first", "slow", "fast"], 1, 50)
+    arena.Arena.run_round(cast(arena.Arena, SimpleNamespace(loaded=ways)), ["first", "slow", "fast"], 1, 50)
     assert sent == {"first": 50, "slow": 5, "fast": 50}
 
 
@@ -92,18 +98,28 @@ class _Ring:
             slower = self.drift if name == list(self.per_s)[-1] else 0.0
             self.loaded[name].rounds_per_s.append(self.per_s[name] * (1 + slower * (-1) ** number))
 
+    def run_alone(self, names: Sequence[str], number: int, seconds: float) -> None:
+        for name in names:
+            slower = self.drift if name == list(self.per_s)[-1] else 0.0
+            self.loaded[name].rounds_alone_s.append([1 / (self.per_s[name] * (1 + slower * (-1) ** number))])
+
     def unload(self, name: str) -> None:
         del self.loaded[name]
 
 
 @pytest.mark.parametrize("num_names", [2, 3, 4, 5])
-def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_names: int) -> None:
+@pytest.mark.parametrize("kind", ["full", "alone"])
+def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_names: int, kind: str) -> None:
     ways = {name: _loaded(plan, None, 1.0) for name in "abcde"[:num_names]}
     order: list[str] = []
     for name, entry in ways.items():
         entry.run = lambda num_items, name=name: order.append(name)  # type: ignore[misc]
+        entry.run_alone = lambda seconds, name=name: order.append(name)  # type: ignore[misc]
     for number in range(6):
-        comparing.Arena.run_round(cast(comparing.Arena, SimpleNamespace(loaded=ways)), list(ways), number, 10)
+        if kind == "full":
+            arena.Arena.run_round(cast(arena.Arena, SimpleNamespace(loaded=ways)), list(ways), number, 10)
+        else:
+            arena.Arena.run_alone(cast(arena.Arena, SimpleNamespace(loaded=ways)), list(ways), number, 1.0)
     rounds = [order[start : start + num_names] for start in range(0, len(order), num_names)]
     assert len(rounds) == 6 and all(sorted(names) == list(ways) for names in rounds)
     assert all(len({names.index(name) for names in rounds}) > 1 for name in ways)
@@ -112,28 +128,36 @@ def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_na
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan, objective: str) -> None:
     ways = {f"way {number}": 10.0 * number for number in range(1, 8)}
-    ring = _Ring(plan, {comparing.PLAN: 35.0, **ways})
-    contest = comparing._Contest(cast(comparing.Arena, ring), len(ways), objective, keep="way 1")
+    ring = _Ring(plan, {PLAN: 35.0, **ways})
+    contest = comparing._Contest(cast(arena.Arena, ring), len(ways), objective, keep="way 1")
     reasons = {name: reason for way in ways for name, reason in contest.admit(way).items()}
-    assert list(ring.loaded) == [comparing.PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
+    assert list(ring.loaded) == [PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
     assert list(reasons) == ["way 2", "way 3"]
     assert reasons["way 2"] == "a short run was 0.57 times as good as the plan's"
 
 
+def _halve(ring: _Ring, objective: str, barred: Collection[str] = (), decide: bool = True) -> dict[str, int]:
+    """How many rounds each way ran, of four for all."""
+    rounds = comparing._Rounds(cast(arena.Arena, ring), objective, {PLAN}, barred, decide, lambda share, text: None)
+    if objective == "throughput":
+        rounds.halve(lambda names, number: ring.run_round(names, number, 100), 4)
+    else:
+        rounds.halve(lambda names, number: ring.run_alone(names, number, 1.0), 4)
+    return {name: len(entry.rounds(objective)) for name, entry in ring.loaded.items()}
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
 @pytest.mark.parametrize(
     ("decide", "runs"), [(True, {"plan": 4, "wrong": 1, "slow": 1, "a": 7, "b": 7}), (False, {"a": 4, "b": 4})]
 )
-def test_who_is_far_behind_stops_and_the_fastest_run_on(plan: Plan, decide: bool, runs: dict[str, int]) -> None:
-    ring = _Ring(plan, {comparing.PLAN: 60.0, "wrong": 900.0, "slow": 30.0, "a": 100.0, "b": 100.0}, drift=0.1)
+def test_who_is_far_behind_stops_and_the_fastest_run_on(plan: Plan, decide: bool, runs: dict[str, int], objective: str) -> None:
+    ring = _Ring(plan, {PLAN: 60.0, "wrong": 900.0, "slow": 30.0, "a": 100.0, "b": 100.0}, drift=0.1)
     ring.loaded["wrong"].fault = "backend 'x' gives wrong numbers"
-    comparing._run_rounds(cast(comparing.Arena, ring), 4, 100, {comparing.PLAN}, (), decide, lambda share, text: None)
-    found = {name: len(entry.rounds_per_s) for name, entry in ring.loaded.items()}
+    found = _halve(ring, objective, decide=decide)
     assert {name: found[name] for name in runs} == runs
 
 
 def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -> None:
-    ring = _Ring(plan, {comparing.PLAN: 60.0, "barred": 100.0, "slow barred": 30.0, "a": 55.0})
-    barred = {"barred", "slow barred"}
-    comparing._run_rounds(cast(comparing.Arena, ring), 4, 100, {comparing.PLAN}, barred, True, lambda share, text: None)
-    found = {name: len(entry.rounds_per_s) for name, entry in ring.loaded.items()}
-    assert (found["barred"], found["slow barred"]) == (4, 1) and found["a"] >= 4 and found[comparing.PLAN] >= 4
+    ring = _Ring(plan, {PLAN: 60.0, "barred": 100.0, "slow barred": 30.0, "a": 55.0})
+    found = _halve(ring, "throughput", barred={"barred", "slow barred"})
+    assert (found["barred"], found["slow barred"]) == (4, 1) and found["a"] >= 4 and found[PLAN] >= 4

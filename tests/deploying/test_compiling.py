@@ -9,8 +9,8 @@ import pytest
 import autosplit
 from autosplit.backends.base import installed
 from autosplit.deploying import compiling
+from autosplit.deploying.arena import Arena
 from autosplit.deploying.baselines import LEAST_COMPILE_S, compiled
-from autosplit.deploying.comparing import Arena
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import WorkerProcess, spawn_worker

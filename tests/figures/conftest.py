@@ -87,8 +87,8 @@ def report(plan: Plan, stats: RunStats) -> RunReport:
     latency = LatencyStats.of([0.01, 0.011])
     unknown = replace(plan, prediction=Prediction(0, 0, 0, 1, 0))
     outcomes = {
-        "plan": Outcome(plan, (240.0, 242.0, 238.0), latency, latency, True, 0.0, 0.0, stats),
-        "one device": Outcome(unknown, (120.0, 121.0, 119.0), latency, latency, True, 0.0, 0.0, stats),
+        "plan": Outcome(plan, (240.0, 242.0, 238.0), (0.0105,), latency, latency, True, 0.0, 0.0, stats),
+        "one device": Outcome(unknown, (120.0, 121.0, 119.0), (0.0105,), latency, latency, True, 0.0, 0.0, stats),
     }
     return RunReport("blocks", 1, outcomes, "plan", "The plan is the best.", {"replicas": "they do not fit [sic]"})
 

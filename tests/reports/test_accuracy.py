@@ -18,7 +18,7 @@ PLAN = Plan(Source("m:f"), "g", "p", (Stage("stage0", ("a", "b"), ("cpu:0",), lo
 
 def outcome(plan: Plan = PLAN, fault: str = "") -> Outcome:
     stats = RunStats(9, 0.1, LATENCY, LATENCY, (WORKER,), 0)
-    return Outcome(plan, (90.0, 100.0, 105.0), LATENCY, LATENCY, not fault, 0.0, 0.0, stats, fault=fault)
+    return Outcome(plan, (90.0, 100.0, 105.0), (0.01,), LATENCY, LATENCY, not fault, 0.0, 0.0, stats, fault=fault)
 
 
 def test_errors_are_shares_of_what_was_measured_and_copies_count_for_the_stage() -> None:

@@ -13,7 +13,8 @@ MADE = Plan(Source("m:f"), "g", "p", (Stage("stage0", ("a",), ("cpu:0",)),), Pre
 
 
 def outcome(*rounds_per_s: float, latency_s: float = 0.1, equal: bool = True) -> Outcome:
-    return Outcome(MADE, rounds_per_s, LatencyStats.of([latency_s]), LatencyStats.of([latency_s]), equal, 0.0, 0.0, STATS)
+    latency = LatencyStats.of([latency_s])
+    return Outcome(MADE, rounds_per_s, (latency_s,), latency, latency, equal, 0.0, 0.0, STATS)
 
 
 def test_a_faster_simple_way_becomes_the_plan() -> None:
@@ -78,6 +79,23 @@ def test_a_plan_with_wrong_numbers_gives_way_to_one_with_right_ones_however_fast
 def test_latency_is_judged_by_the_request_alone() -> None:
     ways = {PLAN: outcome(10, latency_s=0.2), "all cores": outcome(1, latency_s=0.1)}
     assert judge(ways, "latency", forced=False)[0] == "all cores"
+
+
+def test_rounds_of_requests_alone_are_compared_one_by_one_so_that_drift_cancels() -> None:
+    """The machine was slow in the last two rounds; the other way stopped before, and has the lower median for that."""
+    plan, other = replace(outcome(10), alone_s=(0.1, 0.2, 0.2)), replace(outcome(10), alone_s=(0.11,))
+    assert judge({PLAN: plan, "all cores": other}, "latency", forced=False) == (
+        PLAN,
+        "The plan measures 1.10 times as low a latency as the best simple way, 'all cores'.",
+    )
+
+
+def test_a_report_of_a_plan_for_latency_shows_that_first() -> None:
+    made = replace(outcome(10, latency_s=0.2), plan=replace(MADE, objective="latency"))
+    report = RunReport("net", 1, {PLAN: made, "all cores": outcome(5, latency_s=0.1)}, "all cores", "why")
+    first, second = report.rows()
+    assert (first["way"], first["of_plan"], second["way"], second["predicted_s"]) == ("all cores", 2.0, PLAN, 0.1)
+    assert list(first)[3:7] == ["latency_p50_s", "spread", "predicted_s", "items_per_s"]
 
 
 def test_a_plan_that_is_a_simple_way_is_called_one() -> None:

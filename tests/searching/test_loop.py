@@ -9,13 +9,12 @@ import pytest
 from pipelines import Once, fail_on_7, increment, local, request
 
 from autosplit.backends.base import NumericalError
-from autosplit.deploying.comparing import Arena, Loaded
+from autosplit.deploying.arena import Arena, Loaded
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, WorkerError
 from autosplit.planning.plans import predict
-from autosplit.reports.results import LatencyStats
 from autosplit.searching import loop
 from autosplit.searching.candidates import Job, Trial
-from autosplit.searching.loop import FIRST, MAX_TRIALS, SearchResult, _Hunt, search
+from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
 from autosplit.searching.tuning import first_trials
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
@@ -155,7 +154,7 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
         def load(name: str, plan: Plan, traced: Any) -> Loaded:
             pipeline = made.host.add_network(name, [local("s", functions.pop(0), "x", "y")], ["x"], ["y"], max_restarts=0)
             error, work = NumericalError(0.0, 0.0, "y"), [tuple(request(7))]
-            made.loaded[name] = Loaded(plan, pipeline, work, error, "", LatencyStats.of([0.01]))
+            made.loaded[name] = Loaded(plan, pipeline, work, error, "", [0.01])
             return made.loaded[name]
 
         monkeypatch.setattr(made, "load", load)
@@ -172,6 +171,27 @@ def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(arena: Any, fun
     assert words in (failed := hunt._measure(second, {})).note and failed.times_first is None
     assert list(arena.loaded) == [FIRST] and list(arena.host.networks()) == [FIRST]
     assert hunt._measure(third, {}).times_first is not None
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_candidates_for_latency_are_judged_by_requests_alone_in_turn_with_the_first(arena: Any, objective: Any) -> None:
+    """A second candidate does ten times as many requests at once, and each takes twice as long."""
+    wanted = Constraints(max_replicas=1, objective=objective)
+    hunt = _Hunt(Job(TWO, SOURCE, wanted, ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
+    arena.functions += [increment]
+    paces = iter([(10.0, 0.01), (100.0, 0.02)])
+
+    def load(name: str, plan: Plan, traced: Any, load: Any = arena.load) -> Loaded:
+        entry, (per_s, alone_s) = load(name, plan, traced), next(paces)
+        entry.run = lambda num_items: entry.rounds_per_s.append(per_s)
+        entry.run_alone = lambda seconds: entry.rounds_alone_s.append([alone_s])
+        return entry  # type: ignore[no-any-return]
+
+    arena.load = load
+    hunt._measure(first, {})
+    assert hunt._measure(second, {}).times_first == pytest.approx(10.0 if objective == "throughput" else 0.5)
+    assert len(arena.loaded[FIRST].rounds_alone_s) == (0 if objective == "throughput" else 2 * NUM_ROUNDS)
 
 
 def test_the_search_ends_where_the_first_plan_gives_up(arena: Any) -> None:

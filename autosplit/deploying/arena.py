@@ -1,0 +1,234 @@
+"""Plans of one model loaded side by side; each runs in turn, full or one request at a time, and its outputs are checked."""
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import median
+from types import TracebackType
+
+from autosplit.backends.base import NumericalError, compare
+from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Microbatch, Reference, blame, is_exact, limit_of
+from autosplit.deploying.workspace import Workspace, deploy
+from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.reports.runreport import Outcome
+from autosplit.running.host import HostManager
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.recording import record
+from autosplit.tracing.capturing import Traced
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+
+NUM_ALONE = 20
+"""Most requests sent one at a time in a row, for the latency of an idle pipeline."""
+
+FIRST_S = 0.5
+"""As many of them as fit into this are sent when a plan was loaded, and three that do not, but one that takes longer alone."""
+
+
+@dataclass
+class Loaded:
+    """A plan that is loaded and was checked, and its rounds so far: items per second, and seconds of requests alone.
+
+    ``fault`` says what is wrong with its numbers, and in which backend; it is empty where nothing is. ``first_s`` are requests
+    alone just after it was loaded. ``pace_per_s`` is the throughput of the last round, and before any what it would be if all
+    workers were busy.
+    """
+
+    plan: Plan
+    pipeline: Pipeline
+    microbatches: Sequence[Microbatch]
+    error: NumericalError
+    fault: str
+    first_s: Sequence[float]
+    rounds_per_s: list[float] = field(default_factory=list)
+    rounds_alone_s: list[list[float]] = field(default_factory=list)
+    pace_per_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pace_per_s = self.plan.microbatch * self._workers / self.latency.p50_s
+
+    @property
+    def slow(self) -> bool:
+        """Whether a request alone takes so long that its wake-ups do not count."""
+        return self.latency.p50_s > SLOW_S
+
+    @property
+    def latency(self) -> LatencyStats:
+        """Seconds of a request alone, in the rounds if there were any."""
+        return LatencyStats.of([one_s for alone_s in self.rounds_alone_s for one_s in alone_s] or self.first_s)
+
+    def rounds(self, objective: str) -> list[float]:
+        """How good each round was: items per second, or requests per second that come one at a time."""
+        return self.rounds_per_s if objective == "throughput" else [1 / median(alone_s) for alone_s in self.rounds_alone_s]
+
+    @property
+    def _workers(self) -> int:
+        """Requests that are worked on at once; stages that share a device take turns there."""
+        return sum({device: stage.streams for stage in self.plan.stages for device in stage.devices}.values())
+
+    @property
+    def _shares(self) -> bool:
+        """Whether stages share a device."""
+        names = [name for stage in self.plan.stages for name in stage.devices]
+        return len(set(names)) < len(names)
+
+    def run(self, num_items: int) -> None:
+        """Run about so many items and note the throughput while all stages are busy.
+
+        Filling and draining the pipeline are left out: for each request at work one runs before the clock and one after it.
+        Where requests take long, none runs after it, and before it only if there are several stages, which do not begin together.
+        Where stages share a device, as many as may be in flight run before it and after it: a stage that works ahead leaves the
+        device to the others later, so that they would be seen faster than they can go on.
+        """
+        workers, work = self._workers, self.microbatches
+        count = max(workers, round(num_items / self.plan.microbatch))
+        count += -count % workers
+        before = 0 if self.slow and len(self.plan.stages) == 1 else workers
+        after = 0 if self.slow else workers
+        if self._shares:
+            before = after = self.pipeline.window
+        total = before + count + after
+        begin_ns = time.monotonic_ns()
+        self.pipeline.run_many([work[k % len(work)] for k in range(total)])
+        answered = [begin_ns, *self.pipeline.answered_ns(total)][before : total + 1 - after]
+        seconds = (answered[-1] - answered[0]) / 1e9
+        self.pace_per_s = (len(answered) - 1) * self.plan.microbatch / seconds
+        self.rounds_per_s.append(self.pace_per_s)
+
+    def run_alone(self, seconds: float) -> None:
+        """Run requests one at a time for about so long, one at least, and note what each took."""
+        self.rounds_alone_s.append(_alone_s(self.plan, self.pipeline, self.microbatches, seconds))
+
+    def restart(self) -> None:
+        """Forget the rounds so far."""
+        self.rounds_per_s.clear()
+        self.rounds_alone_s.clear()
+        self.pipeline.stats(clear=True)
+
+    def outcome(self) -> Outcome:
+        """What was measured until now."""
+        stats: RunStats = self.pipeline.stats()
+        return Outcome(
+            self.plan,
+            tuple(self.rounds_per_s),
+            tuple(median(alone_s) for alone_s in self.rounds_alone_s),
+            self.latency,
+            stats.latency,
+            outputs_equal=not self.fault,
+            max_abs_error=self.error.absolute,
+            max_relative_error=self.error.relative,
+            stats=stats,
+            actions=record(self.pipeline),
+            fault=self.fault,
+        )
+
+
+class Arena:
+    """Plans of one model, loaded side by side; open until ``close``, best used in a ``with`` block.
+
+    Args:
+        machine: the devices.
+        workspace: where stages are saved and prepared, to be shared with others; by default one that ends with the arena.
+    """
+
+    def __init__(self, machine: Machine, workspace: Workspace | None = None) -> None:
+        self.machine = machine
+        self.loaded: dict[str, Loaded] = {}
+        self.host = HostManager()
+        self._workspace = workspace or Workspace()
+        self._owns_workspace = workspace is None
+        self._references: list[Reference] = []
+
+    def load(self, name: str, plan: Plan, traced: Traced) -> Loaded:
+        """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
+
+        Args:
+            name: for ``run_round`` and ``unload``.
+            plan: the plan.
+            traced: the model, traced for the plan's microbatch.
+        Raises: PlanError, BackendError, WorkerError: the plan cannot be run; StageError: a request failed.
+        """
+        pipeline = deploy(self.host, name, traced, plan, self.machine, self._workspace)
+        try:
+            self.loaded[name] = self._check(plan, pipeline, traced)
+        except BaseException:
+            self.host.remove_network(name, when_busy="fail")
+            raise
+        return self.loaded[name]
+
+    def unload(self, name: str) -> None:
+        """End the workers of a plan."""
+        del self.loaded[name]
+        self.host.remove_network(name)
+
+    def run_round(self, names: Sequence[str], number: int, num_items: int) -> None:
+        """Run each named plan once; the order depends on the number of the round, so that none always follows the same.
+
+        The first one runs so many items, those that are slower run about as long as it does.
+        """
+        most_per_s = self.loaded[names[0]].pace_per_s
+        for name in _in_turn(names, number):
+            self.loaded[name].run(round(num_items * min(1.0, self.loaded[name].pace_per_s / most_per_s)))
+
+    def run_alone(self, names: Sequence[str], number: int, seconds: float) -> None:
+        """Send requests to each named plan one at a time, for about so long, in the order of that round."""
+        for name in _in_turn(names, number):
+            self.loaded[name].run_alone(seconds)
+
+    def close(self) -> None:
+        """End all workers and remove all files of its own."""
+        with ExitStack() as stack:
+            if self._owns_workspace:
+                stack.callback(self._workspace.close)
+            stack.callback(self.host.close, drain=False)
+        self.loaded.clear()
+
+    def __enter__(self) -> "Arena":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _check(self, plan: Plan, pipeline: Pipeline, traced: Traced) -> Loaded:
+        reference = self._reference(plan, traced)
+        work, expected = reference.work, reference.expected
+        passes = 2 if len(work) == NUM_DISTINCT else 1
+        count = max(len(work), passes * sum(len(stage.devices) * stage.streams for stage in plan.stages))
+        answers = pipeline.run_many([work[k % len(work)] for k in range(count)])
+        names = traced.graph.outputs
+        errors = [compare(names, answer, expected[k % len(work)]) for k, answer in enumerate(answers)]
+        worst = max(errors, key=lambda error: error.relative)
+        limit = limit_of(plan, traced, work, expected)
+        fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
+        entry = Loaded(plan, pipeline, work, worst, fault, _alone_s(plan, pipeline, work, FIRST_S, least=3))
+        pipeline.stats(clear=True)
+        return entry
+
+    def _reference(self, plan: Plan, traced: Traced) -> Reference:
+        """What the unsplit model gives in eager; plans whose stages are not exact share one."""
+        threads = {op: stage.threads for stage in plan.stages for op in stage.ops} if is_exact(plan) else {}
+        found = next((one for one in self._references if one.traced is traced and one.threads == threads), None)
+        if found is None:
+            found = Reference.of(traced, threads)
+            self._references.append(found)
+        return found
+
+
+def _alone_s(plan: Plan, pipeline: Pipeline, work: Sequence[Microbatch], seconds: float, least: int = 1) -> list[float]:
+    """What requests took that were sent one at a time: as many as fit into so long, and so many if the first one does."""
+    num_parts = plan.source.batch // plan.microbatch
+    found: list[float] = []
+    while len(found) < NUM_ALONE and (len(found) < least or sum(found) < seconds) and (not found or found[0] <= seconds):
+        start = time.perf_counter()
+        pipeline.run_many([work[k % len(work)] for k in range(num_parts)])
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def _in_turn(names: Sequence[str], number: int) -> Iterable[str]:
+    """The order of a round: none comes first in all of them, and none always follows the same one."""
+    turn = number % len(names)
+    order = [*names[turn:], *names[:turn]]
+    # Of two, turning alone swaps them.
+    return order if number % 2 == 0 or len(order) == 2 else reversed(order)
