@@ -46,7 +46,7 @@ class Loaded:
     pace_per_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pace_per_s = self.plan.microbatch * self._workers / self.latency.p50_s
+        self.pace_per_s = self.plan.microbatch * self._at_once / self.latency.p50_s
 
     @property
     def slow(self) -> bool:
@@ -63,7 +63,7 @@ class Loaded:
         return self.rounds_per_s if objective == "throughput" else [1 / median(alone_s) for alone_s in self.rounds_alone_s]
 
     @property
-    def _workers(self) -> int:
+    def _at_once(self) -> int:
         """Requests that are worked on at once; stages that share a device take turns there."""
         return sum({device: stage.streams for stage in self.plan.stages for device in stage.devices}.values())
 
@@ -81,11 +81,11 @@ class Loaded:
         Where stages share a device, as many as may be in flight run before it and after it: a stage that works ahead leaves the
         device to the others later, so that they would be seen faster than they can go on.
         """
-        workers, work = self._workers, self.microbatches
-        count = max(workers, round(num_items / self.plan.microbatch))
-        count += -count % workers
-        before = 0 if self.slow and len(self.plan.stages) == 1 else workers
-        after = 0 if self.slow else workers
+        at_once, work = self._at_once, self.microbatches
+        count = max(at_once, round(num_items / self.plan.microbatch))
+        count += -count % at_once
+        before = 0 if self.slow and len(self.plan.stages) == 1 else at_once
+        after = 0 if self.slow else at_once
         if self._shares:
             before = after = self.pipeline.window
         total = before + count + after

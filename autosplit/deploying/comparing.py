@@ -188,7 +188,7 @@ class _Rounds:
     def _each(self, run: Run, num_rounds: int, kind: str) -> None:
         """All ways in so many rounds."""
         for number in range(num_rounds):
-            self.tell(number / num_rounds if self.objective == "latency" else 1.0, f"{kind} round {number + 1} of {num_rounds}")
+            self.tell(0.0 if self.objective == "latency" else 1.0, f"{kind} round {number + 1} of {num_rounds}")
             run(list(self.arena.loaded), number)
 
     def halve(self, run: Run, num_rounds: int) -> None:
