@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TypeVar
 
 from autosplit.devices.accelerators import PROVIDERS
@@ -161,15 +162,21 @@ def _duty(
     owns = bool(device.cores) and len(affinity()) > 1 and all(shared[core] == 1 for core in device.cores)
 
     def ports(side: int) -> tuple[Port, ...]:
-        """The ports of this worker as target (side 1) or source (side 0)."""
+        """The ports of this worker as target (side 1) or source (side 0), last those that lead to its own cores.
+
+        A worker that is woken on the core of who wakes it takes that core at once: the others have theirs to do by then.
+        """
         found = []
         for channel, made in zip(wiring.channels, rings, strict=True):
-            if (channel.source, channel.target)[side] == position:
-                handles = [
-                    ring.handle if pair[side] == replica else None for ring, pair in zip(made, channel.pairs(), strict=True)
-                ]
-                found.append(Port(tuple(handles), _index(channel, side)))
-        return tuple(found)
+            ends, pairs = (channel.source, channel.target), channel.pairs()
+            if ends[side] == position:
+                handles = [ring.handle if pair[side] == replica else None for ring, pair in zip(made, pairs, strict=True)]
+                others = wiring.stages[ends[1 - side]].devices if ends[1 - side] != HOST else ()
+                near = any(
+                    set(device.cores) & set(others[pair[1 - side]].cores) for pair in pairs if pair[side] == replica and others
+                )
+                found.append((near, Port(tuple(handles), _index(channel, side))))
+        return tuple(port for _, port in sorted(found, key=itemgetter(0)))
 
     return Duty(
         stage=stage.name,
