@@ -24,6 +24,9 @@ from autosplit.planners.sample import Sampler, home_of
 CLOSED = 1e-6
 ROUNDING = 1e-9
 
+TIDY_S = 0.1
+"""For joining blocks of the best plan, even where the search has taken all the time."""
+
 NUM_STEPS = 500
 """Moves of one annealing run, and so many more for each lump."""
 
@@ -76,7 +79,7 @@ class RowSearch:
         row = self.lumps.shrink(blocks)
         if row is not None:
             self._offer_row(row, method)
-            self._offer_row(self._joined(row), method)
+            self._offer_row(self._joined(row, self.deadline), method)
 
     def offer_timetable(self, table: Timetable, method: str) -> None:
         """Keep a timetable's blocks, or what comes of joining them one by one."""
@@ -85,7 +88,7 @@ class RowSearch:
                 return
             row = tuple(blocks_of(self.problem, table, joining))
             self._offer_row(row, method)
-            self._offer_row(self._joined(row), method)
+            self._offer_row(self._joined(row, self.deadline), method)
 
     def _offer_row(self, row: Row, method: str) -> None:
         """Keep blocks of lumps if they are better, by more than rounding, than all before, and meet the request."""
@@ -93,17 +96,17 @@ class RowSearch:
             self.row, self.value_s, self.method = row, objective_s(self.problem, self.request, row), method
 
     def tidy(self) -> None:
-        """Of equally good plans, the one with fewer blocks."""
+        """Of equally good plans, the one with fewer blocks; there is a moment for it after the deadline too."""
         if self.row is not None:
-            row = self._joined(self.row)
+            row = self._joined(self.row, max(self.deadline, monotonic() + TIDY_S))
             if not request_faults(self.problem, self.request, row):
                 self.row, self.value_s = row, min(self.value_s, objective_s(self.problem, self.request, row))
 
-    def _joined(self, row: Row) -> Row:
+    def _joined(self, row: Row, deadline: float) -> Row:
         """Blocks of one device joined as long as that does not make the latency worse."""
         value_s = self._cost_s(row)
         position = 0
-        while position < len(row) and monotonic() < self.deadline:
+        while position < len(row) and monotonic() < deadline:
             block = row[position]
             for later in range(position + 1, len(row)):
                 if row[later].devices == block.devices:

@@ -24,6 +24,15 @@ from autosplit.planners.sample import Sampler
 EXACT = 1e-6
 
 
+def test_blocks_of_one_device_that_need_not_be_two_are_joined_after_the_deadline_too() -> None:
+    problem = chain([1.0, 1.0, 1.0], num_devices=1)
+    request = with_reuse(Request(objective="latency"))
+    search = RowSearch(forced_lumps(problem, contiguous=True), request, Random(0), monotonic() - 1)
+    search.offer([Block((0,), (0,)), Block((1,), (0,)), Block((2,), (0,))], "three")
+    search.tidy()
+    assert search.row == (Block((0, 1, 2), (0,)),)
+
+
 def fork(branch_s: float, delay_s: float, num_devices: int = 2) -> Problem:
     """One op, two branches beside each other, one op that reads both."""
     transfers = Transfers.free(num_devices)
