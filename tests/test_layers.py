@@ -17,7 +17,7 @@ LAYERS = """
     values/       graph machine machinefile samples fitting profile constraints explanation plan planfile timeline
     costs/        problem cost simulation schedule workloads
     planners
-    planning/     alternatives plans recutting explaining
+    planning/     alternatives charging plans recutting explaining
     reports/      results runreport accuracy status health
     -- torch --
     examples

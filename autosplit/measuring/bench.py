@@ -1,5 +1,6 @@
 """The workers of a measurement, one on each device, and the model in a folder where they can load it."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -7,19 +8,21 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.base import get_backend
+from autosplit.backends.base import get_backend, usual
 from autosplit.backends.profiling import onnx_names
 from autosplit.deploying.workspace import Workspace
-from autosplit.devices.accelerators import PROVIDERS
+from autosplit.devices.accelerators import PROVIDERS, is_accelerator
 from autosplit.devices.processes import WorkerProcess, prepare_to_spawn, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
+from autosplit.measuring.cutting import Cut, middle_cut, save_cut
 from autosplit.measuring.links import WORKER, LinkBench
 from autosplit.measuring.parts import Part, save_parts
-from autosplit.measuring.worker import INPUTS, Canary, Load
+from autosplit.measuring.timing import Rounds
+from autosplit.measuring.worker import INPUTS, Canary, Load, TimeCut
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split
 from autosplit.values.machine import Device, Machine
-from autosplit.values.samples import Precision
+from autosplit.values.samples import Precision, Setting
 
 TIMEOUT_S = 900.0
 
@@ -31,7 +34,13 @@ class WorkerBench:
     """The running workers of a measurement, with the model saved where they can load it."""
 
     def __init__(
-        self, traced: Traced, program: StageProgram, folder: Path, workspace: Workspace, workers: Mapping[str, WorkerProcess]
+        self,
+        traced: Traced,
+        program: StageProgram,
+        folder: Path,
+        workspace: Workspace,
+        workers: Mapping[str, WorkerProcess],
+        cut: Cut | None,
     ) -> None:
         self._traced = traced
         self._program = program
@@ -40,6 +49,8 @@ class WorkerBench:
         self._workspace = workspace
         self._parts: dict[str, list[Part]] = {}
         self._refused: dict[str, dict[str, str]] = {}
+        self._cut = cut
+        self._cuts: dict[str, tuple[Path, Path, Path]] = {}
         self.workers = workers
         self._begun: list[tuple[str, str]] = []
         self.canaries: dict[str, float] = {}
@@ -50,6 +61,14 @@ class WorkerBench:
             get_backend(backend).prepare(self._program, self._whole.folder, precision)
         except BackendError as failure:
             self.divide(backend, precision, failure)
+        else:
+            self._prepare_cut(backend, precision)
+
+    def _prepare_cut(self, backend: str, precision: Precision) -> None:
+        """Write both sides of a cut too, but not for one that loses nothing there (eager) or compiles for long."""
+        if self._cut is not None and backend in usual() and not get_backend(backend).exact:
+            with contextlib.suppress(BackendError):
+                self._cuts[backend] = save_cut(self._traced, self._cut, backend, precision, self._workspace)
 
     def divide(self, backend: str, precision: Precision, failure: BackendError) -> None:
         """Prepare the parts of the model that a backend takes, after it failed. Raises: failure: not for some ops."""
@@ -70,6 +89,17 @@ class WorkerBench:
     def refused(self, backend: str) -> dict[str, str]:
         """Op name to the reason, for each op that a backend was found to refuse."""
         return self._refused.get(backend, {})
+
+    def time_cuts(self, group: Sequence[Setting], precision: Precision, rounds: Rounds) -> dict[str, float]:
+        """Device to the seconds that each byte costs which passes a cut there; all at once, none where it cannot be measured.
+
+        Raises: WorkerError: see ``finish``.
+        """
+        if self._cut is None:
+            return {}
+        timed = [setting for setting in group if setting.backend in self._cuts]
+        commands = {one.device: TimeCut(self._cuts[one.backend], one.backend, one.threads, precision, rounds) for one in timed}
+        return {device: seconds / self._cut.num_bytes for device, seconds in self.all(commands).items()}
 
     def load(self, devices: Sequence[Device], part: Part | None = None) -> None:
         """Let every worker load a part, or the model, once it has started."""
@@ -141,7 +171,8 @@ def open_bench(traced: Traced, machine: Machine, linking: LinkBench | None, work
             device.name: stack.enter_context(_worker(device, linking.fds(device.name) if linking else ()))
             for device in machine.devices
         }
-        yield WorkerBench(traced, program, folder, workspace, workers)
+        cut = None if all(map(is_accelerator, machine.devices)) else middle_cut(traced.graph)
+        yield WorkerBench(traced, program, folder, workspace, workers, cut)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from autosplit.measuring.recalling import recall, recall_links
 from autosplit.measuring.steps import Progress, Step, Steps
 from autosplit.measuring.store import Store
 from autosplit.measuring.timing import PREEMPTED_S, Rounds, Timed
-from autosplit.measuring.turns import ALONE_S, TURN_S, Turns, sampled, seems_slowed
+from autosplit.measuring.turns import ALONE_S, CUT_S, TURN_S, Turns, sampled, seems_slowed
 from autosplit.measuring.worker import Prepared
 from autosplit.tracing.capturing import Traced
 from autosplit.values.graph import Graph
@@ -160,7 +160,7 @@ class _Job:
         backends = list(dict.fromkeys(group[0].backend for group in groups))
         self.steps.plan([Step(f"preparing {name}", 1.0 if name == "eager" else 6.0) for name in backends])
         self.steps.plan([Step("starting the workers", 2.0)])
-        self.steps.plan([Step(f"timing {g[0].backend}", turn_s + ALONE_S + 2.0) for g in groups])
+        self.steps.plan([Step(f"timing {g[0].backend}", turn_s + ALONE_S + CUT_S + 2.0) for g in groups])
         self.steps.plan([Step(f"timing {g[0].backend} once more", turn_s / 2) for g in groups])
         refused: dict[str, str] = {}
         parts = [_batches(group, MAX_AT_ONCE) for group in groups]
@@ -222,6 +222,7 @@ class _Job:
         parts = bench.parts(backend)
         shared = replace(rounds, seconds=rounds.seconds / len(parts))
         found = [self._measure_part(profile, group, turns, part, shared, early) for part in parts]
+        cuts = turns.cuts(group, rounds) if not bench.is_divided(backend) else {}
         for setting in group:
             measured = joined([part[setting][0] for part in found], bench.refused(backend))
             busy = _disturbed(max(part[setting][1] for part in found))
@@ -234,7 +235,8 @@ class _Job:
             )
             if busy:
                 profile = replace(profile, notes=(*profile.notes, f"{setting}: {busy}; measure again when it is quiet"))
-            measured = replace(measured, provenance=stamp)
+            cut = float(f"{cuts[setting.device]:.3g}") if setting.device in cuts else None
+            measured = replace(measured, provenance=stamp, cut_s_per_byte=cut)
             kept = tuple(stage for stage in profile.stages if stage.setting != setting)
             profile = replace(profile, stages=kept).with_measured(setting, measured)
         if self.store is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import operator
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ WARM_UP_S = 0.2
 PREEMPTED_S = 200e-6
 """A longer wait for the core within one pass is another process's time slice; a shorter one is a wake-up of our own."""
 
+
+SWEPT_BYTES = 4 << 20
+"""More than a core's own cache holds."""
 
 LONG_S = 5.0
 """Rounds that took so long are enough if there were two."""
@@ -189,6 +193,32 @@ class Timer:
         del outputs
         # A wait that is longer than the pass lay outside it, at least in part.
         return max(seconds - waited_s, cpu_s) if PREEMPTED_S < waited_s < seconds else seconds
+
+
+def cut_s(stages: Sequence[tuple[Runnable, Sequence[torch.Tensor]]], rounds: Rounds) -> float:
+    """Seconds that two neighbouring stages take more than both as one: the median over rounds, 0 if it is less.
+
+    Each begins as behind another process, with what it reads no longer in the core's own cache.
+
+    Args:
+        stages: the first one, the second one, and both as one; each with its inputs.
+        rounds: how many to make; each stage runs once in a round.
+    """
+    swept = torch.zeros(SWEPT_BYTES, dtype=torch.uint8)
+    extra: list[float] = []
+    for run, inputs in stages:
+        run(inputs)
+    start = time.perf_counter()
+    while rounds.more(len(extra), time.perf_counter() - start):
+        taken = []
+        for run, inputs in stages:
+            swept.add_(1)
+            begun = time.perf_counter()
+            outputs = run(inputs)
+            taken.append(time.perf_counter() - begun)
+            del outputs
+        extra.append(taken[0] + taken[1] - taken[2])
+    return max(0.0, statistics.median(extra))
 
 
 def eager_weights(program: StageProgram, threads: int, inputs: Sequence[torch.Tensor], passes: int) -> dict[str, float]:

@@ -21,8 +21,8 @@ from autosplit.measuring.worker import Prepare, Prepared, Resume, TimeOps, TimeW
 from autosplit.values.machine import Machine
 from autosplit.values.samples import Measured, Precision, Samples, Setting
 
-TURN_S, ALONE_S = 0.8, 0.2
-"""What timing takes in a turn, all devices at once and each kind alone; a second turn has no passes op by op."""
+TURN_S, ALONE_S, CUT_S = 0.8, 0.2, 0.2
+"""What timing takes in a turn, all devices at once and each kind alone, and of a cut; a second turn has no passes op by op."""
 
 APART = 1.15
 """Turns whose medians are further apart than this did not see the same machine."""
@@ -88,6 +88,11 @@ class Turns:
         fewer = replace(rounds, seconds=rounds.seconds / 2)  # as long as the whole passes among those of the first turn
         busy = self.bench.all({setting.device: TimeWhole(fewer) for setting in group})
         return {setting: _with_turn(measured[setting], sampled(busy[setting.device])) for setting in group}
+
+    def cuts(self, group: Sequence[Setting], rounds: Rounds) -> dict[str, float]:
+        """CPU device to what a cut costs there (``time_cuts``)."""
+        cores = [setting for setting in group if not is_accelerator(self.machine[setting.device])]
+        return self.bench.time_cuts(cores, self.precision, Rounds(min(CUT_S, rounds.seconds), least=3))
 
     def _alone(self, group: Sequence[Setting], rounds: Rounds) -> dict[str, Samples]:
         """Seconds of the whole on one device of each kind while all others are idle; none where there is but one."""

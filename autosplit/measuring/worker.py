@@ -18,8 +18,9 @@ from autosplit.errors import BackendError
 from autosplit.measuring.canary import canary_s
 from autosplit.measuring.events import AcceleratedTimer
 from autosplit.measuring.links import Duty, Player
-from autosplit.measuring.timing import Rounds, Timed, Timer, eager_weights
+from autosplit.measuring.timing import Rounds, Timed, Timer, cut_s, eager_weights
 from autosplit.tracing.splitting import StageProgram, load_stage
+from autosplit.tracing.tensorspec import zeros
 from autosplit.values.samples import Precision
 
 INPUTS = "inputs.pt"
@@ -94,6 +95,20 @@ class TimeOps:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeCut:
+    """Time the stages before and behind a cut, and both in one. Answer: seconds that the two take more.
+
+    ``folders``: where these three are saved and prepared.
+    """
+
+    folders: tuple[Path, Path, Path]
+    backend: str
+    threads: int
+    precision: Precision
+    rounds: Rounds
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What a command gave, or the traceback of what it raised."""
 
@@ -115,7 +130,7 @@ class Bench:
         self._kept: dict[tuple[Path, str, int], Timer] = {}
         self._accelerator: Accelerator | None = None
 
-    def obey(self, command: Load | Canary | Duty | Prepare | Resume | TimeWhole | TimeOps) -> Any:
+    def obey(self, command: Load | Canary | Duty | Prepare | Resume | TimeWhole | TimeOps | TimeCut) -> Any:
         """Carry one command out."""
         match command:
             case Load(folder, cores, device, providers, packages):
@@ -144,6 +159,11 @@ class Bench:
                 return self._ready.whole(rounds)
             case TimeOps(rounds):
                 return self._ready.interleaved(rounds)
+            case TimeCut(folders, backend, threads, precision, rounds):
+                load = get_backend(backend).load
+                inputs = [[zeros(spec) for spec in load_stage(folder).inputs] for folder in folders]
+                runs = [load(folder, threads, precision) for folder in folders]
+                return cut_s(list(zip(runs, inputs, strict=True)), rounds)
 
     @property
     def _ready(self) -> Timer | AcceleratedTimer:
@@ -209,4 +229,17 @@ def main(connection: Connection) -> None:
             connection.send(answer)
 
 
-__all__ = ["INPUTS", "Answer", "Canary", "Load", "Prepare", "Prepared", "Resume", "TimeOps", "TimeWhole", "Timed", "main"]
+__all__ = [
+    "INPUTS",
+    "Answer",
+    "Canary",
+    "Load",
+    "Prepare",
+    "Prepared",
+    "Resume",
+    "TimeCut",
+    "TimeOps",
+    "TimeWhole",
+    "Timed",
+    "main",
+]

@@ -13,9 +13,10 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners.pareto import Point, front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, request_faults
+from autosplit.planning.charging import charge
 from autosplit.values.constraints import Constraints, matching_ops
 from autosplit.values.graph import Graph
-from autosplit.values.machine import HOST, Link, Machine
+from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.profile import Profile
 
@@ -301,49 +302,16 @@ def _problem(
         for device in stage.devices:
             if stage.backend != choice[device]:
                 op_s |= {(op, device): profile.op_s(op, device, stage.backend, stage.threads) for op in stage.ops}
-    paying, host_s = _paying(graph, machine, profile)
+    charged, host_s = charge(graph, machine, profile, {device: (choice[device], threads.get(device)) for device in choice})
     problem = problem_from(
         graph,
         op_s,
-        paying,
+        charged,
         pins={op: device for pattern, device in constraints.pins.items() for op in matching_ops(graph, pattern)},
         forbids={op: devices for pattern, devices in constraints.forbids.items() for op in matching_ops(graph, pattern)},
         colocations=[matching_ops(graph, pattern) for pattern in constraints.together],
     )
     return replace(problem, host_s=host_s)
-
-
-def _paying(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, float]:
-    """The machine with the profile's links, as they are for this model, and the most that the host costs a device.
-
-    A model that is larger than the last cache finds links cold. Where all cores are devices, the host has none of its own: the
-    core that hands it an answer wakes it there, so for each request that device pays for feeding the next one too. Of two
-    stages on one device, each costs what it would on two.
-    """
-    provenances = [measured.provenance for measured in profile.measured.values()]
-    last_cache_bytes = max((size for one in provenances for size in one.caches.values()), default=0)
-    swept_bytes = sum(weight.num_bytes for weight in graph.weights.values()) + sum(v.num_bytes for v in graph.values.values())
-    cold = 0 < last_cache_bytes < swept_bytes
-    paying = machine.with_measured(link.when_cold() if cold else link for link in profile.links)
-    cores = [device for device in machine.devices if device.kind == "cpu"]
-    own = [(device.name, paying.link(device.name, HOST), paying.link(HOST, device.name)) for device in cores]
-    paying = paying.with_links(
-        Link(name, name, to.latency_s, to.send_s, to.send_s_per_byte, back.receive_s, back.receive_s_per_byte)
-        for name, to, back in own
-        if (name, HOST) in paying.links and (name, name) not in paying.links
-    )
-    num_cores = max((one.num_cores for one in provenances), default=0)
-    made = [graph.values[name] for name in dict.fromkeys(graph.outputs) if name in graph.producer]
-    if not made or not 0 < num_cores <= sum(len(device.cores) for device in cores):
-        return paying, 0.0
-    fed_bytes, taken_bytes = sum(graph.values[name].num_bytes for name in graph.inputs), sum(v.num_bytes for v in made)
-    charged, most_s = [], 0.0
-    for _, to, back in own:
-        fixed_s = to.receive_s + fed_bytes * back.send_s_per_byte
-        most_s = max(most_s, fixed_s + taken_bytes * to.receive_s_per_byte)
-        send_s, send_s_per_byte = to.send_s + fixed_s / len(made), to.send_s_per_byte + to.receive_s_per_byte
-        charged.append(replace(to, send_s=send_s, send_s_per_byte=send_s_per_byte))
-    return paying.with_links(charged), most_s
 
 
 def _plan(

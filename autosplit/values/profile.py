@@ -298,6 +298,8 @@ class Profile:
                 faults += samples.faults(f"op '{key}' ({setting})")
             for name, whole in (("the whole model", measured.whole), ("the whole model alone", measured.alone)):
                 faults += whole.faults(f"{name} ({setting})") if whole else []
+            if measured.cut_s_per_byte is not None:
+                faults += Samples((measured.cut_s_per_byte,)).faults(f"a byte that passes a cut ({setting})")
         for stage in self.stages:
             faults += stage.samples.faults(f"a stage of {len(stage.ops)} ops ({stage.setting})")
             unknown = sorted(stage.ops - set(self.signatures))
@@ -350,6 +352,7 @@ class Profile:
                 "alone_s": measured.alone.median_s if measured.alone else float("nan"),
                 "spread": measured.whole.spread if measured.whole else float("nan"),
                 "op_scale": self.scale(setting),
+                "cut_s_per_byte": float("nan") if measured.cut_s_per_byte is None else measured.cut_s_per_byte,
                 "max_error": measured.error,
                 "refused_ops": len(measured.refused),
                 "source": measured.source,

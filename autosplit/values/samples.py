@@ -97,6 +97,8 @@ class Measured:
         provenance: where and when.
         error: largest error of the whole model's outputs against f32 eager, relative to their largest value; None if not known.
         refused: op name to the reason, for each op that the backend refuses; ``whole`` and ``alone`` are then of all others.
+        cut_s_per_byte: what a value costs the stage that it is handed to, beside its ops and the transfer: what the ops on both
+            sides of a cut take more as two stages than as one, by the bytes that pass it; None where that was not measured.
     """
 
     ops: Mapping[str, Samples]
@@ -107,6 +109,7 @@ class Measured:
     provenance: Provenance = Provenance()
     error: float | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    cut_s_per_byte: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
         "provenance": asdict(measured.provenance),
         "error": measured.error,
         **({"refused": dict(measured.refused)} if measured.refused else {}),
+        **({"cut_s_per_byte": measured.cut_s_per_byte} if measured.cut_s_per_byte is not None else {}),
     }
 
 
@@ -147,6 +151,7 @@ def measured_from_dict(data: Mapping[str, Any]) -> Measured:
         provenance=_provenance(data["provenance"]),
         error=typed("error", data.get("error"), float, int, NoneType),
         refused=typed_items("refused", data.get("refused", {}), str),
+        cut_s_per_byte=typed("cut_s_per_byte", data.get("cut_s_per_byte"), float, int, NoneType),
     )
 
 

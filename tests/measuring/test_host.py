@@ -22,7 +22,7 @@ from autosplit.measuring import Store, host, measure, recalling, timing, turns, 
 from autosplit.measuring.bench import WorkerBench
 from autosplit.measuring.parts import Part
 from autosplit.measuring.steps import Progress
-from autosplit.measuring.timing import Timed
+from autosplit.measuring.timing import Rounds, Timed
 from autosplit.measuring.worker import INPUTS, Bench, Load, Prepare, Prepared, Resume, TimeOps, TimeWhole
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -75,6 +75,9 @@ class FakeBench:
     def parts(self, backend: str) -> list[Part]:
         ops = [op.name for op in self.traced.graph.ops]
         return [Part(tuple(part), Path(part[0])) for part in self.divided.get(backend, [ops])]
+
+    def time_cuts(self, group: Sequence[Setting], precision: str, rounds: Rounds) -> dict[str, float]:
+        return {setting.device: 3e-9 for setting in group}
 
     def is_divided(self, backend: str) -> bool:
         return backend in self.divided
@@ -277,6 +280,7 @@ def test_a_backend_that_refuses_some_ops_is_measured_on_the_rest(traced, machine
     for device in machine.devices:
         measured = profile.measured[Setting(device.name, "onnxruntime", 1)]
         assert set(measured.ops) == {first, third, *rest} and measured.whole.samples_s == (0.5, 0.5)
+        assert measured.cut_s_per_byte is None and profile.measured[Setting(device.name, "eager", 1)].cut_s_per_byte == 3e-9
         assert profile.op_s(second, device.name, "onnxruntime") == profile.whole_s(device.name, "onnxruntime") == math.inf
         table = profile.table(traced.graph, "onnxruntime", [device.name])
         assert (second, device.name) not in table and sum(table.values()) == pytest.approx(0.5)
@@ -395,6 +399,7 @@ def test_real_workers_measure_and_leave_nothing_behind(traced, machine, tmp_path
             measured.whole.median_s
         )
         assert measured.provenance.canary_s > 0 and measured.provenance.versions["torch"] == torch.__version__
+        assert (measured.cut_s_per_byte is None) == (setting.backend == "eager")
     assert {m.source for s, m in profile.measured.items() if s.backend == "onnxruntime"} == {"profiler"}
     assert Store(tmp_path).load(traced.graph).measured == profile.measured
     assert not list(children())
@@ -498,7 +503,9 @@ def test_a_dead_worker_is_named() -> None:
             return "was killed by SIGKILL"
 
     with pytest.raises(WorkerError, match="measures on 'cpu:0' was killed by SIGKILL"):
-        WorkerBench(None, SimpleNamespace(ops=()), Path(), None, {"cpu:0": Dead()}).all({"cpu:0": TimeWhole(host.Rounds(1.0))})
+        WorkerBench(None, SimpleNamespace(ops=()), Path(), None, {"cpu:0": Dead()}, None).all(
+            {"cpu:0": TimeWhole(host.Rounds(1.0))}
+        )
 
 
 def test_another_measurement_takes_twelve_passes_on_all_devices_at_once(traced) -> None:

@@ -124,6 +124,20 @@ def test_a_link_of_the_machine_file_counts_in_place_of_a_measured_one() -> None:
     assert loads[1] != loads[0] and max(loads[1]) >= 5 > max(loads[0])
 
 
+def test_who_takes_a_value_over_a_cut_pays_what_that_costs_its_backend() -> None:
+    per_byte = {"cpu:0": 0.0, "cpu:1": 0.01}
+    here = PROFILE.with_links(Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2))
+    cut = {s: replace(m, cut_s_per_byte=per_byte[s.device]) for s, m in here.measured.items()}
+    wanted = Constraints(num_stages=2, max_replicas=1)
+    [plan] = plan_model(GRAPH, TWO, here, Source("m:f"), wanted, ["eager"])
+    priced = replace(here, measured=cut)
+    moves = dict(zip([stage.devices[0] for stage in plan.stages], moved_s(plan, GRAPH, TWO, priced), strict=True))
+    assert moves == {name: 32 * per_byte[name] if name == plan.stages[1].devices[0] else 0 for name in moves}
+    assert moved_s(plan, GRAPH, TWO, here) == [0, 0]
+    [free] = plan_model(GRAPH, TWO, priced, Source("m:f"), wanted, ["eager"])
+    assert free.prediction.bottleneck_s == 2 and free.stages[1].devices == ("cpu:0",)
+
+
 def test_at_most_so_many_stages() -> None:
     wanted = Constraints(max_replicas=1, max_stages=1)
     plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), wanted.verify(GRAPH, TWO), ["eager"])[0]

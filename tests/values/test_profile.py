@@ -170,6 +170,8 @@ def test_samples_that_are_no_durations_are_refused(wrong: float) -> None:
         profiled().with_measured(ON_0, Measured({"sig0": samples(1), "sig1": samples(wrong)}))
     with pytest.raises(ProfileError, match="whole model"):
         profiled().with_measured(ON_0, Measured({"sig0": samples(1), "sig1": samples(1)}, whole=samples(wrong)))
+    with pytest.raises(ProfileError, match=r"a byte that passes a cut \(eager on cpu:0"):
+        profiled().with_measured(ON_0, Measured({"sig0": samples(1), "sig1": samples(1)}, cut_s_per_byte=wrong))
 
 
 def test_verify_lists_every_fault_at_once() -> None:
@@ -192,13 +194,15 @@ def test_incomplete_data_is_a_profile_error(damage: str) -> None:
         Profile.from_dict(data)
 
 
-@pytest.mark.parametrize("damage", ["ops", "links", "signatures"])
+@pytest.mark.parametrize("damage", ["ops", "links", "cuts", "signatures"])
 def test_data_of_another_type_is_a_profile_error(damage: str) -> None:
     data = profiled().with_links([shared_memory_link("cpu:0", "cpu:1")]).to_dict()
     if damage == "ops":
         data["measured"][0]["ops"] = []
     elif damage == "links":
         data["links"][0]["latency_s"] = "fast"
+    elif damage == "cuts":
+        data["measured"][0]["cut_s_per_byte"] = "dear"
     else:
         data["signatures"]["op0"] = 1
     with pytest.raises(ProfileError, match="incomplete"):

@@ -1,0 +1,72 @@
+"""What a cut costs: where it is looked for, the stages that are timed, and what is made of their times."""
+
+import pytest
+import torch
+
+from autosplit.deploying.workspace import Workspace
+from autosplit.measuring import timing
+from autosplit.measuring.cutting import middle_cut, save_cut
+from autosplit.measuring.timing import Rounds, cut_s
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import load_stage
+
+
+def traced(spec: str) -> Traced:
+    return trace(load_model(spec))
+
+
+@pytest.mark.parametrize("spec", ["autosplit.examples.branches:branches", "autosplit.examples.unet:unet?size=32"])
+def test_the_cut_is_the_narrowest_near_the_middle_that_hands_a_value_over(spec: str) -> None:
+    graph = traced(spec).graph
+    names = [op.name for op in graph.ops]
+    cut = middle_cut(graph)
+    assert cut is not None
+    place = names.index(cut.behind[0])
+    assert len(names) <= 3 * place <= 2 * len(names)
+    assert names[place - len(cut.before) : place + len(cut.behind)] == [*cut.before, *cut.behind]
+
+    def alive(where: int) -> int:
+        made = {value for op in graph.ops[:where] for value in op.outputs}
+        return sum(any(op in names[where:] for op in graph.consumers[value]) for value in made)
+
+    joined = [w for w in range(1, len(names)) if set(graph.ops[w].inputs) & set(graph.ops[w - 1].outputs)]
+    assert alive(place) <= min(alive(where) for where in joined if len(names) <= 3 * where <= 2 * len(names))
+    handed = {v for v in graph.producer if graph.producer[v] in cut.before and set(graph.consumers[v]) & set(cut.behind)}
+    assert cut.num_bytes == sum(graph.values[value].num_bytes for value in handed) > 0
+
+
+@pytest.mark.parametrize(("depth", "num_ops"), [(1, 1), (2, 3), (3, 5)])
+def test_only_a_model_of_one_op_has_no_cut(depth: int, num_ops: int) -> None:
+    graph = traced(f"autosplit.examples.mlp:mlp?depth={depth}&width=8").graph
+    assert len(graph.ops) == num_ops
+    assert (middle_cut(graph) is None) == (num_ops == 1)
+
+
+def test_both_sides_one_after_the_other_are_what_both_as_one_are() -> None:
+    model = traced("autosplit.examples.mlp:mlp?depth=12&width=8")
+    cut = middle_cut(model.graph)
+    assert cut is not None
+    with Workspace() as workspace:
+        before, behind, both = (load_stage(folder) for folder in save_cut(model, cut, "eager", "f32", workspace))
+        assert (before.ops, behind.ops, both.ops) == (cut.before, cut.behind, (*cut.before, *cut.behind))
+        given = [torch.randn(spec.shape) for spec in both.inputs]
+        assert all(map(torch.equal, behind.module(*before.module(*given)), both.module(*given)))
+
+
+def test_the_cost_is_the_median_over_rounds_of_what_two_stages_take_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+
+    def taking(*seconds: float):
+        passes = iter((0.0, *seconds))  # the first pass is not timed
+
+        def run(inputs: object) -> list[torch.Tensor]:
+            clock[0] += next(passes) * 1e-3
+            return []
+
+        return run, []
+
+    three = Rounds(0.0, least=3, most=3)
+    assert cut_s([taking(1, 9, 1), taking(2, 2, 2), taking(2.5, 2.5, 2.75)], three) == pytest.approx(0.5e-3)
+    assert cut_s([taking(1, 1, 1), taking(2, 2, 2), taking(4, 4, 4)], three) == 0
