@@ -14,7 +14,7 @@ from autosplit.deploying.workspace import Workspace
 from autosplit.devices.accelerators import PROVIDERS, is_accelerator
 from autosplit.devices.processes import WorkerProcess, prepare_to_spawn, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
-from autosplit.measuring.cutting import Cut, middle_cut, save_cut
+from autosplit.measuring.cutting import Cut, save_cut, typical_cut
 from autosplit.measuring.links import WORKER, LinkBench
 from autosplit.measuring.parts import Part, save_parts
 from autosplit.measuring.timing import Rounds
@@ -171,7 +171,7 @@ def open_bench(traced: Traced, machine: Machine, linking: LinkBench | None, work
             device.name: stack.enter_context(_worker(device, linking.fds(device.name) if linking else ()))
             for device in machine.devices
         }
-        cut = None if all(map(is_accelerator, machine.devices)) else middle_cut(traced.graph)
+        cut = None if all(map(is_accelerator, machine.devices)) else typical_cut(traced.graph)
         yield WorkerBench(traced, program, folder, workspace, workers, cut)
 
 

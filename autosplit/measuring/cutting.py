@@ -1,4 +1,4 @@
-"""What a cut costs a backend: the ops on both sides of one in the middle of the model, run as two stages and as one.
+"""What a cut costs a backend: the ops on both sides of one, run as two stages and as one.
 
 A stage finds its inputs where another core wrote them; it turns them from the layout of the cut into that of its runtime, and its
 outputs back; and what would be fused over the cut is not. Times of ops know nothing of it, and who plans the latency of a
@@ -29,26 +29,30 @@ class Cut:
     num_bytes: int
 
 
-def middle_cut(graph: Graph) -> Cut | None:
-    """In the middle third of the graph order the cut that the fewest values pass; None where none can be made."""
+def typical_cut(graph: Graph) -> Cut | None:
+    """Of the cuts that the fewest values pass, as those of plans, the one with the most bytes; None if no value is handed over.
+
+    What a cut costs beside its bytes is little, and there the least part of what is measured. Of several the one nearest to the
+    middle is taken. The ops just before and behind are looked at alone, ``NUM_OPS`` of each where the model has as many, and none
+    in the first and the last eighth, where a model is not what it is elsewhere.
+    """
     num_ops = len(graph.ops)
-    made_at = {value: graph.index[maker] for value, maker in graph.producer.items()}
     alive = np.zeros(num_ops + 1, dtype=np.int64)
-    for value, made in made_at.items():
-        alive[made + 1] += 1
-        alive[max((graph.index[op] for op in graph.consumers[value]), default=made) + 1] -= 1
+    for value, maker in graph.producer.items():
+        alive[graph.index[maker] + 1] += 1
+        alive[max(graph.index[op] for op in (maker, *graph.consumers[value])) + 1] -= 1
     alive = alive.cumsum()  # how many values pass the cut before each op
-    places = [
-        place
-        for place in range(-(-num_ops // 3), min(num_ops, 2 * num_ops // 3 + 1))
-        # Where the op behind it reads nothing from just before it, another branch of the model begins.
-        if any(value in made_at and made_at[value] >= place - NUM_OPS for value in graph.ops[place].inputs)
-    ]
-    place = min(places, key=lambda one: (alive[one], abs(2 * one - num_ops)), default=0)
+    sides = min(max(NUM_OPS, num_ops // 8), max(1, num_ops // 2))
+    cuts = {place: cut for place in range(sides, num_ops - sides + 1) if (cut := _cut(graph, place)).num_bytes > 0}
+    place = min(cuts, key=lambda place: (alive[place], -cuts[place].num_bytes, abs(2 * place - num_ops)), default=None)
+    return None if place is None else cuts[place]
+
+
+def _cut(graph: Graph, place: int) -> Cut:
     before, behind = graph.ops[max(0, place - NUM_OPS) : place], graph.ops[place : place + NUM_OPS]
-    passing = {value for op in before for value in op.outputs} & {value for op in behind for value in op.inputs}
-    num_bytes = sum(graph.values[value].num_bytes for value in passing)
-    return Cut(tuple(op.name for op in before), tuple(op.name for op in behind), num_bytes) if num_bytes else None
+    handed = {value for op in before for value in op.outputs} & {value for op in behind for value in op.inputs}
+    num_bytes = sum(graph.values[value].num_bytes for value in handed)
+    return Cut(tuple(op.name for op in before), tuple(op.name for op in behind), num_bytes)
 
 
 def save_cut(traced: Traced, cut: Cut, backend: str, precision: Precision, workspace: Workspace) -> tuple[Path, Path, Path]:

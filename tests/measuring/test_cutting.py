@@ -5,7 +5,7 @@ import torch
 
 from autosplit.deploying.workspace import Workspace
 from autosplit.measuring import timing
-from autosplit.measuring.cutting import middle_cut, save_cut
+from autosplit.measuring.cutting import NUM_OPS, save_cut, typical_cut
 from autosplit.measuring.timing import Rounds, cut_s
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -17,35 +17,39 @@ def traced(spec: str) -> Traced:
 
 
 @pytest.mark.parametrize("spec", ["autosplit.examples.branches:branches", "autosplit.examples.unet:unet?size=32"])
-def test_the_cut_is_the_narrowest_near_the_middle_that_hands_a_value_over(spec: str) -> None:
+def test_of_the_cuts_that_the_fewest_values_pass_the_one_with_the_most_bytes_is_taken(spec: str) -> None:
     graph = traced(spec).graph
     names = [op.name for op in graph.ops]
-    cut = middle_cut(graph)
+    cut = typical_cut(graph)
     assert cut is not None
     place = names.index(cut.behind[0])
-    assert len(names) <= 3 * place <= 2 * len(names)
-    assert names[place - len(cut.before) : place + len(cut.behind)] == [*cut.before, *cut.behind]
+    assert names[place - NUM_OPS : place + NUM_OPS] == [*cut.before, *cut.behind]
+
+    def handed_bytes(where: int) -> int:
+        before, behind = set(names[where - NUM_OPS : where]), set(names[where : where + NUM_OPS])
+        handed = [value for value, maker in graph.producer.items() if maker in before and behind & set(graph.consumers[value])]
+        return sum(graph.values[value].num_bytes for value in handed)
 
     def alive(where: int) -> int:
         made = {value for op in graph.ops[:where] for value in op.outputs}
         return sum(any(op in names[where:] for op in graph.consumers[value]) for value in made)
 
-    joined = [w for w in range(1, len(names)) if set(graph.ops[w].inputs) & set(graph.ops[w - 1].outputs)]
-    assert alive(place) <= min(alive(where) for where in joined if len(names) <= 3 * where <= 2 * len(names))
-    handed = {v for v in graph.producer if graph.producer[v] in cut.before and set(graph.consumers[v]) & set(cut.behind)}
-    assert cut.num_bytes == sum(graph.values[value].num_bytes for value in handed) > 0
+    edge = max(NUM_OPS, len(names) // 8)
+    others = [where for where in range(edge, len(names) - edge + 1) if handed_bytes(where)]
+    assert alive(place) == min(map(alive, others)) < max(map(alive, others))
+    assert cut.num_bytes == handed_bytes(place) == max(handed_bytes(where) for where in others if alive(where) == alive(place))
 
 
 @pytest.mark.parametrize(("depth", "num_ops"), [(1, 1), (2, 3), (3, 5)])
 def test_only_a_model_of_one_op_has_no_cut(depth: int, num_ops: int) -> None:
     graph = traced(f"autosplit.examples.mlp:mlp?depth={depth}&width=8").graph
     assert len(graph.ops) == num_ops
-    assert (middle_cut(graph) is None) == (num_ops == 1)
+    assert (typical_cut(graph) is None) == (num_ops == 1)
 
 
 def test_both_sides_one_after_the_other_are_what_both_as_one_are() -> None:
     model = traced("autosplit.examples.mlp:mlp?depth=12&width=8")
-    cut = middle_cut(model.graph)
+    cut = typical_cut(model.graph)
     assert cut is not None
     with Workspace() as workspace:
         before, behind, both = (load_stage(folder) for folder in save_cut(model, cut, "eager", "f32", workspace))
