@@ -99,7 +99,8 @@ class WorkerBench:
             return {}
         timed = [setting for setting in group if setting.backend in self._cuts]
         commands = {one.device: TimeCut(self._cuts[one.backend], one.backend, one.threads, precision, rounds) for one in timed}
-        return {device: seconds / self._cut.num_bytes for device, seconds in self.all(commands).items()}
+        found = self.all(commands)
+        return {device: seconds / self._cut.num_bytes for device, seconds in found.items() if seconds is not None}
 
     def load(self, devices: Sequence[Device], part: Part | None = None) -> None:
         """Let every worker load a part, or the model, once it has started."""

@@ -20,10 +20,11 @@ from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.measuring import Store, host, measure, recalling, timing, turns, worker
 from autosplit.measuring.bench import WorkerBench
+from autosplit.measuring.cutting import Cut
 from autosplit.measuring.parts import Part
 from autosplit.measuring.steps import Progress
 from autosplit.measuring.timing import Rounds, Timed
-from autosplit.measuring.worker import INPUTS, Bench, Load, Prepare, Prepared, Resume, TimeOps, TimeWhole
+from autosplit.measuring.worker import INPUTS, Bench, Load, Prepare, Prepared, Resume, TimeCut, TimeOps, TimeWhole
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
@@ -43,6 +44,24 @@ def traced() -> Traced:
 @pytest.fixture(scope="module")
 def machine() -> Machine:
     return Machine.of([parse_device(f"cpu:{core}") for core in CORES])
+
+
+@torch.library.custom_op("measuring::zeroless", mutates_args=())
+def zeroless(x: torch.Tensor) -> torch.Tensor:
+    """An operator that takes no zeros."""
+    if not x.all():
+        raise ValueError("there is a zero")
+    return x + 1
+
+
+@zeroless.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Zeroless(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return zeroless(x) * 2
 
 
 class FakeBench:
@@ -381,6 +400,20 @@ def test_devices_that_cannot_be_measured_are_refused(traced, machine) -> None:
         measure(traced, machine, ())
     with pytest.raises(UsageError, match="'tpu'"):
         measure(traced, machine, ("tpu",))
+
+
+def test_stages_beside_a_cut_that_cannot_run_have_no_cost(tmp_path: Path) -> None:
+    model = trace(load_model(Zeroless().eval(), inputs=(torch.ones(4),), name="zeroless"))
+    [whole] = split(model, [[op.name for op in model.graph.ops]])
+    save_stage(whole, tmp_path / "stage")
+    folders = (tmp_path / "stage",) * 3
+    assert Bench().obey(TimeCut(folders, "eager", 1, "f32", host.Rounds(0.0))) is None
+    bench = WorkerBench(None, SimpleNamespace(ops=()), Path(), None, {}, Cut(("a",), ("b",), 8))
+    bench.all = lambda commands: dict.fromkeys(commands) | {"cpu:1": 4e-6}
+    bench._cuts["eager"] = folders
+    assert bench.time_cuts([Setting("cpu:0", "eager", 1), Setting("cpu:1", "eager", 1)], "f32", host.Rounds(0.0)) == {
+        "cpu:1": 5e-7
+    }
 
 
 def test_bench_obeys_only_in_order() -> None:
