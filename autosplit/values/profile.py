@@ -341,7 +341,7 @@ class Profile:
             raise ProfileError(f"profile data is incomplete: {failure!r}; measure it again") from None
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row a setting: the whole model, busy and alone, the scale of the op sums, spread, error, source and date."""
+        """One row a setting: the whole model, busy and alone, the scale of the op sums, a MiB over a cut, error, source, date."""
         return [
             {
                 "device": setting.device,
@@ -352,7 +352,7 @@ class Profile:
                 "alone_s": measured.alone.median_s if measured.alone else float("nan"),
                 "spread": measured.whole.spread if measured.whole else float("nan"),
                 "op_scale": self.scale(setting),
-                "cut_s_per_byte": float("nan") if measured.cut_s_per_byte is None else measured.cut_s_per_byte,
+                "cut_per_mib_s": float("nan") if measured.cut_s_per_byte is None else measured.cut_s_per_byte * (1 << 20),
                 "max_error": measured.error,
                 "refused_ops": len(measured.refused),
                 "source": measured.source,
