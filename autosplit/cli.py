@@ -62,8 +62,15 @@ def _stop(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+def _ignored(failure: Any) -> None:
+    """Ctrl-C while an object was being freed, where Python drops what is raised: it is noted, and the next step raises it."""
+    if not issubclass(failure.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(failure)
+
+
 def main() -> None:
     """Entry point: exit code 0 only when all went well and the outputs matched."""
+    sys.unraisablehook = _ignored
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored in the background
         signal.signal(signal.SIGINT, _stop)

@@ -230,22 +230,32 @@ def abandoned(paths: set[Path]) -> list[Path]:
     return [path for path in paths if path.exists() and str(path) not in held]
 
 
+CAUGHT = """
+    try:
+        time.sleep(60)
+    except BaseException:
+        pass
+"""
+FREED = """
+    class Freed:
+        def __del__(self):
+            time.sleep(60)
+    Freed()
+"""
 STUBBORN = """
 import sys, time
 from autosplit.examples.mlp import mlp
 
 def build():
     print("loading", file=sys.stderr, flush=True)
-    try:
-        time.sleep(60)
-    except BaseException:
-        pass
+{swallow}
     return mlp()
 """
 
 
-def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(tmp_path: Path) -> None:
-    (tmp_path / "stubborn.py").write_text(STUBBORN)
+@pytest.mark.parametrize("swallow", [CAUGHT, FREED], ids=["caught", "while an object is freed"])
+def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(swallow: str, tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN.format(swallow=swallow))
     command = [sys.executable, "-m", "autosplit.cli", "profile", "stubborn:build", "--backend", "eager", "--devices", DEVICES]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
@@ -253,7 +263,7 @@ def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(t
         said = [next(line for line in process.stderr if line.startswith("loading"))]
         process.send_signal(signal.SIGINT)
         said.append(process.stderr.read())
-    assert process.returncode == 130 and "stopped" in said[1], said
+    assert process.returncode == 130 and "stopped" in said[1] and "Traceback" not in said[1], said
 
 
 def test_ctrl_c_is_known_in_the_errors_that_were_made_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
