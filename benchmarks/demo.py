@@ -9,6 +9,8 @@ from rich.console import Console
 from autosplit import api
 from autosplit.commands.progress import bars
 from autosplit.commands.report import baselines_table, plan_table, run_table
+from autosplit.figures import plot_baselines
+from autosplit.files import write_atomic
 from autosplit.values.planfile import write_plan
 
 MODELS = {"resnet50": ("transformers:ResNetForImageClassification", None), "bert": ("transformers:BertModel", 128)}
@@ -26,8 +28,10 @@ def main() -> int:
         out.rule(f"{spec}, {time.monotonic() - start_s:.0f} s")
         for view in (plan_table(result.plan), run_table(result.report), baselines_table(result.report)):
             out.print(view)
+        write_atomic(FOLDER / f"{name}.svg", plot_baselines(result.report).svg())
         equal = equal and result.report.best.outputs_equal
-    out.print(f"the plans are in {FOLDER}/; run one again with: {Path(sys.executable).parent}/autosplit run {FOLDER}/bert.yaml")
+    again = f"{Path(sys.executable).parent}/autosplit run {FOLDER}/bert.yaml"
+    out.print(f"plans and pictures are in {FOLDER}/; run one again with: {again}")
     return 0 if equal else 1
 
 

@@ -95,11 +95,15 @@ def test_runs_are_shown_beside_their_predictions(
 def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = made
     few = ["--requests", "20", "--rounds", "1", "--no-baselines"]
-    ran = inside("run", "plan.yaml", *few, "--trace", "t.json", "--watch", "--json", cwd=folder, monkeypatch=monkeypatch)
+    written = ["--trace", "t.json", "--picture", "ways.svg"]
+    ran = inside("run", "plan.yaml", *few, *written, "--watch", "--json", cwd=folder, monkeypatch=monkeypatch)
     assert ran.exit_code == 0, ran.stderr
     assert json.loads(ran.stdout)["outputs_equal"]
     lanes = {event["pid"] for event in json.loads((folder / "t.json").read_text())["traceEvents"]}
     assert len(lanes) == 2
+    assert (folder / "ways.svg").read_text().startswith("<?xml") and "wrote ways.svg" in ran.stderr
+    drawn = inside("run", "plan.yaml", "--picture", "ways.pdf", cwd=folder, monkeypatch=monkeypatch)
+    assert drawn.exit_code == 1 and "--picture writes SVG, not 'ways.pdf'" in str(drawn.exception)
     exported = inside("export", "plan.yaml", "exported", "--json", cwd=folder, monkeypatch=monkeypatch)
     assert exported.exit_code == 0, exported.stderr
     assert {"manifest.json", "loader.py"} <= set(json.loads(exported.stdout)["files"])

@@ -44,6 +44,16 @@ def write_trace(path: Path | None, traced: Any, report: Any) -> None:
         say(f"wrote {path}; open it in https://ui.perfetto.dev")
 
 
+def write_picture(path: Path | None, report: Any) -> None:
+    """The picture of all ways, where one is asked for."""
+    if path is not None:
+        from autosplit.figures import plot_baselines
+        from autosplit.files import write_atomic
+
+        write_atomic(path, plot_baselines(report).svg())
+        say(f"wrote {path}")
+
+
 def log(given: options.Output) -> Any:
     """Where the solver's lines go: to stderr with ``-v``, else nowhere."""
     return (lambda line: say(f"  solver: {line}")) if given.verbose else None

@@ -259,6 +259,12 @@ class Running:
     ] = None
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the simple ways.")] = 5
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
+    picture: Annotated[Path | None, typer.Option(help="Draw all ways, measured beside predicted, as an SVG file.")] = None
+
+    def __post_init__(self) -> None:
+        """Raises: UsageError: the picture is to be no SVG; nothing was measured yet."""
+        if self.picture is not None and self.picture.suffix != ".svg":
+            raise UsageError(f"--picture writes SVG, not '{self.picture}'; name a file such as ways.svg")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from autosplit.commands import options
-from autosplit.commands.console import err, json_safe, log, require_equal, say, show, write_trace
+from autosplit.commands.console import err, json_safe, log, require_equal, say, show, write_picture, write_trace
 from autosplit.commands.watching import watched
 
 
@@ -37,6 +37,7 @@ def run(given: options.Run) -> None:
     data = {**report.to_dict(), "plan": str(given.plan)}
     show(given, json_safe(data), run_table(report), baselines_table(report))
     write_trace(given.trace, traced, report)
+    write_picture(given.picture, report)
     require_equal(report.best.fault)
 
 
@@ -77,6 +78,7 @@ def auto(given: options.Auto) -> None:
     write_plan(replace(result.plan, chosen=report.chosen), result.traced.graph, given.output)
     say(f"wrote {given.output}")
     write_trace(given.trace, result.traced, report)
+    write_picture(given.picture, report)
     require_equal(report.best.fault)
 
 

@@ -2,6 +2,7 @@
 
 import io
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -28,6 +29,13 @@ class Picture(Figure):
         self.savefig(buffer, format="png", dpi=110)
         return buffer.getvalue()
 
+    def svg(self) -> str:
+        """The figure as SVG, letters as outlines; one figure, one text."""
+        buffer = io.StringIO()
+        with rc_context({"svg.hashsalt": "autosplit"}):
+            self.savefig(buffer, format="svg", metadata={"Date": None})
+        return buffer.getvalue()
+
 
 def colour(index: int) -> str:
     """The colour of a stage, a device or a kind, by its position."""
@@ -41,6 +49,15 @@ def time_unit(largest_s: float) -> tuple[float, str]:
     (1000.0, 'ms')
     """
     return next((factor, unit) for least, factor, unit in SCALES if largest_s >= least)
+
+
+def rate_text(per_s: float) -> str:
+    """Items per second with four significant digits, and never with an exponent.
+
+    >>> rate_text(51.9412), rate_text(11070.0)
+    ('51.94', '11,070')
+    """
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.4g}"
 
 
 def sheet(width: float, height: float) -> tuple[Picture, Axes]:

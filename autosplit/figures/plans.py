@@ -20,6 +20,7 @@ from autosplit.figures.picture import (
     beside,
     colour,
     inside,
+    rate_text,
     sheet,
     stage_label,
     time_unit,
@@ -225,10 +226,10 @@ def plot_baselines(report: RunReport) -> Picture:
         rate, predicted = outcome.throughput_per_s, outcome.plan.prediction.throughput_per_s
         axes.barh(row, rate, color=COLOURS[0] if name == report.chosen else PALE, height=0.7)
         axes.plot([min(outcome.rounds_per_s), max(outcome.rounds_per_s)], [row, row], color=DARK, linewidth=1)
-        text = f"{rate:.4g}" if name == report.chosen else f"{rate:.4g}  ({rate / best_per_s:.2f}×)"
+        text = rate_text(rate) if name == report.chosen else f"{rate_text(rate)}  ({rate / best_per_s:.2f}×)"
         if predicted:
             axes.plot([predicted] * 2, [row - 0.35, row + 0.35], color=DARK, linewidth=2)
-            text += f"  ({predicted:.4g} predicted)"
+            text += f"  ({rate_text(predicted)} predicted)"
         beside(axes, max(*outcome.rounds_per_s, rate, predicted), row, text)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
