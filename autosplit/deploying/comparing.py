@@ -56,7 +56,8 @@ class _Contest:
             return {}
         worst = min(rivals, key=self._times_plan.__getitem__)
         self._arena.unload(worst)
-        return {worst: f"a short run was {self._times_plan.pop(worst):.2f} times as good as the plan's"}
+        times = self._times_plan.pop(worst)
+        return {worst: f"in short runs {MOST_BESIDE} others were better; it was {times:.2f} times as good as the plan there"}
 
 
 def run_report(

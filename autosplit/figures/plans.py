@@ -26,7 +26,7 @@ from autosplit.figures.picture import (
     time_unit,
 )
 from autosplit.reports.results import RunStats
-from autosplit.reports.runreport import RunReport
+from autosplit.reports.runreport import PLAN, RunReport
 from autosplit.values.plan import Plan
 from autosplit.values.timeline import Action, lanes
 
@@ -231,10 +231,19 @@ def plot_baselines(report: RunReport) -> Picture:
             axes.plot([predicted] * 2, [row - 0.35, row + 0.35], color=DARK, linewidth=2)
             text += f"  ({rate_text(predicted)} predicted)"
         beside(axes, max(*outcome.rounds_per_s, rate, predicted), row, text)
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), [_way_label(report, name) for name in names])
     axes.invert_yaxis()
     axes.margins(x=0.4)
     axes.set_xlabel("throughput, measured [items/s]")
     axes.set_title(f"{report.model}: ways to run it; '{report.chosen}' is the one to use", fontsize=11, loc="left")
     bare(axes)
     return figure
+
+
+def _way_label(report: RunReport, name: str) -> str:
+    """The name of a way; that of the plan says nothing of how it runs, so its stages and backends follow."""
+    if name != PLAN:
+        return name
+    stages = report.plan.plan.stages
+    backends = ", ".join(dict.fromkeys(stage.backend for stage in stages))
+    return f"plan: {len(stages)} stage{'s' * (len(stages) > 1)} ({backends})"

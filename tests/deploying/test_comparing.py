@@ -133,7 +133,7 @@ def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan
     reasons = {name: reason for way in ways for name, reason in contest.admit(way).items()}
     assert list(ring.loaded) == [PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
     assert list(reasons) == ["way 2", "way 3"]
-    assert reasons["way 2"] == "a short run was 0.57 times as good as the plan's"
+    assert reasons["way 2"] == "in short runs 4 others were better; it was 0.57 times as good as the plan there"
 
 
 def _halve(ring: _Ring, objective: str, barred: Collection[str] = (), decide: bool = True) -> dict[str, int]:

@@ -91,7 +91,7 @@ def test_accuracy_states_how_far_off_the_prediction_is() -> None:
 
 def test_baselines_stand_fastest_first_with_the_chosen_one_in_colour(report: RunReport) -> None:
     [axes] = plot_baselines(report).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["plan", "one device"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["plan: 2 stages (eager)", "one device"]
     assert [bar.get_width() for bar in bars(axes)] == [240.0, 120.0]
     assert [text.get_text() for text in axes.texts] == ["240  (250 predicted)", "120  (0.50×)"]
     assert axes.get_title(loc="left") == "blocks: ways to run it; 'plan' is the one to use"
