@@ -348,10 +348,11 @@ def _now() -> str:
 def run_trace(traced: Traced, report: RunReport, num_requests: int = 64) -> dict[str, Any]:
     """The schedule that was predicted for the chosen way beside what its workers did, as a Chrome trace (for Perfetto).
 
-    What transfers take of a device is in its stages. A way that nothing was predicted for is shown as it ran alone.
+    What transfers take of a device is in its stages. A way that nothing was predicted for is shown as it ran alone, and so is
+    one with streams: the simulation has one request at a time on a device.
     """
     plan = report.best.plan
-    if not plan.prediction.throughput_per_s:
+    if not plan.prediction.throughput_per_s or any(stage.streams > 1 for stage in plan.stages):
         return chrome_trace((), report.best.actions)
     stages = plan_stages(plan, traced.graph, lambda stage, device: stage.load_s)
     return chrome_trace(simulate(stages, num_requests, slots=plan.queue_depth).actions, report.best.actions)

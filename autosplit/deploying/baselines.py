@@ -8,7 +8,15 @@ from autosplit.deploying.compiling import compile_whole
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.errors import AutosplitError, ProfileError, UsageError
-from autosplit.planning.alternatives import ALL_CORES, REPLICAS, every_way, machine_of, out_of_reach, today
+from autosplit.planning.alternatives import (
+    ALL_CORES,
+    REPLICAS,
+    every_way,
+    machine_of,
+    out_of_reach,
+    today,
+    with_streams_predicted,
+)
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
@@ -138,6 +146,7 @@ def simple_ways(
             ways[name] = predict(way, graph, machine_of([way], machine), profile)
             if devices <= {device.name for device in machine.devices} and first.backend in known:
                 ways[name] = bounded(ways[name], plan.prediction.bound_s)
+    ways = with_streams_predicted(ways)
     if plan.objective != "throughput":
         return ways, alone
     reasons = out_of_reach(ways, plan.prediction.throughput_per_s, alone_s)

@@ -96,6 +96,23 @@ def every_way(
     return ways
 
 
+def with_streams_predicted(ways: Mapping[str, Plan]) -> dict[str, Plan]:
+    """The same ways; streams are predicted to do what replicas do, one on each of their cores: there the computing is the same.
+
+    What sharing one copy of the weights brings is not in it. Where no such replicas are predicted, streams are not either.
+    """
+    twins = {(way.stages[0].backend, len(way.stages[0].devices)): way for way in ways.values() if len(way.stages) == 1}
+    found = dict(ways)
+    for name, way in ways.items():
+        twin = twins.get((way.stages[0].backend, way.stages[0].streams))
+        if way.stages[0].streams > 1 and twin is not None and twin.prediction.throughput_per_s > 0:
+            load_s = twin.prediction.bottleneck_s
+            stages = tuple(replace(stage, load_s=load_s) for stage in way.stages)
+            loads_s = dict.fromkeys(way.stages[0].devices, load_s)
+            found[name] = replace(way, stages=stages, loads_s=loads_s, prediction=replace(twin.prediction, bound_s=0.0, gap=1.0))
+    return found
+
+
 def today(ways: Iterable[str]) -> str:
     """Of the names of ways, what a user has before autosplit: torch eager in one process with every core; or nothing."""
     names = set(ways)

@@ -17,11 +17,12 @@ from autosplit.planning.alternatives import (
     simple_plans,
     today,
     unfit,
+    with_streams_predicted,
 )
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
-from autosplit.values.plan import Source
+from autosplit.values.plan import Prediction, Source
 
 NUM_OPS = 5
 OPS = tuple(Op(f"a{i}", "linear", "", (f"a{i - 1}" if i else "x",), (f"a{i}",), (f"w{i}",), f"s{i}") for i in range(NUM_OPS))
@@ -74,6 +75,19 @@ def test_a_backend_with_streams_adds_one_process_that_works_on_a_request_for_eac
     assert [(stage.devices, stage.threads, stage.streams) for stage in way.stages] == [(("cpu:0-1",), 2, 2)]
     one = Machine.of([parse_device("cpu:0")])
     assert STREAMS not in simple_plans(GRAPH, one, SOURCE, "openvino", "cpu:0", streams=True)
+
+
+def test_streams_are_predicted_as_replicas_on_their_cores() -> None:
+    ways = every_way(GRAPH, TWO, SOURCE, ["openvino"], "openvino", "cpu:0", ["openvino"])
+    streams, replicas = ways["streams (openvino)"], ways["replicas (openvino)"]
+    assert with_streams_predicted(ways) == ways
+    prediction = Prediction(0.02, 0.04, bound_s=0.01, gap=0.5, throughput_per_s=50.0)
+    found = with_streams_predicted({**ways, "replicas (openvino)": replace(replicas, prediction=prediction)})
+    assert found["streams (openvino)"].prediction == replace(prediction, bound_s=0.0, gap=1.0)
+    assert found["streams (openvino)"].loads_s == {"cpu:0-1": 0.02} and found["streams (openvino)"].hash == streams.hash
+    fewer = replace(replicas, prediction=prediction, stages=(replace(replicas.stages[0], devices=("cpu:0",)),))
+    other = with_streams_predicted({**ways, "replicas (openvino)": fewer})  # another number of cores tells nothing
+    assert other["streams (openvino)"].prediction == UNKNOWN
 
 
 def test_a_way_that_cannot_be_the_fastest_by_the_profile_is_named_with_the_reason() -> None:
