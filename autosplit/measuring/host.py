@@ -5,7 +5,7 @@ have a second turn, and a third one those whose devices slowed each other down, 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -40,8 +40,6 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Precision, Provenance, Setting
-
-__all__ = ["Progress", "measure"]
 
 WAITED_LIMIT = 0.03
 """A worker that waited longer than this share of its time for its core was not alone there."""
@@ -92,6 +90,7 @@ def measure(
     backends, refused = able_backends(backends, precision)
     refused += refused_devices(machine, backends)
     keeper = Store(store) if isinstance(store, Path) else store
+    exclusive = keeper.measuring if keeper is not None else nullcontext
     wanted = settings_of(machine, backends, threads)
     job = _Job(traced, machine, wanted, keeper, stamps_of(backends, precision), Steps(progress), precision, workspace)
     profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
@@ -99,12 +98,12 @@ def measure(
     with ExitStack() as stack:
         linking = stack.enter_context(LinkBench(machine.devices)) if known is None else None
         if len(profile.measured) < len(set(wanted)):
-            with _exclusive(keeper):
+            with exclusive():
                 # Another process may have measured the same while this one waited for its turn.
                 profile = profile if remeasure else replace(job.known(), notes=profile.notes)
                 profile = job.measure_missing(profile, budget_s, linking)
         if linking is not None and not linking.found:
-            with _exclusive(keeper), linking.own_workers() as workers:
+            with exclusive(), linking.own_workers() as workers:
                 job.measure_links(linking, workers)
         profile = profile.with_links(linking.found if linking is not None else known or ())
     job.steps.finish()
@@ -293,15 +292,6 @@ def least_s(profile: Profile) -> float:
     num_devices = max(1, len({setting.device for setting in profile.measured}))
     wholes_s = [profile.whole_s(*setting) for setting in profile.measured]
     return NUM_PASSES * sum(seconds for seconds in wholes_s if isfinite(seconds)) / num_devices
-
-
-@contextmanager
-def _exclusive(store: Store | None) -> Iterator[None]:
-    if store is None:
-        yield
-        return
-    with store.measuring():
-        yield
 
 
 def _measured(graph: Graph, setting: Setting, timed: Timed, names: Mapping[str, str], weights: Mapping[str, float]) -> Measured:

@@ -18,7 +18,7 @@ from autosplit.errors import BackendError
 from autosplit.measuring.canary import canary_s
 from autosplit.measuring.events import AcceleratedTimer
 from autosplit.measuring.links import Duty, Player
-from autosplit.measuring.timing import Rounds, Timed, Timer, cut_s, eager_weights
+from autosplit.measuring.timing import Rounds, Timer, cut_s, eager_weights
 from autosplit.tracing.splitting import StageProgram, load_stage
 from autosplit.tracing.tensorspec import zeros
 from autosplit.values.samples import Precision
@@ -234,19 +234,3 @@ def main(connection: Connection) -> None:
             except Exception:
                 answer = Answer(fault=traceback.format_exc())
             connection.send(answer)
-
-
-__all__ = [
-    "INPUTS",
-    "Answer",
-    "Canary",
-    "Load",
-    "Prepare",
-    "Prepared",
-    "Resume",
-    "TimeCut",
-    "TimeOps",
-    "TimeWhole",
-    "Timed",
-    "main",
-]
