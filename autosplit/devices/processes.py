@@ -202,6 +202,19 @@ def proportional_bytes(pid: int) -> int:
     return 0
 
 
+def thread_times_s(process: int | str, field: int) -> list[float]:
+    """Seconds of each thread of a process (its id, or ``self``): 0 is what it had of a core, 1 what it waited for one.
+
+    Empty where the kernel does not say.
+    """
+    found = []
+    for path in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        # A thread may end after it was listed.
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            found.append(int(path.read_text(encoding="ascii").split()[field]) * 1e-9)
+    return found
+
+
 def _is_open(descriptor: int) -> bool:
     with contextlib.suppress(OSError):
         os.fstat(descriptor)

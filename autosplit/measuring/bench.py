@@ -12,10 +12,10 @@ from autosplit.backends.base import get_backend, usual
 from autosplit.backends.profiling import onnx_names
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.accelerators import PROVIDERS, is_accelerator
-from autosplit.devices.processes import WorkerProcess, prepare_to_spawn, receive, spawn_worker
+from autosplit.devices.processes import WorkerProcess, prepare_to_spawn, receive
 from autosplit.errors import BackendError, WorkerError
 from autosplit.measuring.cutting import Cut, save_cut, typical_cut
-from autosplit.measuring.links import WORKER, LinkBench
+from autosplit.measuring.links import LinkBench, measuring_worker
 from autosplit.measuring.parts import Part, save_parts
 from autosplit.measuring.timing import Rounds
 from autosplit.measuring.worker import INPUTS, Canary, Load, TimeCut
@@ -169,18 +169,8 @@ def open_bench(traced: Traced, machine: Machine, linking: LinkBench | None, work
         folder = workspace.save(program, [op.name for op in traced.graph.ops])
         torch.save(list(traced.example_inputs), folder / INPUTS)
         workers = {
-            device.name: stack.enter_context(_worker(device, linking.fds(device.name) if linking else ()))
+            device.name: stack.enter_context(measuring_worker(device, "measuring", linking.fds(device.name) if linking else ()))
             for device in machine.devices
         }
         cut = None if all(map(is_accelerator, machine.devices)) else typical_cut(traced.graph)
         yield WorkerBench(traced, program, folder, workspace, workers, cut)
-
-
-@contextmanager
-def _worker(device: Device, fds: Sequence[int]) -> Iterator[WorkerProcess]:
-    worker = spawn_worker(WORKER, name=f"measuring {device.name}", cores=device.cores, fds=fds)
-    try:
-        yield worker
-    finally:
-        worker.kill()
-        worker.close()

@@ -5,14 +5,13 @@ the worker is still in the caches when a request is done: after 64 MiB they take
 All is processor time, so it holds whatever else the cores do.
 """
 
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from autosplit.devices.processes import thread_times_s
 from autosplit.running.modules import PythonFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
@@ -76,9 +75,4 @@ def _hop(pipeline: Pipeline, num_bytes: int, count: int) -> Hop:
 
 def processor_s(pid: int) -> float:
     """The processor time that a process has had, all its threads together; 0 where the kernel does not say."""
-    taken_s = 0.0
-    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        # A thread may end after it was listed.
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            taken_s += int(path.read_text(encoding="ascii").split()[0]) * 1e-9
-    return taken_s
+    return sum(thread_times_s(pid, 0))

@@ -88,7 +88,8 @@ class LinkBench:
         """Workers for the links alone, by device."""
         with ExitStack() as stack:
             yield {
-                device.name: stack.enter_context(_worker(device, self.fds(device.name))) for device in self._devices[:MAX_DEVICES]
+                device.name: stack.enter_context(measuring_worker(device, "links of", self.fds(device.name), threads=1))
+                for device in self._devices[:MAX_DEVICES]
             }
 
     def measure(self, workers: Mapping[str, WorkerProcess]) -> list[Link]:
@@ -333,8 +334,9 @@ def _rings() -> Iterator[tuple[Ring, Ring]]:
 
 
 @contextmanager
-def _worker(device: Device, fds: Sequence[int]) -> Iterator[WorkerProcess]:
-    worker = spawn_worker(WORKER, name=f"links of {device.name}", cores=device.cores, fds=fds, threads=1)
+def measuring_worker(device: Device, what: str, fds: Sequence[int], threads: int | None = None) -> Iterator[WorkerProcess]:
+    """A worker on a device that obeys until the block ends; ``what`` it measures, for messages."""
+    worker = spawn_worker(WORKER, name=f"{what} {device.name}", cores=device.cores, fds=fds, threads=threads)
     try:
         yield worker
     finally:

@@ -1,6 +1,5 @@
 """Time a stage pass by pass: the whole as it will run, and the same ops one by one, interleaved so that drift hits both."""
 
-import contextlib
 import operator
 import statistics
 import time
@@ -15,6 +14,7 @@ from torch import fx
 from autosplit.backends.base import Runnable, get_backend
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.backends.profiling import Probe, RuntimeNode, probe
+from autosplit.devices.processes import thread_times_s
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.samples import Precision
 
@@ -236,11 +236,8 @@ def run_queue_s(threads: int) -> float:
         threads: how many of its threads work at a time: the waits of one after the other add up, of several at once the
             longest counts.
     """
-    waits = [0.0]
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            waits.append(int(path.read_text(encoding="ascii").split()[1]) * 1e-9)
-    return sum(waits) if threads == 1 else max(waits)
+    waits = thread_times_s("self", 1)
+    return sum(waits) if threads == 1 else max(waits, default=0.0)
 
 
 def _op_of(node: fx.Node) -> str:
