@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
-from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.lowering import in_precision, lower_to_bf16
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram, load_stage, place_stage, save_stage
@@ -48,7 +48,7 @@ class EagerBackend:
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """The stage in memory as a function."""
         require_precision(self, precision)
-        return _runnable(lower_to_bf16(program) if precision == "bf16" else program, threads)
+        return _runnable(in_precision(program, precision), threads)
 
     def refuses_kind(self, kind: str) -> str | None:
         """None: torch runs everywhere."""
@@ -75,8 +75,7 @@ def _runnable(program: StageProgram, threads: int) -> Runnable:
 
 def placed_module(folder: Path, accelerator: Accelerator, precision: Precision) -> Runnable:
     """The forward of a saved stage, its weights on the accelerator."""
-    program = load_stage(folder)
-    forward = place_stage(lower_to_bf16(program) if precision == "bf16" else program, accelerator.device).module.forward
+    forward = place_stage(in_precision(load_stage(folder), precision), accelerator.device).module.forward
     return lambda inputs: forward(*inputs)
 
 

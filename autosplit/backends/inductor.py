@@ -15,7 +15,7 @@ import torch
 
 from autosplit.backends.base import Backend, Precision, Runnable, require_precision
 from autosplit.backends.eager import placed_module
-from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.lowering import in_precision
 from autosplit.backends.quiet import quiet
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
@@ -62,7 +62,7 @@ class InductorBackend:
             return
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".inductor-") as building:
-            compile_library(lower_to_bf16(program) if precision == "bf16" else program, Path(building)).replace(target)
+            compile_library(in_precision(program, precision), Path(building)).replace(target)
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
         """The compiled library as a function."""

@@ -12,6 +12,7 @@ from torch import fx
 
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import zeros
+from autosplit.values.samples import Precision
 
 LOWERED = frozenset(
     f"aten.{name}"
@@ -32,6 +33,11 @@ LOWERED = frozenset(
     )
 )
 """Operators that compute in bf16, as graphs name them."""
+
+
+def in_precision(program: StageProgram, precision: Precision) -> StageProgram:
+    """The stage as torch's own backends compute it."""
+    return lower_to_bf16(program) if precision == "bf16" else program
 
 
 def lower_to_bf16(program: StageProgram) -> StageProgram:

@@ -15,12 +15,12 @@ import torch
 from torch import fx
 
 from autosplit.backends.base import get_backend
-from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.lowering import in_precision
 from autosplit.backends.placing import place_runnable
 from autosplit.backends.profiling import RuntimeNode
 from autosplit.devices.accelerators import Accelerator, Queue
-from autosplit.measuring.timing import Rounds, Timed
-from autosplit.tracing.flattening import is_pick
+from autosplit.measuring.timing import Rounds, Timed, op_of
+from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import StageProgram, place_stage
 from autosplit.values.samples import Precision
 
@@ -36,9 +36,8 @@ class EventProbe(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, accelerator: Accelerator, queue: Queue) -> None:
         super().__init__(module)
         self._accelerator, self._queue = accelerator, queue
-        ops = [node for node in module.graph.nodes if node.op == "call_function" and not is_pick(node)]
-        self._events = {node: (accelerator.event(), accelerator.event()) for node in ops}
-        self._samples_s: dict[str, list[float]] = {str(node.meta.get("op", node.name)): [] for node in ops}
+        self._events = {node: (accelerator.event(), accelerator.event()) for node in filter(is_op, module.graph.nodes)}
+        self._samples_s: dict[str, list[float]] = {op_of(node): [] for node in self._events}
 
     def run_node(self, n: fx.Node) -> Any:
         """One node, between its events if it is an op."""
@@ -62,7 +61,7 @@ class EventProbe(fx.Interpreter):
         for samples in self._samples_s.values():
             samples.append(0.0)
         for node, (start, end) in self._events.items():
-            self._samples_s[str(node.meta.get("op", node.name))][-1] += end.seconds_since(start)
+            self._samples_s[op_of(node)][-1] += end.seconds_since(start)
 
     def nodes(self) -> list[RuntimeNode]:
         """Every op with its samples, one a pass."""
@@ -138,5 +137,4 @@ class AcceleratedTimer:
 
 def event_probe(program: StageProgram, accelerator: Accelerator, queue: Queue, precision: Precision) -> EventProbe:
     """The ops of a stage one by one in torch on an accelerator."""
-    lowered = lower_to_bf16(program) if precision == "bf16" else program
-    return EventProbe(place_stage(lowered, accelerator.device).module, accelerator, queue)
+    return EventProbe(place_stage(in_precision(program, precision), accelerator.device).module, accelerator, queue)

@@ -1,6 +1,5 @@
 """Time a stage pass by pass: the whole as it will run, and the same ops one by one, interleaved so that drift hits both."""
 
-import operator
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +11,10 @@ import torch
 from torch import fx
 
 from autosplit.backends.base import Runnable, get_backend
-from autosplit.backends.lowering import lower_to_bf16
+from autosplit.backends.lowering import in_precision
 from autosplit.backends.profiling import Probe, RuntimeNode, probe
 from autosplit.devices.processes import thread_times_s
+from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.samples import Precision
 
@@ -77,7 +77,7 @@ class TimingInterpreter(fx.Interpreter):
     def __init__(self, module: fx.GraphModule, clock: Callable[[], float]) -> None:
         super().__init__(module)
         self._clock = clock
-        self.samples_s: dict[str, list[float]] = {_op_of(node): [] for node in module.graph.nodes if _is_op(node)}
+        self.samples_s: dict[str, list[float]] = {op_of(node): [] for node in filter(is_op, module.graph.nodes)}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """One pass: one more sample of every op."""
@@ -87,13 +87,13 @@ class TimingInterpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """One node, timed if it is an op; fetching its arguments is left out."""
-        if not _is_op(n):
+        if not is_op(n):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         target: Callable[..., Any] = n.target  # type: ignore[assignment]
         start = self._clock()
         result = target(*args, **kwargs)
-        self.samples_s[_op_of(n)][-1] += self._clock() - start
+        self.samples_s[op_of(n)][-1] += self._clock() - start
         return result
 
     def nodes(self) -> list[RuntimeNode]:
@@ -143,8 +143,7 @@ class Timer:
         self._threads = threads
         self.run: Runnable = get_backend(backend).load(folder, threads, precision)
         if backend == "eager":
-            run = lower_to_bf16(program) if precision == "bf16" else program
-            self._probe: Probe | None = EagerProbe(run.module, threads)
+            self._probe: Probe | None = EagerProbe(in_precision(program, precision).module, threads)
         else:
             self._probe = probe(backend, folder, threads, precision)
         begun = time.perf_counter()
@@ -240,10 +239,6 @@ def run_queue_s(threads: int) -> float:
     return sum(waits) if threads == 1 else max(waits, default=0.0)
 
 
-def _op_of(node: fx.Node) -> str:
+def op_of(node: fx.Node) -> str:
     """The op of the graph that a node works for."""
     return str(node.meta.get("op", node.name))
-
-
-def _is_op(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target is not operator.getitem

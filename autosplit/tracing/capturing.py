@@ -208,13 +208,12 @@ def _user_place(failure: BaseException) -> str:
 def _graph(name: str, program: fx.GraphModule, specs: Mapping[str, TensorSpec]) -> Graph:
     """The torch-free graph of a flat program."""
     weights = {target: _weight(target, program) for target in weight_names(program.graph)}
-    calls = [node for node in program.graph.nodes if node.op == "call_function" and not flattening.is_pick(node)]
     output = next(node for node in reversed(program.graph.nodes) if node.op == "output")
     return Graph(
         name=name,
         inputs=tuple(node.name for node in program.graph.nodes if node.op == "placeholder"),
         outputs=tuple(node.name for node in output.args[0]),
-        ops=tuple(_op(node, specs, program) for node in calls),
+        ops=tuple(_op(node, specs, program) for node in filter(flattening.is_op, program.graph.nodes)),
         values={name: Value(name, spec.shape, spec.dtype, spec.num_bytes) for name, spec in specs.items()},
         weights=weights,
     ).verify()

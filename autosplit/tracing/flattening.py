@@ -78,6 +78,11 @@ def move_reserved(exported: ExportedProgram) -> ExportedProgram:
     return moved
 
 
+def is_op(node: fx.Node) -> bool:
+    """True for an op of a graph: a call that does not only take one tensor out of an op's tuple."""
+    return node.op == "call_function" and not is_pick(node)
+
+
 def is_pick(node: fx.Node) -> bool:
     """True for the getitem that takes one tensor out of an op's tuple."""
     return node.op == "call_function" and node.target is operator.getitem

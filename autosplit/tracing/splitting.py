@@ -28,7 +28,7 @@ from autosplit.files import MALFORMED, content_hash, read_mapping, typed
 from autosplit.tables import bytes_text
 from autosplit.tracing import programs
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.flattening import is_pick
+from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, spec_of
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.graph import Graph
@@ -53,7 +53,7 @@ class StageProgram:
     @cached_property
     def ops(self) -> tuple[str, ...]:
         """The names of its ops, in the order in which they run."""
-        return tuple(node.name for node in self.module.graph.nodes if node.op == "call_function" and not is_pick(node))
+        return tuple(node.name for node in self.module.graph.nodes if is_op(node))
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
