@@ -11,7 +11,7 @@ from autosplit.backends.base import NumericalError, check, compare, exact_on, ge
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.errors import BackendError
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import split
+from autosplit.tracing.splitting import split, unsplit
 from autosplit.tracing.tensorspec import laid_out, spec_of
 from autosplit.values.plan import Plan
 
@@ -60,8 +60,7 @@ def limit_of(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: S
     """The largest relative error that the plan's outputs may have: 0 where every stage is exact."""
     if plan.precision == "f32":
         return 0.0 if is_exact(plan) else tolerance("f32")
-    [program] = split(traced, [[op.name for op in traced.graph.ops]])
-    lowered = lower_to_bf16(program).module
+    lowered = lower_to_bf16(unsplit(traced)).module
     with torch.inference_mode():
         errors = [compare(traced.graph.outputs, lowered(*inputs), right) for inputs, right in zip(work, expected, strict=True)]
     return tolerance(plan.precision, max(errors, key=lambda error: error.relative))

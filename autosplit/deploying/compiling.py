@@ -13,7 +13,7 @@ from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
 from autosplit.errors import AutosplitError, BackendError
 from autosplit.running.modules import StageFolder
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import load_stage, split
+from autosplit.tracing.splitting import load_stage, unsplit
 from autosplit.values.samples import Precision
 
 LOOK_S = 0.25
@@ -33,8 +33,8 @@ def compile_whole(
         tell: called with the share of them that has passed.
     Raises: BackendError: the backend refuses the model, or takes longer. WorkerError: the process died.
     """
-    [program] = split(traced, [[op.name for op in traced.graph.ops]])
-    folder = workspace.save(program, [op.name for op in traced.graph.ops])
+    program = unsplit(traced)
+    folder = workspace.save(program, program.ops)
     worker = spawn_worker("autosplit.deploying.compiling:serve", name=f"compiling for {backend}")
     begun_s = time.monotonic()
     try:

@@ -20,7 +20,7 @@ from autosplit.measuring.parts import Part, save_parts
 from autosplit.measuring.timing import Rounds
 from autosplit.measuring.worker import INPUTS, Canary, Load, TimeCut
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import StageProgram, split
+from autosplit.tracing.splitting import StageProgram, unsplit
 from autosplit.values.machine import Device, Machine
 from autosplit.values.samples import Precision, Setting
 
@@ -165,8 +165,8 @@ def open_bench(traced: Traced, machine: Machine, linking: LinkBench | None, work
     prepare_to_spawn()
     with ExitStack() as stack:
         workspace = workspace or stack.enter_context(Workspace())
-        [program] = split(traced, [[op.name for op in traced.graph.ops]])
-        folder = workspace.save(program, [op.name for op in traced.graph.ops])
+        program = unsplit(traced)
+        folder = workspace.save(program, program.ops)
         torch.save(list(traced.example_inputs), folder / INPUTS)
         workers = {
             device.name: stack.enter_context(measuring_worker(device, "measuring", linking.fds(device.name) if linking else ()))

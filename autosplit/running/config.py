@@ -27,7 +27,7 @@ from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import Inputs, Model, load_model
-from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, split
+from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, unsplit
 from autosplit.tracing.tensorspec import TensorSpec, layout
 from autosplit.values.machine import Device
 
@@ -137,8 +137,7 @@ class PipelineConfig:
         Raises: ModelError: the inputs are missing or do not fit. TraceError: it cannot be captured as one graph.
         """
         traced = trace(model if isinstance(model, Model) else load_model(model, inputs=inputs))
-        program = split(traced, [[op.name for op in traced.graph.ops]])[0]
-        return self.add_stage(name, replace(program, name=name), devices, **settings)
+        return self.add_stage(name, replace(unsplit(traced), name=name), devices, **settings)
 
     def add_function(
         self,
@@ -195,7 +194,7 @@ class PipelineConfig:
         stages = []
         for name in self.order():
             entry = self.modules[name]
-            values = [_value(port) for port in self._feeds(name)]
+            values = [port.label for port in self._feeds(name)]  # the names of inputs have no dot
             inputs = tuple(replace(spec, name=value) for spec, value in zip(entry.inputs, values, strict=True))
             outputs = tuple(replace(spec, name=f"{name}.{spec.name}") for spec in entry.outputs)
             placed = entry.devices, entry.threads, entry.queue_depth, entry.hang_s
@@ -207,7 +206,7 @@ class PipelineConfig:
 
         Raises: PlanError, BackendError: as ``placements``.
         """
-        outputs = [_value(port) for port in self.outputs.values()]
+        outputs = [port.label for port in self.outputs.values()]
         return {"stages": self.placements(folder), "inputs": self.inputs, "outputs": outputs, "groups": self.groups}
 
     def build(self, folder: Path, **settings: Any) -> Pipeline:
@@ -328,11 +327,6 @@ class PipelineConfig:
                 return f"that makes a cycle: {' -> '.join([*reversed(path), target.module])}"
             paths += [[*path, port.module] for port in self._feeds(path[-1]) if port.module]
         return None
-
-
-def _value(port: Port) -> str:
-    """The name of a port's value in the wiring; the names of inputs have no dot."""
-    return port.label
 
 
 def _module(entry: ModuleEntry, folder: Path) -> Module:

@@ -16,7 +16,7 @@ from autosplit.errors import BackendError, WorkerError
 from autosplit.running.messages import Duty, Failed, Port, Ready, Version
 from autosplit.running.ring import Ring
 from autosplit.running.threads import start_thread
-from autosplit.running.wiring import HOST, Channel, StagePlacement, Wiring
+from autosplit.running.wiring import HOST, StagePlacement, Wiring
 from autosplit.running.words import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, Words
 from autosplit.values.machine import Device
 
@@ -175,7 +175,7 @@ def _duty(
                 near = any(
                     set(device.cores) & set(others[pair[1 - side]].cores) for pair in pairs if pair[side] == replica and others
                 )
-                found.append((near, Port(tuple(handles), _index(channel, side))))
+                found.append((near, Port(tuple(handles), (channel.source_index, channel.target_index)[side])))
         return tuple(port for _, port in sorted(found, key=itemgetter(0)))
 
     return Duty(
@@ -195,10 +195,6 @@ def _duty(
         in_order=wiring.in_order,
         providers=dict(PROVIDERS),
     )
-
-
-def _index(channel: Channel, side: int) -> tuple[int, ...]:
-    return channel.target_index if side == 1 else channel.source_index
 
 
 def host_channels(wiring: Wiring) -> tuple[list[int], list[int]]:

@@ -15,12 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from autosplit.devices.processes import receive
 from autosplit.errors import WorkerError
 from autosplit.running import words
 from autosplit.running.flow import Flow
 from autosplit.running.lanes import Lanes
-from autosplit.running.messages import Events, Pause, Paused, Run
+from autosplit.running.messages import Pause, Paused, Run
 from autosplit.running.provisioner import Deployment
 from autosplit.running.wiring import HOST
 
@@ -148,14 +147,9 @@ class Recovery:
 
     def _pause(self, number: int) -> bool:
         """Whether the worker says that it touches no ring any more."""
-        worker = self._deployment.workers[number]
         try:
-            worker.connection.send(Pause())
-            while True:
-                match receive(worker, self._limits_s[number] or PAUSE_TIMEOUT_S, "a pause"):
-                    case Paused():
-                        return True
-                    case Events():
-                        continue
+            self._deployment.workers[number].connection.send(Pause())
+            self._deployment.hear(number, self._limits_s[number] or PAUSE_TIMEOUT_S, "a pause", Paused)
         except (WorkerError, OSError):
             return False
+        return True

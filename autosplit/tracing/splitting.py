@@ -102,6 +102,12 @@ def split(traced: Traced, stages: Sequence[Sequence[str]]) -> list[StageProgram]
     return found
 
 
+def unsplit(traced: Traced) -> StageProgram:
+    """The whole model as one stage."""
+    [program] = split(traced, [[op.name for op in traced.graph.ops]])
+    return program
+
+
 def _stage_of(graph: Graph, stages: Sequence[Sequence[str]]) -> dict[str, int]:
     """The stage of every op, or PlanError with all faults."""
     stage_of: dict[str, int] = {}
