@@ -156,38 +156,18 @@ class _Job:
             return profile
         turn_s = TURN_S if budget_s is None else max(0.05, 0.45 * budget_s / len(groups))
         rounds = Rounds(turn_s, least=2)
-        backends = list(dict.fromkeys(group[0].backend for group in groups))
-        self.steps.plan([Step(f"preparing {name}", 1.0 if name == "eager" else 6.0) for name in backends])
-        self.steps.plan([Step("starting the workers", 2.0)])
-        self.steps.plan([Step(f"timing {g[0].backend}", turn_s + ALONE_S + CUT_S + 2.0) for g in groups])
-        self.steps.plan([Step(f"timing {g[0].backend} once more", turn_s / 2) for g in groups])
+        self._plan_steps([group[0].backend for group in groups], turn_s)
         refused: dict[str, str] = {}
         parts = [_batches(group, MAX_AT_ONCE) for group in groups]
         with open_bench(self.traced, self.machine, linking, self.workspace) as bench:
-            # The workers start, load the model and warm up in eager while the host prepares the other backends: both leave
-            # cores idle. Weights of ops are timed, so a backend that wants them waits until the host is quiet.
-            bench.load(self.machine.devices)
             turns = Turns(bench, self.machine, self.precision, self.graph.weight_bytes * sum(map(len, groups)))
-            for name in backends:
-                with self._refusing(name, refused):
-                    bench.prepare(name, self.precision)
-                    if name == "eager":
-                        bench.begin(turns.prepares(parts[0][0]))
-                self.steps.done()
-            early = bench.finish()
-            bench.take_canaries(self.machine.devices)
-            self.steps.done()
+            early = self._make_ready(turns, parts, refused)
             for batches in parts:
                 name = batches[0][0].backend
-                if name not in refused:
-                    with self._refusing(name, refused):
-                        for part in batches:
-                            ready = early if name == "eager" and part is parts[0][0] else {}
-                            try:
-                                profile = self._measure_group(profile, part, turns, rounds, ready)
-                            except BackendError as failure:
-                                bench.divide(name, self.precision, failure)
-                                profile = self._measure_group(profile, part, turns, rounds, {})
+                for part in batches:
+                    if name not in refused:
+                        with self._refusing(name, refused):
+                            profile = self._first_turn(profile, part, turns, rounds, early if part is parts[0][0] else {})
                 self.steps.done()
             if linking is not None:
                 self.measure_links(linking, bench.workers)
@@ -199,6 +179,45 @@ class _Job:
                 slowed = [part for part in batches if any(seems_slowed(profile.measured[setting]) for setting in part)]
                 profile = self._measure_again(profile, slowed, turns, rounds)
         return replace(profile, notes=(*profile.notes, *refused.values()))
+
+    def _plan_steps(self, backends: Sequence[str], turn_s: float) -> None:
+        """What a measurement will do, for the backends of its groups."""
+        names = dict.fromkeys(backends)
+        self.steps.plan([Step(f"preparing {name}", 1.0 if name == "eager" else 6.0) for name in names])
+        self.steps.plan([Step("starting the workers", 2.0)])
+        self.steps.plan([Step(f"timing {name}", turn_s + ALONE_S + CUT_S + 2.0) for name in backends])
+        self.steps.plan([Step(f"timing {name} once more", turn_s / 2) for name in backends])
+
+    def _make_ready(
+        self, turns: Turns, parts: Sequence[Sequence[Sequence[Setting]]], refused: dict[str, str]
+    ) -> Mapping[str, Prepared]:
+        """Prepare all backends; the answers of the devices of the first batch, which are ready by then if it is of eager.
+
+        The workers start, load the model and warm up in eager while the host prepares the other backends: both leave cores
+        idle. Weights of ops are timed, so a backend that wants them waits until the host is quiet.
+        """
+        bench, first = turns.bench, parts[0][0]
+        bench.load(self.machine.devices)
+        for name in dict.fromkeys(batches[0][0].backend for batches in parts):
+            with self._refusing(name, refused):
+                bench.prepare(name, self.precision)
+                if name == "eager":
+                    bench.begin(turns.prepares(first))
+            self.steps.done()
+        early = bench.finish()
+        bench.take_canaries(self.machine.devices)
+        self.steps.done()
+        return early if first[0].backend == "eager" else {}
+
+    def _first_turn(
+        self, profile: Profile, group: Sequence[Setting], turns: Turns, rounds: Rounds, early: Mapping[str, Prepared]
+    ) -> Profile:
+        """The first turn of one setting on each device, on what is left of the model where its backend fails on the whole."""
+        try:
+            return self._measure_group(profile, group, turns, rounds, early)
+        except BackendError as failure:
+            turns.bench.divide(group[0].backend, self.precision, failure)
+            return self._measure_group(profile, group, turns, rounds, {})
 
     @contextmanager
     def _refusing(self, backend: str, refused: dict[str, str]) -> Iterator[None]:
