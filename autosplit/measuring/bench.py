@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.base import get_backend, usual
+from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import onnx_names
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.accelerators import PROVIDERS, is_accelerator
 from autosplit.devices.processes import WorkerProcess, prepare_to_spawn, receive
 from autosplit.errors import BackendError, WorkerError
-from autosplit.measuring.cutting import Cut, save_cut, typical_cut
+from autosplit.measuring.cutting import Cut, loses_at_cuts, save_cut, typical_cut
 from autosplit.measuring.links import LinkBench, measuring_worker
 from autosplit.measuring.parts import Part, save_parts
 from autosplit.measuring.timing import Rounds
@@ -61,12 +61,8 @@ class WorkerBench:
             get_backend(backend).prepare(self._program, self._whole.folder, precision)
         except BackendError as failure:
             self.divide(backend, precision, failure)
-        else:
-            self._prepare_cut(backend, precision)
-
-    def _prepare_cut(self, backend: str, precision: Precision) -> None:
-        """Write both sides of a cut too, but not for one that loses nothing there (eager) or compiles for long."""
-        if self._cut is not None and backend in usual() and not get_backend(backend).exact:
+            return
+        if self._cut is not None and loses_at_cuts(backend):
             with contextlib.suppress(BackendError):
                 self._cuts[backend] = save_cut(self._traced, self._cut, backend, precision, self._workspace)
 

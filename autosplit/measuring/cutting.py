@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from autosplit.backends.base import get_backend, usual
 from autosplit.deploying.workspace import Workspace
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split
@@ -17,7 +18,13 @@ from autosplit.values.graph import Graph
 from autosplit.values.samples import Precision
 
 NUM_OPS = 4
-"""On each side: most of a block of a network, so that what is fused elsewhere is fused there too."""
+"""On each side: most of a block of a convolutional network, so that what is fused elsewhere is fused there too; a small part of a
+transformer's, which has many more."""
+
+
+def loses_at_cuts(backend: str) -> bool:
+    """Whether what a cut costs a backend is timed: not of one that loses nothing there (eager), or that compiles for long."""
+    return backend in usual() and not get_backend(backend).exact
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from autosplit.measuring.asking import (
 )
 from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
 from autosplit.measuring.bench import open_bench
+from autosplit.measuring.cutting import loses_at_cuts, typical_cut
 from autosplit.measuring.links import LinkBench
 from autosplit.measuring.parts import Part, graph_of, joined
 from autosplit.measuring.recalling import recall, recall_links
@@ -259,6 +260,12 @@ class _Job:
             profile = replace(profile, stages=kept).with_measured(setting, measured)
         if self.store is not None:
             self.store.save(self.graph, profile, group)
+        uncut = [setting.device for setting in group if setting.device not in cuts and not bench.is_divided(backend)]
+        uncut = [device for device in uncut if not is_accelerator(self.machine[device])]
+        if uncut and loses_at_cuts(backend) and typical_cut(self.graph) is not None:
+            note = f"{backend} on {', '.join(uncut)}: what a cut costs could not be timed"
+            note = f"{note}, so plans with several stages there may be slower than predicted"
+            profile = replace(profile, notes=tuple(dict.fromkeys((*profile.notes, note))))
         return profile
 
     def _measure_part(

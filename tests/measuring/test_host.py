@@ -290,6 +290,13 @@ def test_a_backend_that_refuses_is_left_out_unless_it_is_the_only_one(traced, ma
         fake_measure(traced, machine, ("onnxruntime",))
 
 
+def test_where_a_cut_could_not_be_timed_a_note_names_the_backend_and_the_device(traced, machine, bench) -> None:
+    first = machine.devices[0].name
+    bench.time_cuts = lambda group, precision, rounds: {setting.device: 3e-9 for setting in group[1:]}
+    [note] = fake_measure(traced, machine, ("eager", "onnxruntime")).notes
+    assert note.startswith(f"onnxruntime on {first}: what a cut costs could not be timed")
+
+
 def test_a_backend_that_refuses_some_ops_is_measured_on_the_rest(traced, machine, bench, tmp_path) -> None:
     first, second, third, *rest = (op.name for op in traced.graph.ops)
     bench.divided = {"onnxruntime": [[first], [third, *rest]]}
