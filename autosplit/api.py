@@ -216,7 +216,7 @@ def run(
             num_requests=num_requests,
             num_rounds=num_rounds,
             workspace=workspace,
-            progress=lambda share, text: tell(begun + (1 - begun) * share, text),
+            tell=lambda share, text: tell(begun + (1 - begun) * share, text),
             observe=observe,
         )
     if profiles is not None:

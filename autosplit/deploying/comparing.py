@@ -66,16 +66,16 @@ def run_report(
     simple: Mapping[str, Plan],
     machine: Machine,
     *,
-    whole: Traced | None = None,
-    forced: bool = False,
-    unfit: Unfit = lambda way, s: "",
-    keep: str = "",
-    left_out: Mapping[str, str] | None = None,
-    num_requests: int | None = None,
-    num_rounds: int = 5,
-    workspace: Workspace | None = None,
-    progress: Progress | None = None,
-    observe: Observe | None = None,
+    whole: Traced | None,
+    forced: bool,
+    unfit: Unfit,
+    keep: str,
+    left_out: Mapping[str, str],
+    num_requests: int | None,
+    num_rounds: int,
+    workspace: Workspace,
+    tell: Progress,
+    observe: Observe | None,
 ) -> RunReport:
     """Run the plan and the simple ways in the same rounds, and say which one to use.
 
@@ -93,13 +93,12 @@ def run_report(
         num_rounds: rounds, full ones for throughput, else of requests one at a time; each runs every plan once that is not far
             behind, and the fastest ones may run some more. Of the other kind there are ``NUM_BESIDE``.
         workspace: as for ``Arena``.
-        progress: called with the share done and what is being done.
+        tell: called with the share done and what is being done.
         observe: called once with the host on which all of them run, to look at it meanwhile.
     Raises: PlanError, BackendError, WorkerError: the plan itself cannot be run; StageError: a request failed.
     """
-    tell = progress or (lambda share, text: None)
     same_as: dict[str, str] = {}
-    reasons = dict(left_out or {})
+    reasons = dict(left_out)
     with Arena(machine, workspace) as arena:
         if observe is not None:
             observe(arena.host)
@@ -160,36 +159,25 @@ class _Rounds:
 
         These come last, so that what workers are said to have done is from full rounds only.
         """
-        arena, few, full_s, alone_s = self.arena, min(NUM_BESIDE, num_rounds), ROUND_S, SCREEN_S
+        arena, few = self.arena, min(NUM_BESIDE, num_rounds)
         if self.objective == "latency":
-            full_s = alone_s = ROUND_S / 2
-        if num_items is None:
-            num_items = round(full_s * arena.loaded[PLAN].pace_per_s)
+            take_full, num_full, full_s = self._beside, few, ROUND_S / 2
+            take_alone, num_alone, alone_s = self.halve, num_rounds, ROUND_S / 2
         else:
-            num_items //= num_rounds if self.objective == "throughput" else few
-
-        def full(running: Sequence[str], number: int) -> None:
-            arena.run_round(running, number, num_items)
-
-        def alone(running: Sequence[str], number: int) -> None:
-            arena.run_alone(running, number, alone_s)
-
-        if self.objective == "throughput":
-            self.halve(full, num_rounds)
-        else:
-            self._each(full, few, "full")
+            take_full, num_full, full_s = self.halve, num_rounds, ROUND_S
+            take_alone, num_alone, alone_s = self._beside, few, SCREEN_S
+        items = round(full_s * arena.loaded[PLAN].pace_per_s) if num_items is None else num_items // num_full
+        take_full(lambda running, number: arena.run_round(running, number, items), num_full)
         outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
-        if self.objective == "latency":
-            self.halve(alone, num_rounds)
-        else:
-            self._each(alone, few, "one request at a time,")
+        take_alone(lambda running, number: arena.run_alone(running, number, alone_s), num_alone)
         told = {name: entry.outcome() for name, entry in arena.loaded.items()}
         return {name: replace(one, latency=told[name].latency, alone_s=told[name].alone_s) for name, one in outcomes.items()}
 
-    def _each(self, run: Run, num_rounds: int, kind: str) -> None:
-        """All ways in so many rounds."""
+    def _beside(self, run: Run, num_rounds: int) -> None:
+        """All ways in so many rounds of the kind that the objective does not ask for."""
+        share, kind = (0.0, "full") if self.objective == "latency" else (1.0, "one request at a time,")
         for number in range(num_rounds):
-            self.tell(0.0 if self.objective == "latency" else 1.0, f"{kind} round {number + 1} of {num_rounds}")
+            self.tell(share, f"{kind} round {number + 1} of {num_rounds}")
             run(list(self.arena.loaded), number)
 
     def halve(self, run: Run, num_rounds: int) -> None:
