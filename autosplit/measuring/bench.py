@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +31,27 @@ CANARY_S, CANARIES_S = 0.6, 5.0
 """For the canary of a device, whose fastest is what later runs are held to, and at most for those of all devices."""
 
 
+@dataclass(eq=False)
 class WorkerBench:
     """The running workers of a measurement, with the model saved where they can load it."""
 
-    def __init__(
-        self,
-        traced: Traced,
-        program: StageProgram,
-        folder: Path,
-        workspace: Workspace,
-        workers: Mapping[str, WorkerProcess],
-        cut: Cut | None,
-    ) -> None:
-        self._traced = traced
-        self._program = program
-        self._whole = Part(program.ops, folder)
-        self._loaded = folder
-        self._workspace = workspace
-        self._parts: dict[str, list[Part]] = {}
-        self._refused: dict[str, dict[str, str]] = {}
-        self._cut = cut
-        self._cuts: dict[str, tuple[Path, Path, Path]] = {}
-        self.workers = workers
-        self._begun: list[tuple[str, str]] = []
-        self.canaries: dict[str, float] = {}
+    _traced: Traced
+    _program: StageProgram
+    _folder: Path
+    _workspace: Workspace
+    workers: Mapping[str, WorkerProcess]
+    _cut: Cut | None
+    canaries: dict[str, float] = field(default_factory=dict)
+    _loaded: Path = Path()
+    _parts: dict[str, list[Part]] = field(default_factory=dict)
+    _refused: dict[str, dict[str, str]] = field(default_factory=dict)
+    _cuts: dict[str, tuple[Path, Path, Path]] = field(default_factory=dict)
+    _begun: list[tuple[str, str]] = field(default_factory=list)
 
     def prepare(self, backend: str, precision: Precision) -> None:
         """Let the host write what the backend loads; in parts, if it refuses some ops. Raises: BackendError: it refuses all."""
         try:
-            get_backend(backend).prepare(self._program, self._whole.folder, precision)
+            get_backend(backend).prepare(self._program, self._folder, precision)
         except BackendError as failure:
             self.divide(backend, precision, failure)
             return
@@ -76,7 +69,7 @@ class WorkerBench:
 
     def parts(self, backend: str) -> list[Part]:
         """What a backend is timed on: the whole model, or all but what it refuses."""
-        return self._parts.get(backend, [self._whole])
+        return self._parts.get(backend, [Part(self._program.ops, self._folder)])
 
     def is_divided(self, backend: str) -> bool:
         """Whether a backend is timed on parts of the model."""
@@ -100,7 +93,7 @@ class WorkerBench:
 
     def load(self, devices: Sequence[Device], part: Part | None = None) -> None:
         """Let every worker load a part, or the model, once it has started."""
-        self._loaded = (part or self._whole).folder
+        self._loaded = self._folder if part is None else part.folder
         same: Any = dict(PROVIDERS), self._program.packages
         self.begin({device.name: Load(self._loaded, device.cores, device.name, *same) for device in devices})
 
