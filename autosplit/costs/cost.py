@@ -19,6 +19,10 @@ from autosplit.errors import PlanError, raise_faults
 from autosplit.tables import bytes_text
 
 TOLERANCE = 1e-9
+"""Share by which sums differ that are rounded in another order: a limit is broken, and a plan is better, by more than that."""
+
+CLOSED = 1e-6
+"""A gap below this share of the objective is rounding: the plan is optimal."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +364,7 @@ def verify(problem: Problem, solution: Solution, *, contiguous: bool = True, obj
     if not faults:
         latency = objective == "latency"
         true_s = latency_s(problem, solution.blocks) if latency else evaluate(problem, solution.blocks).bottleneck_s
-        if not np.isclose(true_s, solution.objective_s, rtol=1e-9, atol=1e-15):
+        if not np.isclose(true_s, solution.objective_s, rtol=TOLERANCE, atol=1e-15):
             faults.append(f"it claims an objective of {solution.objective_s:.9g} s, but it evaluates to {true_s:.9g} s")
         if solution.bound_s > true_s * (1 + TOLERANCE):
             faults.append(f"it claims a bound of {solution.bound_s:.9g} s, which is above its own objective of {true_s:.9g} s")

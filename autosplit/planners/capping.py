@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats
 from autosplit.planners.compiled import allocating
 from autosplit.planners.frontier import Sweep
 from autosplit.planners.items import Ints
-
-ROUNDING = 1e-9
-"""Share by which sums of bytes may be above a cap, for the rounding of sums."""
 
 
 def capped_sweep(sweep: Sweep, item_bytes: Floats, room_bytes: float, num_levels: int) -> Sweep:
@@ -29,7 +27,7 @@ def capped_sweep(sweep: Sweep, item_bytes: Floats, room_bytes: float, num_levels
     """
     found: Any = _capped(
         sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, sweep.cost_0,
-        np.ascontiguousarray(item_bytes[sweep.order]), room_bytes * (1.0 + ROUNDING), num_levels,
+        np.ascontiguousarray(item_bytes[sweep.order]), room_bytes * (1.0 + TOLERANCE), num_levels,
     )  # fmt: skip
     return Sweep(sweep.order, *found)
 

@@ -14,6 +14,7 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats
 from autosplit.planners.capping import capped_sweep
 from autosplit.planners.covering import Cover, Members
@@ -21,9 +22,6 @@ from autosplit.planners.frontier import Sweep, cheap_nets, narrow_order, sifted_
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints, Table
 from autosplit.planners.pricing import Pricer
-
-SLACK = 1e-9
-"""Share taken off a bound for the rounding of sums."""
 
 MOST_STRETCHES = 400
 """Sets of neighbouring items that column generation begins with, for each class."""
@@ -286,12 +284,12 @@ def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> N
     """Try single items, then compute, rounded ever more finely."""
     graph = bound.graph
     bound.bound_s = max(bound.bound_s, anchored_bound_s(graph, bound.pricers, bound.limit_s))
-    report(bound.bound_s * (1.0 - SLACK), "anchored cut")
+    report(bound.bound_s * (1.0 - TOLERANCE), "anchored cut")
     for grain in (4000, 20000, 60000):
         if grain == 4000 or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
             bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
-            report(bound.bound_s * (1.0 - SLACK), "cut profile")
+            report(bound.bound_s * (1.0 - TOLERANCE), "cut profile")
 
 
 def _grains(bound: ColumnBound) -> list[int]:
@@ -328,11 +326,11 @@ def rising_bound(
     reach, level = 1.0 if bound.bound_s > FAR * value_s else 0.5, 0
     while monotonic() < deadline and graph.num_items <= MOST_ROWS:
         value_s, home = best()
-        if bound.bound_s >= value_s * (1.0 - SLACK):
+        if bound.bound_s >= value_s * (1.0 - TOLERANCE):
             break
         for found, devices in zip(columns, graph.classes, strict=True):
             found += _sets(home, devices)
-        target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - SLACK)
+        target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - TOLERANCE)
         bound.grain, bound.limit_s = grains[level], value_s
         until = monotonic() + PATIENCE * (deadline - monotonic())
 
@@ -341,7 +339,7 @@ def rising_bound(
 
         outcome, prices, columns = generate_columns(bound, columns, target_s, halt, prices)
         bound.try_prices(prices)
-        report(bound.bound_s * (1.0 - SLACK), "columns")
+        report(bound.bound_s * (1.0 - TOLERANCE), "columns")
         if outcome == "stalled" and level + 1 < len(grains):
             level += 1
         elif outcome == "halted" and bound.bound_s > FAR * value_s and level + 1 < len(grains) and best()[0] == value_s:

@@ -10,6 +10,7 @@ from time import monotonic
 
 import numpy as np
 
+from autosplit.costs.cost import TOLERANCE
 from autosplit.planners.annealing import anneal, random_home
 from autosplit.planners.coarsening import coarsened
 from autosplit.planners.hypergraph import Hypergraph
@@ -62,7 +63,7 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
         if found is None:
             continue
         home, loads[one], loads[other] = found
-        if loads.max() < best_s * (1.0 - 1e-9):
+        if loads.max() < best_s * (1.0 - TOLERANCE):
             best_s, best, vain = float(loads.max()), home, 0
     return best_s, best
 
@@ -105,7 +106,7 @@ def descents(
             value_s, home = descend(coarse, home, seed=fresh_seed, patience=patience * max(1, pairs), halt=halt)
             spent_s[level] += monotonic() - began
             began, home, patience = monotonic(), home[group], NEXT_PATIENCE
-            if not known or value_s < known[0][0] * (1.0 - 1e-9):
+            if not known or value_s < known[0][0] * (1.0 - TOLERANCE):
                 known = [(value_s, home), *known[: NUM_KNOWN - 1]]
                 yield value_s, home
             level += 1

@@ -10,7 +10,7 @@ from autosplit.planners.compiled import inner
 from autosplit.planners.items import Ints, Items
 
 ROUNDING = 1e-9
-"""A value must be better by this factor to count as better; sums in another order differ by less."""
+"""``costs.cost.TOLERANCE`` for machine code, which is made anew where a module of this folder changes, and of no other one."""
 
 
 class Costs(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from autosplit.costs.cost import most_s
+from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.cpsat import solve
 from autosplit.planners.items import Items
@@ -160,12 +160,12 @@ class _Model(Slots):
 
     def bound_below(self, bound_s: float) -> None:
         """Nothing below a known bound."""
-        self.model.Add(self.goal >= min(floor(bound_s * self.scale * (1 - 1e-9)), int(SCALE)))
+        self.model.Add(self.goal >= min(floor(bound_s * self.scale * (1 - TOLERANCE)), int(SCALE)))
 
     def limit(self, limit_s: float) -> None:
         """Nothing above what a known plan reaches."""
         if limit_s < self.top_s:
-            self.model.Add(self.goal <= int(np.ceil(limit_s * self.scale * (1 + 1e-9))))
+            self.model.Add(self.goal <= int(np.ceil(limit_s * self.scale * (1 + TOLERANCE))))
 
     def true_blocks(self, solver: cp_model.CpSolver) -> tuple[Block, ...]:
         """The solver's blocks if they meet the request, in the order that is best; else none."""

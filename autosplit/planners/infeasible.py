@@ -7,7 +7,7 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import most_s
+from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners.asking import is_hopeless
@@ -29,18 +29,18 @@ def refuse_hopeless(problem: Problem, together: Sequence[Sequence[int]], most_bl
             raise InfeasibleError(f"no plan fits: {_no_device(problem, ops)}")
         need = item_bytes(problem, ops)
         roomy = allowed[problem.memory_bytes[allowed].argmax()]
-        if need > problem.memory_bytes[roomy] * (1 + 1e-9):
+        if need > problem.memory_bytes[roomy] * (1 + TOLERANCE):
             raise InfeasibleError(f"no plan fits: {_too_large(problem, ops, need, int(roomy), len(allowed))}")
     total = float(problem.op_bytes.sum()) + sum(weight.num_bytes for weight in problem.weights)
     room = float(problem.memory_bytes.sum())
-    if total > room * (1 + 1e-9):
+    if total > room * (1 + TOLERANCE):
         caps = ", ".join(f"'{name}' {bytes_text(cap)}" for name, cap in zip(problem.devices, problem.memory_bytes, strict=True))
         raise InfeasibleError(
             f"no plan fits: the ops need {bytes_text(total)} of weights, and all devices together hold {bytes_text(room)} "
             f"({caps}). Raise a device's memory, or add a device."
         )
     largest = float(np.sort(problem.memory_bytes)[::-1][:most_blocks].sum())
-    if total > largest * (1 + 1e-9):
+    if total > largest * (1 + TOLERANCE):
         raise InfeasibleError(
             f"no plan fits: these cannot hold together: at most {most_blocks} stages, {bytes_text(total)} of weights, and the "
             f"{bytes_text(largest)} that the {most_blocks} largest devices hold. Allow more stages, or raise a device's memory."
@@ -88,7 +88,7 @@ def refuse_short(problem: Problem, request: Request) -> None:
     """Raise InfeasibleError when all stages together cannot take as long as they must."""
     all_s = most_s(problem)
     count = request.num_stages or 1
-    if count * request.min_stage_s > all_s * (1 + 1e-9):
+    if count * request.min_stage_s > all_s * (1 + TOLERANCE):
         stages = f"exactly {count} stages are asked for; " if count > 1 else ""
         raise InfeasibleError(
             f"no plan fits: these cannot hold together: {stages}a stage takes at least {request.min_stage_s:.3g} s; all ops with "
@@ -98,7 +98,7 @@ def refuse_short(problem: Problem, request: Request) -> None:
 
 def refuse_latency(request: Request, bound_s: float, method: str) -> None:
     """Raise InfeasibleError when a sample is proved to take longer than it may."""
-    if bound_s > request.max_latency_s * (1 + 1e-9):
+    if bound_s > request.max_latency_s * (1 + TOLERANCE):
         raise InfeasibleError(
             f"no plan fits: a sample takes at least {bound_s:.3g} s ({method}), and at most "
             f"{request.max_latency_s:.3g} s are asked for. Raise that limit, or use faster devices."

@@ -12,12 +12,12 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import most_s
+from autosplit.costs.cost import CLOSED, most_s
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners.heft import JOININGS, Delays, Timetable, blocks_of, critical_path_s, list_schedule
 from autosplit.planners.lumps import Lumps, fewer_lumps, forced_lumps
 from autosplit.planners.request import Request
-from autosplit.planners.rows import CLOSED, Row, RowSearch
+from autosplit.planners.rows import Row, RowSearch
 from autosplit.planners.segments import segment_bound_s
 from autosplit.planners.timetable import best_timetable
 

@@ -11,11 +11,11 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import evaluate, verify
+from autosplit.costs.cost import TOLERANCE, evaluate, verify
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import compiled
-from autosplit.planners.columns import SLACK, rising_bound
+from autosplit.planners.columns import rising_bound
 from autosplit.planners.descending import descents
 from autosplit.planners.hypergraph import Hypergraph, hypergraph_of
 from autosplit.planners.items import Ints
@@ -67,7 +67,7 @@ class _Search:
     @property
     def closed(self) -> bool:
         """Whether plan and bound meet but for rounding."""
-        return self.bound_s >= self.value_s * (1.0 - 3.0 * SLACK)
+        return self.bound_s >= self.value_s * (1.0 - 3.0 * TOLERANCE)
 
     def over(self) -> bool:
         """Whether there is nothing left to do, or no time."""

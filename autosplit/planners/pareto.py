@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.cost import TOLERANCE, evaluate, latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds
@@ -21,7 +21,6 @@ from autosplit.planners.latency import with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, request_faults
 
-ROUNDING = 1e-9
 NUM_LIMITS = 4
 """Limits between the ends of latency, and of memory."""
 
@@ -62,14 +61,14 @@ def point_of(problem: Problem, solution: Solution) -> Point:
 def dominates(one: Point, other: Point) -> bool:
     """Whether one point is as good in all three, but for rounding, and better in one."""
     pairs = list(zip(one.values, other.values, strict=True))
-    return all(a <= b * (1 + ROUNDING) for a, b in pairs) and any(a < b * (1 - ROUNDING) for a, b in pairs)
+    return all(a <= b * (1 + TOLERANCE) for a, b in pairs) and any(a < b * (1 - TOLERANCE) for a, b in pairs)
 
 
 def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
     """The points that no other dominates, the best throughput first; of equal ones the one with fewer stages."""
     kept: list[Point] = []
     for point in sorted(points, key=lambda p: (len(p.solution.blocks), p.values)):
-        same = any(np.allclose(point.values, other.values, rtol=ROUNDING, atol=0) for other in kept)
+        same = any(np.allclose(point.values, other.values, rtol=TOLERANCE, atol=0) for other in kept)
         if not same and not any(dominates(other, point) for other in points):
             kept.append(point)
     return tuple(sorted(kept, key=lambda p: p.values))
@@ -152,7 +151,7 @@ class _Front:
         """
         alike = _shares(best.blocks) or not _shares(point.solution.blocks)
         bound_s = min(best.bound_s if alike else self._shared_bound_s(), point.bottleneck_s)
-        closed = alike and best.status == "optimal" and point.bottleneck_s <= best.objective_s * (1 + ROUNDING)
+        closed = alike and best.status == "optimal" and point.bottleneck_s <= best.objective_s * (1 + TOLERANCE)
         return replace(
             point.solution,
             objective_s=point.bottleneck_s,
@@ -253,6 +252,6 @@ def _shares(blocks: Sequence[Block]) -> bool:
 def _between(values: Sequence[float]) -> list[float]:
     """Evenly spread limits strictly between the smallest and the largest value, and just below the largest."""
     low, high = min(values), max(values)
-    if high <= low * (1 + ROUNDING):
+    if high <= low * (1 + TOLERANCE):
         return []
     return [float(limit) for limit in np.linspace(low, high, NUM_LIMITS + 2)[1:-1]]

@@ -9,7 +9,7 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import evaluate, latency_s, verify
+from autosplit.costs.cost import CLOSED, evaluate, latency_s, verify
 from autosplit.costs.problem import HOST, Block, Floats, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, compiled, infeasible, latency, linear, reusing
@@ -23,9 +23,6 @@ from autosplit.planners.proving import chain_blocks, prove_chain
 from autosplit.planners.request import Objective, Request, objective_s, request_faults
 from autosplit.planners.rows import RowSearch
 from autosplit.planners.usage import Usage, sequence_usage, usage_of
-
-CLOSED = 1e-6
-"""A gap below this share of the objective is rounding: the plan is optimal."""
 
 SMALL = 200
 FEW = 60

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats, Problem
 from autosplit.planners import downsets, linear
 from autosplit.planners.columns import ColumnBound, rising_bound
@@ -142,7 +143,7 @@ def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Price
     most = np.array([[len(each.profile(row.astype(np.int64), limit_s)) - 1.0 for row in values] for each in bound.pricers])
     most = most.reshape(len(bound.pricers), len(kinds))
     if len(kinds) > (bound.prices is not None):
-        most[:, -1] = np.minimum(most[:, -1], items.memory_bytes * (grain / items.num_bytes.sum()) * (1.0 + 1e-9))
+        most[:, -1] = np.minimum(most[:, -1], items.memory_bytes * (grain / items.num_bytes.sum()) * (1.0 + TOLERANCE))
     return downsets.Prices(np.ascontiguousarray(values.T), most)
 
 

@@ -14,15 +14,12 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.cost import TOLERANCE, evaluate, memory_bytes, pool_bytes
+from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate, memory_bytes, pool_bytes
 from autosplit.costs.problem import Block, Floats, Problem
 from autosplit.planners.heft import JOININGS, Timetable, blocks_of
 from autosplit.planners.lumps import Lumps
 from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.planners.sample import Sampler, home_of
-
-CLOSED = 1e-6
-ROUNDING = 1e-9
 
 TIDY_S = 0.1
 """For joining blocks of the best plan, even where the search has taken all the time."""
@@ -92,7 +89,7 @@ class RowSearch:
 
     def _offer_row(self, row: Row, method: str) -> None:
         """Keep blocks of lumps if they are better, by more than rounding, than all before, and meet the request."""
-        if self._cost_s(row) < self.value_s * (1 - ROUNDING) and not request_faults(self.problem, self.request, row):
+        if self._cost_s(row) < self.value_s * (1 - TOLERANCE) and not request_faults(self.problem, self.request, row):
             self.row, self.value_s, self.method = row, objective_s(self.problem, self.request, row), method
 
     def tidy(self) -> None:

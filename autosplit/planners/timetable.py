@@ -10,6 +10,7 @@ from math import floor
 import numpy as np
 from ortools.sat.python import cp_model
 
+from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Floats, Net, Problem
 from autosplit.planners.cpsat import solve
 from autosplit.planners.heft import Delays, Timetable
@@ -72,7 +73,7 @@ class _Model:
         self.model = cp_model.CpModel()
         self.scale = SCALE / limit_s
         horizon = int(SCALE) + 1
-        self.makespan = self.model.NewIntVar(min(floor(bound_s * self.scale * (1 - 1e-9)), horizon), horizon, "makespan")
+        self.makespan = self.model.NewIntVar(min(floor(bound_s * self.scale * (1 - TOLERANCE)), horizon), horizon, "makespan")
         self.start = [self.model.NewIntVar(0, horizon, "") for _ in range(problem.num_ops)]
         self.end = [self.model.NewIntVar(0, horizon, "") for _ in range(problem.num_ops)]
         self.on: list[dict[int, cp_model.IntVar]] = []
@@ -148,7 +149,7 @@ class _Model:
                     for op, size in enumerate(self.problem.op_bytes)
                     if device in self.on[op]
                 ]
-                self.model.Add(sum(held) <= floor(cap * (1 + 1e-9) / step) + 1)
+                self.model.Add(sum(held) <= floor(cap * (1 + TOLERANCE) / step) + 1)
 
     def _delay(self, maker: int, reader: int) -> None:
         """No reader starts before what it reads is there."""

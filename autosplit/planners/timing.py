@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST
 from autosplit.planners.heft import Delays
 from autosplit.planners.lumps import net_edges
@@ -55,7 +56,7 @@ class Timing:
                     long = self.model.NewBoolVar("")
                     self.model.AddImplication(long, chosen)
                     for r, wide in enumerate(self.slots.wide[s]):
-                        least = (least_s * (r + 1) - spare_s) * self.scale * (1 - 1e-9)
+                        least = (least_s * (r + 1) - spare_s) * self.scale * (1 - TOLERANCE)
                         least = floor(min(least, MOST_STEPS)) - num_rounded
                         if least > 0:
                             self.model.Add(part >= least).OnlyEnforceIf(long, wide)
@@ -64,7 +65,7 @@ class Timing:
 
     def makespan(self, most_s: float) -> Any:
         """A variable that is at least the steps of one sample through the slots, and at most ``most_s``."""
-        total = self.model.NewIntVar(0, int(min(most_s * self.scale * (1 + 1e-9) + 1, MOST_STEPS)), "makespan")
+        total = self.model.NewIntVar(0, int(min(most_s * self.scale * (1 + TOLERANCE) + 1, MOST_STEPS)), "makespan")
         busy = []
         for s in range(self.slots.num_slots):
             seconds = self.model.NewIntVar(0, int(MOST_STEPS), "")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate, latency_s
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.errors import InfeasibleError
 from autosplit.planners.portfolio import solve
@@ -25,7 +25,6 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
-ROUNDING = 1e-6
 WORTH = 0.01
 """A limit bounds the plan if lifting it brings at least this share."""
 
@@ -102,13 +101,13 @@ def explain_blocks(
         contiguous=asked.get("contiguous", True),
         deadline=started + CUTS_SHARE * time_limit_s,
     )
-    calls = {} if bound_s >= value_s * (1 - ROUNDING) else {AGAIN: (problem, asked)}
+    calls = {} if bound_s >= value_s * (1 - CLOSED) else {AGAIN: (problem, asked)}
     calls |= dict(_changes(problem, device, asked)) | {words: (other, asked) for words, other in (loosened or {}).items()}
     changes, left_out = _looked_at(calls, blocks, value_s, started + time_limit_s)
     again = next((row for row in changes if row.change == AGAIN), None)
     if again is not None:
         bound_s = max(bound_s, again.bound_s)
-        if again.times <= 1 + ROUNDING:
+        if again.times <= 1 + CLOSED:
             changes.remove(again)
     best_s = value_s if again is None else again.objective_s
     helped = {row.change: 1 - row.objective_s / best_s if best_s else 0.0 for row in changes}
@@ -308,5 +307,5 @@ def _change(
     except InfeasibleError:
         return Change(words, own_s, value_s / own_s if own_s > 0 else 1.0, 0.0, proved=False)
     best_s = min(own_s, solution.objective_s)
-    proved = solution.status == "optimal" and solution.objective_s <= own_s * (1 + 1e-9)
+    proved = solution.status == "optimal" and solution.objective_s <= own_s * (1 + TOLERANCE)
     return Change(words, best_s, value_s / best_s if best_s > 0 else 1.0, min(best_s, solution.bound_s), proved)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
-from autosplit.costs.cost import TOLERANCE, evaluate, latency_s, moves_s
+from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate, latency_s, moves_s
 from autosplit.costs.problem import Block, Problem, Solution, problem_from
 from autosplit.errors import InfeasibleError
 from autosplit.planners.pareto import Point, front_of, pareto, point_of
@@ -22,9 +22,6 @@ from autosplit.values.profile import Profile
 
 MAX_CHOICES = 9
 """Above so many ways to give each device a backend, all devices get the same one."""
-
-CLOSED = 1e-6
-"""A gap below this share is rounding."""
 
 Log = Callable[[str], None]
 
