@@ -345,17 +345,17 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def run_trace(traced: Traced, report: RunReport, num_requests: int = 64) -> dict[str, Any]:
+def run_trace(traced: Traced, report: RunReport) -> dict[str, Any]:
     """The schedule that was predicted for the chosen way beside what its workers did, as a Chrome trace (for Perfetto).
 
-    What transfers take of a device is in its stages. A way that nothing was predicted for is shown as it ran alone, and so is
+    Of 64 requests; what transfers take is in the stages. A way that nothing was predicted for is shown as it ran alone, and so is
     one with streams: the simulation has one request at a time on a device.
     """
     plan = report.best.plan
     if not plan.prediction.throughput_per_s or any(stage.streams > 1 for stage in plan.stages):
         return chrome_trace((), report.best.actions)
     stages = plan_stages(plan, traced.graph, lambda stage, device: stage.load_s)
-    return chrome_trace(simulate(stages, num_requests, slots=plan.queue_depth).actions, report.best.actions)
+    return chrome_trace(simulate(stages, 64, slots=plan.queue_depth).actions, report.best.actions)
 
 
 def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machine]:

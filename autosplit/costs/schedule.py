@@ -209,10 +209,9 @@ def schedule_plan(
     link: LinkOf = free_link,
     num_requests: int = 32,
     *,
-    in_flight: int | None = None,
     arrivals_s: Sequence[float] | None = None,
     microbatches: int = 1,
-) -> "Schedule":
+) -> Schedule:
     """Simulate a plan with the stage seconds of its profile: see ``simulate``.
 
     Args:
@@ -221,13 +220,11 @@ def schedule_plan(
         profile: measured seconds of the graph.
         link: link between two devices by name, usually ``machine.link``.
         num_requests: passes of the graph, or as many times ``microbatches``.
-        in_flight: microbatches between admission and result at most; None for what the slots hold.
         arrivals_s: when each request comes; None for all at once.
     Raises: ProfileError: a stage's backend was not measured on its device.
     """
     stages = plan_stages(plan, graph, lambda stage, device: profile.stage_s(stage.ops, device, stage.backend, stage.threads))
-    options: dict[str, Any] = {"in_flight": in_flight, "arrivals_s": arrivals_s, "microbatches": microbatches}
-    return simulate(stages, num_requests, link=link, slots=plan.queue_depth, **options)
+    return simulate(stages, num_requests, link=link, slots=plan.queue_depth, arrivals_s=arrivals_s, microbatches=microbatches)
 
 
 def schedule_blocks(

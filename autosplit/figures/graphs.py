@@ -154,7 +154,7 @@ def _short_operator(operator: str) -> str:
     return SHORT_NAMES.get(name, name)
 
 
-def _elided(name: str, length: int = 15) -> str:
+def _elided(name: str) -> str:
     """The name, its middle left out where it is long.
 
     >>> _elided("_native_batch_norm_legit_no_training_4"), _elided("adaptive_avg_pool2d_1")
@@ -162,8 +162,7 @@ def _elided(name: str, length: int = 15) -> str:
     """
     for long, short in SHORT_NAMES.items():
         name = name.replace(long, short)
-    half = length // 2
-    return name if len(name) <= length else f"{name[:half]}…{name[-half:]}"
+    return name if len(name) <= 15 else f"{name[:7]}…{name[-7:]}"
 
 
 def _require_seconds(graph: Graph, seconds: Mapping[str, float]) -> None:

@@ -29,6 +29,12 @@ MOST_STRETCHES = 400
 MOST_ROWS = 6000
 """Items above which no linear program is solved."""
 
+MOST_ANCHORS = 64
+"""The heaviest items, each of which some device has to hold."""
+
+LEAST_STATES = 60_000
+"""A sweep may have so many states, and eight for each item."""
+
 MANY_TRIES = 3000
 """Items above which fewer orders are tried."""
 
@@ -51,20 +57,18 @@ FINEST_CELLS = 300_000_000
 """States times values that one cut profile may take."""
 
 
-def pricers_of(
-    graph: Hypergraph, *, tries: int = 200, seed: int = 0, max_states: int = 60_000, deadline: float = inf
-) -> list[Pricer]:
+def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
     """A pricer for each class of devices; where the graph is too wide, its cheapest nets are left aside.
 
     After the deadline, by `time.monotonic`, no further order is tried.
     """
     everything = np.ones(graph.num_items, dtype=np.bool_)
-    max_states = max(max_states, 8 * graph.num_items)
+    max_states = max(LEAST_STATES, 8 * graph.num_items)
     found = []
     for members in graph.classes:
         device = members[0]
         paying = _only(graph, graph.net_s[:, device] > 0)
-        sweep, order = _narrowest(paying, device, tries, seed, max_states, deadline)
+        sweep, order = _narrowest(paying, device, tries, max_states, deadline)
         room = float(max_states)
         while sweep is None:
             thin = _only(paying, ~cheap_nets(paying, order, device, max(room, 4.0 * graph.num_items)))
@@ -74,25 +78,23 @@ def pricers_of(
     return found
 
 
-def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer], *, max_states: int = MOST_CAPPED) -> list[Pricer]:
+def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer]) -> list[Pricer]:
     """The same pricers without most of the sets that are above a memory cap; slower, where a cap binds at all."""
     found = []
     for pricer, members in zip(pricers, graph.classes, strict=True):
         room_bytes, sweep = float(graph.memory_bytes[members[0]]), pricer.sweep
         if room_bytes < graph.item_bytes.sum():
             tried = (capped_sweep(sweep, graph.item_bytes, room_bytes, num_levels) for num_levels in BYTE_LEVELS)
-            sweep = next((each for each in tried if each.num_states <= max_states), sweep)
+            sweep = next((each for each in tried if each.num_states <= MOST_CAPPED), sweep)
         found.append(Pricer(sweep, pricer.work_s, pricer.count))
     return found
 
 
-def _narrowest(
-    graph: Hypergraph, device: int, tries: int, seed: int, max_states: int, deadline: float
-) -> tuple[Sweep | None, Ints]:
+def _narrowest(graph: Hypergraph, device: int, tries: int, max_states: int, deadline: float) -> tuple[Sweep | None, Ints]:
     """The sweep with the fewest states of those along several orders, and its order; None where all have too many."""
     everything = np.ones(graph.num_items, dtype=np.bool_)
     best, order = None, np.arange(graph.num_items)
-    for tried in _orders(graph, tries, seed):
+    for tried in _orders(graph, tries):
         most = max_states if best is None else best.num_states
         sweep = sweep_of(graph, tried, everything, device, device, max_states=most)
         if sweep is not None and (best is None or sweep.num_states < best.num_states):
@@ -104,15 +106,15 @@ def _narrowest(
     return best, order
 
 
-def _orders(graph: Hypergraph, tries: int, seed: int) -> Iterator[Ints]:
+def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
     """Orders of all items that may be narrow, each made when it is asked for: that takes up to seconds."""
     given = np.arange(graph.num_items)
     yield given
-    yield sifted_order(graph, given, seed=seed)
+    yield sifted_order(graph, given, seed=0)
     everything = np.ones(graph.num_items, dtype=np.bool_)
-    greedy = narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=seed)
+    greedy = narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=0)
     yield greedy
-    yield sifted_order(graph, greedy, seed=seed)
+    yield sifted_order(graph, greedy, seed=0)
 
 
 def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
@@ -147,10 +149,10 @@ def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int,
     return float(loads[low]) if low < len(loads) else limit_s
 
 
-def anchored_bound_s(graph: Hypergraph, pricers: Sequence[Pricer], limit_s: float, num_items: int = 64) -> float:
+def anchored_bound_s(graph: Hypergraph, pricers: Sequence[Pricer], limit_s: float) -> float:
     """The dearest item to hold: for each of the heaviest, the least load of any device that has it."""
     bound_s = 0.0
-    for item in np.argsort(-graph.compute_s.min(axis=1))[:num_items]:
+    for item in np.argsort(-graph.compute_s.min(axis=1))[:MOST_ANCHORS]:
         values = np.zeros(graph.num_items, dtype=np.int64)
         values[item] = 1
         profiles = [pricer.profile(values, limit_s) for pricer in pricers]
@@ -228,7 +230,7 @@ def generate_columns(
     known: Sequence[Sequence[Members]],
     target_s: float,
     halt: Callable[[], bool],
-    centre: Floats | None = None,
+    centre: Floats | None,
 ) -> tuple[str, Floats, list[list[Members]]]:
     """Raise a bound by column generation until it reaches a target, the target proves out of reach, or a halt.
 

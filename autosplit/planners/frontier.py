@@ -24,6 +24,10 @@ MAX_OPEN = 30
 """Nets that may be open at once: states are written in base 3 in 64 bits, and are far too many long before that."""
 
 
+MOST_STEPS = 200_000_000
+"""Of sifting, after which no further item is tried."""
+
+
 @dataclass(frozen=True)
 class Sweep:
     """The states along an order of items, and the steps between them.
@@ -69,7 +73,7 @@ def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 
     return best[1] if best else np.zeros(0, dtype=np.int64)
 
 
-def sifted_order(graph: Hypergraph, order: Ints, *, seed: int = 0, work: int = 200_000_000) -> Ints:
+def sifted_order(graph: Hypergraph, order: Ints, *, seed: int) -> Ints:
     """An order of all items with fewer open nets: each item is moved beside those that it shares nets with while that helps.
 
     After Rudell's sifting of decision diagrams (1993). The sum of 2 to the number open stands for the states.
@@ -78,9 +82,8 @@ def sifted_order(graph: Hypergraph, order: Ints, *, seed: int = 0, work: int = 2
         graph: items and nets.
         order: all items.
         seed: of the sequence in which items are tried.
-        work: steps after which no further item is tried.
     """
-    found: Any = _sift(order, graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, work, seed)
+    found: Any = _sift(order, graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, MOST_STEPS, seed)
     return np.asarray(found)
 
 

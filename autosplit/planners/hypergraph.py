@@ -140,8 +140,8 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
             compute_s[pins[0]] += cost_s
         elif cost_s.any():
             merged[pins, outside] = merged.get((pins, outside), np.zeros(len(items.classes))) + cost_s
-    holders = Table.of([pins for pins, _ in merged]).transposed(items.num_items)
     net_pins = Table.of([pins for pins, _ in merged])
+    holders = net_pins.transposed(items.num_items)
     return Hypergraph(
         item_of=item_of,
         compute_s=np.ascontiguousarray(compute_s[:, class_of]),

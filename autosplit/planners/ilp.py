@@ -117,11 +117,11 @@ def _num_terms(problem: Problem, items: Items, request: Request, num_slots: int,
     types = problem.num_devices if request.reuse else len(items.classes)
     if timeless:
         return num_slots * (types * items.num_items + len(items.weights.data))
-    pairs = 0 if _own_price(problem, items, request) else num_slots * num_slots * types * types
+    pairs = 0 if _own_price(items, request) else num_slots * num_slots * types * types
     return num_slots * types * items.num_items + len(items.pins.data) * num_slots + len(problem.nets) * pairs
 
 
-def _own_price(problem: Problem, items: Items, request: Request) -> bool:
+def _own_price(items: Items, request: Request) -> bool:
     """Whether what a slot pays depends on nothing but its own items and devices."""
     return items.exact and not request.reuse
 
@@ -145,7 +145,7 @@ class _Model(Slots):
             return
         quick = request.objective == "latency"
         self.load = self.model.NewIntVar(0, int(MOST_STEPS if quick else SCALE + 1), "load")
-        own = _own_price(problem, items, request)
+        own = _own_price(items, request)
         self.slack = 1 if request.max_replicas > 1 else 0
         work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
         moved = self._own_transfers() if own else self._pair_transfers()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats, Problem
-from autosplit.planners.merging import merge_dominated
+from autosplit.planners.merging import Nets, merge_dominated
 from autosplit.planners.request import Request
 
 Ints = NDArray[np.int64]
@@ -241,9 +241,6 @@ def _items(problem: Problem, request: Request, home: Ints, limit_s: float, merge
     place[order] = np.arange(len(order))
     place = place[target]
     return _assemble(problem, place, place[home], len(order), compute, fixed, num_bytes, nets, edges, weights, equal and lone)
-
-
-Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
 
 
 def _item_nets(

@@ -29,7 +29,7 @@ def polish(
     *,
     seed: int,
     halt: Callable[[], bool],
-    max_tries: int = 1_000_000,
+    max_tries: int,
 ) -> tuple[float, Ints | None]:
     """The best assignment met on walks from the starts, by turns; its largest load in seconds.
 

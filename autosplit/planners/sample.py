@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from autosplit.costs.cost import latency_s
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planners.compiled import compiled
-from autosplit.planners.items import Table
-
-Ints = NDArray[np.int64]
+from autosplit.planners.items import Ints, Table
 
 
 def home_of(blocks: Sequence[Block], num_ops: int) -> Ints:
