@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from autosplit.errors import AutosplitError
+from autosplit.errors import AutosplitError, UsageError
 
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """What taking data apart ends with, where a file holds something else than was written."""
@@ -92,6 +92,16 @@ def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]
             "Make it again with this version."
         )
     return data
+
+
+def read_yaml(path: Path, kind: str) -> Any:
+    """What a YAML file of the user's holds. Raises: UsageError: it cannot be read, or is no YAML; ``kind`` is for the message."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as failure:
+        raise UsageError(f"{kind} file '{path}' cannot be read: {failure.strerror}") from None
+    except NOT_YAML as failure:
+        raise UsageError(f"{kind} file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
 
 
 def typed(what: str, value: Any, *kinds: type) -> Any:

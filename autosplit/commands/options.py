@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
-import yaml
 
 from autosplit.errors import UsageError
-from autosplit.files import NOT_YAML
+from autosplit.files import read_yaml
 from autosplit.values.constraints import Constraints
 from autosplit.values.samples import Precision
 
@@ -40,12 +39,7 @@ MODEL_HELP = (
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as failure:
-        raise UsageError(f"options file '{path}' cannot be read: {failure.strerror}") from None
-    except NOT_YAML as failure:
-        raise UsageError(f"options file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
+    content = read_yaml(path, "options") or {}
     if not isinstance(content, dict):
         raise UsageError(f"options file '{path}' holds {type(content).__name__}, not a mapping of flags to values")
     known = [parameter.name or "" for parameter in ctx.command.params]

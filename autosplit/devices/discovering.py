@@ -19,7 +19,7 @@ from autosplit.devices.accelerators import PROVIDERS, Facts, is_accelerator, pro
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
 from autosplit.devices.processes import receive, spawn_worker
 from autosplit.errors import DeviceError, UsageError, raise_faults
-from autosplit.values.machine import Machine, parse_bytes, parse_device
+from autosplit.values.machine import Machine, parse_bytes, parse_device, span
 from autosplit.values.machinefile import read_machine
 
 FACTS_TIMEOUT_S = 120.0
@@ -217,21 +217,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def span(cores: Sequence[int]) -> str:
-    """Cores as a person writes them.
-
-    >>> span([0, 1, 2, 5])
-    '0-2,5'
-    """
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def describe() -> Description:

@@ -5,7 +5,7 @@ hardware, for tests and simulations). The devices of one machine are disjoint.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal
@@ -194,11 +194,20 @@ def union(devices: Iterable[Device]) -> Device:
     """
     devices = list(devices)
     cores = sorted(core for device in devices for core in device.cores)
-    starts = [core for core in cores if core - 1 not in cores]
-    ends = [core for core in cores if core + 1 not in cores]
-    name = "cpu:" + "+".join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))
+    name = f"cpu:{span(cores, '+')}"
     caps = [device.memory_bytes for device in devices if device.memory_bytes is not None]
     return Device(name, "cpu", cores=tuple(cores), memory_bytes=min(caps, default=None))
+
+
+def span(cores: Collection[int], between: str = ",") -> str:
+    """Cores as a person writes them.
+
+    >>> span([0, 1, 2, 5])
+    '0-2,5'
+    """
+    starts = [core for core in sorted(cores) if core - 1 not in cores]
+    ends = [core for core in sorted(cores) if core + 1 not in cores]
+    return between.join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))
 
 
 def parse_bytes(text: str | int) -> int:

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from autosplit.errors import DeviceError, UsageError, raise_faults
-from autosplit.files import NOT_YAML
+from autosplit.files import read_yaml
 from autosplit.values.machine import HOST, Link, Machine, parse_bytes, parse_device
 
 
@@ -38,15 +37,11 @@ def read_machine(path: Path) -> Machine:
     Raises: DeviceError, UsageError: every fault of the file.
     """
     try:
-        content = _MachineFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as failure:
-        raise UsageError(f"machine file '{path}' cannot be read: {failure.strerror}") from None
+        content = _MachineFile.model_validate(read_yaml(path, "machine"))
     except ValidationError as failure:
         faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in failure.errors()]
         raise_faults(UsageError, f"machine file '{path}' is not understood", faults)
         raise
-    except NOT_YAML as failure:
-        raise UsageError(f"machine file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
     devices = [parse_device(entry.name) for entry in content.devices]
     links = [Link(e.source, e.target, e.latency_s, 0.0, 1 / e.bytes_per_s, 0.0, 0.0) for e in content.links]
     machine = Machine.of(devices, links)
