@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
+from typing import Any
 
 from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate, latency_s, moves_s
 from autosplit.costs.problem import Block, Problem, Solution, problem_from
 from autosplit.errors import InfeasibleError
-from autosplit.planners.pareto import Point, front_of, pareto, point_of
+from autosplit.planners.pareto import front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, request_faults
 from autosplit.planning.charging import charge
@@ -63,35 +64,15 @@ def plan_model(
         InfeasibleError: no choice of backends meets the constraints.
         ProfileError: the profile lacks a measurement.
     """
-    constraints.verify(graph, machine)
-    plans: list[Plan] = []
-    bound_s = inf
-    refusal: InfeasibleError | None = None
     end_s = time.monotonic() + time_limit_s
+
+    def ask(problem: Problem, limits: Mapping[str, Any], num_left: int) -> Sequence[Solution]:
+        left_s = max(LEAST_S, (end_s - time.monotonic()) / num_left)
+        return [solve(problem, objective=constraints.objective, **limits, time_limit_s=left_s, seed=seed, log=log)]
+
     choices = backend_choices(machine, backends, profile)
-    for number, choice in enumerate(choices):
-        threads = {name: threads_on(machine, name, max_threads) for name in choice}
-        problem = _problem(graph, machine, profile, constraints, choice, threads)
-        try:
-            solution = solve(
-                problem,
-                objective=constraints.objective,
-                **constraints.limits(max(Counter(choice.values()).values())),
-                time_limit_s=max(LEAST_S, (end_s - time.monotonic()) / (len(choices) - number)),
-                seed=seed,
-                log=log,
-            )
-        except InfeasibleError as failure:
-            refusal, bound_s = failure, bound_s if failure.conflict else 0.0
-            continue
-        bound_s = min(bound_s, solution.bound_s)
-        try:
-            plans.append(_plan(graph, profile, source, constraints, problem, solution, choice, threads, queue_depth, microbatch))
-        except InfeasibleError as failure:
-            refusal = failure
-    if not plans:
-        raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
-    return sorted((bounded(plan, bound_s) for plan in plans), key=objective_s(constraints))
+    made = _made(graph, machine, profile, source, constraints, choices, ask, queue_depth, microbatch, max_threads)
+    return sorted((plan for plan, _, _ in made), key=objective_s(constraints))
 
 
 def plan_front(
@@ -115,36 +96,57 @@ def plan_front(
     Returns: plans, each with the bytes that its fullest device holds.
     Raises: InfeasibleError, ProfileError: as ``plan_model``.
     """
+    choices = backend_choices(machine, backends, profile)
+
+    def ask(problem: Problem, limits: Mapping[str, Any], num_left: int) -> Sequence[Solution]:
+        return pareto(problem, **limits, time_limit_s=time_limit_s / len(choices), seed=seed, log=log)
+
+    made = _made(graph, machine, profile, source, constraints, choices, ask, queue_depth, microbatch)
+    plans = {point_of(problem, solution): plan for plan, problem, solution in made}
+    return [(plans[point], point.peak_bytes) for point in front_of(list(plans))]
+
+
+def _made(
+    graph: Graph,
+    machine: Machine,
+    profile: Profile,
+    source: Source,
+    constraints: Constraints,
+    choices: Sequence[Mapping[str, str]],
+    ask: Callable[[Problem, Mapping[str, Any], int], Sequence[Solution]],
+    queue_depth: int,
+    microbatch: int | None,
+    max_threads: int | None = None,
+) -> list[tuple[Plan, Problem, Solution]]:
+    """The plans that ``ask`` has for the problems of all choices, with a bound that holds for all.
+
+    ``ask`` takes a problem, the limits of a plan, and how many problems are left with this one.
+
+    Raises: InfeasibleError: no choice meets the constraints.
+    """
     constraints.verify(graph, machine)
-    plans: dict[Point, Plan] = {}
+    found: list[tuple[Plan, Problem, Solution]] = []
     bound_s = inf
     refusal: InfeasibleError | None = None
-    choices = backend_choices(machine, backends, profile)
-    for choice in choices:
-        threads = {name: threads_on(machine, name) for name in choice}
+    for number, choice in enumerate(choices):
+        threads = {name: threads_on(machine, name, max_threads) for name in choice}
         problem = _problem(graph, machine, profile, constraints, choice, threads)
         try:
-            solutions = pareto(
-                problem,
-                **constraints.limits(max(Counter(choice.values()).values())),
-                time_limit_s=time_limit_s / len(choices),
-                seed=seed,
-                log=log,
-            )
+            solutions = ask(problem, constraints.limits(max(Counter(choice.values()).values())), len(choices) - number)
         except InfeasibleError as failure:
             refusal, bound_s = failure, bound_s if failure.conflict else 0.0
             continue
         bound_s = min(bound_s, solutions[0].bound_s)
         for solution in solutions:
             try:
-                plans[point_of(problem, solution)] = _plan(
-                    graph, profile, source, constraints, problem, solution, choice, threads, queue_depth, microbatch
-                )
+                plan = _plan(graph, profile, source, constraints, problem, solution, choice, threads, queue_depth, microbatch)
             except InfeasibleError as failure:
                 refusal = failure
-    if not plans:
+            else:
+                found.append((plan, problem, solution))
+    if not found:
         raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
-    return [(bounded(plans[point], bound_s), point.peak_bytes) for point in front_of(list(plans))]
+    return [(bounded(plan, bound_s), problem, solution) for plan, problem, solution in found]
 
 
 def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
