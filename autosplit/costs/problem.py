@@ -132,6 +132,11 @@ class Problem:
         """How many devices there are, the host not counted."""
         return len(self.devices)
 
+    @property
+    def total_bytes(self) -> float:
+        """What all ops keep in memory on one device."""
+        return float(self.op_bytes.sum()) + sum(weight.num_bytes for weight in self.weights)
+
     @cached_property
     def index(self) -> dict[str, int]:
         """Op name to its position."""

@@ -100,6 +100,5 @@ def mark(number: int, label: str) -> Line2D:
 def stage_label(plan: Plan, number: int, graph: Graph | None = None) -> str:
     """Name, devices, backend and size of a stage; with the graph, its weights too."""
     stage = plan.stages[number]
-    held = sum(weight.num_bytes for weight in graph.stage_weights(stage.ops).values()) if graph else 0
-    weights = f", {bytes_text(held)} of weights" if graph else ""
+    weights = f", {bytes_text(graph.stage_bytes(stage.ops))} of weights" if graph else ""
     return f"{stage.name}: {'+'.join(stage.devices)}, {stage.backend}, {len(stage.ops)} ops{weights}"

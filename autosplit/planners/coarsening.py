@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from autosplit.planners.hypergraph import Hypergraph
-from autosplit.planners.items import Ints, Table
+from autosplit.planners.items import Ints, Table, roots
 
 MOST_PINS = 8
 """Nets of more items say little about which of them belong together."""
@@ -69,10 +69,7 @@ def _groups(graph: Hypergraph, num_items: int, rng: np.random.Generator, home: I
         near[second] = {}
         for other in near[first]:
             heappush(queue, rated(first, other))
-    for item in range(graph.num_items):
-        while target[item] != target[target[item]]:
-            target[item] = target[target[item]]
-    return np.unique(target, return_inverse=True)[1].astype(np.int64)
+    return np.unique(roots(target), return_inverse=True)[1].astype(np.int64)
 
 
 def _affinities(graph: Hypergraph, home: Ints) -> list[dict[int, float]]:

@@ -31,7 +31,7 @@ def refuse_hopeless(problem: Problem, together: Sequence[Sequence[int]], most_bl
         roomy = allowed[problem.memory_bytes[allowed].argmax()]
         if need > problem.memory_bytes[roomy] * (1 + TOLERANCE):
             raise InfeasibleError(f"no plan fits: {_too_large(problem, ops, need, int(roomy), len(allowed))}")
-    total = float(problem.op_bytes.sum()) + sum(weight.num_bytes for weight in problem.weights)
+    total = problem.total_bytes
     room = float(problem.memory_bytes.sum())
     if total > room * (1 + TOLERANCE):
         caps = ", ".join(f"'{name}' {bytes_text(cap)}" for name, cap in zip(problem.devices, problem.memory_bytes, strict=True))

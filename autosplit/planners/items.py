@@ -158,6 +158,14 @@ def _edges(problem: Problem, home: Sequence[int]) -> set[tuple[int, int]]:
     return {(home[a], home[b]) for a, b in problem.order if home[a] != home[b]}
 
 
+def roots(joined: list[int]) -> list[int]:
+    """Where each entry ends that leads to another one, which may lead on; in place."""
+    for entry in range(len(joined)):
+        while joined[entry] != joined[joined[entry]]:
+            joined[entry] = joined[joined[entry]]
+    return joined
+
+
 def strong_components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
     """Component number of each node: Tarjan's algorithm (1972) without recursion."""
     reach: list[list[int]] = [[] for _ in range(num_nodes)]

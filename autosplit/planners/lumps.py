@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from autosplit.costs.problem import HOST, Block, Net, Problem, SharedWeight
-from autosplit.planners.items import strong_components
+from autosplit.planners.items import roots, strong_components
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,7 @@ def fewer_lumps(lumps: Lumps, most: int) -> Lumps:
                         side[other].add(neighbour)
             again.append(other)
         queue = sorted({op for op in again if home[op] == op}, key=lambda op: float(work[op]))
-    return _again(lumps, lumped(problem, _roots(home)))
-
-
-def _roots(home: list[int]) -> list[int]:
-    for op in range(len(home)):
-        while home[op] != home[home[op]]:
-            home[op] = home[home[op]]
-    return home
+    return _again(lumps, lumped(problem, roots(home)))
 
 
 def _again(outer: Lumps, inner: Lumps) -> Lumps:

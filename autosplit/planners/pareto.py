@@ -203,9 +203,8 @@ class _Front:
 
     def _least_memory(self) -> float:
         """An even share of all bytes, with the largest op on top: no plan needs much more."""
-        shared = sum(weight.num_bytes for weight in self.problem.weights)
-        total, largest = float(self.problem.op_bytes.sum()), float(self.problem.op_bytes.max(initial=0.0))
-        return max((total + shared) / self.problem.num_devices, largest) * 1.02 + 1
+        largest = float(self.problem.op_bytes.max(initial=0.0))
+        return max(self.problem.total_bytes / self.problem.num_devices, largest) * 1.02 + 1
 
     def _ask(self, problem: Problem, time_limit_s: float, **change: Any) -> None:
         """One call of the solver with other limits, if there is time; what it cannot meet is no point."""

@@ -155,16 +155,12 @@ def solve(
 
 def _refuse_hopeless(problem: Problem, request: Request) -> None:
     """Raise InfeasibleError for what can be seen without a search."""
-    if np.isinf(problem.compute_s).any() or _needed_bytes(problem) > problem.memory_bytes.min():
+    if np.isinf(problem.compute_s).any() or problem.total_bytes > problem.memory_bytes.min():
         infeasible.refuse_hopeless(problem, kept_together(problem, request), request.num_stages or request.max_stages)
     infeasible.refuse_short(problem, request)
     if request.max_latency_s < inf:
         bound_s = critical_path_s(problem, Delays(problem, request.max_replicas))
         infeasible.refuse_latency(request, bound_s, "critical path")
-
-
-def _needed_bytes(problem: Problem) -> float:
-    return float(problem.op_bytes.sum()) + sum(weight.num_bytes for weight in problem.weights)
 
 
 def _attempt(search: Search, seed: int, share: float = 1.0) -> None:
@@ -193,7 +189,7 @@ def _first_plan(search: Search, seed: int) -> None:
     if request.reuse and request.max_latency_s < inf and not search.blocks:
         _quickest(search, seed, share=0.4)  # one that is quick enough is what CP-SAT and annealing begin with
     alone_s, in_a_row = search.objective_s, replace(request, contiguous=True)
-    light = problem.num_ops > linear.MANY_ITEMS and _needed_bytes(problem) > problem.memory_bytes.min()
+    light = problem.num_ops > linear.MANY_ITEMS and problem.total_bytes > problem.memory_bytes.min()
     _chain(search, contract(problem, in_a_row, bytes_of_merged=not light))
     if light and search.objective_s == alone_s:
         _chain(search, contract(problem, in_a_row))

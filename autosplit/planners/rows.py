@@ -47,8 +47,7 @@ class RowSearch:
         self._sampler = Sampler(self.problem)
         self._atoms = _atoms(self.problem)
         self._atom_of = {op: atom for atom, ops in enumerate(self._atoms) for op in ops}
-        total = float(self.problem.op_bytes.sum()) + sum(weight.num_bytes for weight in self.problem.weights)
-        self._tight = bool(self.problem.pools) or total > float(self.problem.memory_bytes.min())
+        self._tight = bool(self.problem.pools) or self.problem.total_bytes > float(self.problem.memory_bytes.min())
         self._order = np.array(self.problem.order, dtype=np.int64).reshape(-1, 2)
         self._neighbours = [self._around(ops) for ops in self._atoms]
         self._allowed: list[NDArray[np.bool_]] = [

@@ -210,8 +210,7 @@ def _even(ops: Sequence[str], num_parts: int) -> list[tuple[str, ...]]:
 
 
 def _fits(graph: Graph, ops: tuple[str, ...], device: Device) -> bool:
-    held = sum(weight.num_bytes for weight in graph.stage_weights(ops).values())
-    return device.memory_bytes is None or held <= device.memory_bytes
+    return device.memory_bytes is None or graph.stage_bytes(ops) <= device.memory_bytes
 
 
 def _plan(

@@ -35,7 +35,7 @@ def _fed(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, flo
     """
     provenances = [measured.provenance for measured in profile.measured.values()]
     last_cache_bytes = max((size for one in provenances for size in one.caches.values()), default=0)
-    swept_bytes = sum(weight.num_bytes for weight in graph.weights.values()) + sum(v.num_bytes for v in graph.values.values())
+    swept_bytes = graph.weight_bytes + sum(v.num_bytes for v in graph.values.values())
     cold = 0 < last_cache_bytes < swept_bytes
     paying = machine.with_measured(link.when_cold() if cold else link for link in profile.links)
     cores = [device for device in machine.devices if device.kind == "cpu"]

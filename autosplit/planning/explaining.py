@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate, latency_s
+from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.errors import InfeasibleError
 from autosplit.planners.portfolio import solve
+from autosplit.planners.request import Request, objective_s
 from autosplit.planners.sample import Sampler
 from autosplit.planning.plans import problem_of
 from autosplit.planning.recutting import next_cuts
@@ -91,7 +92,7 @@ def explain_blocks(
     started = monotonic()
     asked = dict(options or {})
     objective = asked.get("objective", "throughput")
-    value_s = _value_s(problem, blocks, objective)
+    value_s = objective_s(problem, Request(objective), blocks)
     device = int(evaluate(problem, blocks).device_s.argmax())
     judge = Sampler(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
     cuts = next_cuts(
@@ -134,10 +135,6 @@ def explain_blocks(
 def explain_solution(problem: Problem, solution: Solution, **options: Any) -> Explanation:
     """Why a solution is no better: ``explain_blocks`` of its blocks."""
     return explain_blocks(problem, solution.blocks, bound_s=solution.bound_s, **options)
-
-
-def _value_s(problem: Problem, blocks: Sequence[Block], objective: str) -> float:
-    return latency_s(problem, blocks) if objective == "latency" else evaluate(problem, blocks).bottleneck_s
 
 
 def _device_rows(problem: Problem, blocks: Sequence[Block]) -> Iterator[DeviceLoad]:
@@ -301,7 +298,7 @@ def _change(
 ) -> Change:
     """The best of the changed problem; the plan itself stands in it too, so a change never makes things worse."""
     objective = asked.get("objective", "throughput")
-    own_s = min(value_s, _value_s(problem, blocks, objective))
+    own_s = min(value_s, objective_s(problem, Request(objective), blocks))
     try:
         solution = solve(problem, time_limit_s=time_limit_s, name_conflict=False, **asked)
     except InfeasibleError:

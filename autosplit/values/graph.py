@@ -100,6 +100,10 @@ class Graph:
         names = {name for op in ops for name in self.ops[self.index[op]].weights}
         return {name: weight for name, weight in self.weights.items() if name in names}
 
+    def stage_bytes(self, ops: tuple[str, ...]) -> int:
+        """Bytes of the weights that the named ops read, each once."""
+        return sum(weight.num_bytes for weight in self.stage_weights(ops).values())
+
     def runs(self, ops: Iterable[str], label: Mapping[str, str]) -> list[tuple[str, ...]]:
         """The named ops in few sets of one label each, such that each set reads only from itself and from those before.
 

@@ -221,7 +221,7 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
             faults.append(f"stage '{stage.name}' wants {stage.streams} streams of its {stage.threads} threads; each takes one")
     for device in machine.devices:
         ops = tuple(op for stage in stages if device.name in stage.devices for op in stage.ops if op in graph.index)
-        held = sum(weight.num_bytes for weight in graph.stage_weights(ops).values())
+        held = graph.stage_bytes(ops)
         if device.memory_bytes is not None and held > device.memory_bytes:
             faults.append(
                 f"device '{device.name}' would hold {tables.bytes_text(held)} of weights, and its cap is "

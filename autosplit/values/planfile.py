@@ -53,7 +53,7 @@ def write_plan(plan: Plan, graph: Graph, path: Path) -> None:
                 "streams": stage.streams,
                 "ops": spans(stage.ops, graph),
                 "num_ops": len(stage.ops),
-                "weight_bytes": sum(w.num_bytes for w in graph.stage_weights(stage.ops).values()),
+                "weight_bytes": graph.stage_bytes(stage.ops),
                 "load_s": stage.load_s,
             }
             for stage in plan.stages
