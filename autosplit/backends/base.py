@@ -8,6 +8,7 @@ ONNX file, a compiled library), so that replicas do not repeat the work and a wo
 import contextlib
 import importlib
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,6 +207,25 @@ def require_precision(backend: Backend, precision: Precision) -> None:
     """Raise BackendError, with the reason, unless the backend can compute in ``precision``."""
     if precision in backend.lacks:
         raise BackendError(f"backend '{backend.name}' does not compute in {precision}: {backend.lacks[precision]}")
+
+
+def compile_apart(backend: Backend, program: StageProgram, threads: int, precision: Precision) -> Runnable:
+    """The stage prepared in a temporary folder and loaded from it, as ``compile`` of a backend that needs files."""
+    with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
+        backend.prepare(program, Path(name), precision)
+        return backend.load(Path(name), threads, precision)
+
+
+def on_threads(call: Runnable, threads: int) -> Runnable:
+    """A function that torch computes. It has one thread count for the whole process, so each call makes sure of its own."""
+
+    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        with torch.inference_mode():
+            return call(inputs)
+
+    return run
 
 
 def tolerance(precision: Precision, eager: NumericalError | None = None) -> float:

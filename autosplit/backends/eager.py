@@ -1,11 +1,9 @@
 """Torch eager: the traced ATen graph as it is, in f32 bit-equal to the model it came from. It takes every op."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
-from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.backends.base import Backend, Precision, Runnable, on_threads, require_precision
 from autosplit.backends.lowering import in_precision, lower_to_bf16
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
@@ -60,17 +58,8 @@ class EagerBackend:
 
 
 def _runnable(program: StageProgram, threads: int) -> Runnable:
-    """The stage as a function. Torch has one thread count for the whole process, so each call makes sure of its own."""
     forward = program.module.forward
-
-    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        with torch.inference_mode():
-            outputs: Sequence[torch.Tensor] = forward(*inputs)
-        return outputs
-
-    return run
+    return on_threads(lambda inputs: forward(*inputs), threads)
 
 
 def placed_module(folder: Path, accelerator: Accelerator, precision: Precision) -> Runnable:

@@ -8,12 +8,12 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.backends.base import Backend, Precision, Runnable, compile_apart, on_threads, require_precision
 from autosplit.backends.eager import placed_module
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.quiet import quiet
@@ -74,9 +74,7 @@ class InductorBackend:
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Compile into a temporary folder and load from it."""
-        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-            self.prepare(program, Path(name), precision)
-            return self.load(Path(name), threads, precision)
+        return compile_apart(self, program, threads, precision)
 
     def refuses_kind(self, kind: str) -> str | None:
         """What Triton needs and is not here."""
@@ -110,21 +108,14 @@ def compile_library(program: StageProgram, folder: Path) -> Path:
 
 
 def library_runnable(path: Path, threads: int) -> Runnable:
-    """The compiled stage as a function. Torch has one thread count for the process, so each call makes sure of its own."""
+    """The compiled stage as a function."""
     try:
         with quiet():
             # The file itself: ``aoti_load_package`` unpacks an archive that a worker, which ends at once, would leave behind.
             model = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
     except RuntimeError as failure:
         raise BackendError(f"inductor cannot load '{path}': {failure}") from failure
-
-    def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        with torch.inference_mode():
-            return model.run(list(inputs))
-
-    return run
+    return on_threads(lambda inputs: model.run(list(inputs)), threads)
 
 
 BACKEND: Backend = InductorBackend()

@@ -9,7 +9,6 @@ packed weights instead of making private copies, so replicas share one copy in m
 """
 
 import contextlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from autosplit.backends.aligning import align
-from autosplit.backends.base import Backend, Precision, Runnable, require_precision
+from autosplit.backends.base import Backend, Precision, Runnable, compile_apart, require_precision
 from autosplit.backends.layout import Port
 from autosplit.backends.onnxfile import (
     ELEMENT_TYPES,
@@ -72,9 +71,7 @@ class OnnxRuntimeBackend:
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Export into a temporary folder and load from it."""
-        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-            self.prepare(program, Path(name), precision)
-            return self.load(Path(name), threads, precision)
+        return compile_apart(self, program, threads, precision)
 
     def refuses_kind(self, kind: str) -> str | None:
         """What this build of ONNX Runtime lacks."""

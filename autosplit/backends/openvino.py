@@ -6,7 +6,6 @@ own, its model cache): only the streams of one process share them.
 """
 
 import math
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autosplit.backends.base import Backend, Precision, Runnable, Streams, require_precision
+from autosplit.backends.base import Backend, Precision, Runnable, Streams, compile_apart, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.onnxfile import ELEMENT_TYPES, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
 from autosplit.backends.quiet import quiet
@@ -57,9 +56,7 @@ class OpenVinoBackend:
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Export into a temporary folder and load from it."""
-        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-            self.prepare(program, Path(name), precision)
-            return self.load(Path(name), threads, precision)
+        return compile_apart(self, program, threads, precision)
 
     def refuses_kind(self, kind: str) -> str | None:
         """Always: of NVIDIA's devices it knows none."""
