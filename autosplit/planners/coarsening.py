@@ -10,8 +10,8 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from autosplit.planners.hypergraph import Hypergraph
-from autosplit.planners.items import Ints, Table, roots
+from autosplit.planners.hypergraph import Hypergraph, incidence
+from autosplit.planners.items import Ints, roots
 
 MOST_PINS = 8
 """Nets of more items say little about which of them belong together."""
@@ -97,17 +97,12 @@ def contracted(graph: Hypergraph, group: Ints) -> Hypergraph:
             compute_s[pins[0]] += graph.net_s[net] * outside
         else:
             merged[pins, outside] = merged.get((pins, outside), 0.0) + graph.net_s[net]
-    nets = Table.of([pins for pins, _ in merged])
-    holders = nets.transposed(count)
     return replace(
         graph,
         item_of=group[graph.item_of],
         compute_s=compute_s,
-        net_start=nets.start,
-        net_pins=nets.data,
         net_s=np.array(list(merged.values())).reshape(len(merged), graph.num_devices),
         net_outside=np.array([outside for _, outside in merged], dtype=np.bool_),
-        item_start=holders.start,
-        item_nets=holders.data,
         item_bytes=item_bytes,
+        **incidence([pins for pins, _ in merged], count),
     )

@@ -19,8 +19,8 @@ from autosplit.costs.problem import Floats
 from autosplit.planners.capping import capped_sweep
 from autosplit.planners.covering import Cover, Members
 from autosplit.planners.frontier import Sweep, cheap_nets, narrow_order, sifted_order, sweep_of
-from autosplit.planners.hypergraph import Hypergraph
-from autosplit.planners.items import Ints, Table
+from autosplit.planners.hypergraph import Hypergraph, incidence
+from autosplit.planners.items import Ints
 from autosplit.planners.pricing import Pricer
 
 MOST_STRETCHES = 400
@@ -119,17 +119,8 @@ def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
 
 def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
     """The graph with some of its nets."""
-    nets = Table.of([graph.pins(int(net)).tolist() for net in np.flatnonzero(chosen)])
-    holders = nets.transposed(graph.num_items)
-    return replace(
-        graph,
-        net_start=nets.start,
-        net_pins=nets.data,
-        net_s=graph.net_s[chosen],
-        net_outside=graph.net_outside[chosen],
-        item_start=holders.start,
-        item_nets=holders.data,
-    )
+    nets = incidence([graph.pins(int(net)).tolist() for net in np.flatnonzero(chosen)], graph.num_items)
+    return replace(graph, net_s=graph.net_s[chosen], net_outside=graph.net_outside[chosen], **nets)
 
 
 def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:

@@ -5,8 +5,9 @@ cost of every net that has some but not all of its pins there. Moving one item t
 submodular. Every other problem is at least bounded by such a hypergraph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +113,13 @@ class Hypergraph:
         return found if np.array_equal(found[self.item_of], place) else None
 
 
+def incidence(nets: Sequence[Iterable[int]], num_items: int) -> dict[str, Any]:
+    """The arrays of a hypergraph that say which items each net has, and which nets each item has."""
+    pins = Table.of(nets)
+    holders = pins.transposed(num_items)
+    return {"net_start": pins.start, "net_pins": pins.data, "item_start": holders.start, "item_nets": holders.data}
+
+
 def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
     """The hypergraph of a problem: its own where transfers allow, else one whose loads are at most the problem's.
 
@@ -140,19 +148,14 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
             compute_s[pins[0]] += cost_s
         elif cost_s.any():
             merged[pins, outside] = merged.get((pins, outside), np.zeros(len(items.classes))) + cost_s
-    net_pins = Table.of([pins for pins, _ in merged])
-    holders = net_pins.transposed(items.num_items)
     return Hypergraph(
         item_of=item_of,
         compute_s=np.ascontiguousarray(compute_s[:, class_of]),
-        net_start=net_pins.start,
-        net_pins=net_pins.data,
         net_s=np.array(list(merged.values())).reshape(len(merged), len(items.classes))[:, class_of].copy(),
         net_outside=np.array([outside for _, outside in merged], dtype=np.bool_),
-        item_start=holders.start,
-        item_nets=holders.data,
         item_bytes=items.num_bytes,
         memory_bytes=np.where(problem.memory_bytes >= items.num_bytes.sum(), np.inf, problem.memory_bytes),
         classes=items.classes,
         exact=bool(exact),
+        **incidence([pins for pins, _ in merged], items.num_items),
     )
