@@ -15,10 +15,11 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autosplit.errors import GraphError, ProfileError
 from autosplit.files import MALFORMED, content_hash, locked, read_mapping, write_atomic
@@ -38,6 +39,8 @@ from autosplit.values.samples import (
     stage_from_dict,
     stage_to_dict,
 )
+
+T = TypeVar("T")
 
 SCHEMA = 1
 LINKS = "links"
@@ -90,7 +93,8 @@ class Store:
         for path in sorted(self.folder(graph).glob("*.json")):
             if path.name == "graph.json":
                 continue
-            entries = [entry for entry in self._read(path, graph, notes) if entry.measured.provenance.precision == precision]
+            found = self._read(path, partial(_entries, graph), notes)
+            entries = [entry for entry in found if entry.measured.provenance.precision == precision]
             judged = [(entry, _reason(entry, here)) for entry in entries]
             usable = [entry for entry, reason in judged if not reason]
             taken = {entry.setting for entry in usable}
@@ -115,7 +119,7 @@ class Store:
         for device in dict.fromkeys(setting.device for setting in chosen):
             path = folder / f"{file_safe(device)}.json"
             with locked(path):
-                entries = {entry.identity: entry for entry in self._read(path, graph, [], held=True)}
+                entries = {entry.identity: entry for entry in self._read(path, partial(_entries, graph), [], held=True)}
                 for setting in chosen:
                     if setting.device == device:
                         entry = Entry(setting, profile.measured[setting], tuple(profile.current_stages(setting)))
@@ -124,13 +128,13 @@ class Store:
 
     def links(self, provenance: Provenance) -> tuple[Link, ...]:
         """The links measured on this machine, with these accelerators; none if their file is not there, or cannot be read."""
-        return self._read_links(self._links_path(provenance))
+        return tuple(self._read(self._links_path(provenance), _links, []))
 
     def save_links(self, provenance: Provenance, links: Iterable[Link]) -> None:
         """Keep measured links, in place of older ones of the same pairs on this machine."""
         path = self._links_path(provenance)
         with locked(path):
-            known = {(link.source, link.target): link for link in (*self._read_links(path, held=True), *links)}
+            known = {(link.source, link.target): link for link in (*self._read(path, _links, [], held=True), *links)}
             data = {"schema": SCHEMA, "provenance": asdict(provenance), "links": [asdict(link) for link in known.values()]}
             write_atomic(path, _json(data))
 
@@ -161,34 +165,21 @@ class Store:
                     found.append(Run.from_dict(json.loads(line)))
         return Accuracy(tuple(found))
 
-    def _read(self, path: Path, graph: Graph, notes: list[str], held: bool = False) -> list[Entry]:
-        """The entries of a file that verify, if there is one. A file that cannot be read is renamed, and a note says so.
+    def _read(self, path: Path, parse: Callable[[Path], list[T]], notes: list[str], held: bool = False) -> list[T]:
+        """What is in a file, if there is one. A file that cannot be read is renamed, and a note says so.
 
         That happens under the file's lock, or it might be a good one by then; ``held``: whether the caller has it already.
         """
         if not path.exists():
             return []
         try:
-            return _entries(path, graph)
-        except ProfileError as failure:
+            return parse(path)
+        except (ProfileError, *MALFORMED) as failure:
             if held:
                 notes.append(f"{failure} It was set aside as '{self._set_aside(path).name}' and is measured again.")
                 return []
         with locked(path):
-            return self._read(path, graph, notes, held=True)
-
-    def _read_links(self, path: Path, held: bool = False) -> tuple[Link, ...]:
-        """The links in a file, if there is one; a file that cannot be read is renamed as in ``_read``."""
-        if not path.exists():
-            return ()
-        try:
-            return tuple(Link.from_dict(link) for link in read_mapping(path, "links", SCHEMA, ProfileError)["links"])
-        except (ProfileError, *MALFORMED):
-            if held:
-                self._set_aside(path)
-                return ()
-        with locked(path):
-            return self._read_links(path, held=True)
+            return self._read(path, parse, notes, held=True)
 
     def _set_aside(self, path: Path) -> Path:
         number = 0
@@ -275,7 +266,7 @@ def _file(graph: Graph, device: str, entries: Sequence[Entry]) -> dict[str, Any]
     }
 
 
-def _entries(path: Path, graph: Graph) -> list[Entry]:
+def _entries(graph: Graph, path: Path) -> list[Entry]:
     """The entries of a file. Raises: ProfileError: it cannot be read, is of another model, or one of them does not verify."""
     data = read_mapping(path, "profile", SCHEMA, ProfileError)
     try:
@@ -288,6 +279,10 @@ def _entries(path: Path, graph: Graph) -> list[Entry]:
     except MALFORMED as failure:
         raise ProfileError(f"profile file '{path}' is incomplete: {failure!r}") from None
     return entries
+
+
+def _links(path: Path) -> list[Link]:
+    return [Link.from_dict(link) for link in read_mapping(path, "links", SCHEMA, ProfileError)["links"]]
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:
