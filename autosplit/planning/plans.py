@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from typing import Any
@@ -18,7 +18,7 @@ from autosplit.planning.charging import charge
 from autosplit.values.constraints import Constraints, matching_ops
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, Prediction, Source, Stage
+from autosplit.values.plan import UNKNOWN, Plan, Prediction, Source, Stage
 from autosplit.values.profile import Profile
 
 MAX_CHOICES = 9
@@ -71,8 +71,8 @@ def plan_model(
         return [solve(problem, objective=constraints.objective, **limits, time_limit_s=left_s, seed=seed, log=log)]
 
     choices = backend_choices(machine, backends, profile)
-    made = _made(graph, machine, profile, source, constraints, choices, ask, queue_depth, microbatch, max_threads)
-    return sorted((plan for plan, _, _ in made), key=objective_s(constraints))
+    asked = _Asked(graph, machine, profile, source, constraints, queue_depth, microbatch, max_threads)
+    return sorted((plan for plan, _, _ in asked.plans(choices, ask)), key=objective_s(constraints))
 
 
 def plan_front(
@@ -101,52 +101,88 @@ def plan_front(
     def ask(problem: Problem, limits: Mapping[str, Any], num_left: int) -> Sequence[Solution]:
         return pareto(problem, **limits, time_limit_s=time_limit_s / len(choices), seed=seed, log=log)
 
-    made = _made(graph, machine, profile, source, constraints, choices, ask, queue_depth, microbatch)
-    plans = {point_of(problem, solution): plan for plan, problem, solution in made}
+    asked = _Asked(graph, machine, profile, source, constraints, queue_depth, microbatch)
+    plans = {point_of(problem, solution): plan for plan, problem, solution in asked.plans(choices, ask)}
     return [(plans[point], point.peak_bytes) for point in front_of(list(plans))]
 
 
-def _made(
-    graph: Graph,
-    machine: Machine,
-    profile: Profile,
-    source: Source,
-    constraints: Constraints,
-    choices: Sequence[Mapping[str, str]],
-    ask: Callable[[Problem, Mapping[str, Any], int], Sequence[Solution]],
-    queue_depth: int,
-    microbatch: int | None,
-    max_threads: int | None = None,
-) -> list[tuple[Plan, Problem, Solution]]:
-    """The plans that ``ask`` has for the problems of all choices, with a bound that holds for all.
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of the planner for every choice of backends; the fields are the arguments of ``plan_model``."""
 
-    ``ask`` takes a problem, the limits of a plan, and how many problems are left with this one.
+    graph: Graph
+    machine: Machine
+    profile: Profile
+    source: Source
+    constraints: Constraints
+    queue_depth: int
+    microbatch: int | None
+    max_threads: int | None = None
 
-    Raises: InfeasibleError: no choice meets the constraints.
-    """
-    constraints.verify(graph, machine)
-    found: list[tuple[Plan, Problem, Solution]] = []
-    bound_s = inf
-    refusal: InfeasibleError | None = None
-    for number, choice in enumerate(choices):
-        threads = {name: threads_on(machine, name, max_threads) for name in choice}
-        problem = _problem(graph, machine, profile, constraints, choice, threads)
-        try:
-            solutions = ask(problem, constraints.limits(max(Counter(choice.values()).values())), len(choices) - number)
-        except InfeasibleError as failure:
-            refusal, bound_s = failure, bound_s if failure.conflict else 0.0
-            continue
-        bound_s = min(bound_s, solutions[0].bound_s)
-        for solution in solutions:
+    def plans(
+        self,
+        choices: Sequence[Mapping[str, str]],
+        ask: Callable[[Problem, Mapping[str, Any], int], Sequence[Solution]],
+    ) -> list[tuple[Plan, Problem, Solution]]:
+        """The plans that ``ask`` has for the problems of all choices, with a bound that holds for all.
+
+        ``ask`` takes a problem, the limits of a plan, and how many problems are left with this one.
+
+        Raises: InfeasibleError: no choice meets the constraints.
+        """
+        self.constraints.verify(self.graph, self.machine)
+        found: list[tuple[Plan, Problem, Solution]] = []
+        bound_s = inf
+        refusal: InfeasibleError | None = None
+        for number, choice in enumerate(choices):
+            threads = {name: threads_on(self.machine, name, self.max_threads) for name in choice}
+            problem = _problem(self.graph, self.machine, self.profile, self.constraints, choice, threads)
+            limits = self.constraints.limits(max(Counter(choice.values()).values()))
             try:
-                plan = _plan(graph, profile, source, constraints, problem, solution, choice, threads, queue_depth, microbatch)
+                solutions = ask(problem, limits, len(choices) - number)
             except InfeasibleError as failure:
-                refusal = failure
-            else:
-                found.append((plan, problem, solution))
-    if not found:
-        raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
-    return [(bounded(plan, bound_s), problem, solution) for plan, problem, solution in found]
+                refusal, bound_s = failure, bound_s if failure.conflict else 0.0
+                continue
+            bound_s = min(bound_s, solutions[0].bound_s)
+            for solution in solutions:
+                try:
+                    plan = self._plan(problem, solution, choice, threads)
+                except InfeasibleError as failure:
+                    refusal = failure
+                else:
+                    found.append((plan, problem, solution))
+        if not found:
+            raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
+        return [(bounded(plan, bound_s), problem, solution) for plan, problem, solution in found]
+
+    def _plan(self, problem: Problem, solution: Solution, choice: Mapping[str, str], threads: Mapping[str, int]) -> Plan:
+        """The plan of a solution. Raises InfeasibleError where it breaks a demand that the solver did not see."""
+        graph, stages = self.graph, list[Stage]()
+        for block in solution.blocks:
+            devices = tuple(problem.devices[device] for device in block.devices)
+            if len({choice[device] for device in devices}) > 1:
+                raise InfeasibleError(
+                    f"no plan was found without replicas on both of two backends ({devices}). Allow one replica only."
+                )
+            takers = _takers(graph, self.profile, devices[0], choice[devices[0]])
+            for ops in graph.runs((problem.ops[op] for op in block.ops), takers):
+                least = min(threads[device] for device in devices)
+                stages.append(Stage(f"stage{len(stages)}", ops, devices, takers[ops[0]], least))
+        plan = Plan(
+            source=self.source,
+            graph_hash=graph.hash,
+            profile_hash=self.profile.hash,
+            stages=tuple(stages),
+            prediction=UNKNOWN,
+            objective=self.constraints.objective,
+            method=solution.method,
+            status="optimal" if solution.status == "optimal" else "feasible",
+            microbatch=self.microbatch or self.source.batch,
+            queue_depth=self.queue_depth,
+            precision=self.profile.precision,
+        )
+        blocks = _blocks(plan, graph, problem)
+        return _meeting(_predicted(plan, problem, blocks, solution.bound_s), problem, blocks, self.constraints)
 
 
 def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
@@ -311,47 +347,6 @@ def _problem(
         colocations=[matching_ops(graph, pattern) for pattern in constraints.together],
     )
     return replace(problem, host_s=host_s)
-
-
-def _plan(
-    graph: Graph,
-    profile: Profile,
-    source: Source,
-    constraints: Constraints,
-    problem: Problem,
-    solution: Solution,
-    choice: Mapping[str, str],
-    threads: Mapping[str, int],
-    queue_depth: int,
-    microbatch: int | None,
-) -> Plan:
-    """The plan of a solution. Raises InfeasibleError where it breaks a demand that the solver did not see."""
-    stages: list[Stage] = []
-    for block in solution.blocks:
-        devices = tuple(problem.devices[device] for device in block.devices)
-        if len({choice[device] for device in devices}) > 1:
-            raise InfeasibleError(
-                f"no plan was found without replicas on both of two backends ({devices}). Allow one replica only."
-            )
-        takers = _takers(graph, profile, devices[0], choice[devices[0]])
-        for ops in graph.runs((problem.ops[op] for op in block.ops), takers):
-            least = min(threads[device] for device in devices)
-            stages.append(Stage(f"stage{len(stages)}", ops, devices, takers[ops[0]], least))
-    plan = Plan(
-        source=source,
-        graph_hash=graph.hash,
-        profile_hash=profile.hash,
-        stages=tuple(stages),
-        prediction=Prediction(0.0, 0.0, 0.0, 1.0, 0.0),
-        objective=constraints.objective,
-        method=solution.method,
-        status="optimal" if solution.status == "optimal" else "feasible",
-        microbatch=microbatch or source.batch,
-        queue_depth=queue_depth,
-        precision=profile.precision,
-    )
-    blocks = _blocks(plan, graph, problem)
-    return _meeting(_predicted(plan, problem, blocks, solution.bound_s), problem, blocks, constraints)
 
 
 def _meeting(plan: Plan, problem: Problem, blocks: Sequence[Block], constraints: Constraints) -> Plan:
