@@ -219,9 +219,11 @@ def run(
             tell=lambda share, text: tell(begun + (1 - begun) * share, text),
             observe=observe,
         )
+    notes: list[str] = []
     if profiles is not None:
-        measuring.Store(profiles).add_runs(runs_of_report(report, _now()))
-    return report
+        with measuring.Store(profiles).noted(notes) as store:
+            store.add_runs(runs_of_report(report, _now()))
+    return replace(report, notes=tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -321,19 +323,21 @@ def auto(
             progress=step("run"),
         )
     if profiles is not None:
-        keep_search(found, profiles)
+        report = replace(report, notes=(*report.notes, *keep_search(found, profiles)))
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced
     return AutoResult(machine, found.profile, found, report, used)
 
 
-def keep_search(found: "SearchResult", profiles: Path) -> None:
-    """Store the stages that a search measured, so that the next search begins with them, and how its candidates ran."""
-    store = measuring.Store(profiles)
-    store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))
+def keep_search(found: "SearchResult", profiles: Path) -> tuple[str, ...]:
+    """Store what a search measured, its stages and runs, for the next one to begin with. Returns why that failed, if it did."""
+    notes: list[str] = []
     name, now = found.traced.graph.name, _now()
     ran = [(trial.plan, trial.outcome) for trial in found.trials if trial.outcome is not None]
     runs = [run_of("searched", name, PLAN, plan, outcome, now) for plan, outcome in ran]
-    store.add_runs(run for run in runs if run is not None)
+    with measuring.Store(profiles).noted(notes) as store:
+        store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))
+        store.add_runs(run for run in runs if run is not None)
+    return tuple(notes)
 
 
 def _machine(devices: Machine | str | None) -> Machine:

@@ -1,13 +1,14 @@
 """Files that are either whole or absent: atomic writes, locks, content hashes, and reading with a clear error."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError
 NOT_YAML = (yaml.YAMLError, *MALFORMED)
 """What PyYAML ends with: of a date, a number or a flag that is none, or of brackets in brackets, Python's own errors."""
 
+MAPPING_TYPES = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
+"""What pydantic calls it where something else stands in the place of a mapping: its message names a class of ours."""
+
 _PREFIX = "autosplit-"
 _LOCK = ".lock"
 
@@ -28,9 +32,19 @@ _LOCK = ".lock"
 def write_atomic(path: Path, text: str) -> None:
     """Write ``text`` to ``path``: a reader sees the old file or the new one, never a part.
 
-    Raises: OSError: the disk is full or the folder cannot be written; the old file is untouched.
+    Raises: OSError, with ``path`` as its file: the disk is full, the folder cannot be written, or there is a folder of that
+        name; the old file is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _write_and_rename(path, text)
+    except OSError as failure:  # it names the temporary file, or none
+        raise OSError(failure.errno, failure.strerror, str(path)) from failure
+
+
+def _write_and_rename(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -64,6 +78,44 @@ def content_hash(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which PyYAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        names = [(key.tag, key.value) for key in keys]
+        twice = [key for at, key in enumerate(keys) if names[at] in names[:at]]
+        if twice:
+            named = ", ".join(f"'{key.value}' (line {key.start_mark.line + 1})" for key in twice)
+            raise yaml.YAMLError(f"given twice: {named}; keep one of each")
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds. Raises: OSError; one of NOT_YAML, also where a mapping has a key twice."""
+    return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+
+
+def field_faults(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What pydantic found in a file (``ValidationError.errors()``), each with its field and the value that stands there.
+
+    >>> field_faults([{"loc": ("stages", 0, "threads"), "type": "int_type", "msg": "Input should be an integer", "input": "x"}])
+    ["stages.0.threads: Input should be an integer, but is 'x'"]
+    """
+    return [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {_field_fault(fault)}" for fault in found]
+
+
+def _field_fault(fault: Mapping[str, Any]) -> str:
+    if fault["type"] == "missing":
+        return str(fault["msg"])
+    if fault["type"] == "extra_forbidden":
+        return f"{fault['msg']}; there is no such field"
+    if fault["type"] == "value_error":
+        return str(fault["msg"]).removeprefix("Value error, ")
+    message = "Input should be a mapping of names to values" if fault["type"] in MAPPING_TYPES else fault["msg"]
+    return f"{message}, but is {fault['input']!r:.60}"
+
+
 def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]) -> dict[str, Any]:
     """Read a JSON or YAML file (by its suffix) that holds one mapping with ``schema: N``.
 
@@ -75,8 +127,7 @@ def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]
     Raises: ``error``: the file is missing, truncated, no mapping, or of another schema version.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        data = json.loads(path.read_text(encoding="utf-8")) if path.suffix == ".json" else read_yaml(path)
     except FileNotFoundError:
         raise error(f"{kind} file '{path}' does not exist") from None
     except OSError as failure:
@@ -87,17 +138,17 @@ def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]
     if not isinstance(data, dict):
         raise error(f"{kind} file '{path}' holds {type(data).__name__}, not a mapping: it is truncated or another kind of file")
     if data.get("schema") != schema:
+        hint = "Make it again with this version." if "schema" in data else "It is truncated or another kind of file."
         raise error(
-            f"{kind} file '{path}' has schema version {data.get('schema')!r}, and this autosplit reads version {schema}. "
-            "Make it again with this version."
+            f"{kind} file '{path}' has schema version {data.get('schema')!r}, and this autosplit reads version {schema}. {hint}"
         )
     return data
 
 
-def read_yaml(path: Path, kind: str) -> Any:
+def read_user_yaml(path: Path, kind: str) -> Any:
     """What a YAML file of the user's holds. Raises: UsageError: it cannot be read, or is no YAML; ``kind`` is for the message."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return read_yaml(path)
     except OSError as failure:
         raise UsageError(f"{kind} file '{path}' cannot be read: {failure.strerror}") from None
     except NOT_YAML as failure:

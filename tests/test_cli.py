@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,6 +182,26 @@ def test_an_answer_that_cannot_be_written_is_shown_all_the_same(
     done = inside(*known, "-o", "[file]/plan.yaml", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert done.exit_code == 1 and "'[file]': File exists" in done.stderr and "Traceback" not in done.stderr
     assert json.loads(done.stdout)["stages"]
+
+
+@pytest.mark.timeout(120)
+def test_an_answer_is_kept_where_what_goes_beside_it_cannot_be_written(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = made
+    shutil.copytree(folder / "profiles", tmp_path / "profiles")
+    (tmp_path / "profiles" / "runs.jsonl").unlink()
+    (tmp_path / "profiles" / "runs.jsonl").mkdir()
+    (tmp_path / "file").touch()
+    known = ["--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--trace", "file/t.json", "--simulate", "5", "--json"]
+    done = inside("search", MLP, *known, "--stages", "2", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1 and "'file': File exists" in done.stderr
+    assert json.loads(done.stdout)["simulated"]["requests"] == 5
+    few = ["--requests", "4", "--rounds", "1", "--no-baselines", "--json"]
+    ran = inside("run", "plan.yaml", *few, cwd=tmp_path, monkeypatch=monkeypatch)
+    assert ran.exit_code == 0, ran.stderr
+    assert "store 'profiles' could not keep what was measured: Is a directory" in ran.stderr
+    assert json.loads(ran.stdout)["outputs_equal"] and len(json.loads(ran.stdout)["notes"]) == 1
 
 
 @pytest.mark.timeout(120)

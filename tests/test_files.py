@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -25,6 +27,21 @@ def test_a_failed_write_keeps_the_old_file(tmp_path) -> None:
     with pytest.raises(UnicodeEncodeError):
         write_atomic(path, "new \udc80")
     assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["b.json"]
+
+
+def test_what_cannot_be_written_is_called_by_its_own_name(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "plan.yaml").mkdir()
+    with pytest.raises(IsADirectoryError) as failure:
+        write_atomic(tmp_path / "plan.yaml", "text")
+    assert failure.value.filename == str(tmp_path / "plan.yaml")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as failure:
+        write_atomic(tmp_path / "b.json", "text")
+    assert failure.value.filename == str(tmp_path / "b.json")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.yaml"]
 
 
 HOLDER = """
@@ -86,6 +103,8 @@ def test_mappings_are_read_by_suffix(tmp_path, name: str, text: str) -> None:
         ("plan.yaml", b"date: 2026-13-45", "is truncated or not valid"),
         ("plan.yaml", b"date: !!timestamp x", "is truncated or not valid"),
         ("plan.yaml", b"flag: !!bool x", "is truncated or not valid"),
+        ("plan.yaml", b"schema: 1\na: {b: 1, c: 2, b: 3, c: 4}", r"given twice: 'b' \(line 2\), 'c' \(line 2\); keep one"),
+        ("plan.json", b"{}", "another kind of file"),
     ],
 )
 def test_unreadable_mappings_are_named(tmp_path, name: str, content: bytes, message: str) -> None:

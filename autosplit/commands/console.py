@@ -37,11 +37,9 @@ def say(text: str) -> None:
 def write_trace(path: Path | None, traced: Any, report: Any) -> None:
     """The Chrome trace of a run, where one is asked for."""
     from autosplit.api import run_trace
-    from autosplit.files import write_atomic
 
     if path is not None:
-        write_atomic(path, json.dumps(run_trace(traced, report)))
-        say(f"wrote {path}; open it in https://ui.perfetto.dev")
+        _write_trace(path, run_trace(traced, report))
 
 
 def write_picture(path: Path | None, report: Any) -> None:
@@ -76,16 +74,14 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
     views.append(table(explanation.rows(), "why", explanation.text))
 
 
-def add_simulation(given: Any, run: Callable[[int, Any], Any], data: dict[str, Any], views: list[Any]) -> None:
-    """What ``run(num_requests, arrivals_s)`` simulates beside what else is shown, and its trace, where they are asked for."""
+def add_simulation(given: Any, run: Callable[[int, Any], Any], data: dict[str, Any], views: list[Any]) -> Any:
+    """What ``run(num_requests, arrivals_s)`` simulates beside what else is shown, where that is asked for, or None."""
     from autosplit.commands.report import table
     from autosplit.costs.schedule import poisson_arrivals
-    from autosplit.files import write_atomic
-    from autosplit.values.timeline import chrome_trace
 
     count = given.num_simulated
     if not count:
-        return
+        return None
     arrivals_s = None if given.arrival_rate is None else poisson_arrivals(given.arrival_rate, count, given.seed)
     schedule = run(count, arrivals_s)
     latency = {f"p{share}": schedule.latency_s(share / 100) for share in (50, 90, 99)}
@@ -99,9 +95,22 @@ def add_simulation(given: Any, run: Callable[[int, Any], Any], data: dict[str, A
     }
     row = {"requests": count, "come": given.arrival_rate or "all at once", "per unit": schedule.steady_per_s}
     views.append(table([{**row, **{f"latency {name}": value for name, value in latency.items()}}], "simulated"))
-    if given.trace is not None:
-        write_atomic(given.trace, json.dumps(chrome_trace(schedule.actions)))
-        say(f"wrote {given.trace}; open it in https://ui.perfetto.dev")
+    return schedule
+
+
+def write_simulation(path: Path | None, schedule: Any) -> None:
+    """The Chrome trace of a simulation, where one is asked for."""
+    from autosplit.values.timeline import chrome_trace
+
+    if path is not None:
+        _write_trace(path, chrome_trace(schedule.actions))
+
+
+def _write_trace(path: Path, trace: dict[str, Any]) -> None:
+    from autosplit.files import write_atomic
+
+    write_atomic(path, json.dumps(trace))
+    say(f"wrote {path}; open it in https://ui.perfetto.dev")
 
 
 def require_equal(fault: str) -> None:

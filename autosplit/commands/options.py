@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from autosplit.errors import UsageError
-from autosplit.files import read_yaml
+from autosplit.files import read_user_yaml
 from autosplit.values.constraints import Constraints
 from autosplit.values.samples import Precision
 
@@ -39,7 +39,7 @@ MODEL_HELP = (
 def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
-    content = read_yaml(path, "options") or {}
+    content = read_user_yaml(path, "options") or {}
     if not isinstance(content, dict):
         raise UsageError(f"options file '{path}' holds {type(content).__name__}, not a mapping of flags to values")
     known = [parameter.name or "" for parameter in ctx.command.params]

@@ -34,6 +34,8 @@ def run(given: options.Run) -> None:
             progress=progress,
             observe=observe,
         )
+    for note in report.notes:
+        say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.plan)}
     show(given, json_safe(data), run_table(report), baselines_table(report))
     write_trace(given.trace, traced, report)
@@ -70,10 +72,11 @@ def auto(given: options.Auto) -> None:
             log=log(given),
             progress=start,
         )
-    for note in result.profile.notes:
-        say(f"note: {note}")
     report = result.report
-    data = {**report.to_dict(), "plan": str(given.output), "notes": list(result.profile.notes)}
+    notes = [*result.profile.notes, *report.notes]
+    for note in notes:
+        say(f"note: {note}")
+    data = {**report.to_dict(), "plan": str(given.output), "notes": notes}
     show(given, json_safe(data), plan_table(result.plan), run_table(report), baselines_table(report))
     write_plan(replace(result.plan, chosen=report.chosen), result.traced.graph, given.output)
     say(f"wrote {given.output}")

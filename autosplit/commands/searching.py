@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit.commands import options
-from autosplit.commands.console import add_explanation, add_simulation, err, json_safe, log, say, show
+from autosplit.commands.console import add_explanation, add_simulation, err, json_safe, log, say, show, write_simulation
 from autosplit.commands.workloads import search_workload
 
 
@@ -49,22 +49,25 @@ def search(given: options.Plans) -> None:
             log=log(given),
             progress=start("search"),
         )
-    for note in measured.notes:
+    notes = [*measured.notes, *api.keep_search(found, given.profiles)]
+    for note in notes:
         say(f"note: {note}")
-    api.keep_search(found, given.profiles)
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}
     data |= {"method": found.plan.method, "status": found.plan.status, "loads_s": dict(found.plan.loads_s)}
-    data |= {"stages": found.plan.rows(), "candidates": found.rows(), "notes": list(measured.notes)}
+    data |= {"stages": found.plan.rows(), "candidates": found.rows(), "notes": notes}
     views = [plan_table(found.plan)] + ([table(found.rows(), "candidates")] if found.trials else [])
+    front: dict[Path, Any] = {}
     if given.objective == "pareto":
-        data["front"] = _front_of_model(given, found, machine)
+        data["front"] = _front_of_model(given, found, machine, front)
         views.append(table([{k: v for k, v in row.items() if k != "assignment"} for row in data["front"]], "front"))
     if given.explain:
         add_explanation(found.plan.explain(), data, views)
-    add_simulation(given, _simulation(found, machine), data, views)
+    simulated = add_simulation(given, _simulation(found, machine), data, views)
     show(given, json_safe(data), *views)
-    write_plan(found.plan, found.traced.graph, given.output)
-    say(f"wrote {given.output}")
+    for path, plan in {given.output: found.plan, **front}.items():
+        write_plan(plan, found.traced.graph, path)
+        say(f"wrote {path}")
+    write_simulation(given.trace, simulated)
 
 
 def _simulation(found: Any, machine: Any) -> Any:
@@ -78,11 +81,10 @@ def _simulation(found: Any, machine: Any) -> Any:
     )
 
 
-def _front_of_model(given: options.Plans, found: Any, machine: Any) -> list[dict[str, Any]]:
-    """The rows of the front; its plan files where they are asked for."""
+def _front_of_model(given: options.Plans, found: Any, machine: Any, files: dict[Path, Any]) -> list[dict[str, Any]]:
+    """The rows of the front; into ``files`` go its plans, where they are asked for as files."""
     from autosplit.deploying.baselines import measured_backends
     from autosplit.planning.plans import plan_front
-    from autosplit.values.planfile import write_plan
 
     graph = found.traced.graph
     plans = plan_front(
@@ -108,8 +110,8 @@ def _front_of_model(given: options.Plans, found: Any, machine: Any) -> list[dict
         }
         row |= {"stages": stages, "assignment": {op: list(stage.devices) for stage in plan.stages for op in stage.ops}}
         if given.front is not None:
-            given.front.mkdir(parents=True, exist_ok=True)
-            row["plan"] = str(given.front / f"front-{number}.yaml")
-            write_plan(replace(plan, versions=found.plan.versions), graph, Path(row["plan"]))
+            path = given.front / f"front-{number}.yaml"
+            files[path] = replace(plan, versions=found.plan.versions)
+            row["plan"] = str(path)
         rows.append(row)
     return rows

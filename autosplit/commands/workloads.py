@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Any
 
 from autosplit.commands import options
-from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, show
+from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, show, write_simulation
 from autosplit.errors import InfeasibleError, UsageError
 
 FOR_MODELS = (
@@ -71,8 +71,9 @@ def search_workload(given: options.Plans) -> None:
         left_s = max(0.0, limit_s - (monotonic() - started))
         found = explain_solution(problem, solution, options=asked, time_limit_s=left_s, unit="")
         add_explanation(found, data, views)
-    add_simulation(given, _simulation(problem, solution.blocks), data, views)
+    simulated = add_simulation(given, _simulation(problem, solution.blocks), data, views)
     show(given, json_safe(data), *views)
+    write_simulation(given.trace, simulated)
 
 
 def _read(path: Path, given: options.Plans | options.Evaluate, others: str = "") -> Any:
@@ -127,5 +128,6 @@ def evaluate(given: options.Evaluate) -> None:
     loads = dict(zip(problem.devices, seconds, strict=True))
     data = {"workload": problem.name, "objective": max(loads.values()), "loads": loads}
     views = [table([{"device": name, "load": load} for name, load in loads.items()], f"{max(loads.values()):.6g}")]
-    add_simulation(given, _simulation(problem, blocks), data, views)
+    simulated = add_simulation(given, _simulation(problem, blocks), data, views)
     show(given, json_safe(data), *views)
+    write_simulation(given.trace, simulated)

@@ -156,6 +156,15 @@ class Store:
                 lines = lines if file.read() == b"\n" else b"\n" + lines
             file.write(lines)
 
+    @contextlib.contextmanager
+    def noted(self, notes: list[str]) -> "Iterator[Store]":
+        """The store for a block; where it cannot write, a note in place of the OSError, by which a result would be lost."""
+        try:
+            yield self
+        except OSError as failure:
+            lost = f"the store '{self.root}' could not keep what was measured: {failure.strerror}"
+            notes.append(f"{lost}; make room, or name another one with --profiles")
+
     def accuracy(self) -> Accuracy:
         """All runs that are kept, oldest first; lines that cannot be read are passed over."""
         found = []

@@ -93,6 +93,7 @@ class RunReport:
         chosen: the name of the one to use.
         sentence: why that one.
         left_out: ways that could not be run, or must not be used, with the reason.
+        notes: what else went wrong, and leaves the measurements as they are.
     """
 
     model: str
@@ -101,6 +102,7 @@ class RunReport:
     chosen: str
     sentence: str
     left_out: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def plan(self) -> Outcome:
@@ -170,6 +172,7 @@ class RunReport:
             "plan_throughput_per_s": self.plan.throughput_per_s,
             "baselines": {name: outcome.throughput_per_s for name, outcome in self.outcomes.items() if name != PLAN},
             "left_out": dict(self.left_out),
+            "notes": list(self.notes),
             "restarts": best.stats.restarts,
             "stages": self.stage_rows(),
             "outcomes": {

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from autosplit.backends.base import Precision
 from autosplit.errors import PlanError, raise_faults
-from autosplit.files import read_mapping, write_atomic
+from autosplit.files import field_faults, read_mapping, write_atomic
 from autosplit.running.config import ModuleEntry, PipelineConfig, Port
 from autosplit.running.modules import PythonFunction, StageFolder
 from autosplit.tracing.splitting import save_stage
@@ -98,8 +98,7 @@ def load_config(folder: Path, allowed: Sequence[str] = ()) -> PipelineConfig:
     try:
         content = _File.model_validate(data)
     except ValidationError as failure:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in failure.errors()]
-        raise_faults(PlanError, f"pipeline file '{path}' is not understood", faults)
+        raise_faults(PlanError, f"pipeline file '{path}' is not understood", field_faults(failure.errors()))
         raise
     config = PipelineConfig()
     for name, entry in content.modules.items():

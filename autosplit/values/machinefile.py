@@ -1,18 +1,31 @@
 """The machine file: devices, memory caps and links as a person writes them (YAML)."""
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from autosplit.errors import DeviceError, UsageError, raise_faults
-from autosplit.files import read_yaml
+from autosplit.files import field_faults, read_user_yaml
 from autosplit.values.machine import HOST, Link, Machine, parse_bytes, parse_device
+
+
+def _read_by(parse: Callable[[Any], Any]) -> AfterValidator:
+    """What cannot be read is a fault of its field, so that all faults are named at once."""
+
+    def check(value: Any) -> Any:
+        parse(value)
+        return value
+
+    return AfterValidator(check)
 
 
 class _DeviceEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    name: str
-    memory: str | StrictInt | None = None
+    name: Annotated[str, _read_by(parse_device)]
+    memory: Annotated[str | StrictInt, _read_by(parse_bytes)] | None = None
 
 
 class _LinkEntry(BaseModel):
@@ -37,16 +50,17 @@ def read_machine(path: Path) -> Machine:
     Raises: DeviceError, UsageError: every fault of the file.
     """
     try:
-        content = _MachineFile.model_validate(read_yaml(path, "machine"))
+        content = _MachineFile.model_validate(read_user_yaml(path, "machine"))
     except ValidationError as failure:
-        faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in failure.errors()]
-        raise_faults(UsageError, f"machine file '{path}' is not understood", faults)
+        raise_faults(UsageError, f"machine file '{path}' is not understood", field_faults(failure.errors()))
         raise
     devices = [parse_device(entry.name) for entry in content.devices]
+    pairs = [(entry.source, entry.target) for entry in content.links]
+    faults = [f"the link from '{a}' to '{b}' is given {n} times" for (a, b), n in Counter(pairs).items() if n > 1]
     links = [Link(e.source, e.target, e.latency_s, 0.0, 1 / e.bytes_per_s, 0.0, 0.0) for e in content.links]
     machine = Machine.of(devices, links)
     known = {HOST, *(device.name for device in devices)}
-    faults = [f"'{end}' is not among its devices" for ends in machine.links for end in ends if end not in known]
+    faults += [f"'{end}' is not among its devices" for ends in machine.links for end in ends if end not in known]
     raise_faults(DeviceError, f"the links of machine file '{path}' do not fit", list(dict.fromkeys(faults)))
     caps = zip(devices, content.devices, strict=True)
     return machine.with_memory({device.name: parse_bytes(entry.memory) for device, entry in caps if entry.memory is not None})

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autosplit.errors import PlanError, raise_faults
-from autosplit.files import content_hash, read_mapping, write_atomic
+from autosplit.files import content_hash, field_faults, read_mapping, write_atomic
 from autosplit.values.constraints import Objective
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
@@ -173,8 +173,7 @@ def read_plan(path: Path) -> PlanFile:
     try:
         return PlanFile.model_validate(data)
     except ValidationError as failure:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in failure.errors()]
-        raise_faults(PlanError, f"plan file '{path}' is truncated or not a plan", faults)
+        raise_faults(PlanError, f"plan file '{path}' is truncated or not a plan", field_faults(failure.errors()))
         raise
 
 
@@ -191,6 +190,10 @@ def _expand(entries: Sequence[str], graph: Graph, stage: str, faults: list[str])
         ends = [end.strip() for end in entry.split(" .. ")]
         unknown = [end for end in ends if end not in graph.index]
         faults += [f"stage '{stage}' names op '{end}', which the graph does not have" for end in unknown]
-        if not unknown:
-            positions.update(range(graph.index[ends[0]], graph.index[ends[-1]] + 1))
+        if unknown:
+            continue
+        first, last = graph.index[ends[0]], graph.index[ends[-1]]
+        if len(ends) > 2 or last < first:
+            faults.append(f"stage '{stage}' has the span '{entry}'; write 'first .. last', two ops in graph order, or one op")
+        positions.update(range(first, last + 1))
     return tuple(graph.ops[position].name for position in sorted(positions))

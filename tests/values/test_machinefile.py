@@ -45,6 +45,27 @@ def test_faults_of_a_machine_file(tmp_path, text: str, message: str) -> None:
         read_machine(path)
 
 
+def test_all_faults_of_a_machine_file_are_named_at_once(tmp_path) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(
+        "devices: [{name: gpu:0, memory: lots}, cpu:1]\nlinks: [{source: host, target: 'cpu:0', bytes_per_s: 0}]\nx: 1"
+    )
+    with pytest.raises(UsageError) as failure:
+        read_machine(path)
+    for fault in (
+        "(5 faults)",
+        "devices.0.name: device 'gpu:0' is not understood",
+        "devices.0.memory: memory 'lots' is not a size",
+        "devices.1: Input should be a mapping of names to values, but is 'cpu:1'",
+        "links.0.bytes_per_s: Input should be greater than or equal to 1, but is 0",
+        "x: Extra inputs are not permitted; there is no such field",
+    ):
+        assert fault in str(failure.value)
+    path.write_text("devices: [{name: 'cpu:0'}]\nlinks: [" + "{source: host, target: 'cpu:0', bytes_per_s: 1}," * 2 + "]")
+    with pytest.raises(DeviceError, match="from 'host' to 'cpu:0' is given 2 times"):
+        read_machine(path)
+
+
 def test_a_machine_file_that_is_no_text(tmp_path) -> None:
     (tmp_path / "machine.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="not YAML"):

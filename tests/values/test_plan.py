@@ -88,6 +88,19 @@ def test_an_objective_that_is_none_is_refused(tmp_path: Path) -> None:
         read_plan(path)
 
 
+def test_a_span_that_counts_down_or_has_three_ends_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    data = yaml.safe_load(path.read_text())
+    names = [op.name for op in GRAPH.ops]
+    wrong = [f"{names[-1]} .. {names[0]}", f"{names[0]} .. {names[1]} .. {names[-1]}"]
+    data["stages"][0]["ops"] = wrong
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError) as failure:
+        read_plan(path).resolve(GRAPH)
+    assert all(f"has the span '{span}'; write 'first .. last'" in str(failure.value) for span in wrong)
+
+
 def test_two_replicas_on_one_device_are_refused() -> None:
     twice = replace(GOOD, stages=(replace(GOOD.stages[0], devices=("cpu:0", "cpu:0")), GOOD.stages[1]))
     with pytest.raises(PlanError, match="'stage0' names a device twice: cpu:0, cpu:0"):
