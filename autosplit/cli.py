@@ -32,6 +32,7 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(function)
     def guarded(given: Any) -> None:
         try:
+            options.verify(given)
             function(given)
         except (AutosplitError, OSError, KeyboardInterrupt) as failure:
             if is_interrupt(failure):

@@ -104,7 +104,7 @@ def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]], mo
     assert len(lanes) == 2
     assert (folder / "ways.svg").read_text().startswith("<?xml") and "wrote ways.svg" in ran.stderr
     drawn = inside("run", "plan.yaml", "--picture", "ways.pdf", cwd=folder, monkeypatch=monkeypatch)
-    assert drawn.exit_code == 1 and "--picture writes SVG, not 'ways.pdf'" in str(drawn.exception)
+    assert drawn.exit_code == 1 and "--picture writes SVG, not 'ways.pdf'" in drawn.stderr
     exported = inside("export", "plan.yaml", "exported", "--json", cwd=folder, monkeypatch=monkeypatch)
     assert exported.exit_code == 0, exported.stderr
     assert {"manifest.json", "loader.py"} <= set(json.loads(exported.stdout)["files"])
@@ -145,6 +145,15 @@ def test_faults_of_a_plan_file_are_named(
             "leave out --output, --batch",
         ),
         (["profile", MLP, "--accuracy"], "leave out 'autosplit.examples.mlp"),
+        (
+            ["search", MLP, "--max-latency", "0s", "--budget", "-1s", "--time-limit", "nan"],
+            "these flags cannot be used (3 faults)",
+        ),
+        (["search", MLP, "--budget", "9" * 400], "--budget: '999"),
+        (["search", MLP, "--arrival-rate", "inf"], "--arrival-rate must be a number above 0 requests a second, but is inf"),
+        (["auto", MLP, "-o", ".", "--trace", "."], "--trace '.' is a folder; name a file"),
+        (["profile", MLP, "--profiles", sys.executable], "is a file; name a folder"),
+        (["search", MLP, "--pin", "fc*=cpu:0", "--pin", "fc*=cpu:1"], "'fc*' is given with 'cpu:0' and with 'cpu:1'"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(
@@ -229,6 +238,35 @@ def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch
     (tmp_path / "wrong.yaml").write_text("budget: 2026-13-45\n")
     done = inside("auto", MLP, "--config", "wrong.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
     assert isinstance(done.exception, UsageError) and "is not YAML" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        (
+            "bugdet: 3s\nzzz: 1\nconfig: x",
+            ["(3 faults)", "'bugdet' is no flag of 'search'; close: budget", "'zzz' is no", "'config' is"],
+        ),
+        (
+            "batch: 0\nstages: two\nseed: true",
+            ["(3 faults)", "equal to 1, but is 0", "integer, but is 'two'"[9:], "'seed': takes no true"],
+        ),
+        ("devices: [cpu:0, cpu:1]", ["'devices': takes one value, as on the command line, but is ['cpu:0', 'cpu:1']"]),
+        ("memory: {cpu:0: 300MB}", ["'memory': takes one value"]),
+        ("pin: fc*=cpu:1", ["'pin': takes a list, so write [fc*=cpu:1]"]),
+        ("max-stages: 1\nmax_stages: 2", ["'max_stages' is given twice"]),
+        ("budget: 1s\nbudget: 2s", ["given twice: 'budget' (line 2)"]),
+        ("- budget", ["holds list, not a mapping"]),
+    ],
+)
+def test_all_faults_of_an_options_file_are_named(
+    text: str, faults: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wrong.yaml").write_text(text)
+    done = inside("search", MLP, "--config", "wrong.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert isinstance(done.exception, UsageError), done.output
+    for fault in ["'wrong.yaml'", *faults]:
+        assert fault in str(done.exception)
 
 
 def test_devices_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@
 """
 
 import dataclasses
-import difflib
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,9 +15,10 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from autosplit.errors import UsageError
-from autosplit.files import read_user_yaml
+from autosplit.commands.configfile import read_config
+from autosplit.errors import UsageError, raise_faults
 from autosplit.values.constraints import Constraints
+from autosplit.values.plan import MAX_QUEUE_DEPTH
 from autosplit.values.samples import Precision
 
 BACKENDS_DEFAULT = "usual"
@@ -36,31 +37,13 @@ MODEL_HELP = (
 )
 
 
-def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    if path is None:
-        return None
-    content = read_user_yaml(path, "options") or {}
-    if not isinstance(content, dict):
-        raise UsageError(f"options file '{path}' holds {type(content).__name__}, not a mapping of flags to values")
-    known = [parameter.name or "" for parameter in ctx.command.params]
-    values = {str(key).replace("-", "_"): value for key, value in content.items()}
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=3)
-            raise UsageError(
-                f"options file '{path}' sets '{key}', which '{ctx.command.name}' does not have; close: {', '.join(near)}"
-            )
-    ctx.default_map = {**(ctx.default_map or {}), **values}
-    return path
-
-
 def seconds(text: str | float) -> float:
     """Seconds from ``60s``, ``500ms``, ``2m`` or a number. Raises: UsageError: no duration.
 
     >>> seconds("500ms"), seconds("2m"), seconds("7")
     (0.5, 120.0, 7.0)
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|)\s*", str(text))
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*(ms|s|m|)\s*", str(text))
     if not match:
         raise UsageError(f"'{text}' is not a duration; write 500ms, 60s or 2m")
     return float(match[1]) * {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0}[match[2]]
@@ -74,7 +57,7 @@ class Output:
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the solver's log, and tracebacks.")] = False
     config: Annotated[
         Path | None,
-        typer.Option("--config", "-c", is_eager=True, callback=_read_config, help="YAML file of flags; the command line wins."),
+        typer.Option("--config", "-c", is_eager=True, callback=read_config, help="YAML file of flags; the command line wins."),
     ] = None
 
 
@@ -149,7 +132,7 @@ class Search(Profile):
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most replicas of a stage; 1 forbids replication.")] = None
     max_latency: Annotated[str | None, typer.Option(help="Most that one request may take, such as 50ms.")] = None
     min_stage: Annotated[str | None, typer.Option(help="Shortest stage, such as 1ms.")] = None
-    queue_depth: Annotated[int, typer.Option(min=1, help="Slots of each ring.")] = 4
+    queue_depth: Annotated[int, typer.Option(min=1, max=MAX_QUEUE_DEPTH, help="Slots of each ring.")] = 4
     budget: Annotated[str, typer.Option(help="Time for measuring candidate plans; 0s plans from the profile alone.")] = "30s"
     time_limit: Annotated[str, typer.Option(help="Time for each question to the planner.")] = "10s"
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
@@ -171,11 +154,11 @@ class Search(Profile):
             num_stages=self.stages,
             max_stages=self.max_stages,
             max_replicas=self.max_replicas,
-            pins=dict(_pairs(self.pin, "--pin")),
+            pins=_pins(self.pin),
             forbids=forbids,
             together=tuple(self.together or ()),
-            max_latency_s=_limit(self.max_latency, "--max-latency"),
-            min_stage_s=_limit(self.min_stage, "--min-stage"),
+            max_latency_s=None if self.max_latency is None else seconds(self.max_latency),
+            min_stage_s=None if self.min_stage is None else seconds(self.min_stage),
         )
 
 
@@ -255,11 +238,6 @@ class Running:
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
     picture: Annotated[Path | None, typer.Option(help="Draw all ways, measured beside predicted, as an SVG file.")] = None
 
-    def __post_init__(self) -> None:
-        """Raises: UsageError: the picture is to be no SVG; nothing was measured yet."""
-        if self.picture is not None and self.picture.suffix != ".svg":
-            raise UsageError(f"--picture writes SVG, not '{self.picture}'; name a file such as ways.svg")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Simulated, Assumed, Output):
@@ -331,12 +309,42 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
     return run
 
 
-def _limit(text: str | None, flag: str) -> float | None:
-    """Seconds above 0, if any are given. Raises: UsageError: they are not."""
-    limit_s = None if text is None else seconds(text)
-    if limit_s == 0:
-        raise UsageError(f"{flag} must be above 0 s, but is '{text}'")
-    return limit_s
+def verify(given: Output) -> None:
+    """Raises: UsageError, with every fault: values that cannot be used, and paths that could not be written in the end."""
+    faults: list[str] = []
+    for flag in ("budget", "time_limit", "max_latency", "min_stage"):
+        text = getattr(given, flag, None)
+        try:
+            if text is not None and seconds(text) == 0 and flag in ("max_latency", "min_stage"):
+                faults.append(f"{_flag(flag)} must be above 0 s, but is '{text}'")
+        except UsageError as failure:
+            faults.append(f"{_flag(flag)}: {failure}")
+    for flag, unit in (("arrival_rate", "requests a second"), ("bandwidth", "bytes a second")):
+        rate = getattr(given, flag, None)
+        if rate is not None and not 0 < rate < math.inf:
+            faults.append(f"{_flag(flag)} must be a number above 0 {unit}, but is {rate}")
+    paths = [(flag, getattr(given, flag, None)) for flag in ("output", "trace", "picture", "profiles", "front")]
+    for flag, path in paths:
+        if path is not None and path.exists() and path.is_dir() != (flag in ("profiles", "front")):
+            is_a, name_a = ("folder", "file") if path.is_dir() else ("file", "folder")
+            faults.append(f"{_flag(flag)} '{path}' is a {is_a}; name a {name_a}")
+    picture = getattr(given, "picture", None)
+    if picture is not None and picture.suffix != ".svg":
+        faults.append(f"--picture writes SVG, not '{picture}'; name a file such as ways.svg")
+    raise_faults(UsageError, "these flags cannot be used", faults)
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def _pins(texts: list[str] | None) -> dict[str, str]:
+    """Pattern to device. Raises: UsageError: a pair without ``=``, or a pattern on two devices."""
+    pins: dict[str, str] = {}
+    for pattern, device in _pairs(texts, "--pin"):
+        if pins.setdefault(pattern, device) != device:
+            raise UsageError(f"--pin '{pattern}' is given with '{pins[pattern]}' and with '{device}'; ops run on one device")
+    return pins
 
 
 def _pairs(texts: list[str] | None, flag: str) -> list[tuple[str, str]]:

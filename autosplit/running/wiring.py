@@ -14,6 +14,7 @@ from autosplit.errors import PlanError, listed, raise_faults
 from autosplit.running.modules import Module
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Device
+from autosplit.values.plan import MAX_QUEUE_DEPTH
 
 BURST = 16
 """Requests in flight at most, if small ones come fast, so that the host need not wake for each of them."""
@@ -198,8 +199,9 @@ def _faults(
     for number, stage in enumerate(stages):
         if not stage.devices:
             yield f"stage '{stage.name}' is on no device"
-        if stage.queue_depth < 1:
-            yield f"stage '{stage.name}' has a queue depth of {stage.queue_depth}; it must be at least 1"
+        if not 1 <= stage.queue_depth <= MAX_QUEUE_DEPTH:
+            limits = f"it must be at least 1 and at most {MAX_QUEUE_DEPTH}"
+            yield f"stage '{stage.name}' has a queue depth of {stage.queue_depth}; {limits}"
         yield from _input_faults(stages, number, inputs, makers)
         for spec in stage.outputs:
             if spec.name in inputs or makers[spec.name] != number:

@@ -14,6 +14,9 @@ from autosplit.values.samples import Precision, Setting
 
 Status = Literal["optimal", "feasible", "measured", "manual"]
 
+MAX_QUEUE_DEPTH = 1024
+"""Slots of a ring, of which each takes memory from the start; a deeper queue makes requests wait, and nothing faster."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -121,8 +124,8 @@ class Plan:
         faults = [*_placement_faults(self.stages, graph), *_device_faults(self.stages, graph, machine)]
         if self.microbatch < 1 or self.source.batch % self.microbatch:
             faults.append(f"microbatch {self.microbatch} does not divide the batch of {self.source.batch} items")
-        if self.queue_depth < 1:
-            faults.append(f"queue_depth must be at least 1, but is {self.queue_depth}")
+        if not 1 <= self.queue_depth <= MAX_QUEUE_DEPTH:
+            faults.append(f"queue_depth must be at least 1 and at most {MAX_QUEUE_DEPTH}, but is {self.queue_depth}")
         raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
         return self
 

@@ -88,6 +88,12 @@ def test_an_objective_that_is_none_is_refused(tmp_path: Path) -> None:
         read_plan(path)
 
 
+def test_a_queue_may_not_be_so_deep_that_its_slots_fill_the_memory() -> None:
+    assert replace(GOOD, queue_depth=1024).verify(GRAPH, MACHINE)
+    with pytest.raises(PlanError, match="queue_depth must be at least 1 and at most 1024, but is 1000000000"):
+        replace(GOOD, queue_depth=10**9).verify(GRAPH, MACHINE)
+
+
 def test_a_span_that_counts_down_or_has_three_ends_is_named(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     write_plan(GOOD, GRAPH, path)

@@ -1,0 +1,61 @@
+"""The options file: flags of a command by their names in YAML; every fault of it is named at once."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from autosplit.errors import UsageError, raise_faults
+from autosplit.files import read_user_yaml
+
+
+def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """The callback of ``--config``: what the file sets becomes the default of the command's flags.
+
+    Raises: UsageError: the file cannot be read, or with every fault: a flag that is none of the command's, or a wrong value.
+    """
+    if path is None:
+        return None
+    content = read_user_yaml(path, "options")
+    if not isinstance(content, dict | None):
+        raise UsageError(f"options file '{path}' holds {type(content).__name__}, not a mapping of flags to values")
+    flags = {parameter.name or "": parameter for parameter in ctx.command.params}
+    del flags["config"]
+    values: dict[str, Any] = {}
+    faults = []
+    for key, value in (content or {}).items():
+        name = str(key).replace("-", "_")
+        if name not in flags:
+            faults.append(f"'{key}' is no flag of '{ctx.command.name}'{_close(name, list(flags))}")
+        elif name in values:
+            faults.append(f"'{name}' is given twice, with '-' and with '_'")
+        elif fault := _fault(ctx, flags[name], value):
+            faults.append(f"'{key}': {fault}")
+        values[name] = value
+    raise_faults(UsageError, f"options file '{path}' does not fit", faults)
+    ctx.default_map = {**(ctx.default_map or {}), **values}
+    return path
+
+
+def _close(name: str, flags: list[str]) -> str:
+    near = difflib.get_close_matches(name, flags, n=3)
+    return f"; close: {', '.join(near)}" if near else f"; it has {', '.join(flags)}"
+
+
+def _fault(ctx: typer.Context, flag: Any, value: Any) -> str:
+    """What is wrong with a flag's value, '' if nothing is: a list where one value is due would become its Python text."""
+    if value is None:
+        return ""
+    many = getattr(flag, "multiple", False)
+    if isinstance(value, dict) or (isinstance(value, list) and not many):
+        return f"takes one value, as on the command line, but is {value}"
+    if many and not isinstance(value, list):
+        return f"takes a list, so write [{value}]"
+    if isinstance(value, bool) and not getattr(flag, "is_flag", False):
+        return f"takes no true or false, but is {value}"
+    try:
+        flag.process_value(ctx, value)
+    except typer.BadParameter as failure:
+        return f"{failure.message.removeprefix('Value error, ')}, but is {value!r}"
+    return ""
