@@ -1,8 +1,10 @@
 """The command line: parses, calls; errors become one message and an exit code. stdout carries the result, stderr the rest."""
 
+import errno
 import functools
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +51,11 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
 def _complain(failure: BaseException) -> None:
     if isinstance(failure, OSError) and failure.filename:
         say(f"autosplit: '{failure.filename}': {failure.strerror}")
+    elif isinstance(failure, OSError) and failure.errno == errno.ENOSPC:
+        say(
+            f"autosplit: {failure.strerror}: make room where the output goes, or in '{tempfile.gettempdir()}', where stages are "
+            "kept while they run (TMPDIR names another folder)"
+        )
     else:
         say(f"autosplit: {failure}")
 

@@ -1,6 +1,7 @@
 """The commands as a person runs them: results on stdout, one clear message on stderr, nothing left behind."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,31 @@ def test_an_answer_is_kept_where_what_goes_beside_it_cannot_be_written(
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_plan_is_written_also_where_nobody_reads_what_is_shown(
+    made: tuple[Path, dict[str, Any]], words: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    folder, _ = made
+    known = ["--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--profiles", str(folder / "profiles")]
+    monkeypatch.setattr(console.out, "print", closed)
+    monkeypatch.setattr("builtins.print", closed)
+    done = inside("search", MLP, *known, *words, cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1 and "'standard output': Broken pipe" in done.stderr
+    assert (tmp_path / "plan.yaml").exists()
+
+
+def test_a_command_runs_with_its_outputs_closed(tmp_path: Path) -> None:
+    devices = f"{sys.executable} -m autosplit.cli devices"
+    done = subprocess.run(
+        f"{devices} --json >&- && {devices} >&- 2>&-", shell=True, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.timeout(120)
 def test_an_edited_plan_is_shown_and_kept_without_a_prediction(
     made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +256,15 @@ def test_an_edited_plan_is_shown_and_kept_without_a_prediction(
     assert len({event["pid"] for event in spans}) == 1
     runs = json.loads(inside("profile", "--accuracy", "--json", cwd=folder, monkeypatch=monkeypatch).stdout)["runs"]
     assert all(run["predicted_per_s"] for run in runs)
+
+
+def test_a_full_disk_is_said_to_be_one_of_two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("autosplit.api.load_plan", full)
+    done = inside("export", "plan.yaml", "folder", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1 and "TMPDIR names another folder" in done.stderr
 
 
 def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

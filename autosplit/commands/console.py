@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 
@@ -15,18 +15,30 @@ from autosplit.errors import StageError
 WIDTH = 140
 """Columns where the output is no terminal, and the environment has no COLUMNS."""
 
-_given = "COLUMNS" in os.environ
-out = Console(width=None if _given or sys.stdout.isatty() else WIDTH)
-err = Console(stderr=True, width=None if _given or sys.stderr.isatty() else WIDTH)
+
+def _width(stream: IO[str] | None) -> int | None:
+    """Columns of the output, None where rich finds out; a stream that was closed before the start is None."""
+    return None if "COLUMNS" in os.environ or (stream is not None and stream.isatty()) else WIDTH
+
+
+out = Console(width=_width(sys.stdout))
+err = Console(stderr=True, width=_width(sys.stderr))
 
 
 def show(given: options.Output, data: Any, *views: Any) -> None:
-    """The result on stdout: the data as JSON, or the views for people."""
-    if given.json:
-        sys.stdout.write(json.dumps(data, indent=1, allow_nan=False, default=str) + "\n")
-    else:
-        for view in views:
-            out.print(view, markup=False)
+    """The result on stdout: the data as JSON, or the views for people.
+
+    Raises: OSError, SystemExit: nobody reads stdout any more, or it is a file on a full disk. What is to be kept goes in a
+        ``finally``.
+    """
+    try:
+        if given.json:
+            print(json.dumps(data, indent=1, allow_nan=False, default=str), flush=True)
+        else:
+            for view in views:
+                out.print(view, markup=False)
+    except OSError as failure:
+        raise OSError(failure.errno, failure.strerror, "standard output") from failure
 
 
 def say(text: str) -> None:

@@ -37,9 +37,11 @@ def run(given: options.Run) -> None:
     for note in report.notes:
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.plan)}
-    show(given, json_safe(data), run_table(report), baselines_table(report))
-    write_trace(given.trace, traced, report)
-    write_picture(given.picture, report)
+    try:
+        show(given, json_safe(data), run_table(report), baselines_table(report))
+    finally:
+        write_trace(given.trace, traced, report)
+        write_picture(given.picture, report)
     require_equal(report.best.fault)
 
 
@@ -77,11 +79,13 @@ def auto(given: options.Auto) -> None:
     for note in notes:
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.output), "notes": notes}
-    show(given, json_safe(data), plan_table(result.plan), run_table(report), baselines_table(report))
-    write_plan(replace(result.plan, chosen=report.chosen), result.traced.graph, given.output)
-    say(f"wrote {given.output}")
-    write_trace(given.trace, result.traced, report)
-    write_picture(given.picture, report)
+    try:
+        show(given, json_safe(data), plan_table(result.plan), run_table(report), baselines_table(report))
+    finally:
+        write_plan(replace(result.plan, chosen=report.chosen), result.traced.graph, given.output)
+        say(f"wrote {given.output}")
+        write_trace(given.trace, result.traced, report)
+        write_picture(given.picture, report)
     require_equal(report.best.fault)
 
 

@@ -63,11 +63,13 @@ def search(given: options.Plans) -> None:
     if given.explain:
         add_explanation(found.plan.explain(), data, views)
     simulated = add_simulation(given, _simulation(found, machine), data, views)
-    show(given, json_safe(data), *views)
-    for path, plan in {given.output: found.plan, **front}.items():
-        write_plan(plan, found.traced.graph, path)
-        say(f"wrote {path}")
-    write_simulation(given.trace, simulated)
+    try:
+        show(given, json_safe(data), *views)
+    finally:
+        for path, plan in {given.output: found.plan, **front}.items():
+            write_plan(plan, found.traced.graph, path)
+            say(f"wrote {path}")
+        write_simulation(given.trace, simulated)
 
 
 def _simulation(found: Any, machine: Any) -> Any:
