@@ -178,7 +178,7 @@ def temporary_folder() -> Iterator[Path]:
     """A folder for as long as the block runs. What a killed process left of its own is removed by the next one."""
     for stale in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         _remove_abandoned(stale)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder, owner = Path(tempfile.mkdtemp(prefix=_PREFIX)), os.getpid()
     try:
         with (folder / "locking").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -186,7 +186,8 @@ def temporary_folder() -> Iterator[Path]:
             (folder / "locking").rename(folder / _LOCK)
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getpid() == owner:  # a process that the user forked leaves the block too
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_abandoned(folder: Path) -> None:

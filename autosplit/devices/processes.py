@@ -81,6 +81,19 @@ def receive(worker: Worker, timeout_s: float, what: str) -> Any:
     raise WorkerError(f"worker '{worker.name}' gave no answer to {what} within {timeout_s:g} s")
 
 
+def hang_up(connection: Connection) -> None:
+    """Close a control channel for good: the other end hears it, also while processes that the user forked hold copies of it."""
+    if not connection.closed:
+        _shut(socket.socket(fileno=connection.fileno())).detach()
+        connection.close()
+
+
+def _shut(end: socket.socket) -> socket.socket:
+    with contextlib.suppress(OSError):  # the other end is gone
+        end.shutdown(socket.SHUT_RDWR)
+    return end
+
+
 @dataclass(slots=True)
 class WorkerProcess:
     """The host's handle on one worker.
@@ -124,7 +137,7 @@ class WorkerProcess:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``."""
-        self.connection.close()
+        hang_up(self.connection)
         if not self.wait(timeout_s):
             self.kill()
         if self.pidfd >= 0:
@@ -150,7 +163,8 @@ def spawn_worker(
         cores: the cores it is pinned to; empty leaves the host's affinity.
         fds: descriptors that it inherits, under the same numbers.
         threads: size of the torch and OpenMP pools; the number of cores by default.
-    Raises: UsageError: a core is not available to this process. OSError: one of ``fds`` is not open.
+    Raises: UsageError: a core is not available to this process. OSError: one of ``fds`` is not open. WorkerError: the kernel
+        refuses another process or descriptor.
     """
     refused = sorted(set(cores) - set(affinity()))
     if refused:
@@ -239,7 +253,10 @@ class _Nursery:
         _in_spawner(self._running)
 
     def fork(self, order: Fork) -> tuple[int, int]:
-        """Fork a worker; its process id, and a descriptor of it. Raises: OSError: one of its descriptors is not open."""
+        """Fork a worker; its process id, and a descriptor of it.
+
+        Raises: OSError: one of its descriptors is not open. WorkerError: the kernel refuses, or kills who should fork.
+        """
         # Of a worker whose order is under way all must be sent, even if the caller is interrupted and closes its own.
         with contextlib.ExitStack() as stack:
             copies = []
@@ -296,6 +313,8 @@ class _Nursery:
             return -signal.SIGKILL  # the kernel killed it when the process that it was forked from died
 
     def _end(self) -> None:
+        if self._sock is not None and self._owner == os.getpid():
+            _shut(self._sock)
         for end in (self._connection, self._sock):
             if end is not None:
                 end.close()

@@ -65,8 +65,10 @@ class Beacon:
                 log.warning("the status of this host cannot be told: %s", failure)
 
     def close(self) -> None:
-        """Say no more, and remove the file."""
+        """Say no more, and remove the file; one that was forked from the host leaves it alone."""
         atexit.unregister(self.close)
+        if os.getpid() != self._about["pid"]:
+            return
         self._closing.set()
         with self._lock:
             if self._fd >= 0 and self._path is not None:

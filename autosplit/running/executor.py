@@ -62,6 +62,7 @@ class Executor:
         self._num_fed = 0
         self._broken: AutosplitError | None = None
         self._open = True
+        self._owner = os.getpid()
         self._ending = False
         self._feeding = True
         self._alarm_ns: float = math.inf
@@ -121,6 +122,8 @@ class Executor:
             timeout_s: how long to wait for room at the door; 0 refuses at once, None waits.
         Raises: RefusedError: no room in time, or closed. WorkerError: the pipeline has given up.
         """
+        if os.getpid() != self._owner:
+            raise RefusedError(f"the request was refused: process {self._owner} opened the pipeline. Open one after the fork.")
         with self._lock:
             if not request.keep and not self._has_room() and not self._wait_for(self._has_room, timeout_s):
                 raise RefusedError(

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -81,6 +82,7 @@ class Pipeline:
         self._flow = Flow(self.wiring)
         self._started = time.monotonic()
         self._closed = False
+        self._owner = os.getpid()
 
     def submit(
         self,
@@ -268,8 +270,11 @@ class Pipeline:
         return swap_weights(self._deployment, self._executor, self.groups, group, weights, folder)
 
     def close(self, *, drain: bool = True) -> None:
-        """Answer what was taken in (``drain``) or fail it, then end every worker; nothing of the pipeline is left."""
-        if self._closed:
+        """Answer what was taken in (``drain``) or fail it, then end every worker; nothing of the pipeline is left.
+
+        Nothing happens in a process that was forked from the one that opened it.
+        """
+        if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
         try:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.limits import affinity, usable_threads
-from autosplit.devices.processes import Worker, receive, spawn_worker
+from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
 from autosplit.running.messages import Duty, Failed, Port, Ready, Version
 from autosplit.running.ring import Ring
@@ -94,7 +94,7 @@ class Deployment:
         """End every worker and free every descriptor."""
         for worker in self.workers:
             with contextlib.suppress(OSError):
-                worker.connection.close()
+                hang_up(worker.connection)
         until = time.monotonic() + timeout_s
         for worker in self.workers:
             worker.close(max(0.0, until - time.monotonic()))

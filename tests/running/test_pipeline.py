@@ -151,3 +151,45 @@ def test_nothing_outlives_the_host(end: signal.Signals) -> None:
         time.sleep(0.01)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert sorted(os.listdir("/dev/shm")) == names  # noqa: PTH208
+
+
+FORKS = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from pipelines import request, spawned
+from autosplit.errors import RefusedError
+from autosplit.files import temporary_folder
+from autosplit.running.pipeline import Pipeline
+
+def forked(task):
+    child = os.fork()
+    if child == 0:
+        task()
+    return child
+
+def use():
+    try:
+        pipeline.submit(request(1))
+    except RefusedError:
+        os._exit(3)
+
+with temporary_folder() as folder, Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"]) as pipeline:
+    for task, code in (sys.exit, 0), (use, 3):
+        assert os.waitstatus_to_exitcode(os.waitpid(forked(task), 0)[1]) == code
+    assert folder.exists() and pipeline.run(request(1))[0][0] == 2 and pipeline.restarts == 0
+    print(forked(signal.pause), flush=True)
+print(pipeline._deployment.workers[0].fate(), flush=True)
+"""
+
+
+def test_processes_that_the_user_forks_hurt_nobody_and_hold_up_no_end() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKS.format(path=[str(Path(__file__).parents[1])])], stdout=subprocess.PIPE, text=True
+    ) as host:
+        assert host.stdout is not None
+        child = int(host.stdout.readline())
+        try:
+            assert host.stdout.readline() == "exited with code 0\n"
+            assert host.wait(20) == 0
+        finally:
+            os.kill(child, signal.SIGKILL)
