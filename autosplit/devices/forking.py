@@ -6,6 +6,7 @@ the kernel kills it when the host dies, and its children with it. It is told wha
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import gc
 import importlib
@@ -32,7 +33,7 @@ _MALLOPT = ((-3, 1 << 30), (-1, 2**31 - 1), (-2, 64 << 20))
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Fork a worker. Its descriptors follow this message. Answer: its process id.
+    """Fork a worker. Its descriptors follow this message. Answer: its process id, or why the kernel refused.
 
     Attributes:
         target: ``module:function``, called with the control connection.
@@ -91,20 +92,27 @@ def _serve(sock: socket.socket) -> None:
         match connection.recv():
             case Fork() as order:
                 descriptors: list[int] = []
-                while len(descriptors) < len(order.numbers):
+                for _ in range(0, len(order.numbers), MOST_DESCRIPTORS):
                     data, received, *_ = socket.recv_fds(sock, 1, MOST_DESCRIPTORS)
                     if not data:
                         raise EOFError
                     descriptors += received
                 parent = os.getpid()
-                pid = os.fork()
-                if pid == 0:
-                    connection.close()
-                    sock.close()
-                    _become(order, descriptors, parent)
+                try:
+                    if len(descriptors) < len(order.numbers):  # the kernel leaves out those above the limit of this process
+                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                    pid = os.fork()
+                except OSError as failure:
+                    answer: int | str = str(failure)
+                else:
+                    if pid == 0:
+                        connection.close()
+                        sock.close()
+                        _become(order, descriptors, parent)
+                    answer = pid
                 for descriptor in descriptors:
                     os.close(descriptor)
-                connection.send(pid)
+                connection.send(answer)
             case Reap(pid):
                 try:
                     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

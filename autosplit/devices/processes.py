@@ -31,6 +31,9 @@ Result = TypeVar("Result")
 MOST_WAIT_S = 1e6
 """The kernel counts milliseconds in 31 bits."""
 
+MOST_TRIES = 3
+"""The process that workers are forked from is started anew if it is killed while it should fork one."""
+
 
 class Worker(Protocol):
     """What the host needs of a worker; WorkerProcess is one, and a thread that plays one is another."""
@@ -297,12 +300,19 @@ class _Nursery:
 
     def _fork(self, order: Fork, descriptors: Sequence[int], held: contextlib.ExitStack) -> tuple[int, int]:
         with held:
-            self._running()
-            assert self._connection is not None and self._sock is not None
-            self._connection.send(order)
-            send_descriptors(self._sock, descriptors)
-            pid: int = self._connection.recv()
-        return pid, os.pidfd_open(pid)
+            for _ in range(MOST_TRIES):
+                self._running()
+                assert self._connection is not None and self._sock is not None
+                try:
+                    self._connection.send(order)
+                    send_descriptors(self._sock, descriptors)
+                    answer = self._connection.recv()
+                    if isinstance(answer, int):
+                        return answer, os.pidfd_open(answer)
+                    raise WorkerError(f"no worker could be forked: {answer}")
+                except (EOFError, ConnectionError, ProcessLookupError):  # it was killed meanwhile, and the worker with it
+                    self._end()
+        raise WorkerError(f"the process that workers are forked from ended {MOST_TRIES} times before it had forked one")
 
     def _reap(self, pid: int) -> int:
         try:

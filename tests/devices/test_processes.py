@@ -2,18 +2,20 @@
 
 import mmap
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from autosplit.devices.forking import Fork, _serve
+from autosplit.devices import processes
+from autosplit.devices.forking import Fork, _serve, send_descriptors
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import proportional_bytes, receive, resident_bytes, spawn_worker
 from autosplit.errors import UsageError, WorkerError
@@ -199,6 +201,35 @@ def test_a_worker_of_the_process_before_is_buried_without_harm_to_those_of_the_n
     assert not new.wait(0.5)
     for worker in (old, new):
         worker.close(timeout_s=0.0)
+
+
+def test_a_process_that_is_killed_before_it_has_forked_a_worker_is_replaced(targets: str) -> None:
+    def killing(sock: socket.socket, descriptors: Sequence[int]) -> None:
+        patch.undo()
+        assert processes._nursery._process is not None
+        processes._nursery._process.kill()
+        send_descriptors(sock, descriptors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "send_descriptors", killing)
+        worker = spawn_worker(f"{targets}:sleeper")
+    assert receive(worker, 30, "its start") == worker.pid
+    worker.close(timeout_s=0.0)
+
+
+def test_what_the_kernel_refuses_the_process_that_forks_is_told_and_hurts_no_worker(targets: str) -> None:
+    worker = spawn_worker(f"{targets}:sleeper")
+    receive(worker, 30, "its start")
+    assert processes._nursery._process is not None
+    pid = processes._nursery._process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE, (6, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with pytest.raises(WorkerError, match=r"no worker could be forked: .*Too many open files"):
+        spawn_worker(f"{targets}:sleeper")
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    another = spawn_worker(f"{targets}:sleeper")
+    assert receive(another, 30, "its start") == another.pid and worker.alive()
+    for one in (worker, another):
+        one.close(timeout_s=0.0)
 
 
 def test_a_worker_is_where_the_host_is_now_not_where_it_was(
