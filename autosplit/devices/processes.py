@@ -308,11 +308,21 @@ class _Nursery:
                     send_descriptors(self._sock, descriptors)
                     answer = self._connection.recv()
                     if isinstance(answer, int):
-                        return answer, os.pidfd_open(answer)
+                        return answer, self._open(answer)
                     raise WorkerError(f"no worker could be forked: {answer}")
                 except (EOFError, ConnectionError, ProcessLookupError):  # it was killed meanwhile, and the worker with it
                     self._end()
         raise WorkerError(f"the process that workers are forked from ended {MOST_TRIES} times before it had forked one")
+
+    def _open(self, pid: int) -> int:
+        """A descriptor of a worker, which is ended if there is none left."""
+        try:
+            return os.pidfd_open(pid)
+        except OSError as failure:
+            if not isinstance(failure, ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self._reap(pid)
+            raise
 
     def _reap(self, pid: int) -> int:
         try:

@@ -4,11 +4,12 @@ import select
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from autosplit.errors import AutosplitError, DeadlineError, StageError
 from autosplit.running.copying import Copies
 from autosplit.running.inbox import Inbox
 from autosplit.running.lanes import Lanes
 from autosplit.running.provisioner import Deployment, host_channels
-from autosplit.running.ring import RingEnd, Slot
+from autosplit.running.ring import ERROR, FLAG, RingEnd, Slot
 
 
 @dataclass(slots=True)
@@ -48,6 +49,13 @@ class Drain:
         while self.end.ready(sequence := self.next):
             self.next += self.every
             yield sequence, self.end.acquire(sequence)
+
+
+def error_of(slot: Slot, number: int) -> AutosplitError:
+    """What became of request ``number``, which brought no tensors."""
+    if slot.header[FLAG] == ERROR:
+        return StageError(slot.read_text().decode(errors="replace"))
+    return DeadlineError(f"request {number} was skipped: its deadline passed before the last stage")
 
 
 class Drains:

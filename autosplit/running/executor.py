@@ -1,12 +1,12 @@
 """Executor: takes requests in at the door, feeds the first rings, drains the last ones, and answers in order.
 
-One thread of the host blocks on everything that can happen: a result on a ring, the death of a worker, a deadline at the
-door, the end. A request is fed by whoever makes room for it: the caller if the window has room, else that thread once an
-older request is done.
+One thread of the host blocks on everything that can happen: a result on a ring, the death of a worker, a deadline at the door,
+the end. A request is fed by whoever makes room for it: the caller if the window has room, else that thread once one ends.
 """
 
 import contextlib
 import functools
+import logging
 import math
 import os
 import threading
@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from autosplit.devices.processes import MOST_WAIT_S
-from autosplit.errors import AutosplitError, DeadlineError, RefusedError, StageError, WorkerError
+from autosplit.errors import AutosplitError, RefusedError, UsageError, WorkerError
 from autosplit.running.door import Door
-from autosplit.running.draining import Drains
+from autosplit.running.draining import Drains, error_of
 from autosplit.running.feeding import Feeds
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Run
@@ -25,7 +25,9 @@ from autosplit.running.pacing import SOON_NS, Pace
 from autosplit.running.provisioner import Deployment
 from autosplit.running.recovery import Recovery
 from autosplit.running.request import Answer, Request, RequestTimes, Tensors
-from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS
+from autosplit.running.ring import DATA, FLAG, POSTED_NS
+
+log = logging.getLogger(__name__)
 
 LOOK_NS = 1_000_000
 """How long results may keep the thread from looking at workers, deadlines and the end."""
@@ -143,6 +145,11 @@ class Executor:
         if late:
             self._answer([request])
 
+    def check_thread(self) -> None:
+        """Raises: UsageError: this is a callback, for the end of which all requests wait, so it must wait for none."""
+        if threading.current_thread() is self._thread:
+            raise UsageError("a callback of an answer cannot wait for the same pipeline, nor close it; do that in another thread")
+
     def _stay(self, request: Request) -> None:
         """A request waits at the door: its inputs are made safe, and its deadline is watched (the lock is held)."""
         if not request.keep:
@@ -183,9 +190,11 @@ class Executor:
 
     def _wait_for(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until the condition holds, which is looked at when a request is done (the lock is held)."""
+        if timeout_s is None or timeout_s > 0:
+            self.check_thread()
         self._num_blocked += 1
         try:
-            return self._lock.wait_for(condition, timeout_s)
+            return self._lock.wait_for(condition, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         finally:
             self._num_blocked -= 1
 
@@ -286,12 +295,11 @@ class Executor:
             for sequence, slot in drain.take():
                 found = True
                 request = self._window[sequence]
-                flag = slot.header[FLAG]
-                if flag == DATA:
+                if slot.header[FLAG] == DATA:
                     for (name, copies), value in zip(drain.copies.items(), slot.tensors, strict=True):
                         request.values[name] = copies.copy(value)
                 elif request.error is None:
-                    request.error = _error(flag, slot.read_text().decode(errors="replace"), request.number)
+                    request.error = error_of(slot, request.number)
                 request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
                 drain.end.release(sequence)
                 request.tokens -= 1
@@ -329,10 +337,15 @@ class Executor:
             future, request.future = request.future, None  # without a circle, memory is free once nobody holds the answer
             if future is None or not future.set_running_or_notify_cancel():
                 continue
-            if request.error is not None:
-                future.set_exception(request.error)
-            else:
-                future.set_result(self.outputs(request))
+            try:
+                if request.error is not None:
+                    future.set_exception(request.error)
+                else:
+                    future.set_result(self.outputs(request))
+            except BaseException:  # of a callback, sys.exit say: an Exception never comes out of a future
+                if threading.current_thread() is not self._thread:
+                    raise
+                log.exception("a callback of request %d ended its thread, which goes on with the other requests", request.number)
 
     def outputs(self, request: Request) -> Tensors:
         """The answer to a request, which is due. Raises: what made it fail."""
@@ -385,9 +398,3 @@ class Executor:
         for request in requests:
             request.error = request.error or type(error)(str(error))
         self._answer(requests)
-
-
-def _error(flag: int, text: str, number: int) -> AutosplitError:
-    if flag == ERROR:
-        return StageError(text)
-    return DeadlineError(f"request {number} was skipped: its deadline passed before the last stage")

@@ -272,10 +272,11 @@ class Pipeline:
     def close(self, *, drain: bool = True) -> None:
         """Answer what was taken in (``drain``) or fail it, then end every worker; nothing of the pipeline is left.
 
-        Nothing happens in a process that was forked from the one that opened it.
+        Nothing happens in a process that was forked from the one that opened it. Raises: UsageError: called in a callback.
         """
         if self._closed or os.getpid() != self._owner:
             return
+        self._executor.check_thread()
         self._closed = True
         try:
             self._executor.close(drain=drain)
@@ -305,7 +306,9 @@ class Pipeline:
 
     def _answer(self, request: Request) -> Tensors:
         """The answer, as soon as it is there. Raises: what made the request fail."""
-        request.wait()
+        if not request.answered:
+            self._executor.check_thread()
+            request.wait()
         return self._executor.outputs(request)
 
     def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:

@@ -108,8 +108,12 @@ class Slot:
 def create_shared(num_bytes: int) -> int:
     """A descriptor of shared memory, zeros, without a name, that only this user may open."""
     fd = os.memfd_create("autosplit")
-    os.fchmod(fd, 0o600)
-    os.ftruncate(fd, num_bytes)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, num_bytes)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
@@ -146,10 +150,15 @@ class Ring:
     def create(specs: Sequence[TensorSpec], num_slots: int, every: int = 1) -> "Ring":
         """A ring of empty slots. Raises: OSError: no more descriptors or memory."""
         _, header_bytes, slot_bytes = _layout(specs, num_slots)
-        flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC
-        memory_fd = create_shared(header_bytes + num_slots * slot_bytes)
-        handle = RingHandle(tuple(specs), num_slots, every, memory_fd, os.eventfd(0, flags), os.eventfd(0, flags))
-        ring = Ring(handle)
+        fds = [create_shared(header_bytes + num_slots * slot_bytes)]
+        try:
+            fds += [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)]
+            fds += [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)]
+            ring = Ring(RingHandle(tuple(specs), num_slots, every, *fds))
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
         ring.refill()
         return ring
 

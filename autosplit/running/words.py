@@ -73,7 +73,11 @@ class Words:
     def create(window: int, num_workers: int, num_lanes: int = 1) -> "Words":
         """A block of zeros for ``window`` requests in flight, be they all in one lane."""
         fd = create_shared(WordsHandle(-1, window, num_workers, num_lanes).num_bytes)
-        return Words(WordsHandle(fd, window, num_workers, num_lanes))
+        try:
+            return Words(WordsHandle(fd, window, num_workers, num_lanes))
+        except BaseException:
+            os.close(fd)
+            raise
 
     def status(self, worker: int) -> memoryview:
         """The status words of one worker."""

@@ -232,6 +232,24 @@ def test_what_the_kernel_refuses_the_process_that_forks_is_told_and_hurts_no_wor
         one.close(timeout_s=0.0)
 
 
+def test_a_worker_for_which_the_host_has_no_descriptor_left_is_ended_and_buried(targets: str) -> None:
+    spawn_worker(f"{targets}:listener").close()
+    assert processes._nursery._process is not None
+    pid = processes._nursery._process.pid
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for most in range(3, 60):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        try:
+            worker = spawn_worker(f"{targets}:listener")
+        except OSError:
+            continue
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        worker.close()
+        break
+    assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
+
+
 def test_a_worker_is_where_the_host_is_now_not_where_it_was(
     targets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 """The schedule itself, on null devices: order, back-pressure, priorities, deadlines, cancelling, failures, replays."""
 
+import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -453,14 +455,44 @@ def test_settings_out_of_range_hurt_nobody_else() -> None:
         assert [float(future.result(10)[0][0]) for future in futures] == [1, 2, 2]
 
 
+def test_a_callback_that_exits_or_waits_for_its_own_pipeline_hurts_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    with Pipeline([local("a", Gate(), "x", "y")], ["x"], ["y"], max_in_flight=1, room=1) as pipeline:
+        seen: list[str] = []
+
+        def wait(task: Any) -> Any:
+            def callback(done: "Future[Any]") -> None:
+                with pytest.raises(UsageError, match="a callback of an answer cannot wait for the same pipeline, nor close it"):
+                    task()
+                seen.append(task.__name__)
+
+            return callback
+
+        def run() -> None:
+            pipeline.run(request(1))
+
+        def submit() -> None:
+            for _ in range(3):
+                pipeline.submit(request(1))
+
+        gate = pipeline.wiring.stages[0].module.function  # type: ignore[attr-defined]
+        for callback in (lambda done: sys.exit(), wait(run), wait(submit), wait(pipeline.close)):
+            gate.opened.clear()
+            future = pipeline.submit(request(0))
+            future.add_done_callback(callback)
+            gate.opened.set()
+            assert future.result(10)[0][0] == 1 and pipeline.run(request(2))[0][0] == 3
+        assert seen == ["run", "submit", "close"] and "a callback of request 0 ended its thread" in caplog.text
+
+
 def test_limits_of_months_are_waited_for() -> None:
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y", hang_s=1e9)], ["x"], ["y"], max_in_flight=1) as pipeline:
         first = pipeline.submit(request(0))
         gate.entered.acquire()
         second = pipeline.submit(request(1), deadline_s=1e8)  # it waits at the door
-        gate.opened.set()
-        assert [float(future.result(10)[0][0]) for future in (first, second)] == [1, 2]
+        threading.Timer(0.05, gate.opened.set).start()
+        third = pipeline.submit(request(3), timeout_s=math.inf)  # there is no room for it
+        assert [float(future.result(10)[0][0]) for future in (first, second, third)] == [1, 2, 4]
         assert pipeline.run(request(2))[0][0] == 3
     with Pipeline([local("a", Once(1, 1), "x", "y", 2, hang_s=1e9)], ["x"], ["y"]) as pipeline:
         answers = pipeline.run_many([request(number) for number in range(4)])  # one is paused while the other is replaced

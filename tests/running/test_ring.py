@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import select
 import threading
 import time
@@ -248,6 +249,23 @@ def test_refilled_tokens_bring_the_same_slots_again(pair: tuple[Ring, RingEnd, R
         receiver.acquire(3, 0)
     for sequence in (3, 4):
         sender.acquire(sequence, 0)
+
+
+def test_nothing_is_left_of_a_ring_for_which_descriptors_or_memory_are_short() -> None:
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for limit, sizes in (resource.RLIMIT_NOFILE, range(3, 60)), (resource.RLIMIT_FSIZE, (100, 10_000)):
+        soft, hard = resource.getrlimit(limit)
+        failures = 0
+        for size in sizes:
+            resource.setrlimit(limit, (size, hard))
+            try:
+                Ring.create([TensorSpec("x", (2,), (1,), "float32")], 2).close()
+            except (OSError, RuntimeError):
+                failures += 1
+            finally:
+                resource.setrlimit(limit, (soft, hard))
+        assert failures
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 def test_nothing_is_left_of_a_closed_ring() -> None:
