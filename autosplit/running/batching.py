@@ -24,7 +24,7 @@ import torch
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors
-from autosplit.tracing.tensorspec import differences
+from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
 
 @dataclass(eq=False)
@@ -103,13 +103,19 @@ class Batcher:
         self.close()
 
     def _count_rows(self, inputs: Sequence[torch.Tensor]) -> int:
-        rows = {len(value) for value, batched in zip(inputs, self._batched, strict=False) if batched and value.ndim}
+        names = self._pipeline.wiring.inputs
+        if len(inputs) != len(names):
+            raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
+        for name, value in zip(names, inputs, strict=True):
+            if not is_dense(value):
+                raise UsageError(f"input '{name}' is {kind_of(value)}, and a dense tensor is expected")
+        rows = {len(value) for value, batched in zip(inputs, self._batched, strict=True) if batched and value.ndim}
         if len(rows) != 1 or rows == {0}:
             raise UsageError(f"the batched inputs must have one number of rows, at least 1, but have {sorted(rows)}")
         [count] = rows
         specs = self._pipeline.wiring.input_specs
         wanted, given = [], []
-        for name, value, batched in zip(self._pipeline.wiring.inputs, inputs, self._batched, strict=False):
+        for name, value, batched in zip(names, inputs, self._batched, strict=True):
             if name in specs:
                 wanted.append(replace(specs[name], shape=(count, *specs[name].shape[1:])) if batched else specs[name])
                 given.append(value)

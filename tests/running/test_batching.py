@@ -169,5 +169,9 @@ def test_what_cannot_be_batched() -> None:
             Batcher(pipeline, shared=["q"])
         with pytest.raises(UsageError, match=r"at least 1, but have \[0\]"):
             Batcher(pipeline, shared=["factor"]).submit([rows(1)[:0], torch.ones(2)])
+        with pytest.raises(UsageError, match="1 inputs were given, and the pipeline takes 2: x, factor"):
+            Batcher(pipeline, shared=["factor"]).submit([rows(1)])
+        with pytest.raises(UsageError, match="input 'x' is list, and a dense tensor is expected"):
+            Batcher(pipeline, shared=["factor"]).submit([[1.0], torch.ones(2)])  # type: ignore[list-item]
         with pytest.raises(UsageError, match=r"'x' is float64\[1,2\], and float32\[1,2\] is expected"):
             Batcher(pipeline, shared=["factor"]).submit([rows(1).double(), torch.ones(2)])
