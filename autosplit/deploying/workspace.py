@@ -1,5 +1,6 @@
 """A plan becomes a running pipeline: stages saved once in a workspace, prepared for their backends, placed on devices."""
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -106,6 +107,12 @@ def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Ma
     return host.add_network(name, place(traced, plan, machine, workspace), traced.graph.inputs, traced.graph.outputs)
 
 
+def _cancel(whole: "Future[Any]", asked: "weakref.ref[Future[Any]]") -> None:
+    running = asked()
+    if whole.cancelled() and running is not None:
+        running.cancel()
+
+
 @contextmanager
 def open_pipeline(traced: Traced, plan: Plan, machine: Machine) -> Iterator[Callable[..., Any]]:
     """The plan as a function that takes and returns what the model does; its workers live as long as the ``with`` block.
@@ -114,7 +121,8 @@ def open_pipeline(traced: Traced, plan: Plan, machine: Machine) -> Iterator[Call
         traced: the model, traced for the plan's microbatch.
         plan: the plan.
         machine: the devices.
-    Yields: the function. Its attribute ``submit`` gives a future instead, so that several requests are in flight at once.
+    Yields: the function. Its attribute ``submit`` gives a future instead, so that several requests are in flight at once; one
+        that is cancelled ends at the next stage border.
     Raises: PlanError, BackendError, WorkerError: as ``deploy``.
     """
     with Workspace() as workspace, HostManager() as host:
@@ -133,7 +141,10 @@ def open_pipeline(traced: Traced, plan: Plan, machine: Machine) -> Iterator[Call
                 else:
                     answer.set_result(result)
 
-            pipeline.submit(traced.flatten_inputs(*args, **kwargs)).add_done_callback(deliver)
+            running = pipeline.submit(traced.flatten_inputs(*args, **kwargs))
+            asked = weakref.ref(running)  # a circle would keep the answer in memory
+            answer.add_done_callback(lambda whole: _cancel(whole, asked))
+            running.add_done_callback(deliver)
             return answer
 
         def call(*args: Any, **kwargs: Any) -> Any:

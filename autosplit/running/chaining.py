@@ -63,7 +63,7 @@ class Chain:
         """
         whole = Whole(priority, monotonic_deadline(deadline_s))
         start = time.monotonic()
-        if not self._room.acquire(timeout=timeout_s):
+        if not self._room.acquire(timeout=None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)):
             raise RefusedError(
                 f"the request was refused: {self.limit} requests are in the chain {' -> '.join(self._names)}, which is its "
                 "limit. Submit with a longer timeout_s, or less often."

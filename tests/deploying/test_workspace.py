@@ -43,11 +43,18 @@ def test_an_answer_that_was_cancelled_is_dropped_in_silence(
 ) -> None:
     with autosplit.open_pipeline(traced, None, ONE) as model:  # type: ignore[arg-type]
         answer = model.submit(*traced.example_inputs)
+        later.future.set_running_or_notify_cancel()  # it is too late to stop the request
         assert answer.cancel()
         later.future.set_result([torch.zeros(1)])
     assert caplog.text == ""
     with pytest.raises(CancelledError):
         answer.result(0)
+
+
+def test_cancelling_an_answer_cancels_its_request(traced: Traced, later: Later) -> None:
+    with autosplit.open_pipeline(traced, None, ONE) as model:  # type: ignore[arg-type]
+        assert model.submit(*traced.example_inputs).cancel()
+    assert later.future.cancelled()
 
 
 def test_an_answer_that_cannot_be_made_is_told(traced: Traced, later: Later) -> None:

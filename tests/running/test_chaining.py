@@ -1,5 +1,6 @@
 """Networks one behind the other: all at work at once, bounded, and a failure anywhere is the answer."""
 
+import math
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -91,6 +92,21 @@ def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late
         assert futures[0].result(10)[0][0] == 0 and chain.run(request(4))[0][0] == 8
         with pytest.raises(CancelledError):
             futures[1].result(10)
+
+
+def test_room_in_a_chain_is_waited_for_as_long_as_asked() -> None:
+    gate = threading.Event()
+
+    def hold(x: torch.Tensor) -> torch.Tensor:
+        gate.wait(30)
+        return x
+
+    with HostManager(MACHINE) as host:
+        host.add_network("one", [local("a", hold, "x", "y")], ["x"], ["y"], max_in_flight=1, room=0)
+        chain = host.chain("one")
+        first = chain.submit(request(1))
+        threading.Timer(0.05, gate.set).start()
+        assert chain.submit(request(2), timeout_s=math.inf).result(10)[0][0] == 2 and first.done()
 
 
 def test_networks_that_do_not_fit_are_named() -> None:
