@@ -68,7 +68,8 @@ def _capped(
                         held = old_bytes[parent, past] + add
                         goal = num_levels
                         if held + left[step + 1] > room_bytes:
-                            goal = min(num_levels - 1, int(held / room_bytes * num_levels)) if held <= room_bytes else -1
+                            share = held / max(room_bytes, 1e-300)  # a device may hold nothing but ops without weights
+                            goal = min(num_levels - 1, int(share * num_levels)) if held <= room_bytes else -1
                         if goal != level:
                             continue
                         new_source[num_edges], new_side[num_edges] = old_number[parent, past], side[edge]

@@ -47,6 +47,17 @@ def test_no_set_below_the_cap_is_lost_and_with_many_levels_none_above_it_is_left
     assert values[found].sum() == most
 
 
+def test_a_device_that_holds_nothing_takes_what_weighs_nothing():
+    graph = drawn(1)
+    light = graph.item_bytes == 0
+    assert 0 < light.sum() < graph.num_items
+    plain = pricers_of(graph, tries=2)[0]
+    for num_levels in (1, 5):
+        pricer = Pricer(capped_sweep(plain.sweep, graph.item_bytes, 0.0, num_levels), plain.work_s, 1)
+        found = pricer.best_set(np.ones(graph.num_items, dtype=np.int64), 1e9)
+        assert (found == light).all()
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_bounds_and_plans_keep_the_caps(seed):
     graph = drawn(seed, num_ops=6)
