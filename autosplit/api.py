@@ -13,7 +13,6 @@ from torch.export import ExportedProgram
 
 from autosplit import measuring
 from autosplit.backends.base import Precision, get_backend, installed, usual
-from autosplit.costs.schedule import plan_stages, simulate
 from autosplit.deploying.baselines import COMPILE_SHARE, compiled, measured_backends, simple_ways, uncut_ways
 from autosplit.deploying.comparing import Observe, Progress, run_report
 from autosplit.deploying.microbatching import require_independent
@@ -34,7 +33,6 @@ from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.planfile import read_plan
 from autosplit.values.profile import Profile
-from autosplit.values.timeline import chrome_trace
 
 if TYPE_CHECKING:
     # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
@@ -347,19 +345,6 @@ def _machine(devices: Machine | str | None) -> Machine:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def run_trace(traced: Traced, report: RunReport) -> dict[str, Any]:
-    """The schedule that was predicted for the chosen way beside what its workers did, as a Chrome trace (for Perfetto).
-
-    Of 64 requests; what transfers take is in the stages. A way that nothing was predicted for is shown as it ran alone, and so is
-    one with streams: the simulation has one request at a time on a device.
-    """
-    plan = report.best.plan
-    if not plan.prediction.throughput_per_s or any(stage.streams > 1 for stage in plan.stages):
-        return chrome_trace((), report.best.actions)
-    stages = plan_stages(plan, traced.graph, lambda stage, device: stage.load_s)
-    return chrome_trace(simulate(stages, 64, slots=plan.queue_depth).actions, report.best.actions)
 
 
 def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machine]:

@@ -48,10 +48,10 @@ def say(text: str) -> None:
 
 def write_trace(path: Path | None, traced: Any, report: Any) -> None:
     """The Chrome trace of a run, where one is asked for."""
-    from autosplit.api import run_trace
+    from autosplit.reports.runreport import run_trace
 
     if path is not None:
-        _write_trace(path, run_trace(traced, report))
+        _write_trace(path, run_trace(report, traced.graph))
 
 
 def write_picture(path: Path | None, report: Any) -> None:

@@ -7,9 +7,11 @@ from statistics import median
 from typing import Any
 
 from autosplit import tables
+from autosplit.costs.schedule import plan_stages, simulate
 from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
-from autosplit.values.timeline import Action
+from autosplit.values.timeline import Action, chrome_trace
 
 PLAN = "plan"
 
@@ -261,3 +263,16 @@ def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -
     most = {name: max(a / b for a, b in zip(per_s, rates[fastest], strict=True)) for name, per_s in rates.items()}
     least = FAR_BEHIND[len(first) > 1] if keep else RIVAL
     return [name for name in rates if name == fastest or name in keep or most[name] >= least]
+
+
+def run_trace(report: RunReport, graph: Graph) -> dict[str, Any]:
+    """The schedule that was predicted for the chosen way beside what its workers did, as a Chrome trace (for Perfetto).
+
+    Of 64 requests; what transfers take is in the stages. A way that nothing was predicted for is shown as it ran alone, and so is
+    one with streams: the simulation has one request at a time on a device.
+    """
+    plan = report.best.plan
+    if not plan.prediction.throughput_per_s or any(stage.streams > 1 for stage in plan.stages):
+        return chrome_trace((), report.best.actions)
+    stages = plan_stages(plan, graph, lambda stage, device: stage.load_s)
+    return chrome_trace(simulate(stages, 64, slots=plan.queue_depth).actions, report.best.actions)
