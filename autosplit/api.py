@@ -353,15 +353,15 @@ def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machi
     Args:
         path: the plan.yaml.
         model: the spec in the plan, given again, where it names code of the user's own.
-    Raises:
-        PlanError: the file is not a plan, or is of another model.
-        UsageError: the plan names code that the user did not.
+    Raises: PlanError: the file is not a plan, or is of another model. UsageError: the plan names code that the user did not.
     """
     file = read_plan(path)
     spec = file.source.spec
     if not spec:
         raise UsageError(f"plan '{path}' was made for a Python object; run it from Python with autosplit.run")
-    if model != spec and not spec.startswith(TRUSTED):
+    if model is not None and model != spec:
+        raise UsageError(f"plan '{path}' is for model '{spec}', and not for '{model}'; name that one, or none")
+    if model is None and not spec.startswith(TRUSTED):
         raise UsageError(
             f"plan '{path}' is for model '{spec}', which is code that autosplit does not run unasked; "
             f"pass --model '{spec}' if you trust it"

@@ -147,6 +147,15 @@ def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
     assert again.hash == plan.hash and machine == one
 
 
+def test_a_plan_is_not_run_as_that_of_another_model(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text(
+        "schema: 1\nmodel: {spec: 'autosplit.examples.mlp:mlp'}\nmade_from: {graph: ''}\n"
+        "stages: [{name: a, devices: [cpu:0], ops: [x]}]\n"
+    )
+    with pytest.raises(UsageError, match=r"is for model '.*mlp:mlp', and not for 'my.module:net'"):
+        autosplit.load_plan(tmp_path / "plan.yaml", "my.module:net")
+
+
 def test_a_plan_in_bf16_is_not_exported_in_f32(tmp_path: Path) -> None:
     traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
     ways, _ = simple_ways(traced, Plan(traced.source, traced.graph.hash, "", (), UNKNOWN), TWO, None)

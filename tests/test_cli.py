@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -147,6 +148,13 @@ def test_faults_of_a_plan_file_are_named(
             "leave out --output, --batch",
         ),
         (["profile", MLP, "--accuracy"], "leave out 'autosplit.examples.mlp"),
+        (["profile", "--accuracy", "--devices", "cpu:0", "--remeasure"], "leave out --devices, --remeasure"),
+        (
+            ["search", str(WORKLOAD), "--format", "dnn-partitioning", "--num-devices", "3"],
+            "names its own devices; leave out --num",
+        ),
+        (["search", MLP, "--backend", "eager,eagr,x"], "backend 'eagr', 'x' does not exist, the backends are eager"),
+        (["profile", MLP, "--backend", ","], "--backend names none, the backends are eager"),
         (
             ["search", MLP, "--max-latency", "0s", "--budget", "-1s", "--time-limit", "nan"],
             "these flags cannot be used (3 faults)",
@@ -238,6 +246,18 @@ def test_a_command_runs_with_its_outputs_closed(tmp_path: Path) -> None:
         f"{devices} --json >&- && {devices} >&- 2>&-", shell=True, cwd=tmp_path, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.timeout(120)
+def test_a_simulation_of_a_model_is_shown_in_units(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = made
+    known = ["--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--profiles", str(folder / "profiles")]
+    done = inside("search", MLP, *known, "--simulate", "5", "--explain", cwd=tmp_path, monkeypatch=monkeypatch)
+    shown = done.stdout.split("simulated")[1]
+    assert "requests/s" in shown and re.search(r"\d [mu]?s +[\d.]+ [mu]?s", shown), shown
+    assert re.search(r"compute share .*\d %", done.stdout, re.DOTALL)
 
 
 @pytest.mark.timeout(120)

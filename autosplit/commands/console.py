@@ -86,8 +86,13 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
     views.append(table(explanation.rows(), "why", explanation.text))
 
 
-def add_simulation(given: Any, run: Callable[[int, Any], Any], data: dict[str, Any], views: list[Any]) -> Any:
-    """What ``run(num_requests, arrivals_s)`` simulates beside what else is shown, where that is asked for, or None."""
+def add_simulation(
+    given: Any, run: Callable[[int, Any], Any], data: dict[str, Any], views: list[Any], in_seconds: bool = False
+) -> Any:
+    """What ``run(num_requests, arrivals_s)`` simulates beside what else is shown, where that is asked for, or None.
+
+    A workload file has a time unit of its own; ``in_seconds``: whether this one is in seconds.
+    """
     from autosplit.commands.report import table
     from autosplit.costs.schedule import poisson_arrivals
 
@@ -105,8 +110,9 @@ def add_simulation(given: Any, run: Callable[[int, Any], Any], data: dict[str, A
         "latency": latency,
         "busy": {name: busy_s / schedule.makespan_s for name, busy_s in schedule.device_busy_s.items() if schedule.makespan_s},
     }
-    row = {"requests": count, "come": given.arrival_rate or "all at once", "per unit": schedule.steady_per_s}
-    views.append(table([{**row, **{f"latency {name}": value for name, value in latency.items()}}], "simulated"))
+    rate, unit = ("requests_per_s", "_s") if in_seconds else ("per unit", "")
+    row = {"requests": count, "come": given.arrival_rate or "all at once", rate: schedule.steady_per_s}
+    views.append(table([{**row, **{f"latency {name}{unit}": value for name, value in latency.items()}}], "simulated"))
     return schedule
 
 

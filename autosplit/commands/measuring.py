@@ -6,6 +6,9 @@ from autosplit.commands import options
 from autosplit.commands.console import err, json_safe, say, show
 from autosplit.errors import UsageError
 
+FOR_MODELS = ("devices", "machine", "memory", "batch", "seq_len", "backend", "remeasure", "precision")
+"""Flags that say something about what is measured."""
+
 SHOWN = 40
 """Runs that are listed; --json gives all."""
 
@@ -26,6 +29,7 @@ def profile(given: options.Measure) -> None:
     if given.accuracy:
         if given.model:
             raise UsageError(f"--accuracy shows all runs of the store, not those of one model; leave out '{given.model}'")
+        given.require_default(FOR_MODELS, "--accuracy shows all runs of the store, and measures nothing")
         _accuracy(given)
         return
     if not given.model:
@@ -35,14 +39,14 @@ def profile(given: options.Measure) -> None:
     from autosplit.commands.report import table
     from autosplit.devices.discovering import machine_for
 
-    machine = machine_for(given.devices, given.machine, given.memory)
+    machine, backends = machine_for(given.devices, given.machine, given.memory), given.backends
     with bars(err) as start:
         start("trace")
         traced = api.trace(given.model, given.batch, given.seq_len)
         measured = api.measure(
             traced,
             machine,
-            given.backends,
+            backends,
             profiles=given.profiles,
             remeasure=given.remeasure,
             precision=given.precision,

@@ -60,6 +60,14 @@ class Output:
         typer.Option("--config", "-c", is_eager=True, callback=read_config, help="YAML file of flags; the command line wins."),
     ] = None
 
+    def require_default(self, flags: Iterable[str], why: str) -> None:
+        """Raises: UsageError: one of these flags is given."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        given = [_flag(flag) for flag in flags if getattr(self, flag) != defaults[flag]]
+        if given:
+            named = ", ".join("--non-contiguous" if flag == "--contiguous" else flag for flag in given)
+            raise UsageError(f"{why}; leave out {named}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Status(Output):
@@ -93,12 +101,17 @@ class Profile(Devices):
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backend names, in the order given; those installed for ``usual`` and ``all``."""
-        from autosplit.backends.base import installed, usual
+        """The backend names, in the order given; those installed for ``usual`` and ``all``. Raises: UsageError: none, unknown."""
+        from autosplit.backends.base import BACKENDS, installed, usual
 
         if self.backend in (BACKENDS_DEFAULT, "all"):
             return tuple(usual() if self.backend == BACKENDS_DEFAULT else installed())
-        return tuple(name.strip() for name in self.backend.split(",") if name.strip())
+        names = tuple(name.strip() for name in self.backend.split(",") if name.strip())
+        unknown = ", ".join(f"'{name}'" for name in names if name not in BACKENDS)
+        if unknown or not names:
+            what = f"backend {unknown} does not exist" if unknown else "--backend names none"
+            raise UsageError(f"{what}, the backends are {', '.join(BACKENDS)}, with commas between, or 'usual' or 'all' alone")
+        return names
 
     @property
     def named_backends(self) -> tuple[str, ...] | None:
@@ -205,14 +218,6 @@ class Plans(Simulated, Assumed, Search):
     format: Annotated[str, typer.Option(help="What MODEL is: model, or a planner's workload: dnn-partitioning, pipedream.")] = (
         "model"
     )
-
-    def require_default(self, flags: Iterable[str], why: str) -> None:
-        """Raises: UsageError: one of these flags is given."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        given = [flag.replace("_", "-") for flag in flags if getattr(self, flag) != defaults[flag]]
-        if given:
-            named = ", ".join("--non-contiguous" if flag == "contiguous" else f"--{flag}" for flag in given)
-            raise UsageError(f"{why}; leave out {named}")
 
     def require_for_models(self) -> None:
         """Raises: UsageError: a flag is given that says nothing about a model."""

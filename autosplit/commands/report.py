@@ -15,7 +15,7 @@ from autosplit.reports.runreport import RunReport
 from autosplit.values.plan import Plan
 
 ERRORS = ("error", "stage_error", "median_error", "worst_error", "median_stage_error", "worst_stage_error")
-SHARES = ("spread", "gap", "busy", "bubble", *ERRORS)
+SHARES = ("spread", "gap", "busy", "bubble", "compute_share", "transfer_share", *ERRORS)
 """Columns that hold a share of 1, shown in percent."""
 
 WRAP_AT = 24

@@ -21,7 +21,7 @@ def search(given: options.Plans) -> None:
     from autosplit.values.planfile import write_plan
 
     given.require_for_models()
-    machine, wanted = machine_for(given.devices, given.machine, given.memory), given.constraints()
+    machine, wanted, backends = machine_for(given.devices, given.machine, given.memory), given.constraints(), given.backends
     budget_s, limit_s = options.seconds(given.budget), options.seconds(given.time_limit)
     with bars(err) as start:
         start("trace")
@@ -30,7 +30,7 @@ def search(given: options.Plans) -> None:
         measured = api.measure(
             traced,
             machine,
-            given.backends,
+            backends,
             profiles=given.profiles,
             remeasure=given.remeasure,
             precision=given.precision,
@@ -62,7 +62,7 @@ def search(given: options.Plans) -> None:
         views.append(table([{k: v for k, v in row.items() if k != "assignment"} for row in data["front"]], "front"))
     if given.explain:
         add_explanation(found.plan.explain(), data, views)
-    simulated = add_simulation(given, _simulation(found, machine), data, views)
+    simulated = add_simulation(given, _simulation(found, machine), data, views, in_seconds=True)
     try:
         show(given, json_safe(data), *views)
     finally:

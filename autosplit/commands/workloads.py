@@ -84,6 +84,7 @@ def _read(path: Path, given: options.Plans | options.Evaluate, others: str = "")
         return read_workload(path, "pipedream", num_devices=given.num_devices, bytes_per_s=given.bandwidth)
     if given.format != "dnn-partitioning":
         raise UsageError(f"format '{given.format}' is not known; valid: {others}dnn-partitioning, pipedream")
+    given.require_default(("num_devices", "bandwidth"), "a dnn-partitioning file names its own devices")
     return read_workload(path)
 
 
