@@ -220,7 +220,7 @@ def run(
     notes: list[str] = []
     if profiles is not None:
         with measuring.Store(profiles).noted(notes) as store:
-            store.add_runs(runs_of_report(report, _now()))
+            store.add_runs(runs_of_report(report, now()))
     return replace(report, notes=tuple(notes))
 
 
@@ -329,9 +329,8 @@ def auto(
 def keep_search(found: "SearchResult", profiles: Path) -> tuple[str, ...]:
     """Store what a search measured, its stages and runs, for the next one to begin with. Returns why that failed, if it did."""
     notes: list[str] = []
-    name, now = found.traced.graph.name, _now()
     ran = [(trial.plan, trial.outcome) for trial in found.trials if trial.outcome is not None]
-    runs = [run_of("searched", name, PLAN, plan, outcome, now) for plan, outcome in ran]
+    runs = [run_of("searched", found.traced.graph.name, PLAN, plan, outcome, now()) for plan, outcome in ran]
     with measuring.Store(profiles).noted(notes) as store:
         store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))
         store.add_runs(run for run in runs if run is not None)
@@ -343,7 +342,8 @@ def _machine(devices: Machine | str | None) -> Machine:
     return devices if isinstance(devices, Machine) else machine_for(devices)
 
 
-def _now() -> str:
+def now() -> str:
+    """The date and time, as measurements and runs are stamped with it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -1,5 +1,6 @@
 """The command line: parses, calls; errors become one message and an exit code. stdout carries the result, stderr the rest."""
 
+import contextlib
 import errno
 import functools
 import signal
@@ -12,7 +13,7 @@ from typing import Any
 import typer
 
 from autosplit.commands import options
-from autosplit.commands.console import say
+from autosplit.commands.console import answered, say, show
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.progress import stopped
 from autosplit.commands.running import auto, export, run
@@ -29,35 +30,37 @@ app = typer.Typer(
 
 
 def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The command with its errors as one message on stderr: exit code 1, or 130 after Ctrl-C."""
+    """The command with its errors as one message on stderr, and as JSON where asked for: exit code 1, or 130 after Ctrl-C."""
 
     @functools.wraps(function)
     def guarded(given: Any) -> None:
+        answered.clear()
         try:
             options.verify(given)
             function(given)
         except (AutosplitError, OSError, KeyboardInterrupt) as failure:
-            if is_interrupt(failure):
-                say("autosplit: stopped; what was measured is kept, and no worker is left")
-                raise typer.Exit(130) from None
-            if given.verbose:
+            interrupt = is_interrupt(failure)
+            if given.verbose and not interrupt:
                 traceback.print_exc()
-            _complain(failure)
-            raise typer.Exit(1) from None
+            said = "stopped; what was measured is kept, and no worker is left" if interrupt else _reason(failure)
+            say(f"autosplit: {said}")
+            if given.json and not answered.is_set():
+                with contextlib.suppress(OSError):
+                    show(given, {"error": "stopped" if interrupt else type(failure).__name__, "message": said})
+            raise typer.Exit(130 if interrupt else 1) from None
 
     return guarded
 
 
-def _complain(failure: BaseException) -> None:
+def _reason(failure: BaseException) -> str:
     if isinstance(failure, OSError) and failure.filename:
-        say(f"autosplit: '{failure.filename}': {failure.strerror}")
-    elif isinstance(failure, OSError) and failure.errno == errno.ENOSPC:
-        say(
-            f"autosplit: {failure.strerror}: make room where the output goes, or in '{tempfile.gettempdir()}', where stages are "
-            "kept while they run (TMPDIR names another folder)"
+        return f"'{failure.filename}': {failure.strerror}"
+    if isinstance(failure, OSError) and failure.errno == errno.ENOSPC:
+        return (
+            f"{failure.strerror}: make room where the output goes, or in '{tempfile.gettempdir()}', where stages are kept while "
+            "they run (TMPDIR names another folder)"
         )
-    else:
-        say(f"autosplit: {failure}")
+    return str(failure)
 
 
 for command in (devices, profile, search, evaluate, run, auto, export, status):
@@ -85,7 +88,7 @@ def main() -> None:
     try:
         app()
     except AutosplitError as failure:
-        _complain(failure)
+        say(f"autosplit: {_reason(failure)}")
         sys.exit(1)
 
 

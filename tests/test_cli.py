@@ -261,6 +261,28 @@ def test_a_simulation_of_a_model_is_shown_in_units(
 
 
 @pytest.mark.timeout(120)
+def test_what_is_reused_is_said_and_nothing_of_what_was_not(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(made[0] / "profiles", tmp_path / "moved")
+    known = ["profile", MLP, "--devices", DEVICES, "--backend", "eager", "--profiles", "moved"]
+    assert re.search(
+        "[12] of 2 measurements are from 'moved', of 20", inside(*known, cwd=tmp_path, monkeypatch=monkeypatch).stderr
+    )
+    anew = inside(*known, "--remeasure", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert anew.exit_code == 0 and "measurements are from" not in anew.stderr
+
+
+def test_a_failure_is_json_too_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = inside("run", "absent.yaml", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert json.loads(done.stdout) == {"error": "PlanError", "message": "plan file 'absent.yaml' does not exist"}
+    assert done.exit_code == 1 and "autosplit: plan file 'absent.yaml' does not exist" in done.stderr
+    limits = ["--format", "dnn-partitioning", "--max-latency", "1ms", "--json"]
+    answered = inside("search", str(WORKLOAD), *limits, cwd=tmp_path, monkeypatch=monkeypatch)
+    assert answered.exit_code == 1 and json.loads(answered.stdout)["status"] == "infeasible"
+
+
+@pytest.mark.timeout(120)
 def test_an_edited_plan_is_shown_and_kept_without_a_prediction(
     made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +26,10 @@ out = Console(width=_width(sys.stdout))
 err = Console(stderr=True, width=_width(sys.stderr))
 
 
+answered = threading.Event()
+"""Whether stdout has the JSON of this command, so that a failure that comes after it adds no other."""
+
+
 def show(given: options.Output, data: Any, *views: Any) -> None:
     """The result on stdout: the data as JSON, or the views for people.
 
@@ -33,12 +38,22 @@ def show(given: options.Output, data: Any, *views: Any) -> None:
     """
     try:
         if given.json:
+            answered.set()
             print(json.dumps(data, indent=1, allow_nan=False, default=str), flush=True)
         else:
             for view in views:
                 out.print(view, markup=False)
     except OSError as failure:
         raise OSError(failure.errno, failure.strerror, "standard output") from failure
+
+
+def say_reused(profile: Any, store: Path, started: str) -> None:
+    """How much of a profile was there before the command began, at ``started`` (a date as in a provenance)."""
+    dates = [measured.provenance.date for measured in profile.measured.values()]
+    before = sorted(date for date in dates if date < started)
+    if before:
+        share = f"{len(before)} of {len(dates)}"
+        say(f"{share} measurements are from '{store}', of {before[0]} or later; --remeasure makes them again")
 
 
 def say(text: str) -> None:

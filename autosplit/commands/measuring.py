@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from autosplit.commands import options
-from autosplit.commands.console import err, json_safe, say, show
+from autosplit.commands.console import err, json_safe, say, say_reused, show
 from autosplit.errors import UsageError
 
 FOR_MODELS = ("devices", "machine", "memory", "batch", "seq_len", "backend", "remeasure", "precision")
@@ -39,6 +39,7 @@ def profile(given: options.Measure) -> None:
     from autosplit.commands.report import table
     from autosplit.devices.discovering import machine_for
 
+    started = api.now()
     machine, backends = machine_for(given.devices, given.machine, given.memory), given.backends
     with bars(err) as start:
         start("trace")
@@ -52,6 +53,7 @@ def profile(given: options.Measure) -> None:
             precision=given.precision,
             progress=start("profile"),
         )
+    say_reused(measured, given.profiles, started)
     for note in measured.notes:
         say(f"note: {note}")
     data = {"model": traced.graph.name, "graph": traced.graph.hash, "profile": measured.hash, "ops": len(traced.graph.ops)}

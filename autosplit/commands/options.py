@@ -53,7 +53,7 @@ def seconds(text: str | float) -> float:
 class Output:
     """How a command speaks."""
 
-    json: Annotated[bool, typer.Option("--json", help="Write the result to stdout as JSON.")] = False
+    json: Annotated[bool, typer.Option("--json", help="Write the result to stdout as JSON, or what failed.")] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the solver's log, and tracebacks.")] = False
     config: Annotated[
         Path | None,

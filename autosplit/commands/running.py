@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from autosplit.commands import options
-from autosplit.commands.console import err, json_safe, log, require_equal, say, show, write_picture, write_trace
+from autosplit.commands.console import err, json_safe, log, require_equal, say, say_reused, show, write_picture, write_trace
 from autosplit.commands.watching import watched
 
 
@@ -53,6 +53,7 @@ def auto(given: options.Auto) -> None:
     from autosplit.devices.discovering import machine_for
     from autosplit.values.planfile import write_plan
 
+    started = api.now()
     with bars(err) as start:
         start("trace")
         result = api.auto(
@@ -75,6 +76,7 @@ def auto(given: options.Auto) -> None:
             progress=start,
         )
     report = result.report
+    say_reused(result.profile, given.profiles, started)
     notes = [*result.profile.notes, *report.notes]
     for note in notes:
         say(f"note: {note}")

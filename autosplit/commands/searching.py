@@ -5,7 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from autosplit.commands import options
-from autosplit.commands.console import add_explanation, add_simulation, err, json_safe, log, say, show, write_simulation
+from autosplit.commands.console import (
+    add_explanation,
+    add_simulation,
+    err,
+    json_safe,
+    log,
+    say,
+    say_reused,
+    show,
+    write_simulation,
+)
 from autosplit.commands.workloads import search_workload
 
 
@@ -21,6 +31,7 @@ def search(given: options.Plans) -> None:
     from autosplit.values.planfile import write_plan
 
     given.require_for_models()
+    started = api.now()
     machine, wanted, backends = machine_for(given.devices, given.machine, given.memory), given.constraints(), given.backends
     budget_s, limit_s = options.seconds(given.budget), options.seconds(given.time_limit)
     with bars(err) as start:
@@ -50,6 +61,7 @@ def search(given: options.Plans) -> None:
             progress=start("search"),
         )
     notes = [*measured.notes, *api.keep_search(found, given.profiles)]
+    say_reused(measured, given.profiles, started)
     for note in notes:
         say(f"note: {note}")
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}
