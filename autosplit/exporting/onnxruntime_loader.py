@@ -51,10 +51,15 @@ class Pipeline:
 
     def __init__(self, folder: str | Path | None = None, threads: int = 1) -> None:
         folder = Path(folder) if folder is not None else Path(__file__).resolve().parent
-        self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        if self.manifest["schema"] != SCHEMA:
+        path = folder / "manifest.json"
+        try:
+            self.manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as failure:
+            raise ValueError(f"'{path}' is truncated or no JSON: {failure}. Export the plan again.") from None
+        if self.manifest.get("schema") != SCHEMA:
+            found = self.manifest.get("schema")
             raise ValueError(
-                f"manifest.json has schema version {self.manifest['schema']}, and this loader reads version {SCHEMA}"
+                f"'{path}' has schema version {found}, and this loader reads version {SCHEMA}. Export the plan again."
             )
         self.stages = [Stage(folder, entry, threads) for entry in self.manifest["stages"]]
 

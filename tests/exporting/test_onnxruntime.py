@@ -110,6 +110,21 @@ def test_the_manifest_names_values_connections_and_versions(skips, thirds, expor
     assert {"torch", "onnxruntime", "numpy"} <= set(manifest["versions"])
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"schema": 1, "mo', "truncated or no JSON"),
+        ("{}", "schema version None"),
+        ('{"schema": 2}', "version 2, and this loader reads"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_named(tmp_path, text, message):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=message) as failure:
+        onnxruntime_loader.Pipeline(tmp_path)
+    assert str(tmp_path / "manifest.json") in str(failure.value)
+
+
 def test_inputs_come_by_name_too_and_wrong_ones_are_explained(skips, exported):
     pipeline = onnxruntime_loader.Pipeline(exported)
     x, scale = (value.numpy() for value in skips.example_inputs)
