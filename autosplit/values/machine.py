@@ -129,7 +129,7 @@ class Machine:
 
     def verify(self) -> "Machine":
         """Return the machine, or raise DeviceError with every fault."""
-        faults = [] if self.devices else ["it has no devices"]
+        faults = [] if self.devices else ["it has no devices; name one, such as cpu:0"]
         for one, other in combinations(self.devices, 2):
             if one.name == other.name:
                 faults.append(f"device '{one.name}' is given twice")
