@@ -216,6 +216,8 @@ class _Front:
 
     def _solve(self, problem: Problem, time_limit_s: float, first: bool = False, **change: Any) -> Solution:
         solution = solve(problem, time_limit_s=time_limit_s, name_conflict=first, **{**self.options, **change})
+        if first and _shares(solution.blocks):  # no other plan meets the limits, and those that follow may share devices too
+            self.request = replace(self.request, reuse=True)
         self._offer(solution.blocks, solution.method, solution)
         return solution
 

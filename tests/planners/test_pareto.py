@@ -92,6 +92,13 @@ def test_limits_hold_for_every_point_and_what_cannot_be_is_refused():
         pareto(problem, max_latency_s=3.0, time_limit_s=2)
 
 
+def test_stages_that_only_plans_with_shared_devices_can_have_are_no_end_of_the_search():
+    problem = chain([1.0, 2.0], num_bytes=0.0, op_bytes=np.array([1.0, 5.0]), memory_bytes=np.array([9.0, 0.5]))
+    front = pareto(problem, num_stages=2, time_limit_s=2)
+    assert [[block.devices for block in solution.blocks] for solution in front] == [[(0,), (0,)]]
+    assert [(solution.objective_s, solution.status) for solution in front] == [(3.0, "optimal")]
+
+
 def test_of_equal_points_the_one_with_fewer_stages_stays():
     problem = chain([1.0, 1.0], num_bytes=0.0)
     one = point_of(problem, solve(problem, num_stages=1))
