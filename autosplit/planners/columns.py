@@ -140,10 +140,12 @@ def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int,
     return float(loads[low]) if low < len(loads) else limit_s
 
 
-def anchored_bound_s(graph: Hypergraph, pricers: Sequence[Pricer], limit_s: float) -> float:
-    """The dearest item to hold: for each of the heaviest, the least load of any device that has it."""
+def anchored_bound_s(graph: Hypergraph, pricers: Sequence[Pricer], limit_s: float, deadline: float = inf) -> float:
+    """The dearest item to hold: for each of the heaviest, the least load of any device that has it, until the deadline."""
     bound_s = 0.0
     for item in np.argsort(-graph.compute_s.min(axis=1))[:MOST_ANCHORS]:
+        if monotonic() > deadline:
+            break
         values = np.zeros(graph.num_items, dtype=np.int64)
         values[item] = 1
         profiles = [pricer.profile(values, limit_s) for pricer in pricers]
@@ -276,9 +278,11 @@ def _starting_cover(graph: Hypergraph, pricers: Sequence[Pricer], known: Sequenc
 def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
     """Try single items, then compute, rounded ever more finely."""
     graph = bound.graph
-    bound.bound_s = max(bound.bound_s, anchored_bound_s(graph, bound.pricers, bound.limit_s))
+    bound.bound_s = max(bound.bound_s, anchored_bound_s(graph, bound.pricers, bound.limit_s, bound.deadline))
     report(bound.bound_s * (1.0 - TOLERANCE), "anchored cut")
     for grain in (4000, 20000, 60000):
+        if monotonic() > bound.deadline:
+            return
         if grain == 4000 or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
             bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)

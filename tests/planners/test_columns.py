@@ -7,9 +7,10 @@ import pytest
 from problems import random_problem
 
 from autosplit.planners import columns, exhaustive
-from autosplit.planners.columns import ColumnBound, _only, pricers_of
+from autosplit.planners.columns import ColumnBound, _only, pricers_of, rising_bound
 from autosplit.planners.frontier import cheap_nets, narrow_order, sifted_order
 from autosplit.planners.hypergraph import hypergraph_of
+from autosplit.planners.pricing import Pricer
 from autosplit.planners.request import Request
 
 
@@ -59,3 +60,12 @@ def test_after_the_deadline_no_order_is_made_and_each_class_still_has_its_pricer
     monkeypatch.setattr(columns, "narrow_order", lambda graph, members, *, tries, seed: made.append(seed) or np.arange(7))
     assert len(pricers_of(graph, deadline=-inf)) == len(graph.classes) and not made
     assert len(pricers_of(graph)) == len(graph.classes) and made
+
+
+def test_after_the_deadline_no_prices_are_tried(monkeypatch):
+    # a sweep of 290,000 states took 8 s for prices on each of 60 items, where 0.2 s were left
+    graph, priced, profile = hypergraph_of(drawn(4)), [], Pricer.profile
+    monkeypatch.setattr(Pricer, "profile", lambda *args: priced.append(args) or profile(*args))
+    bound = rising_bound(graph, lambda: (100.0, None), lambda *_: None, deadline=-inf)
+    assert bound is not None and (bound.bound_s, bound.prices, priced) == (0.0, None, [])
+    assert rising_bound(graph, lambda: (100.0, None), lambda *_: None, deadline=inf).bound_s > 0 and priced
