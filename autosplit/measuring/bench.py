@@ -156,7 +156,8 @@ def open_bench(traced: Traced, machine: Machine, linking: LinkBench | None, work
         workspace = workspace or stack.enter_context(Workspace())
         program = unsplit(traced)
         folder = workspace.save(program, program.ops)
-        torch.save(list(traced.example_inputs), folder / INPUTS)
+        examples = dict(zip(traced.graph.inputs, traced.example_inputs, strict=True))  # the stage takes those that an op reads
+        torch.save([examples[spec.name] for spec in program.inputs], folder / INPUTS)
         workers = {
             device.name: stack.enter_context(measuring_worker(device, "measuring", linking.fds(device.name) if linking else ()))
             for device in machine.devices

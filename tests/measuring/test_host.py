@@ -19,6 +19,7 @@ from autosplit.backends.profiling import RuntimeNode
 from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError, DeviceError, UsageError, WorkerError
 from autosplit.measuring import Store, host, measure, recalling, timing, turns, worker
+from autosplit.measuring import bench as benches
 from autosplit.measuring.bench import WorkerBench
 from autosplit.measuring.cutting import Cut
 from autosplit.measuring.parts import Part
@@ -57,6 +58,13 @@ def zeroless(x: torch.Tensor) -> torch.Tensor:
 @zeroless.register_fake
 def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+class Unread(torch.nn.Module):
+    """Reads its second input only."""
+
+    def forward(self, length, x, width):
+        return x + 1
 
 
 class Zeroless(torch.nn.Module):
@@ -559,3 +567,12 @@ def test_a_committed_profile_is_found_for_the_model_as_it_is_traced_today() -> N
     stored = Store(Path(__file__).parents[2] / "profiles").load(traced.graph)
     assert {setting.backend for setting in stored.measured} >= {"eager", "onnxruntime"}
     assert not stored.missing(traced.graph, stored.measured)
+
+
+def test_inputs_that_no_op_reads_are_not_given_to_the_stage(monkeypatch) -> None:
+    model = trace(load_model(Unread().eval(), inputs=(torch.ones(3), torch.zeros(2, 2), torch.ones(1))))
+    monkeypatch.setattr(benches, "prepare_to_spawn", lambda: None)
+    monkeypatch.setattr(benches, "_worker", lambda device, fds: contextlib.nullcontext())
+    with benches.open_bench(model, Machine.of([parse_device("cpu:0")]), None, None) as opened:
+        [x] = torch.load(opened._whole.folder / INPUTS)
+    assert torch.equal(x, torch.zeros(2, 2))
