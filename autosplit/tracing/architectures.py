@@ -21,6 +21,7 @@ from autosplit.tracing.modelspec import close_names, typed_options
 DEFAULT_SEQ_LEN = 128
 DEFAULT_IMAGE_SIZE = 224
 AUDIO_SAMPLES = 16000
+WAY_OUT = "Write a function that returns (module, inputs) and give it as 'package.module:function'."
 
 
 def build(
@@ -35,7 +36,7 @@ def build(
         seq_len: tokens, at most what the config's positions allow; 128 or that limit by default.
     Raises:
         MissingExtraError: transformers, or a package that this class needs, is not installed.
-        ModelError: there is no such class or field, or the model is larger than the free memory.
+        ModelError: there is no such class or field, the model is larger than the free memory, or takes other inputs.
     """
     model_class = _find_class(class_name)
     subject = f"model 'transformers:{class_name}'"
@@ -47,20 +48,25 @@ def build(
             module: nn.Module = model_class(config).eval()
         except ImportError as failure:
             raise MissingExtraError(f"{subject} needs a package that is not installed: {_one_line(failure)}") from None
-        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as failure:
+        except Exception as failure:
             raise ModelError(f"{subject} cannot be built from this config: {_one_line(failure)}") from failure
-        shapes = _Shapes(subject, config, inspect.signature(module.forward).parameters, input_options)
-        calibrate_batch_norm(module, (), shapes.inputs(module, max(batch, 2), seq_len))
+        shapes = _Shapes(subject, config, inspect.signature(module.forward), input_options)
+        several = shapes.inputs(module, max(batch, 2), seq_len)
+        try:
+            calibrate_batch_norm(module, (), several)
+        except Exception as failure:
+            raise ModelError(f"{subject} fails on the inputs made up for it: {_one_line(failure)}. {WAY_OUT}") from failure
         return module, shapes.inputs(module, batch, seq_len)
 
 
 class _Shapes:
     """What a model of this config takes."""
 
-    def __init__(self, subject: str, config: Any, parameters: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, subject: str, config: Any, signature: inspect.Signature, options: Mapping[str, Any]) -> None:
         self.subject = subject
         self.config = config
-        self.parameters = parameters
+        self.signature = signature
+        self.parameters = signature.parameters
         self.options = options
 
     def inputs(self, module: nn.Module, batch: int, seq_len: int | None) -> dict[str, torch.Tensor]:
@@ -70,21 +76,30 @@ class _Shapes:
         if main == "input_ids":
             found |= self._tokens(batch, seq_len)
         elif main == "input_features":
-            found[main] = torch.randn(batch, self.config.num_mel_bins, 2 * self.config.max_source_positions)
+            found[main] = torch.randn(batch, *self._sounds())
         elif main == "input_values":
             found[main] = torch.randn(batch, AUDIO_SAMPLES)
         elif main != "pixel_values":
-            raise ModelError(
-                f"{self.subject} takes '{main}', for which no example input can be made up. "
-                "Write a function that returns (module, inputs) and give it as 'package.module:function'."
-            )
+            raise self._no_example(main)
         if main == "pixel_values" or (hasattr(self.config, "vision_config") and "pixel_values" in self.parameters):
             found["pixel_values"] = self._images(batch)
         if "decoder_input_ids" in self.parameters and self.config.is_encoder_decoder:
             found["decoder_input_ids"] = self._ids(batch, self._length(seq_len))
         elif seq_len is not None and "input_ids" not in found:
             raise ModelError(f"{self.subject} takes {', '.join(found)} and no tokens; leave the sequence length out")
+        try:
+            self.signature.bind(**found)
+        except TypeError as failure:
+            raise ModelError(f"{self.subject} cannot be called with {', '.join(found)} alone: {failure}. {WAY_OUT}") from None
         return found
+
+    def _sounds(self) -> tuple[int, int]:
+        if not (hasattr(self.config, "num_mel_bins") and hasattr(self.config, "max_source_positions")):
+            raise self._no_example("input_features")
+        return self.config.num_mel_bins, 2 * self.config.max_source_positions
+
+    def _no_example(self, name: str) -> ModelError:
+        return ModelError(f"{self.subject} takes '{name}', for which no example input can be made up. {WAY_OUT}")
 
     def _tokens(self, batch: int, seq_len: int | None) -> dict[str, torch.Tensor]:
         length = self._length(seq_len)
@@ -125,6 +140,8 @@ def _find_class(class_name: str) -> Any:
             f"model 'transformers:{class_name}' needs the transformers package: pip install 'autosplit[transformers]'"
         ) from None
     found = getattr(transformers, class_name, None) or _find_part(class_name)
+    if needed := getattr(found, "_backends", None):  # what stands there for a class whose packages are missing
+        raise MissingExtraError(f"model 'transformers:{class_name}' needs packages that are not installed: {', '.join(needed)}")
     if not (isinstance(found, type) and issubclass(found, nn.Module) and getattr(found, "config_class", None)):
         close = close_names(class_name, [name for name in dir(transformers) if not name.endswith(("Config", "Processor"))])
         raise ModelError(f"transformers has no model class '{class_name}'" + (f"; close names: {close}" if close else ""))
@@ -158,9 +175,21 @@ def _configure(model_class: Any, options: Mapping[str, str], subject: str) -> tu
     if "use_cache" in known:
         values.setdefault("use_cache", False)
     try:
-        return config_class(**values), input_values
+        config = config_class(**values)
+        _turn_off_caches(config, values)
+        return config, input_values
     except Exception as failure:
         raise ModelError(f"{subject} refuses this config: {_one_line(failure)}") from failure
+
+
+def _turn_off_caches(config: Any, given: Mapping[str, Any]) -> None:
+    """A model of several parts has a config for each, and its cache is the text part's, unless asked for there."""
+    for name in config.sub_configs:
+        part, options = getattr(config, name, None), given.get(name) or {}
+        if part is not None:
+            if hasattr(part, "use_cache") and "use_cache" not in options:
+                part.use_cache = False
+            _turn_off_caches(part, options)
 
 
 def _require_memory(model_class: Any, config: Any, subject: str) -> None:

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
-from autosplit.errors import ModelError
+from autosplit.errors import ModelError, raise_faults
 from autosplit.tracing import architectures
 from autosplit.tracing.modelspec import close_names, parse_options, typed_options
+from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.values.plan import PYTHON_OBJECT, Source
 
 Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
@@ -76,6 +78,7 @@ def load_model(
     args, kwargs = _given(inputs) if inputs is not None else (tuple(own_args), dict(own_kwargs))
     if not args and not kwargs:
         raise ModelError(f"model '{name or default_name}' comes without example inputs; give them as inputs=(tensor, ...)")
+    _require_dense(name or default_name, (args, kwargs))
     _require_batch(name or default_name, batch, [*args, *kwargs.values()])
     _require_eval(name or default_name, found)
     return Model(name or default_name, spec, found, args, kwargs, Source(spec, batch, seq_len))
@@ -160,6 +163,16 @@ def _given(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs), {}
+
+
+def _require_dense(name: str, inputs: Any) -> None:
+    """Requests lie in shared memory, element by element."""
+    faults = [
+        f"input{pytree.keystr(path)[3:]} is {kind_of(value)}, and a dense tensor is expected"
+        for path, value in pytree.tree_flatten_with_path(inputs)[0]
+        if isinstance(value, torch.Tensor) and not is_dense(value)
+    ]
+    raise_faults(ModelError, f"model '{name}' cannot take its example inputs", faults)
 
 
 def _require_batch(name: str, batch: int, inputs: Sequence[Any]) -> None:

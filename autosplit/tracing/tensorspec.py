@@ -140,13 +140,15 @@ def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def is_dense(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether this is a tensor with a value for each element: not a sparse one, not one of the meta device."""
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
+    """Whether this is a tensor with a value for each element: not a sparse or nested one, not one of the meta device."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not (value.is_meta or value.is_nested)
 
 
 def kind_of(value: object) -> str:
     """What a value is that is not dense: its type, or its layout and device."""
-    return f"{value.layout} on {value.device}" if isinstance(value, torch.Tensor) else type(value).__name__
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{'nested' if value.is_nested else value.layout} on {value.device}"
 
 
 def differences(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) -> list[str]:

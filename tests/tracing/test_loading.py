@@ -66,6 +66,21 @@ def test_use_cache_is_off_unless_asked_for():
     assert load_model(spec + "&use_cache=true").module.config.use_cache is True
 
 
+def test_so_is_that_of_a_part():
+    text = '"model_type": "persimmon", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 100'
+    spec = f"transformers:FuyuModel?image_size=60&text_config={{{text}"
+    assert load_model(spec + "}").module.config.text_config.use_cache is False
+    assert load_model(spec + ', "use_cache": true}').module.config.text_config.use_cache is True
+
+
+def test_class_whose_packages_are_missing_is_not_unknown(monkeypatch):
+    import transformers
+
+    monkeypatch.setattr(transformers, "BertModel", type("Placeholder", (), {"_backends": ["torchaudio"]}))
+    with pytest.raises(MissingExtraError, match="'transformers:BertModel' needs packages that are not installed: torchaudio"):
+        load_model("transformers:BertModel")
+
+
 def test_attention_implementation_is_sdpa_unless_asked_otherwise():
     spec = f"transformers:BertModel?{TEXT}"
     assert load_model(spec).module.config._attn_implementation == "sdpa"
@@ -80,6 +95,13 @@ def test_attention_implementation_is_sdpa_unless_asked_otherwise():
         ("transformers:BertModel?num_hiden_layers=2", "no field 'num_hiden_layers'; close names: 'num_hidden_layers'"),
         ("transformers:BertModel?num_hidden_layers=two", "takes a whole number, not 'two'"),
         ("transformers:BertModel?num_attention_heads=5", "cannot be built from this config"),
+        (f"transformers:BertModel?{TEXT}&pad_token_id=100", "cannot be built from this config: Padding_idx"),
+        (f"transformers:Blip2QFormerModel?{TEXT}", "called with .* alone: .*'query_embeds'.*'package.module:function'"),
+        (
+            "transformers:LasrEncoder?hidden_size=32&num_hidden_layers=1&num_attention_heads=2",
+            "takes 'input_features', for which",
+        ),
+        ("transformers:LevitModel?image_size=32&patch_size=8&depths=1,1,1", "fails on the inputs made up for it: The size of"),
         ("transformers:BertModel?vocab_size", "not name=value pairs"),
         ("autosplit.examples.mlp:mlp?depth=2&width=8&depth=3", r"takes each option once .*\n.*'depth' is given as 2 and as 3"),
         ("no_such_package:model", "No module named 'no_such_package'"),
@@ -161,6 +183,19 @@ def test_module_needs_inputs_and_eval_mode():
     assert load_model(net, inputs={"input": torch.zeros(1, 3)}, name="fc").name == "fc"
     with pytest.raises(ModelError, match="at least 1, not 0"):
         load_model(net, batch=0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "torch.sparse_coo on cpu"),
+        (lambda: torch.nested.nested_tensor([[1.0]]), "nested on cpu"),
+    ],
+)
+def test_inputs_that_are_not_dense_are_refused_by_their_place(make, kind):
+    with pytest.raises(ModelError, match=rf"input\[1\]\['x'\] is {kind}, and a dense tensor is expected"):
+        load_model(nn.Identity().eval(), inputs=(torch.ones(1), {"x": make()}))
 
 
 def test_traced_graph_module_is_taken_as_it_is():
