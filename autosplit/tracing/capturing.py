@@ -8,6 +8,7 @@ strides and alignment of every value, and its outputs are compared with the mode
 """
 
 import contextlib
+import inspect
 import io
 import logging
 import math
@@ -115,16 +116,22 @@ def trace(model: Model, *, check: bool = True) -> Traced:
     given = _leaves(in_spec, model.args, model.kwargs)
     tensors = [value.detach() for leaf, value in zip(flat.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)]
     example_inputs = tuple(laid_out(tensor, replace(spec_of("", tensor), offset_bytes=0)) for tensor in tensors)
-    recorder = _Recorder(flat.program)
-    with torch.inference_mode():
-        outputs = recorder.run(*example_inputs)
+    recorder, own = _Recorder(flat.program), None
+    try:
+        with torch.inference_mode():
+            if check and isinstance(model.module, torch.nn.Module):
+                own = model.module(*model.args, **model.kwargs)
+            outputs = recorder.run(*example_inputs)
+    except Exception as failure:
+        if is_interrupt(failure):
+            raise KeyboardInterrupt from None
+        raise TraceError(f"model '{model.name}' fails on its example inputs: {_reason(failure)}") from failure
     graph = _graph(model.name, flat.program, recorder.specs)
     traced = Traced(
         graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves, model.source
     )
     if check and isinstance(model.module, torch.nn.Module):
-        with torch.inference_mode():
-            _require_same(model.name, model.module(*model.args, **model.kwargs), traced.unflatten_outputs(outputs))
+        _require_same(model.name, own, traced.unflatten_outputs(outputs))
     return traced
 
 
@@ -145,6 +152,11 @@ class _Recorder(fx.Interpreter):
 def _export(model: Model) -> ExportedProgram:
     """The decomposed export, with static shapes."""
     found = model.module
+    if hidden := _hidden_part(found):
+        raise TraceError(
+            f"model '{model.name}' cannot be traced: {hidden} is compiled by torch.jit, or holds weights packed by quantization, "
+            "and no graph can be made of that. Give the model as it was before."
+        )
     try:
         with torch.no_grad(), _quiet():
             if isinstance(found, ExportedProgram):
@@ -158,6 +170,14 @@ def _export(model: Model) -> ExportedProgram:
         if is_interrupt(failure):
             raise KeyboardInterrupt from None
         raise TraceError(f"model '{model.name}' cannot be traced: {_reason(failure)}") from failure
+
+
+def _hidden_part(found: torch.nn.Module | ExportedProgram) -> str:
+    """The first module that torch.export cannot look into, by path and class, or ''."""
+    for path, part in found.named_modules() if isinstance(found, torch.nn.Module) else ():
+        if isinstance(part, torch.jit.ScriptModule) or any(isinstance(held, torch.ScriptObject) for held in vars(part).values()):
+            return f"module '{path}' ({type(part).__name__})" if path else f"the {type(part).__name__}"
+    return ""
 
 
 def _is_static(exported: ExportedProgram) -> bool:
@@ -199,8 +219,8 @@ def _reason(failure: Exception) -> str:
 
 
 def _user_place(failure: BaseException) -> str:
-    """The innermost line outside torch and autosplit that the failure passed through, as 'file:line: code'."""
-    own = (str(Path(torch.__file__).parent), __file__, "<")
+    """The innermost line outside torch, what it calls, and autosplit that the failure passed through, as 'file:line: code'."""
+    own = (str(Path(torch.__file__).parent), __file__, inspect.__file__, contextlib.__file__, "<")
     frames = [frame for frame in traceback.extract_tb(failure.__traceback__) if not frame.filename.startswith(own)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 

@@ -2,7 +2,7 @@
 
 Dropped on the way: assertions, ops whose results nobody reads, and clones that change nothing (dropout in eval mode
 exports as one). Refused, all at once and with the user's own line: state that a call leaves behind, random numbers,
-numbers read out of tensors, control flow inside the graph.
+numbers read out of tensors, sizes that depend on values, control flow inside the graph, weights that are not dense.
 """
 
 import copy
@@ -17,12 +17,16 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.utils import _pytree as pytree
 
 from autosplit.errors import TraceError, raise_faults
-from autosplit.tracing.tensorspec import laid_out, spec_of
+from autosplit.tracing.tensorspec import is_dense, kind_of, laid_out, spec_of
 
 CLONE = torch.ops.aten.clone.default
-FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
+FRAME = re.compile(r'File "(?P<file>[^"<]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
+MASKED = {torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default}
+"""Ops whose second argument alone says how many elements they take."""
+
 MUTATIONS = {
     OutputKind.BUFFER_MUTATION: "buffer",
     OutputKind.PARAMETER_MUTATION: "parameter",
@@ -55,11 +59,11 @@ def flatten(name: str, exported: ExportedProgram) -> Flat:
         exported: functional, with static shapes.
     Raises: TraceError: every reason why stages in several processes would not compute what this program does.
     """
-    live = _live(exported.graph)
+    live, varying = _live(exported.graph), _of_varying_size(exported)
     faults = _changed_state(exported) + [
         f"{reason} ({line})" if (line := user_line(node)) else reason
         for node in exported.graph.nodes
-        if node.op == "call_function" and (reason := _refusal(node, node in live))
+        if node.op == "call_function" and (reason := _refusal(node, node in live, node in varying))
     ]
     raise_faults(TraceError, f"model '{name}' cannot be traced to a graph that may be cut", list(dict.fromkeys(faults)))
     return _Flattener(exported, live).flat(name)
@@ -122,7 +126,8 @@ class _Flattener:
             if node.op == "call_function" and node in self.live:
                 self.copies[node] = self._copy_op(node)
             elif node.op == "output":
-                outputs = [self._copy_output(result) for result in node.args[0]]
+                specs = zip(node.args[0], self.exported.graph_signature.output_specs, strict=True)
+                outputs = [self._copy_output(result) for result, spec in specs if spec.kind is OutputKind.USER_OUTPUT]
         results = {node.name: node for node in self.graph.nodes}
         self.graph.output(tuple(results[leaf] for leaf in dict.fromkeys(outputs) if isinstance(leaf, str)))
         self.graph.lint()
@@ -202,11 +207,33 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
     return live
 
 
+def _of_varying_size(exported: ExportedProgram) -> set[fx.Node]:
+    """The ops that first give a tensor whose size depends on the values of a request, not on those of weights alone."""
+    fed: set[fx.Node] = set()
+    found: set[fx.Node] = set()
+    for node in exported.graph.nodes:
+        if node.name in exported.graph_signature.user_inputs or not fed.isdisjoint(node.all_input_nodes):
+            fed.add(node)
+        if _is_unsized(node) and not any(map(_is_unsized, node.all_input_nodes)):
+            masks = pytree.tree_leaves(node.args[1]) if node.target in MASKED else node.all_input_nodes
+            if not fed.isdisjoint(masks):
+                found.add(node)
+    return found
+
+
 def _changed_state(exported: ExportedProgram) -> list[str]:
-    """A line for each buffer, parameter or input that a call would leave changed."""
+    """A line for each buffer, parameter or input that a call would leave changed, or that no other process could take."""
     makers = {node.name: node for node in exported.graph.nodes}
-    faults = []
+    buffers = exported.graph_signature.inputs_to_buffers
+    stores = {**exported.state_dict, **exported.constants}
+    faults = [
+        f"its weight '{name}' is {kind_of(weight)}, and a stage's file holds dense ones; call its to_dense() first"
+        for name, weight in stores.items()
+        if isinstance(weight, torch.Tensor) and not is_dense(weight)
+    ]
     for spec in exported.graph_signature.output_specs:
+        if spec.kind is OutputKind.BUFFER_MUTATION and buffers.get(spec.arg.name) == spec.target:
+            continue  # assigned to itself, as by ``self.table = self.table.to(x.device)``
         if spec.kind in MUTATIONS:
             line = user_line(makers[spec.arg.name]) if spec.arg.name in makers else ""
             place = f" ({line})" if line else ""
@@ -225,7 +252,7 @@ def _changed_state(exported: ExportedProgram) -> list[str]:
     return faults
 
 
-def _refusal(node: fx.Node, is_live: bool) -> str:
+def _refusal(node: fx.Node, is_live: bool, is_varying: bool) -> str:
     """Why an op cannot stand in a graph that is cut, or ''."""
     target = node.target
     if target is operator.getitem:
@@ -246,8 +273,14 @@ def _refusal(node: fx.Node, is_live: bool) -> str:
         )
     if not is_live:
         return ""
+    if target._schema.name.startswith("aten::as_strided"):
+        return f"'{node.name}' ({target}) reads memory by its place, which is another one in each process; use slices or unfold"
     if not _all_tensors(node.meta.get("val")):
         return f"'{node.name}' ({target}) reads a number out of a tensor, which a fixed graph cannot follow; keep it a tensor"
+    if is_varying:
+        return f"'{node.name}' ({target}) gives a tensor whose size depends on values, and sizes are fixed; mask with torch.where"
+    if any(item.layout is not torch.strided for item in _tensors(node)):
+        return f"'{node.name}' ({target}) gives a tensor that is not dense, which stages cannot hand over; keep it dense"
     if torch.Tag.nondeterministic_seeded in target.tags and not _switched_off(node, target._schema):
         return f"'{node.name}' ({target}) draws random numbers; call eval(), or make the noise an input"
     return ""
@@ -257,6 +290,14 @@ def _all_tensors(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(item is None or isinstance(item, torch.Tensor) for item in value)
     return isinstance(value, torch.Tensor)
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    return [item for item in pytree.tree_leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
+
+
+def _is_unsized(node: fx.Node) -> bool:
+    return any(not isinstance(size, int) for tensor in _tensors(node) for size in tensor.shape)
 
 
 def _switched_off(node: fx.Node, schema: torch.FunctionSchema) -> bool:
@@ -322,6 +363,6 @@ def _around(path: str) -> list[str]:
 
 
 def _at_rest(tensor: torch.Tensor) -> torch.Tensor:
-    """The weight without gradient, from a 64-byte boundary on: there it lies in a stage's file too."""
-    tensor = tensor.detach()
+    """The weight without gradient or pending conjugation, from a 64-byte boundary on: so it lies in a stage's file too."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
     return laid_out(tensor, replace(spec_of("", tensor), offset_bytes=0))

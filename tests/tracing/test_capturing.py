@@ -293,6 +293,74 @@ def test_number_read_out_of_a_tensor_is_refused():
         traced(Net(lambda net, x: x * x.sum().item()), torch.ones(2))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, x: (x + 1).nonzero(),
+        lambda net, x: (x + 1)[x > 0].sum(),
+        lambda net, x: x.repeat_interleave(x[0].long(), 1) * 2,
+    ],
+)
+def test_sizes_that_depend_on_values_are_refused(function):
+    with pytest.raises(TraceError, match=r"(?s)size depends on values.*torch.where.*test_capturing.py:\d+"):
+        traced(Net(function), torch.ones(2, 2))
+
+
+def test_a_size_that_only_weights_tell_is_fixed():
+    net = Net(lambda net, x: x[:, net.kept] + 1, kept=torch.tensor([True, False, True]))
+    result = traced(net, torch.randn(2, 3))
+    assert result.run(torch.randn(2, 3)).shape == (2, 2)
+
+
+def test_weights_and_values_that_are_not_dense_are_refused():
+    with pytest.raises(TraceError, match=r"its weight 'table' is torch.sparse_coo on cpu.*call its to_dense\(\) first"):
+        traced(Net(lambda net, x: torch.sparse.mm(net.table, x), table=torch.eye(2).to_sparse()), torch.ones(2, 2))
+    with pytest.raises(TraceError, match=r"'to_sparse' .* gives a tensor that is not dense"):
+        traced(Net(lambda net, x: x.to_sparse().to_dense() + 1), torch.ones(2, 2))
+
+
+def test_reading_memory_by_its_place_is_refused():
+    with pytest.raises(TraceError, match=r"'as_strided' .* reads memory by its place.*test_capturing.py:\d+"):
+        traced(Net(lambda net, x: (x + 1).as_strided((3, 4), (4, 1), 1)), torch.ones(2, 8))
+
+
+def test_a_conjugated_or_negated_weight_is_stored_as_its_values():
+    table = torch.randn(2, dtype=torch.complex64)
+    result = traced(Net(lambda net, x: x * net.one + net.other, one=table.conj(), other=table.conj().imag), torch.ones(2))
+    assert not any(weight.is_conj() or weight.is_neg() for weight in result.program.state_dict().values())
+    assert torch.equal(result.run(torch.ones(2)), table.conj() + table.conj().imag)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_parts_compiled_by_jit_are_refused_by_name():
+    net = Net(lambda net, x: net.part(x) + 1, part=torch.jit.script(nn.Linear(2, 2)))
+    with pytest.raises(TraceError, match=r"module 'part' \(RecursiveScriptModule\) is compiled by torch.jit.*as it was before"):
+        traced(net, torch.ones(2, 2))
+
+
+def test_a_buffer_that_is_assigned_to_itself_is_not_changed():
+    def forward(net, x):
+        net.table = net.table.to(x.device)
+        return x + net.table
+
+    net = Net(forward, table=torch.ones(2))
+    result = traced(net, torch.randn(2, 2))
+    assert result.graph.outputs == ("add",)
+    assert_equals_eager(result, net, torch.randn(2, 2))
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_inputs_that_the_model_cannot_compute_are_an_error_of_the_trace(check):
+    net = Net(lambda net, x: net.table(x), table=nn.Embedding(4, 2)).eval()
+    with pytest.raises(TraceError, match=r"'Net' fails on its example inputs: IndexError.*: index out of range"):
+        trace(load_model(net, inputs=torch.tensor([9])), check=check)
+
+
+def test_too_many_inputs_are_told_without_a_line_of_python_itself():
+    with pytest.raises(TraceError, match="traced: TypeError: too many positional arguments"):
+        traced(nn.Sequential(nn.Linear(2, 2)), torch.ones(2, 2), torch.ones(2, 2))
+
+
 def test_cache_object_is_refused_with_the_way_out():
     spec = "transformers:GPT2Model?n_embd=32&n_layer=1&n_head=2&vocab_size=100&use_cache=true"
     with pytest.raises(TraceError, match=r"DynamicCache.*\?use_cache=false"):
@@ -303,7 +371,7 @@ def test_control_flow_in_the_graph_is_refused():
     def forward(net, x):
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
-    with pytest.raises(TraceError, match="control flow"):
+    with pytest.raises(TraceError, match=r"control flow.*\(.*test_capturing.py:\d+"):
         traced(Net(forward), torch.ones(2))
 
 
