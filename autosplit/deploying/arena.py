@@ -91,7 +91,10 @@ class Loaded:
         total = before + count + after
         begin_ns = time.monotonic_ns()
         self.pipeline.run_many([work[k % len(work)] for k in range(total)])
-        answered = [begin_ns, *self.pipeline.answered_ns(total)][before : total + 1 - after]
+        all_ns = [begin_ns, *self.pipeline.answered_ns(total)]
+        answered = all_ns[before : total + 1 - after]
+        if answered[0] == answered[-1]:  # one was so late that all those after it were there by then
+            answered = all_ns
         seconds = (answered[-1] - answered[0]) / 1e9
         self.pace_per_s = (len(answered) - 1) * self.plan.microbatch / seconds
         self.rounds_per_s.append(self.pace_per_s)

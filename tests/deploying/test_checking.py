@@ -69,10 +69,29 @@ def test_a_slow_model_is_compared_on_fewer_inputs(traced: Traced, monkeypatch: p
         torch.testing.assert_close(outputs[0], traced.program(*inputs)[0])
 
 
-def test_inputs_that_repeat_an_item_are_made_too() -> None:
-    example = [torch.ones(1, 8).expand(4, 8), torch.arange(8).expand(4, 8), torch.zeros(2, 3).t()]
+class Bags(torch.nn.Module):
+    """Takes offsets that begin with 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.EmbeddingBag(10, 4)
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.table(x, offsets)
+
+
+def test_made_up_inputs_that_the_model_refuses_are_not_sent() -> None:
+    traced = trace(load_model(Bags().eval(), inputs=(torch.arange(6), torch.tensor([0, 2, 4, 5]))))
+    reference = checking.Reference.of(traced, {})
+    assert 1 <= len(reference.work) == len(reference.expected) < checking.NUM_DISTINCT
+    assert all(inputs[1][0] == 0 for inputs in reference.work)
+
+
+def test_inputs_that_repeat_an_item_or_have_8_bits_are_made_too() -> None:
+    eight_bits = torch.ones(30).to(torch.float8_e4m3fn)
+    example = [torch.ones(1, 8).expand(4, 8), torch.arange(8).expand(4, 8), torch.zeros(2, 3).t(), eight_bits]
     first, *others = checking.distinct_inputs(example)
     assert all(tensor is given for tensor, given in zip(first, example, strict=True))
     for inputs in others:
         assert [tensor.stride() for tensor in inputs] == [tensor.stride() for tensor in example]
-        assert not any(torch.equal(tensor, given) for tensor, given in zip(inputs, example, strict=True))
+        assert not any(torch.equal(tensor.float(), given.float()) for tensor, given in zip(inputs, example, strict=True))

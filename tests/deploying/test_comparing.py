@@ -53,6 +53,20 @@ def test_filling_and_draining_a_pipeline_do_not_count(plan: Plan, num_items: int
     assert entry.rounds_per_s == [pytest.approx(100.0)]
 
 
+class _Held(_Ran):
+    """Its first answer comes after all others, so that these wait for it."""
+
+    def run_many(self, work: Sequence[object]) -> None:
+        self.answered = [time.monotonic_ns() + 1_000_000_000] * len(work)
+
+
+def test_requests_that_all_wait_for_one_are_timed_from_the_beginning(plan: Plan) -> None:
+    two = replace(plan, stages=(replace(plan.stages[0], devices=("cpu:0", "cpu:1")),))
+    entry = _loaded(two, held := _Held())
+    entry.run(8)
+    assert entry.rounds_per_s == [pytest.approx(len(held.answered), rel=0.01)]
+
+
 @pytest.mark.parametrize(
     ("devices", "num_sent"),
     [

@@ -29,3 +29,8 @@ def test_errors_of_every_kind_of_number(found, expected, errors):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
 def test_differences_are_taken_in_double_precision(dtype):
     assert difference(torch.tensor([-2.0, 60000.0]).to(dtype), torch.tensor([2.0, 60000.0]).to(dtype))[0] == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_numbers_of_8_bits_are_compared_too(dtype):
+    assert difference(torch.tensor([1.0, 2.0]).to(dtype), torch.tensor([1.0, 4.0]).to(dtype)) == (2.0, 0.5)
