@@ -183,7 +183,8 @@ def facts_of(names: tuple[str, ...]) -> Mapping[str, Facts]:
 
 def cpu_name() -> str:
     """The processor's model name."""
-    for line in _lines(Path("/proc/cpuinfo")):
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -200,10 +201,6 @@ def caches(core: int = 0, cpus: Path = CPUS) -> dict[str, int]:
         if kind and level and size and kind[0] != "Instruction":
             found[f"L{level[0]}"] = parse_bytes(size[0].replace("K", "Ki").replace("M", "Mi"))
     return found
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
 
 
 def versions(backends: Sequence[str] = ()) -> dict[str, str]:

@@ -326,7 +326,7 @@ def rising_bound(
         if bound.bound_s >= value_s * (1.0 - TOLERANCE):
             break
         for found, devices in zip(columns, graph.classes, strict=True):
-            found += _sets(home, devices)
+            found += [np.asarray(home == device, dtype=np.bool_) for device in devices if home is not None]
         target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - TOLERANCE)
         bound.grain, bound.limit_s = grains[level], value_s
         until = monotonic() + PATIENCE * (deadline - monotonic())
@@ -348,11 +348,6 @@ def rising_bound(
         if reach < 0.02:
             break
     return bound
-
-
-def _sets(home: Ints | None, devices: Sequence[int]) -> list[Members]:
-    """What each of the devices holds, if there is an assignment."""
-    return [] if home is None else [np.asarray(home == device, dtype=np.bool_) for device in devices]
 
 
 def _stretches(graph: Hypergraph, pricer: Pricer, device: int, limit_s: float) -> list[Members]:

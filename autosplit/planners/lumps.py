@@ -103,11 +103,8 @@ def fewer_lumps(lumps: Lumps, most: int) -> Lumps:
                         side[other].add(neighbour)
             again.append(other)
         queue = sorted({op for op in again if home[op] == op}, key=lambda op: float(work[op]))
-    return _again(lumps, lumped(problem, roots(home)))
-
-
-def _again(outer: Lumps, inner: Lumps) -> Lumps:
-    return Lumps(inner.problem, tuple(tuple(op for lump in lumps for op in outer.members[lump]) for lumps in inner.members))
+    joined = lumped(problem, roots(home))
+    return Lumps(joined.problem, tuple(tuple(op for lump in lot for op in lumps.members[lump]) for lot in joined.members))
 
 
 def lumped(problem: Problem, home: Sequence[int]) -> Lumps:

@@ -5,7 +5,7 @@ that end at one place those with the least possible bottleneck are kept. First o
 on all cuts near the best found. Good plans, no proof.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -164,13 +164,9 @@ def _trace(items: Items, order: Ints, cuts: Ints, layers: Sequence[_Labels], lab
         parent = int(layer.parent[label])
         start, end = cuts[layers[depth - 1].end[parent]], cuts[layer.end[label]]
         used.append(int(start))
-        blocks.append(Block(items.expand(_ints(order[start:end])), (int(layer.device[label]),)))
+        blocks.append(Block(items.expand(order[start:end].tolist()), (int(layer.device[label]),)))
         label = parent
     return tuple(reversed(blocks)), used
-
-
-def _ints(array: Ints) -> Iterable[int]:
-    return [int(entry) for entry in array]
 
 
 @compiled

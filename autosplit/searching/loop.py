@@ -19,7 +19,7 @@ from autosplit.deploying.comparing import Progress
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
 from autosplit.planning.plans import moved_s, predict
-from autosplit.reports.runreport import PLAN, Outcome
+from autosplit.reports.runreport import PLAN
 from autosplit.searching.candidates import Job, Subject, Trial
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
 from autosplit.searching.tuning import asked_of, first_trials, open_study, space
@@ -241,7 +241,8 @@ class _Hunt:
         self._correct()
         outcome, own = entry.outcome(), first.outcome()
         beside = replace(own, rounds_per_s=own.rounds_per_s[before:], alone_s=own.alone_s[alone:])
-        trial = Trial(asked, plan, outcome.throughput_per_s, self._times(outcome, beside), outcome.fault, outcome)
+        times = outcome.faster_than(beside, self.job.constraints.objective) if outcome.outputs_equal else 0.0
+        trial = Trial(asked, plan, outcome.throughput_per_s, times, outcome.fault, outcome)
         self.trials.append(trial)
         if name != FIRST:
             self.arena.unload(name)
@@ -264,9 +265,6 @@ class _Hunt:
             if number > 1 and self._spent() > 1:
                 break
             self.arena.run_round(list(dict.fromkeys([FIRST, name])), number, num_items)
-
-    def _times(self, outcome: Outcome, first: Outcome) -> float:
-        return outcome.faster_than(first, self.job.constraints.objective) if outcome.outputs_equal else 0.0
 
 
 def _taken(entry: Loaded, since_ns: int = 0) -> tuple[Samples, ...]:

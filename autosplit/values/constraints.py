@@ -78,7 +78,7 @@ class Constraints:
             ]
         for pattern in [*wanted, *listed("together", self.together, str)]:
             if not matching_ops(graph, pattern):
-                near = difflib.get_close_matches(pattern, [*graph.index, *_modules(graph)], n=3)
+                near = difflib.get_close_matches(pattern, [*graph.index, *sorted({op.module for op in graph.ops})], n=3)
                 hint = f"; close: {', '.join(near)}" if near else ""
                 faults.append(f"'{pattern}' matches no op, module path or operator{hint}")
         raise_faults(UsageError, "the constraints do not fit", faults)
@@ -96,7 +96,3 @@ def matching_ops(graph: Graph, pattern: str) -> tuple[str, ...]:
         if op.module.startswith(f"{pattern}.")
         or any(fnmatch.fnmatchcase(text, pattern) for text in (op.name, op.module, op.operator))
     )
-
-
-def _modules(graph: Graph) -> list[str]:
-    return sorted({op.module for op in graph.ops if op.module})
