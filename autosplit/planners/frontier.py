@@ -24,8 +24,8 @@ MAX_OPEN = 30
 """Nets that may be open at once: states are written in base 3 in 64 bits, and are far too many long before that."""
 
 
-MOST_STEPS = 200_000_000
-"""Of sifting, after which no further item is tried."""
+SIFTING_STEPS = 200_000_000
+"""After so many steps no further item is sifted."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def sifted_order(graph: Hypergraph, order: Ints, *, seed: int) -> Ints:
         order: all items.
         seed: of the sequence in which items are tried.
     """
-    found: Any = _sift(order, graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, MOST_STEPS, seed)
+    found: Any = _sift(order, graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, SIFTING_STEPS, seed)
     return np.asarray(found)
 
 
