@@ -37,6 +37,9 @@ MODEL_HELP = (
 )
 
 
+PlansModel = Annotated[str | None, typer.Option(help="The plan's model, where it is code of yours: it is named to be trusted.")]
+
+
 def seconds(text: str | float) -> float:
     """Seconds from ``60s``, ``500ms``, ``2m`` or a number. Raises: UsageError: no duration.
 
@@ -261,9 +264,7 @@ class Export(Output):
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")]
     folder: Annotated[Path, typer.Argument(help="The folder to make.")]
     to: Annotated[str, typer.Option(help="The runtime: onnxruntime.")] = "onnxruntime"
-    model: Annotated[str | None, typer.Option(help="The plan's model, where it is code of yours: it is named to be trusted.")] = (
-        None
-    )
+    model: PlansModel = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,9 +277,7 @@ class Run(Running, Devices):
     """Run a plan that exists."""
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
-    model: Annotated[str | None, typer.Option(help="The plan's model, where it is code of yours: it is named to be trusted.")] = (
-        None
-    )
+    model: PlansModel = None
     baselines: Annotated[bool, typer.Option(help="Run the simple ways beside the plan.")] = True
     watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
     precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None

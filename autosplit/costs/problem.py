@@ -6,7 +6,7 @@ sequence of blocks: each holds ops and the devices that run them; several device
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -387,10 +387,4 @@ def _nets(graph: Graph) -> tuple[Net, ...]:
 def _transfers(machine: Machine) -> Transfers:
     ends = [*(device.name for device in machine.devices), HOST_NAME]
     links = [[machine.link(source, target) for target in ends] for source in ends]
-    return Transfers(
-        np.array([[link.send_s for link in row] for row in links]),
-        np.array([[link.send_s_per_byte for link in row] for row in links]),
-        np.array([[link.receive_s for link in row] for row in links]),
-        np.array([[link.receive_s_per_byte for link in row] for row in links]),
-        np.array([[link.latency_s for link in row] for row in links]),
-    )
+    return Transfers(*(np.array([[getattr(link, one.name) for link in row] for row in links]) for one in fields(Transfers)))
