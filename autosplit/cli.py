@@ -38,8 +38,10 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
         try:
             options.verify(given)
             function(given)
-        except (AutosplitError, OSError, KeyboardInterrupt) as failure:
-            interrupt = is_interrupt(failure)
+        except (Exception, KeyboardInterrupt) as failure:
+            interrupt = stopped.is_set() or is_interrupt(failure)  # who imports ortools at that moment gets an ImportError
+            if not interrupt and not isinstance(failure, AutosplitError | OSError):
+                raise
             if given.verbose and not interrupt:
                 traceback.print_exc()
             said = "stopped; what was measured is kept, and no worker is left" if interrupt else _reason(failure)

@@ -22,6 +22,7 @@ from typer.testing import CliRunner, Result
 
 from autosplit import cli
 from autosplit.commands import console
+from autosplit.commands.progress import stopped
 from autosplit.devices.limits import affinity
 from autosplit.errors import TraceError, UsageError
 from autosplit.values.machine import parse_bytes
@@ -416,6 +417,21 @@ def test_ctrl_c_is_known_in_the_errors_that_were_made_of_it(monkeypatch: pytest.
 
     monkeypatch.setattr("autosplit.api.trace", interrupted)
     result = inside("profile", "autosplit.examples.mlp:mlp", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert (result.exit_code, "stopped" in result.output) == (130, True), result.output
+
+
+def test_ctrl_c_is_known_in_an_error_without_a_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It came while ortools was imported, and the ImportError of that was shown with its traceback."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        stopped.set()
+        raise ImportError("initialization failed")
+
+    monkeypatch.setattr("autosplit.api.trace", interrupted)
+    try:
+        result = inside("profile", "autosplit.examples.mlp:mlp", cwd=tmp_path, monkeypatch=monkeypatch)
+    finally:
+        stopped.clear()
     assert (result.exit_code, "stopped" in result.output) == (130, True), result.output
 
 
