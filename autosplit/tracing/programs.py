@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._library.custom_ops import OPDEFS
 from torch._library.simple_registry import singleton as registry
 
 from autosplit.errors import PlanError
@@ -39,14 +40,16 @@ def weight(program: torch.nn.Module, name: str) -> torch.Tensor:
 def packages(graph: fx.Graph) -> tuple[str, ...]:
     """The modules that a process must import before it can ``decode`` the graph: they define operators that torch lacks.
 
-    A custom operator is known by the file with its shape rule (``torch.library.register_fake``), without which it is not traced.
+    A custom operator is known by the file with its function (``torch.library.custom_op``), or with its shape rule
+    (``torch.library.register_fake``), without which none is traced.
     Raises: PlanError: that file is no module that can be imported, such as the main program or a notebook.
     """
     found: dict[str, None] = {}
     for operator_ in dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)):
         rule = registry.find(operator_._schema.name).fake_impl.kernel
         if rule is not None:
-            file = rule.source.rpartition(":")[0]
+            made = OPDEFS.get(operator_._schema.name)
+            file = rule.source.rpartition(":")[0] if made is None else made._init_fn.__code__.co_filename
             homes = [module for module in [*sys.modules.values()] if getattr(module, "__file__", None) == file]
             names = [module.__spec__.name for module in homes if module.__spec__ is not None]  # a script has none
             if not names:

@@ -1,3 +1,4 @@
+import importlib
 import json
 import math
 
@@ -6,7 +7,7 @@ import torch
 from torch import fx
 
 from autosplit.errors import PlanError
-from autosplit.tracing.programs import decode, encode
+from autosplit.tracing.programs import decode, encode, packages
 
 ATEN = torch.ops.aten
 
@@ -79,3 +80,11 @@ def test_strings_stay_strings():
 def test_argument_without_json_form_is_refused():
     with pytest.raises(PlanError, match=r"op 'relu_default' .* an argument is object"):
         encode(graph_with(ATEN.relu.default, object()))
+
+
+def test_an_operator_made_by_a_call_is_at_home_where_its_function_is():
+    """The rule of its shape was taken, which torch itself registers then, and workers did not know the operator."""
+    home = importlib.import_module("transformers.integrations.moe")
+    graph = fx.Graph()
+    graph.call_function(torch.ops.transformers.grouped_mm_fallback.default, tuple(graph.placeholder(name) for name in "abc"))
+    assert packages(graph) == (home.__name__,)
