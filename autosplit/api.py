@@ -17,7 +17,7 @@ from autosplit.deploying.baselines import COMPILE_SHARE, compiled, measured_back
 from autosplit.deploying.comparing import Observe, Progress, run_report
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.workspace import Workspace
-from autosplit.devices.discovering import machine_for
+from autosplit.devices.discovering import as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError, listed
 from autosplit.exporting import onnxruntime
@@ -82,7 +82,7 @@ def measure(
     """
     from autosplit.measuring.host import measure as measure_ops
 
-    machine = _machine(machine)
+    machine = as_machine(machine)
     store = measuring.Store(profiles) if profiles is not None else None
     tell = (lambda p: progress(p.done, p.what)) if progress else None
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
@@ -132,7 +132,7 @@ def search(
     """
     from autosplit.searching import candidates, loop
 
-    machine, wanted = _machine(machine), constraints or Constraints()
+    machine, wanted = as_machine(machine), constraints or Constraints()
     chosen = listed("backends", backends or measured_backends(profile, machine), str)
     job = candidates.Job(
         machine, traced.source, wanted.verify(traced.graph, machine), chosen,
@@ -186,7 +186,7 @@ def run(
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run. UsageError: ``also`` names
         what is no backend.
     """
-    machine, tell = _machine(machine), progress or (lambda share, text: None)
+    machine, tell = as_machine(machine), progress or (lambda share, text: None)
     with ExitStack() as stack:
         workspace = workspace or stack.enter_context(Workspace())
         ready, failed = compiled(
@@ -274,7 +274,7 @@ def auto(
     names = listed("backends", usual() if backends is None else backends, str)
     for backend in names:
         get_backend(backend)
-    machine = _machine(devices)
+    machine = as_machine(devices)
     step = progress or (lambda name: lambda share, text: None)
     prepare_to_spawn()
     traced = trace(model, batch, seq_len, inputs=inputs)
@@ -335,11 +335,6 @@ def keep_search(found: "SearchResult", profiles: Path) -> tuple[str, ...]:
         store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))
         store.add_runs(run for run in runs if run is not None)
     return tuple(notes)
-
-
-def _machine(devices: Machine | str | None) -> Machine:
-    """The devices, given as a value or by their names. Raises: DeviceError, UsageError: as ``machine_for``."""
-    return devices if isinstance(devices, Machine) else machine_for(devices)
 
 
 def now() -> str:

@@ -4,6 +4,7 @@ import pytest
 from simulated import cuda
 
 from autosplit import api
+from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.measuring import measure
 from autosplit.planning.plans import backend_choices
@@ -17,7 +18,7 @@ from autosplit.values.samples import Measured, Setting
 def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator() -> None:
     core = f"cpu:{affinity()[0]}"
     with cuda():
-        machine = api.machine_for(f"{core},cuda:0")
+        machine = machine_for(f"{core},cuda:0")
         traced = api.trace("autosplit.examples.mlp:mlp?depth=3&width=16")
         profile = measure(traced, machine, budget_s=0.3)
         found = profile.measured[Setting("cuda:0", "eager", 1)]

@@ -129,6 +129,8 @@ def test_devices_may_be_named_in_each_call() -> None:
     assert {setting.device for setting in profile.measured} == {name}
     plan = autosplit.search(traced, profile, name, budget_s=0).plan
     assert autosplit.run(traced, plan, name, baselines=False, num_requests=4, num_rounds=1).best.outputs_equal
+    with autosplit.open_pipeline(traced, plan, name) as model:
+        assert model(*traced.example_inputs)
     with pytest.raises(UsageError, match="one text with commas between"):
         autosplit.measure(traced, [name])  # type: ignore[arg-type]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.devices.accelerators import is_accelerator
+from autosplit.devices.discovering import as_machine
 from autosplit.files import content_hash, temporary_folder
 from autosplit.planning.alternatives import machine_of
 from autosplit.running.host import HostManager
@@ -114,19 +115,19 @@ def _cancel(whole: "Future[Any]", asked: "weakref.ref[Future[Any]]") -> None:
 
 
 @contextmanager
-def open_pipeline(traced: Traced, plan: Plan, machine: Machine) -> Iterator[Callable[..., Any]]:
+def open_pipeline(traced: Traced, plan: Plan, machine: Machine | str) -> Iterator[Callable[..., Any]]:
     """The plan as a function that takes and returns what the model does; its workers live as long as the ``with`` block.
 
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan.
-        machine: the devices.
+        machine: the devices, or their names with commas between.
     Yields: the function. Its attribute ``submit`` gives a future instead, so that several requests are in flight at once; one
         that is cancelled ends at the next stage border.
-    Raises: PlanError, BackendError, WorkerError: as ``deploy``.
+    Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
     """
     with Workspace() as workspace, HostManager() as host:
-        pipeline = deploy(host, traced.graph.name, traced, plan, machine, workspace)
+        pipeline = deploy(host, traced.graph.name, traced, plan, as_machine(machine), workspace)
 
         def submit(*args: Any, **kwargs: Any) -> "Future[Any]":
             answer: Future[Any] = Future()

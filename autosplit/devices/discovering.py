@@ -97,6 +97,11 @@ def machine_for(
     return machine.with_memory(parse_memory(memory, machine)) if memory is not None else machine
 
 
+def as_machine(devices: Machine | str | None) -> Machine:
+    """The devices, given as a value or by their names. Raises: DeviceError, UsageError: as ``machine_for``."""
+    return devices if isinstance(devices, Machine) else machine_for(devices)
+
+
 def parse_memory(memory: str | Mapping[str, str | int], machine: Machine) -> dict[str, int]:
     """Device name to cap in bytes. Raises: UsageError: not a size, or a device named twice.
 

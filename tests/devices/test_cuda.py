@@ -14,6 +14,7 @@ from autosplit.backends.base import F32_TOLERANCE, compare, get_backend, require
 from autosplit.backends.placing import place_runnable
 from autosplit.devices.accelerators import Accelerator, canary_s
 from autosplit.devices.cuda import Cuda
+from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError
 from autosplit.measuring import Store, measure
@@ -109,7 +110,7 @@ def test_what_does_not_fit_is_refused_with_numbers(saved: tuple[StageProgram, Pa
 
 def test_profile_search_and_run_on_a_core_and_a_gpu(traced: Traced, tmp_path: Path) -> None:
     core = f"cpu:{affinity()[0]}"
-    machine = api.machine_for(f"{core},cuda:0")
+    machine = machine_for(f"{core},cuda:0")
     assert machine["cuda:0"].memory_bytes
     profile = measure(traced, machine, store=Store(tmp_path), budget_s=5)
     found = profile.measured[Setting("cuda:0", "eager", 1)]
