@@ -70,7 +70,7 @@ def search(given: options.Plans) -> None:
     views = [plan_table(found.plan)] + ([table(found.rows(), "candidates")] if found.trials else [])
     front: dict[Path, Any] = {}
     if given.objective == "pareto":
-        data["front"] = _front_of_model(given, found, machine, front)
+        data["front"], front = _front_of_model(given, found, machine)
         views.append(table([{k: v for k, v in row.items() if k != "assignment"} for row in data["front"]], "front"))
     if given.explain:
         add_explanation(found.plan.explain(), data, views)
@@ -95,8 +95,8 @@ def _simulation(found: Any, machine: Any) -> Any:
     )
 
 
-def _front_of_model(given: options.Plans, found: Any, machine: Any, files: dict[Path, Any]) -> list[dict[str, Any]]:
-    """The rows of the front; into ``files`` go its plans, where they are asked for as files."""
+def _front_of_model(given: options.Plans, found: Any, machine: Any) -> tuple[list[dict[str, Any]], dict[Path, Any]]:
+    """The rows of the front; and its plans by the files that are asked for."""
     from autosplit.deploying.baselines import measured_backends
     from autosplit.planning.plans import plan_front
 
@@ -114,7 +114,7 @@ def _front_of_model(given: options.Plans, found: Any, machine: Any, files: dict[
         seed=given.seed,
         log=log(given),
     )
-    rows = []
+    rows, files = [], {}
     for number, (plan, peak_bytes) in enumerate(plans):
         stages = " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.backend})" for stage in plan.stages)
         row: dict[str, Any] = {
@@ -128,4 +128,4 @@ def _front_of_model(given: options.Plans, found: Any, machine: Any, files: dict[
             files[path] = replace(plan, versions=found.plan.versions)
             row["plan"] = str(path)
         rows.append(row)
-    return rows
+    return rows, files

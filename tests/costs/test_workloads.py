@@ -225,7 +225,8 @@ def test_a_bad_file_is_one_message_from_python_and_from_the_command_line(tmp_pat
     with pytest.raises(UsageError, match=message):
         read_workload(path, format)
     done = autosplit("search", path, "--format", format, "--json")
-    assert (done.exit_code, done.stdout) == (1, "") and message in done.stderr and "Traceback" not in done.stderr
+    assert done.exit_code == 1 and message in done.stderr and "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["error"] == "UsageError" and message in json.loads(done.stdout)["message"]
 
 
 ODD_FILES = {
@@ -363,4 +364,4 @@ def test_a_split_is_simulated_at_full_load_and_under_a_rate(tmp_path):
         autosplit("search", tmp_path / "small.json", "--format", "dnn-partitioning", "--json", "--simulate", 200).stdout
     )
     assert planned["simulated"]["per_s"] == pytest.approx(1 / planned["objective"], rel=0.02)
-    assert "rate_per_s must be positive" in str(autosplit(*words, "--arrival-rate", 0).stderr)
+    assert "--arrival-rate must be a number above 0" in str(autosplit(*words, "--arrival-rate", 0).stderr)

@@ -572,7 +572,7 @@ def test_a_committed_profile_is_found_for_the_model_as_it_is_traced_today() -> N
 def test_inputs_that_no_op_reads_are_not_given_to_the_stage(monkeypatch) -> None:
     model = trace(load_model(Unread().eval(), inputs=(torch.ones(3), torch.zeros(2, 2), torch.ones(1))))
     monkeypatch.setattr(benches, "prepare_to_spawn", lambda: None)
-    monkeypatch.setattr(benches, "_worker", lambda device, fds: contextlib.nullcontext())
+    monkeypatch.setattr(benches, "measuring_worker", lambda device, name, fds: contextlib.nullcontext())
     with benches.open_bench(model, Machine.of([parse_device("cpu:0")]), None, None) as opened:
-        [x] = torch.load(opened._whole.folder / INPUTS)
+        [x] = torch.load(opened._folder / INPUTS)
     assert torch.equal(x, torch.zeros(2, 2))

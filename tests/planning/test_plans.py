@@ -19,7 +19,7 @@ from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import HOST, Link, Machine, parse_device
 from autosplit.values.plan import Plan, Source
-from autosplit.values.planfile import read_plan
+from autosplit.values.planfile import read_plan, write_plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Provenance, Samples, Setting
 
@@ -70,13 +70,14 @@ def test_a_front_that_no_plan_is_on_is_refused() -> None:
         plan_front(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_latency_s=1e-3), ["eager"], time_limit_s=1)
 
 
-def test_the_command_writes_each_plan_of_the_front(tmp_path: Path) -> None:
+def test_each_plan_of_the_front_has_a_file(tmp_path: Path) -> None:
     plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"])[0]
     found: Any = SimpleNamespace(traced=SimpleNamespace(graph=GRAPH), profile=PROFILE, plan=plan)
     given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="3s")
-    rows = _front_of_model(given, found, TWO)
-    assert len(rows) > 1 and len(list((tmp_path / "front").iterdir())) == len(rows)
-    for row in rows:
+    rows, files = _front_of_model(given, found, TWO)
+    assert len(rows) > 1 and [str(path) for path in files] == [row["plan"] for row in rows]
+    for row, (path, one) in zip(rows, files.items(), strict=True):
+        write_plan(one, GRAPH, path)
         written = read_plan(Path(row["plan"])).resolve(GRAPH)
         assert written.prediction.throughput_per_s == pytest.approx(row["items_per_s"])
         assert {op: list(stage.devices) for stage in written.stages for op in stage.ops} == row["assignment"]
