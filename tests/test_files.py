@@ -55,6 +55,21 @@ with locked(Path(sys.argv[1])):
 
 
 @pytest.mark.timeout(60)
+def test_who_must_wait_for_a_lock_is_told(tmp_path) -> None:
+    told, held = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with locked(tmp_path / "measuring", told.set):
+            held.set()
+
+    with locked(tmp_path / "measuring", lambda: pytest.fail("nobody else holds it")):
+        other = threading.Thread(target=wait)
+        other.start()
+        assert told.wait(30) and not held.is_set()
+    other.join(30)
+    assert held.is_set()
+
+
 def test_a_lock_keeps_another_process_out(tmp_path) -> None:
     path = tmp_path / "profile.json"
     with subprocess.Popen(

@@ -41,15 +41,15 @@ PlansModel = Annotated[str | None, typer.Option(help="The plan's model, where it
 
 
 def seconds(text: str | float) -> float:
-    """Seconds from ``60s``, ``500ms``, ``2m`` or a number. Raises: UsageError: no duration.
+    """Seconds from ``60s``, ``500ms``, ``250us``, ``2m`` or a number. Raises: UsageError: no duration.
 
-    >>> seconds("500ms"), seconds("2m"), seconds("7")
-    (0.5, 120.0, 7.0)
+    >>> seconds("500ms"), seconds("250us"), seconds("2m"), seconds("7")
+    (0.5, 0.00025, 120.0, 7.0)
     """
-    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*(ms|s|m|)\s*", str(text))
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d+)?)\s*(us|ms|s|m|)\s*", str(text))
     if not match:
         raise UsageError(f"'{text}' is not a duration; write 500ms, 60s or 2m")
-    return float(match[1]) * {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0}[match[2]]
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0}[match[2]]
 
 
 @dataclass(frozen=True, kw_only=True)

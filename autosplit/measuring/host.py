@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite
 from pathlib import Path
 
@@ -91,9 +91,9 @@ def measure(
     backends, refused = able_backends(backends, precision)
     refused += refused_devices(machine, backends)
     keeper = Store(store) if isinstance(store, Path) else store
-    exclusive = keeper.measuring if keeper is not None else nullcontext
     wanted = settings_of(machine, backends, threads)
     job = _Job(traced, machine, wanted, keeper, stamps_of(backends, precision), Steps(progress), precision, workspace)
+    exclusive = partial(keeper.measuring, job.steps.wait) if keeper is not None else nullcontext
     profile = Profile.empty(traced.graph, precision) if remeasure else job.known()
     known = (recall_links(machine, keeper, job.link_stamp) if keeper is not None and not remeasure else None) if links else ()
     with ExitStack() as stack:

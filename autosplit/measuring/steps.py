@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,10 @@ class Steps:
         self._finished = min(len(self._planned), self._finished + count)
         self._tell()
 
+    def wait(self) -> None:
+        """Nothing can be done until another process has measured."""
+        self._tell("waiting until another process has measured")
+
     def finish(self) -> None:
         """Everything is finished."""
         self._finished = len(self._planned)
@@ -55,6 +59,7 @@ class Steps:
         what = self._planned[self._finished].what if self._finished < len(self._planned) else "done"
         return Progress(past / total if total else 1.0, (total - past) * pace, what)
 
-    def _tell(self) -> None:
+    def _tell(self, what: str = "") -> None:
         if self.report is not None:
-            self.report(self.progress)
+            now = self.progress
+            self.report(replace(now, what=what or now.what))

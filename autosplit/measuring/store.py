@@ -73,9 +73,9 @@ class Store:
         return self.root / f"{file_safe(graph.name)}-{graph.hash[:8]}"
 
     @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Hold the right to measure: one process at a time, since two would disturb each other."""
-        with locked(self.root / "measuring"):
+    def measuring(self, waiting: Callable[[], None]) -> Iterator[None]:
+        """Hold the right to measure: one process at a time, since two would disturb each other; ``waiting`` as for ``locked``."""
+        with locked(self.root / "measuring", waiting):
             yield
 
     def load(self, graph: Graph, here: Mapping[str, Provenance] | None = None, precision: Precision = "f32") -> Profile:
