@@ -227,7 +227,12 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: 
     ratio = simple[best].faster_than(plan, objective)
     what = "as low a latency" if objective == "latency" else "as fast"
     if fit and ratio > 1 and simple[best] is not plan:
-        return best, f"'{best}' measures {ratio:.2f} times {what} as the plan, so it becomes the plan."
+        sentence = f"'{best}' measures {ratio:.2f} times {what} as the plan, so it becomes the plan."
+        ahead = max(fit, key=lambda name: fit[name].faster_than(plan, objective))
+        if fit[ahead].faster_than(plan, objective) > ratio:
+            times = f"{fit[best].faster_than(fit[ahead], objective):.2f} times {what}"
+            sentence += f" '{ahead}' is further ahead of the plan, but in all rounds of both '{best}' was {times}."
+        return best, sentence
     most = simple[fastest].faster_than(plan, objective)
     if most > 1 and reasons[fastest]:
         verdict = f"'{fastest}' measures {most:.2f} times {what} as the plan"

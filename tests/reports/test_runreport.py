@@ -26,6 +26,7 @@ def test_rivals_are_judged_by_all_rounds_that_they_ran_beside_each_other() -> No
     ways = {PLAN: outcome(8, 8), "a": outcome(10, 10, 11, 11, 11), "b": outcome(10.1, 10.1, 10, 10, 10), "slow": outcome(2)}
     chosen, sentence = judge(ways, "throughput", forced=False)
     assert chosen == "a" and "1.25 times as fast as the plan" in sentence
+    assert sentence.endswith("'b' is further ahead of the plan, but in all rounds of both 'a' was 1.10 times as fast.")
     assert ways["slow"].faster_than(ways["a"], "throughput") == 0.2
 
 
@@ -33,7 +34,7 @@ def test_a_way_ahead_of_the_plan_is_not_put_aside_for_one_that_is_not() -> None:
     ways = {PLAN: outcome(10, 10, 10), "a": outcome(10.4, 10.4, 5), "b": outcome(9, 10.9, 10)}
     assert ways["b"].faster_than(ways["a"], "throughput") > 1 >= ways["b"].faster_than(ways[PLAN], "throughput")
     chosen, sentence = judge(ways, "throughput", forced=False)
-    assert chosen == "a" and "1.04 times as fast as the plan" in sentence
+    assert chosen == "a" and "1.04 times as fast as the plan" in sentence and "further" not in sentence
 
 
 def test_a_forced_plan_is_kept_and_the_sentence_says_so() -> None:
