@@ -37,17 +37,17 @@ class Reference:
     @staticmethod
     def of(traced: Traced, threads: Mapping[str, int]) -> "Reference":
         """Run the unsplit model; ops without a number of threads of their own run with torch's."""
-        unsplit = _Threaded(traced, threads)
+        eager = _Threaded(traced, threads)
         first, *others = distinct_inputs(traced.example_inputs)
         work, expected = [first], list[Microbatch]()
         before = torch.get_num_threads()
         start = time.perf_counter()
         try:
             with torch.inference_mode():
-                expected.append(tuple(unsplit.run(*first)))
+                expected.append(tuple(eager.run(*first)))
                 for inputs in others[:1] if time.perf_counter() - start > SLOW_S else others:
                     with suppress(Exception):  # it may take integers in one order only, such as offsets
-                        expected.append(tuple(unsplit.run(*inputs)))
+                        expected.append(tuple(eager.run(*inputs)))
                         work.append(inputs)
         finally:
             torch.set_num_threads(before)

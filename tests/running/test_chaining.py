@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from dataclasses import replace
 
@@ -67,16 +68,21 @@ def test_a_failure_in_any_network_is_the_answer_of_its_request_alone() -> None:
             chain.run(request(1))
 
 
-def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late() -> None:
-    gate = threading.Event()
+def held(gate: threading.Event) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that gives back what it takes once the gate is open."""
 
     def hold(x: torch.Tensor) -> torch.Tensor:
         gate.wait(30)
         return x
 
+    return hold
+
+
+def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late() -> None:
+    gate = threading.Event()
     with HostManager(MACHINE) as host:
         host.add_network("one", [local("a", double, "x", "y")], ["x"], ["y"], max_in_flight=1, room=1)
-        host.add_network("two", [local("b", hold, "y", "z")], ["y"], ["z"], max_in_flight=1)
+        host.add_network("two", [local("b", held(gate), "y", "z")], ["y"], ["z"], max_in_flight=1)
         chain = host.chain("one", "two")
         futures = [chain.submit(request(0)), chain.submit(request(1)), chain.submit(request(2), deadline_s=0.05)]
         assert chain.limit == 3
@@ -96,13 +102,8 @@ def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late
 
 def test_room_in_a_chain_is_waited_for_as_long_as_asked() -> None:
     gate = threading.Event()
-
-    def hold(x: torch.Tensor) -> torch.Tensor:
-        gate.wait(30)
-        return x
-
     with HostManager(MACHINE) as host:
-        host.add_network("one", [local("a", hold, "x", "y")], ["x"], ["y"], max_in_flight=1, room=0)
+        host.add_network("one", [local("a", held(gate), "x", "y")], ["x"], ["y"], max_in_flight=1, room=0)
         chain = host.chain("one")
         first = chain.submit(request(1))
         threading.Timer(0.05, gate.set).start()
