@@ -50,8 +50,9 @@ class Cuda:
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
-        for backend in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):  # type: ignore[attr-defined]
-            backend.fp32_precision = "ieee"  # type: ignore[union-attr]
+        # By these names: what asks for cuDNN's flags in torch fails once its newer ones, by kind of op, differ from them.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
         self._pool: Any = None
 
     @staticmethod

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autosplit.backends.base import check, get_backend, reference
+from autosplit.backends.probing import one_line
 from autosplit.devices import accelerators
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, open_accelerator
 from autosplit.errors import BackendError
@@ -189,8 +190,8 @@ class Bench:
                 runnable=timer.run,
                 expected=expected,
             )
-        except BackendError as failure:
-            return Prepared(shares, math.inf, str(failure))
+        except Exception as failure:
+            return Prepared(shares, math.inf, _fault(backend, failure))
         if keep:
             self._kept[self._folder, backend, threads] = timer
         return Prepared(shares, error.relative)
@@ -205,12 +206,17 @@ class Bench:
             if weights:
                 shares = timer.weights(program, WEIGHT_PASSES)
             error = check(get_backend(backend), program, self._inputs, precision=precision, runnable=timer.run, exact=False)
-        except BackendError as failure:
-            return Prepared(shares, math.inf, str(failure))
         except torch.OutOfMemoryError as failure:
             where = f"backend '{backend}' cannot be measured on {accelerator.device}, which takes the weights twice meanwhile"
             return Prepared(shares, math.inf, f"{where}: {' '.join(str(failure).split())[:200]}")
+        except Exception as failure:
+            return Prepared(shares, math.inf, _fault(backend, failure))
         return Prepared(shares, error.relative)
+
+
+def _fault(backend: str, failure: Exception) -> str:
+    """What to say of a backend that raised, so that the others are still measured."""
+    return str(failure) if isinstance(failure, BackendError) else f"backend '{backend}' failed: {one_line(failure)}"
 
 
 def _time_cut(command: TimeCut) -> float | None:

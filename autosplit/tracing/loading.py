@@ -66,8 +66,9 @@ def load_model(
     >>> load_model("autosplit.examples.mlp:mlp?depth=2&width=8", batch=3).args[0].shape
     torch.Size([3, 8])
     """
-    if batch < 1:
-        raise ModelError(f"batch must be at least 1, not {batch}")
+    if not isinstance(batch, int) or batch < 1:
+        given = batch if isinstance(batch, int | float | str) else f"a {type(batch).__name__}"
+        raise ModelError(f"batch must be a whole number of at least 1, not {given}; example inputs go in inputs=(tensor, ...)")
     spec = ""
     if isinstance(source, str | Path):
         spec = str(source)

@@ -273,6 +273,14 @@ def place_stage(program: StageProgram, device: torch.device | str) -> StageProgr
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.module.graph, {}))
     for node in graph.nodes:
-        node.kwargs = {name: target if isinstance(value, torch.device) else value for name, value in node.kwargs.items()}
+        places = [name for name, value in node.kwargs.items() if isinstance(value, torch.device)]
+        node.kwargs = {**node.kwargs, **dict.fromkeys(["device"] if _creates(node) else places, target)}
     weights = {name: tensor.to(target) for name, tensor in program.weights.items()}
     return replace(program, module=fx.GraphModule(weights, graph, class_name=type(program.module).__name__))
+
+
+def _creates(node: fx.Node) -> bool:
+    """Whether an op makes a tensor of none: in host memory, unless it is told where, and not all traces say that."""
+    if node.all_input_nodes or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return any(argument.name == "device" for argument in node.target._schema.arguments)

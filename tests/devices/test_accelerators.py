@@ -94,15 +94,18 @@ def test_torch_still_has_the_calls_that_cuda_makes(call: object) -> None:
     assert set(CALLS[call]) <= set(inspect.signature(call).parameters)
 
 
-def test_float32_is_not_computed_in_tf32() -> None:
-    backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-    before = [backend.fp32_precision for backend in backends]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "set_device", lambda device: None)
-        Cuda(0)
-    assert [backend.fp32_precision for backend in backends] == ["ieee"] * 3
-    for backend, value in zip(backends, before, strict=True):
-        backend.fp32_precision = value
+def test_float32_is_not_computed_in_tf32_and_other_flags_of_cudnn_can_be_asked_for() -> None:
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "set_device", lambda device: None)
+            Cuda(0)
+        for backend in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
+            assert backend.fp32_precision in ("ieee", "none")
+        with torch.backends.cudnn.flags(enabled=True):
+            assert not torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def test_the_drivers_version_is_read_where_a_driver_is(tmp_path) -> None:

@@ -95,18 +95,28 @@ def test_the_whole_is_timed_as_it_runs_without_the_copies(program, traced, devic
     assert timer.weights(program, 2) == dict.fromkeys(program.ops, STEP_S)
 
 
-def test_a_device_without_room_is_a_fault_of_the_backend(program, traced, device, tmp_path, monkeypatch) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
+            "weights twice meanwhile: CUDA out of memory. Tried to allocate 2 GiB",
+        ),
+        (RuntimeError("no kernel image\nis available"), "backend 'eager' failed: no kernel image"),
+    ],
+)
+def test_what_a_device_fails_at_is_a_fault_of_the_backend(failure, said, program, traced, device, tmp_path, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise failure
 
     save_stage(program, tmp_path / "stage")
     torch.save(list(traced.example_inputs), tmp_path / "stage" / worker.INPUTS)
     monkeypatch.setattr(worker, "open_accelerator", lambda name: device)
-    monkeypatch.setattr(worker, "AcceleratedTimer", full)
+    monkeypatch.setattr(worker, "AcceleratedTimer", fail)
     bench = worker.Bench()
     bench.obey(worker.Load(tmp_path / "stage", (), "cuda:0"))
     prepared = bench.obey(worker.Prepare("eager", 1, weights=False))
-    assert "weights twice meanwhile: CUDA out of memory. Tried to allocate 2 GiB" in prepared.fault
+    assert said in prepared.fault
 
 
 def test_data_goes_to_the_device_and_back_through_staging_memory() -> None:

@@ -378,6 +378,8 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
 
         monkeypatch.setattr(Zeros, "load", broken)
         assert bench.obey(Prepare("eager", 1, False)).fault == "the session does not take the file"
+        monkeypatch.setattr(Zeros, "load", lambda *_: 1 / 0)
+        assert bench.obey(Prepare("eager", 1, False)).fault == "backend 'eager' failed: division by zero"
 
 
 def test_disturbed_measurements_carry_a_note(traced, machine, bench) -> None:

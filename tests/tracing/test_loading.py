@@ -183,6 +183,8 @@ def test_module_needs_inputs_and_eval_mode():
     assert load_model(net, inputs={"input": torch.zeros(1, 3)}, name="fc").name == "fc"
     with pytest.raises(ModelError, match="at least 1, not 0"):
         load_model(net, batch=0)
+    with pytest.raises(ModelError, match=r"not a tuple; example inputs go in inputs=\(tensor, ...\)"):
+        load_model(net, (torch.zeros(1, 3),))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -470,3 +470,19 @@ def test_stage_on_another_device():
     assert all(output.device.type == "meta" for output in outputs)
     assert [tuple(output.shape) for output in outputs] == [spec.shape for spec in program.outputs]
     assert_same(run_stages([program], model), reference(model))
+
+
+def test_what_is_made_of_nothing_is_made_on_the_other_device():
+    """The trace says that ``arange`` lies in host memory, and is made here to say nothing of the window."""
+
+    class Windowed(nn.Module):
+        def forward(self, x):
+            return x * torch.hann_window(8) + torch.arange(8) + x.new_ones(8)
+
+    model = trace(load_model(Windowed().eval(), inputs=(torch.randn(2, 8),)))
+    [program] = split(model, [[op.name for op in model.graph.ops]])
+    next(node for node in program.module.graph.nodes if node.name == "hann_window").kwargs = {}
+    moved = place_stage(program, "meta")
+    made = [node for node in moved.module.graph.nodes if node.op == "call_function" and not node.all_input_nodes]
+    assert [(node.name, str(node.kwargs["device"])) for node in made] == [("hann_window", "meta"), ("arange", "meta")]
+    assert moved.module(torch.empty(2, 8, device="meta"))[0].device.type == "meta"
