@@ -18,6 +18,7 @@ import torch
 
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, Queue
+from autosplit.devices.discovering import PACKAGES, version_of
 from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
 from autosplit.tracing.differing import difference
 from autosplit.tracing.splitting import StageProgram
@@ -166,6 +167,18 @@ def usual() -> list[str]:
 def installed() -> list[str]:
     """The names of the backends that can run here, in the order of BACKENDS."""
     return [name for name in BACKENDS if _backend(name).missing() is None]
+
+
+def states() -> tuple[dict[str, str], ...]:
+    """For each backend its name, the version of its runtime, and ``installed`` or what it needs and how to get that."""
+    return tuple(
+        {
+            "backend": name,
+            "version": version_of(PACKAGES[name][0]) or "-",
+            "state": (_backend(name).missing() or "installed").removeprefix(f"backend '{name}' "),
+        }
+        for name in BACKENDS
+    )
 
 
 def require_device(backend: Backend, device: str) -> None:

@@ -31,9 +31,7 @@ class OpenVinoBackend:
 
     def missing(self) -> str | None:
         """The packages that are not installed: the stage comes as an ONNX file."""
-        return missing_packages(self.name, ("openvino",), "openvino") or missing_packages(
-            self.name, ("onnx", "onnxscript"), "onnx"
-        )
+        return missing_packages(self.name, ("openvino", "onnx", "onnxscript"), "openvino")
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
         """The ops that the ONNX exporter or OpenVINO refuses; costs an export. What OpenVINO refuses itself shows in ``load``."""

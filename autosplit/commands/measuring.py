@@ -15,10 +15,11 @@ SHOWN = 40
 
 def devices(given: options.Output) -> None:
     """List the devices of this machine, its limits, and the backends that are installed."""
+    from autosplit.backends.base import states
     from autosplit.commands.report import table
     from autosplit.devices.discovering import describe
 
-    found = describe()
+    found = describe(states())
     facts = [{"fact": key.replace("_", " "), "value": value} for key, value in found.facts.items()]
     views = table(facts, "machine"), table(found.devices, "devices"), table(found.backends, "backends")
     show(given, found.to_dict(), *views)

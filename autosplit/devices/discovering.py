@@ -1,11 +1,8 @@
 """The devices of this machine: cores within affinity and container quota, CUDA devices, memory, caches, backends installed."""
 
 import importlib.metadata
-import importlib.util
 import math
-import os
 import platform
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,9 +28,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "inductor": ("torch",),
 }
-"""Backend name to the packages it needs, the runtime itself first."""
-
-EXTRAS: Mapping[str, str] = {"onnxruntime": "onnx", "openvino": "openvino"}
+"""Backend name to the packages whose versions its times depend on, the runtime itself first."""
 
 
 @dataclass(frozen=True)
@@ -211,18 +206,19 @@ def caches(core: int = 0, cpus: Path = CPUS) -> dict[str, int]:
 def versions(backends: Sequence[str] = ()) -> dict[str, str]:
     """Package name to installed version: torch, and what the named backends need. Nothing is imported for it."""
     names = dict.fromkeys(["torch", *(package for backend in backends for package in PACKAGES.get(backend, ()))])
-    return {name: version for name in names if (version := _version(name))}
+    return {name: version for name in names if (version := version_of(name))}
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version that is installed, from the package's metadata; '' if none is."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
 
 
-def describe() -> Description:
-    """This machine as ``autosplit devices`` shows it."""
+def describe(backends: Sequence[Mapping[str, Any]] = ()) -> Description:
+    """This machine as ``autosplit devices`` shows it, with these rows of backends (``states`` in ``backends.base``)."""
     quota = cpu_quota()
     facts = {
         "cpu": cpu_name(),
@@ -242,15 +238,4 @@ def describe() -> Description:
         rows.append(
             {"device": device.name, "kind": device.kind, "what": what, "cores": span(device.cores) or "-", "memory": memory}
         )
-    return Description(facts, tuple(rows), tuple(_backend_row(name) for name in PACKAGES))
-
-
-def _backend_row(name: str) -> dict[str, str]:
-    """Whether a backend's packages are there, from their metadata."""
-    absent = [package for package in PACKAGES[name] if importlib.util.find_spec(package) is None]
-    state = "installed"
-    if absent:
-        state = f"needs {', '.join(absent)}: pip install 'autosplit[{EXTRAS[name]}]'"
-    elif name == "inductor" and not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++")):
-        state = "needs a C++ compiler: install g++"
-    return {"backend": name, "version": _version(PACKAGES[name][0]) or "-", "state": state}
+    return Description(facts, tuple(rows), tuple(backends))

@@ -16,6 +16,7 @@ from autosplit.backends.base import (
     get_backend,
     installed,
     reference,
+    states,
 )
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
@@ -52,6 +53,14 @@ def test_missing_package_says_what_needs_it_and_the_command(monkeypatch):
     with pytest.raises(MissingExtraError, match=r"backend 'openvino' needs openvino: pip install 'autosplit\[openvino\]'"):
         get_backend("openvino")
     assert "openvino" not in installed()
+
+
+@pytest.mark.parametrize("package", ["openvino", "onnxscript"])
+def test_a_backend_with_a_part_of_its_packages_is_not_installed(package, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else found(name))
+    rows = {row["backend"]: row["state"] for row in states()}
+    assert rows["openvino"] == f"needs {package}: pip install 'autosplit[openvino]'" and rows["eager"] == "installed"
 
 
 def test_missing_compiler_is_the_reason_given(monkeypatch):
