@@ -31,6 +31,9 @@ NAMED_OPS = 40
 
 NAMED_COLUMNS = 14
 
+ELIDED = 7
+"""Letters that are kept of each end of a long name."""
+
 SHORT_NAMES = {"_native_batch_norm_legit_no_training": "batch_norm", "scaled_dot_product_attention": "attention"}
 
 
@@ -162,7 +165,7 @@ def _elided(name: str) -> str:
     """
     for long, short in SHORT_NAMES.items():
         name = name.replace(long, short)
-    return name if len(name) <= 15 else f"{name[:7]}…{name[-7:]}"
+    return name if len(name) <= 2 * ELIDED + 1 else f"{name[:ELIDED]}…{name[-ELIDED:]}"
 
 
 def _require_seconds(graph: Graph, seconds: Mapping[str, float]) -> None:

@@ -33,14 +33,24 @@ CANARY_S, CANARIES_S = 0.6, 5.0
 
 @dataclass(eq=False)
 class WorkerBench:
-    """The running workers of a measurement, with the model saved where they can load it."""
+    """The running workers of a measurement, with the model saved where they can load it.
 
-    _traced: Traced
-    _program: StageProgram
-    _folder: Path
-    _workspace: Workspace
+    Attributes:
+        traced: the model.
+        program: all of it as one stage.
+        folder: where that is saved.
+        workspace: where parts of it are saved.
+        workers: device name to its worker.
+        cut: one that is typical of the model, where there is one to time.
+        canaries: device name to the seconds of its canary, once they were taken.
+    """
+
+    traced: Traced
+    program: StageProgram
+    folder: Path
+    workspace: Workspace
     workers: Mapping[str, WorkerProcess]
-    _cut: Cut | None
+    cut: Cut | None
     canaries: dict[str, float] = field(default_factory=dict)
     _loaded: Path = Path()
     _parts: dict[str, list[Part]] = field(default_factory=dict)
@@ -51,25 +61,25 @@ class WorkerBench:
     def prepare(self, backend: str, precision: Precision) -> None:
         """Let the host write what the backend loads; in parts, if it refuses some ops. Raises: BackendError: it refuses all."""
         try:
-            get_backend(backend).prepare(self._program, self._folder, precision)
+            get_backend(backend).prepare(self.program, self.folder, precision)
         except BackendError as failure:
             self.divide(backend, precision, failure)
             return
-        if self._cut is not None and loses_at_cuts(backend):
+        if self.cut is not None and loses_at_cuts(backend):
             with contextlib.suppress(BackendError):
-                self._cuts[backend] = save_cut(self._traced, self._cut, backend, precision, self._workspace)
+                self._cuts[backend] = save_cut(self.traced, self.cut, backend, precision, self.workspace)
 
     def divide(self, backend: str, precision: Precision, failure: BackendError) -> None:
         """Prepare the parts of the model that a backend takes, after it failed. Raises: failure: not for some ops."""
-        refused = failure.refused or get_backend(backend).refuses(self._program)
-        if backend in self._parts or not refused or len(refused) == len(self._program.ops):
+        refused = failure.refused or get_backend(backend).refuses(self.program)
+        if backend in self._parts or not refused or len(refused) == len(self.program.ops):
             raise failure
-        self._parts[backend] = save_parts(self._traced, refused, backend, precision, self._workspace)
+        self._parts[backend] = save_parts(self.traced, refused, backend, precision, self.workspace)
         self._refused[backend] = refused
 
     def parts(self, backend: str) -> list[Part]:
         """What a backend is timed on: the whole model, or all but what it refuses."""
-        return self._parts.get(backend, [Part(self._program.ops, self._folder)])
+        return self._parts.get(backend, [Part(self.program.ops, self.folder)])
 
     def is_divided(self, backend: str) -> bool:
         """Whether a backend is timed on parts of the model."""
@@ -84,17 +94,17 @@ class WorkerBench:
 
         Raises: WorkerError: see ``finish``.
         """
-        if self._cut is None:
+        if self.cut is None:
             return {}
         timed = [setting for setting in group if setting.backend in self._cuts]
         commands = {one.device: TimeCut(self._cuts[one.backend], one.backend, one.threads, precision, rounds) for one in timed}
         found = self.all(commands)
-        return {device: seconds / self._cut.num_bytes for device, seconds in found.items() if seconds is not None}
+        return {device: seconds / self.cut.num_bytes for device, seconds in found.items() if seconds is not None}
 
     def load(self, devices: Sequence[Device], part: Part | None = None) -> None:
         """Let every worker load a part, or the model, once it has started."""
-        self._loaded = self._folder if part is None else part.folder
-        same: Any = dict(PROVIDERS), self._program.packages
+        self._loaded = self.folder if part is None else part.folder
+        same: Any = dict(PROVIDERS), self.program.packages
         self.begin({device.name: Load(self._loaded, device.cores, device.name, *same) for device in devices})
 
     def require(self, devices: Sequence[Device], part: Part) -> None:
@@ -163,4 +173,4 @@ def open_bench(traced: Traced, machine: Machine, linking: LinkBench | None, work
             for device in machine.devices
         }
         cut = None if all(map(is_accelerator, machine.devices)) else typical_cut(traced.graph)
-        yield WorkerBench(traced, program, folder, workspace, workers, cut)
+        yield WorkerBench(traced=traced, program=program, folder=folder, workspace=workspace, workers=workers, cut=cut)

@@ -21,6 +21,9 @@ FAR_BEHIND = (0.6, 0.8)
 RIVAL = 1.03
 """A way that was so many times as fast as the fastest one in some round may be the better one."""
 
+NUM_SIMULATED = 64
+"""Requests of the schedule that a trace shows beside what was measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -273,11 +276,11 @@ def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -
 def run_trace(report: RunReport, graph: Graph) -> dict[str, Any]:
     """The schedule that was predicted for the chosen way beside what its workers did, as a Chrome trace (for Perfetto).
 
-    Of 64 requests; what transfers take is in the stages. A way that nothing was predicted for is shown as it ran alone, and so is
+    What transfers take is in the stages. A way that nothing was predicted for is shown as it ran alone, and so is
     one with streams: the simulation has one request at a time on a device.
     """
     plan = report.best.plan
     if not plan.prediction.throughput_per_s or any(stage.streams > 1 for stage in plan.stages):
         return chrome_trace((), report.best.actions)
     stages = plan_stages(plan, graph, lambda stage, device: stage.load_s)
-    return chrome_trace(simulate(stages, 64, slots=plan.queue_depth).actions, report.best.actions)
+    return chrome_trace(simulate(stages, NUM_SIMULATED, slots=plan.queue_depth).actions, report.best.actions)

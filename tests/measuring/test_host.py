@@ -576,5 +576,5 @@ def test_inputs_that_no_op_reads_are_not_given_to_the_stage(monkeypatch) -> None
     monkeypatch.setattr(benches, "prepare_to_spawn", lambda: None)
     monkeypatch.setattr(benches, "measuring_worker", lambda device, name, fds: contextlib.nullcontext())
     with benches.open_bench(model, Machine.of([parse_device("cpu:0")]), None, None) as opened:
-        [x] = torch.load(opened._folder / INPUTS)
+        [x] = torch.load(opened.folder / INPUTS)
     assert torch.equal(x, torch.zeros(2, 2))
