@@ -83,6 +83,8 @@ class _Shapes:
             raise self._no_example(main)
         if main == "pixel_values" or (hasattr(self.config, "vision_config") and "pixel_values" in self.parameters):
             found["pixel_values"] = self._images(batch)
+            if "input_ids" in found:
+                found |= self._with_places(module, found, seq_len)
         if "decoder_input_ids" in self.parameters and self.config.is_encoder_decoder:
             found["decoder_input_ids"] = self._ids(batch, self._length(seq_len))
         elif seq_len is not None and "input_ids" not in found:
@@ -108,21 +110,41 @@ class _Shapes:
             found["attention_mask"] = torch.ones(batch, length, dtype=torch.int64)
         return found
 
+    def _with_places(self, module: nn.Module, found: Mapping[str, torch.Tensor], seq_len: int | None) -> dict[str, torch.Tensor]:
+        """The tokens with those of an image in front, as many as the images have features, if the model counts them."""
+        token, features = getattr(self.config, "image_token_id", None), getattr(module, "get_image_features", None)
+        if token is None or features is None:
+            return {}
+        try:
+            with torch.no_grad():
+                made = features(found["pixel_values"]).pooler_output
+        except Exception:  # it takes more than images, such as their grids
+            return {}
+        batch = len(found["pixel_values"])
+        count = sum(one.numel() // one.shape[-1] for one in made) // batch
+        length = self._length(seq_len, count)
+        tokens = self._tokens(batch, length)
+        ids = tokens["input_ids"]
+        ids[ids == token] = token - 1 if token else 1
+        ids[:, :count] = token
+        return tokens
+
     def _ids(self, batch: int, length: int) -> torch.Tensor:
         """Ids from the middle of the vocabulary: the special tokens stand at its ends."""
         size = self._text("vocab_size", 2)
         return torch.randint(size // 8, max(size - size // 8, 1), (batch, length))
 
-    def _length(self, seq_len: int | None) -> int:
+    def _length(self, seq_len: int | None, num_image: int = 0) -> int:
+        """Tokens of an item, those of an image included."""
         limit = self._text("max_target_positions", None) or self._text("max_position_embeddings", None)
         if seq_len is None:
-            return min(DEFAULT_SEQ_LEN, limit or DEFAULT_SEQ_LEN)
-        if seq_len < 1 or (limit and seq_len > limit):
-            raise ModelError(f"{self.subject} takes 1 to {limit or 'any number of'} tokens, not {seq_len}")
+            return min(num_image + DEFAULT_SEQ_LEN, limit or num_image + DEFAULT_SEQ_LEN)
+        if seq_len <= num_image or (limit and seq_len > limit):
+            raise ModelError(f"{self.subject} takes {num_image + 1} to {limit or 'any number of'} tokens, not {seq_len}")
         return seq_len
 
     def _text(self, field: str, default: Any) -> Any:
-        return getattr(self.config, field, None) or getattr(getattr(self.config, "text_config", None), field, None) or default
+        return getattr(getattr(self.config, "text_config", None), field, None) or getattr(self.config, field, None) or default
 
     def _images(self, batch: int) -> torch.Tensor:
         config = getattr(self.config, "vision_config", self.config)

@@ -73,6 +73,22 @@ def test_so_is_that_of_a_part():
     assert load_model(spec + ', "use_cache": true}').module.config.text_config.use_cache is True
 
 
+def test_tokens_hold_as_many_of_an_image_as_it_has_features():
+    text = '"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100'
+    text += ', "model_type": "gemma", "head_dim": 16, "num_key_value_heads": 2'
+    vision = text + ', "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14'
+    parts = f"text_config={{{text}}}&vision_config={{{vision}}}"
+    spec = f"transformers:PaliGemmaModel?image_token_index=99&projection_dim=32&{parts}"
+    model = load_model(spec, batch=2)
+    ids = model.kwargs["input_ids"]
+    assert (ids == 99).sum(1).tolist() == [4, 4]  # 2 x 2 patches, and none by chance
+    assert ids.shape == model.kwargs["attention_mask"].shape == (2, 4 + 128)
+    assert output_of(model)[0].std() > 1e-2
+    assert load_model(spec, seq_len=5).kwargs["input_ids"].shape == (1, 5)
+    with pytest.raises(ModelError, match=r"takes 5 to \d+ tokens, not 4"):
+        load_model(spec, seq_len=4)
+
+
 def test_class_whose_packages_are_missing_is_not_unknown(monkeypatch):
     import transformers
 
