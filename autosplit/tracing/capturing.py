@@ -125,7 +125,7 @@ def trace(model: Model, *, check: bool = True) -> Traced:
     except Exception as failure:
         if is_interrupt(failure):
             raise KeyboardInterrupt from None
-        raise TraceError(f"model '{model.name}' fails on its example inputs: {_reason(failure)}") from failure
+        raise _fails_itself(model, failure) from failure
     graph = _graph(model.name, flat.program, recorder.specs)
     traced = Traced(
         graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves, model.source
@@ -169,7 +169,24 @@ def _export(model: Model) -> ExportedProgram:
     except Exception as failure:
         if is_interrupt(failure):
             raise KeyboardInterrupt from None
+        if model.way_out and (own := _own_failure(model)):
+            raise _fails_itself(model, own) from own
         raise TraceError(f"model '{model.name}' cannot be traced: {_reason(failure)}") from failure
+
+
+def _own_failure(model: Model) -> Exception | None:
+    """What the module raises on its example inputs: then it is these that are wrong, and not the tracing that fails."""
+    try:
+        with torch.inference_mode(), _quiet():
+            model.module(*model.args, **model.kwargs)
+    except Exception as failure:
+        return failure
+    return None
+
+
+def _fails_itself(model: Model, failure: Exception) -> TraceError:
+    inputs = "the inputs made up for it" if model.way_out else "its example inputs"
+    return TraceError(f"model '{model.name}' fails on {inputs}: {_reason(failure)}{'. ' * bool(model.way_out)}{model.way_out}")
 
 
 def _hidden_part(found: torch.nn.Module | ExportedProgram) -> str:

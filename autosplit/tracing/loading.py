@@ -31,7 +31,8 @@ Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 class Model:
     """A model with the example inputs that fix its shapes. ``spec`` is '' for a model that came as a Python object.
 
-    ``source`` is what a plan needs to make the model again: spec, batch size and sequence length.
+    ``source`` is what a plan needs to make the model again: spec, batch size and sequence length. ``way_out`` is what to do
+    where the model fails on its example inputs, if they were made up here.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Model:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     source: Source = PYTHON_OBJECT
+    way_out: str = ""
 
 
 def load_model(
@@ -82,7 +84,9 @@ def load_model(
     _require_dense(name or default_name, (args, kwargs))
     _require_batch(name or default_name, batch, [*args, *kwargs.values()])
     _require_eval(name or default_name, found)
-    return Model(name or default_name, spec, found, args, kwargs, Source(spec, batch, seq_len))
+    made_up = inputs is None and spec.startswith("transformers:")
+    way_out = architectures.WAY_OUT if made_up else ""
+    return Model(name or default_name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out)
 
 
 def _load_spec(

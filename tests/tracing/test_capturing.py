@@ -356,6 +356,18 @@ def test_inputs_that_the_model_cannot_compute_are_an_error_of_the_trace(check):
         trace(load_model(net, inputs=torch.tensor([9])), check=check)
 
 
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("transformers:ViTModel?hidden_size=32&num_hidden_layers=1&image_size=32&patch_size=64", "RuntimeError at .*Kernel size"),
+        (f"transformers:RobertaModel?{TEXT}&max_position_embeddings=16", "RuntimeError at .*: index 16 is out of"),
+    ],
+)
+def test_inputs_made_up_for_a_model_that_fails_on_them_are_told_with_the_way_out(spec, reason):
+    with pytest.raises(TraceError, match=rf"fails on the inputs made up for it: {reason}.*give it as 'package.module:function'"):
+        trace(load_model(spec))
+
+
 def test_too_many_inputs_are_told_without_a_line_of_python_itself():
     with pytest.raises(TraceError, match="traced: TypeError: too many positional arguments"):
         traced(nn.Sequential(nn.Linear(2, 2)), torch.ones(2, 2), torch.ones(2, 2))
