@@ -21,6 +21,7 @@ from autosplit.tracing.modelspec import close_names, typed_options
 DEFAULT_SEQ_LEN = 128
 DEFAULT_IMAGE_SIZE = 224
 AUDIO_SAMPLES = 16000
+MAIN_INPUTS = ("input_ids", "pixel_values", "input_features", "input_values")
 WAY_OUT = "Write a function that returns (module, inputs) and give it as 'package.module:function'."
 
 
@@ -70,15 +71,17 @@ class _Shapes:
         self.options = options
 
     def inputs(self, module: nn.Module, batch: int, seq_len: int | None) -> dict[str, torch.Tensor]:
-        """Random inputs by name: images, sounds, or token ids with a mask of ones."""
-        main = str(getattr(module, "main_input_name", "input_ids"))
+        """Random inputs by name: images, sounds, series, or token ids with a mask of ones."""
+        main = self._main(module)
         found: dict[str, torch.Tensor] = {}
         if main == "input_ids":
             found |= self._tokens(batch, seq_len)
         elif main == "input_features":
             found[main] = torch.randn(batch, *self._sounds())
         elif main == "input_values":
-            found[main] = torch.randn(batch, AUDIO_SAMPLES)
+            found[main] = torch.randn(batch, *self._given("audio_channels"), AUDIO_SAMPLES)
+        elif main == "past_values" and hasattr(self.config, "context_length"):
+            found[main] = torch.randn(batch, self.config.context_length, *self._given("num_input_channels"))
         elif main != "pixel_values":
             raise self._no_example(main)
         if main == "pixel_values" or (hasattr(self.config, "vision_config") and "pixel_values" in self.parameters):
@@ -94,6 +97,17 @@ class _Shapes:
         except TypeError as failure:
             raise ModelError(f"{self.subject} cannot be called with {', '.join(found)} alone: {failure}. {WAY_OUT}") from None
         return found
+
+    def _main(self, module: nn.Module) -> str:
+        """The main input by its class, or, where a part of a model has that from the whole, by its own signature."""
+        main = getattr(module, "main_input_name", "input_ids")
+        if isinstance(main, str) and main in self.parameters:
+            return main
+        return next((name for name in MAIN_INPUTS if name in self.parameters), str(main))
+
+    def _given(self, field: str) -> list[int]:
+        """The size of a dimension that only some models have."""
+        return [getattr(self.config, field)] if hasattr(self.config, field) else []
 
     def _sounds(self) -> tuple[int, int]:
         if not (hasattr(self.config, "num_mel_bins") and hasattr(self.config, "max_source_positions")):

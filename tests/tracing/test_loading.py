@@ -22,6 +22,11 @@ SPECS = {
     "LlamaModel": (TEXT, {"input_ids", "attention_mask"}),
     "GPT2Model": ("n_embd=32&n_layer=1&n_head=2&vocab_size=100", {"input_ids", "attention_mask"}),
     "T5Model": ("d_model=32&num_layers=1&num_heads=2&d_kv=16&vocab_size=100", {"input_ids", "decoder_input_ids"}),
+    "PatchTSTModel": ("d_model=16&num_hidden_layers=1&num_attention_heads=2&ffn_dim=32&num_input_channels=3", {"past_values"}),
+    "Idefics3VisionTransformer": (
+        "hidden_size=32&num_hidden_layers=1&num_attention_heads=2&image_size=32&patch_size=8",
+        {"pixel_values"},
+    ),
     "WhisperEncoder": ("d_model=32&encoder_layers=1&encoder_attention_heads=2", {"input_features"}),
 }
 
@@ -41,6 +46,13 @@ def test_transformers_model_runs_on_its_inputs(name):
     output = output_of(model)[0]
     assert output.std() > 1e-2
     assert not torch.allclose(output[0], output[1], atol=1e-4)
+
+
+def test_a_sound_has_the_channels_of_the_config():
+    options = "audio_channels=2&hidden_size=16&num_filters=2&upsampling_ratios=4,2&num_lstm_layers=1&codebook_size=8"
+    model = load_model(f"transformers:EncodecModel?{options}", batch=3)
+    assert model.kwargs["input_values"].shape == (3, 2, 16000)
+    assert output_of(model).audio_values.shape == (3, 2, 16000)
 
 
 def test_transformers_weights_are_the_same_each_time():
