@@ -70,7 +70,7 @@ for command in (devices, profile, search, evaluate, run, auto, export, status):
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Ctrl-C, or a polite request to end, unwinds, so that workers and files go too."""
+    """Ctrl-C, a polite request to end or a terminal that is closed unwinds, so that workers and files go too."""
     stopped.set()
     raise KeyboardInterrupt
 
@@ -85,6 +85,8 @@ def main() -> None:
     """Entry point: exit code 0 only when all went well and the outputs matched."""
     sys.unraisablehook = _ignored
     signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _stop)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored in the background
         signal.signal(signal.SIGINT, _stop)
     try:

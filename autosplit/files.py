@@ -39,7 +39,10 @@ def write_atomic(path: Path, text: str) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _write_and_rename(path, text)
+        if path.exists() and not path.is_file():  # /dev/null or a pipe takes the text, and stays what it is
+            path.write_text(text, encoding="utf-8")
+        else:
+            _write_and_rename(path, text)
     except OSError as failure:  # it names the temporary file, or none
         raise OSError(failure.errno, failure.strerror, str(path)) from failure
 

@@ -44,6 +44,17 @@ def test_what_cannot_be_written_is_called_by_its_own_name(tmp_path, monkeypatch:
     assert [entry.name for entry in tmp_path.iterdir()] == ["plan.yaml"]
 
 
+def test_a_pipe_or_a_device_takes_the_text_and_stays_what_it_is(tmp_path) -> None:
+    """``-o /dev/null`` made an ordinary file of that device where the user may."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomic(path, "text")
+    taken = os.read(reader, 100)
+    os.close(reader)
+    assert taken == b"text" and path.is_fifo() and list(tmp_path.iterdir()) == [path]
+
+
 HOLDER = """
 import sys
 from pathlib import Path
