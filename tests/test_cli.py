@@ -349,6 +349,13 @@ def test_all_faults_of_an_options_file_are_named(
         assert fault in str(done.exception)
 
 
+@pytest.mark.parametrize("command", sorted(one.name or "" for one in cli.app.registered_commands))
+def test_help_is_whole_in_80_columns(command: str) -> None:
+    """A word that is too long for its column ends in dots: ``cpu:0=300MB,cpu:1…``."""
+    result = CliRunner().invoke(cli.app, [command, "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0 and "--help" in result.output and "…" not in result.output
+
+
 def test_devices_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = inside("devices", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert {"machine", "devices", "backends"} == set(json.loads(done.stdout))

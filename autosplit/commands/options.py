@@ -85,7 +85,7 @@ class Devices(Output):
 
     devices: Annotated[str | None, typer.Option(help="cpu:0,cpu:1 or cpu:0-1 or cuda:0; default: each usable core.")] = None
     machine: Annotated[Path | None, typer.Option(help="YAML file of devices, memory caps and links.")] = None
-    memory: Annotated[str | None, typer.Option(help="Cap on weights: 300MB for each device, or cpu:0=300MB,cpu:1=1GB.")] = None
+    memory: Annotated[str | None, typer.Option(help="Cap on weights: 300MB for each, or cpu:0=1GB with commas between.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

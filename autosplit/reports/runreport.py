@@ -71,8 +71,8 @@ class Outcome:
         rate = {"items_per_s": self.throughput_per_s}
         alone = {"latency_p50_s": self.latency.p50_s}
         if objective == "latency":
-            return {**alone, "spread": _spread(self.alone_s), "predicted_s": predicted.latency_s or nan, **rate}
-        return {**rate, "spread": self.spread, "predicted_per_s": predicted.throughput_per_s or nan, **alone}
+            return {**alone, "spread": _shown_spread(self.alone_s), "predicted_s": predicted.latency_s or nan, **rate}
+        return {**rate, "spread": _shown_spread(self.rounds_per_s), "predicted_per_s": predicted.throughput_per_s or nan, **alone}
 
     def faster_than(self, other: "Outcome", objective: str) -> float:
         """How many times as good as the other one: the median over rounds of the ratio of throughputs, or of latencies.
@@ -85,6 +85,11 @@ class Outcome:
 
 def _spread(rounds: Sequence[float]) -> float:
     return (max(rounds) - min(rounds)) / median(rounds)
+
+
+def _shown_spread(rounds: Sequence[float]) -> float:
+    """One round tells nothing about the spread: a way that stopped after it must not look like the steadiest one."""
+    return _spread(rounds) if len(rounds) > 1 else nan
 
 
 @dataclass(frozen=True)

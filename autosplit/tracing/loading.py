@@ -76,6 +76,9 @@ def load_model(
         spec = str(source)
         found, default_name, own_args, own_kwargs = _load_spec(spec, batch, seq_len)
     else:
+        if not isinstance(source, nn.Module | ExportedProgram):
+            pair = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
+            raise ModelError(f"a model is a spec, a module or an ExportedProgram, but here it is {source!r:.60}{pair}")
         found, default_name = source, _class_name(source)
         own_args, own_kwargs = (source.example_inputs or ((), {})) if isinstance(source, ExportedProgram) else ((), {})
     args, kwargs = _given(inputs) if inputs is not None else (tuple(own_args), dict(own_kwargs))
@@ -126,6 +129,8 @@ def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, se
     """Import the function and call it with those of batch, seq_len and the options that it takes."""
     subject = f"model '{place}:{attribute}'"
     function = _import_function(place, attribute, subject)
+    if isinstance(function, nn.Module):
+        raise ModelError(f"{subject} is a module, not a function; write one that returns it with example inputs for it")
     parameters = inspect.signature(function).parameters
     defaults = {name: None if p.default is p.empty else p.default for name, p in parameters.items()}
     values = typed_options(

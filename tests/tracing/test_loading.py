@@ -215,6 +215,17 @@ def test_module_needs_inputs_and_eval_mode():
         load_model(net, (torch.zeros(1, 3),))
 
 
+def test_what_is_no_model_is_said_to_be_none(tmp_path, monkeypatch):
+    with pytest.raises(ModelError, match=r"here it is \(Linear.*; a pair .* inputs=inputs"):
+        load_model((nn.Linear(3, 3).eval(), torch.zeros(1, 3)))
+    with pytest.raises(ModelError, match=r"here it is 7$"):
+        load_model(7)
+    (tmp_path / "net_of_mine.py").write_text("from torch import nn\nnet = nn.Linear(3, 3).eval()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModelError, match="'net_of_mine:net' is a module, not a function; write one"):
+        load_model("net_of_mine:net")
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize(
     ("make", "kind"),
