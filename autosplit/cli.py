@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import functools
+import resource
 import signal
 import sys
 import tempfile
@@ -21,6 +22,9 @@ from autosplit.commands.searching import search
 from autosplit.commands.watching import status
 from autosplit.commands.workloads import evaluate
 from autosplit.errors import AutosplitError, is_interrupt
+
+MOST_FILES = 1 << 16
+"""Descriptors that a command asks for: each pair of workers that exchange tensors takes three, and shells often allow 1024."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,11 +61,14 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
 def _reason(failure: BaseException) -> str:
     if isinstance(failure, OSError) and failure.filename:
         return f"'{failure.filename}': {failure.strerror}"
-    if isinstance(failure, OSError) and failure.errno == errno.ENOSPC:
+    if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"{failure.strerror}: make room where the output goes, or in '{tempfile.gettempdir()}', where stages are kept while "
             "they run (TMPDIR names another folder)"
         )
+    if isinstance(failure, OSError) and failure.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        return f"{failure.strerror}: this process may open {limit}; raise that limit ('ulimit -n'), or name fewer --devices"
     return str(failure)
 
 
@@ -84,6 +91,8 @@ def _ignored(failure: Any) -> None:
 def main() -> None:
     """Entry point: exit code 0 only when all went well and the outputs matched."""
     sys.unraisablehook = _ignored
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, MOST_FILES)), most))
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
         signal.signal(signal.SIGHUP, _stop)

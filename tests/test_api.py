@@ -1,18 +1,23 @@
 """The main job from Python: five calls on real workers, and a search that learns from what it measures."""
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import autosplit
 from autosplit.api import AutoResult
+from autosplit.deploying.arena import Arena
 from autosplit.deploying.baselines import measured_backends, simple_ways
 from autosplit.deploying.checking import distinct_inputs
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
 from autosplit.errors import ProfileError, UsageError
+from autosplit.reports.runreport import PLAN
 from autosplit.tracing.splitting import save_stage, split
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
@@ -120,6 +125,22 @@ def test_the_main_backends_own_ways_run_however_little_the_profile_promises_them
     fast = replace(plan, prediction=replace(plan.prediction, throughput_per_s=1e6))
     ways, left_out = simple_ways(traced, fast, machine, profile)
     assert "replicas (eager)" in ways and "even split (eager)" in left_out
+
+
+def test_a_simple_way_for_which_descriptors_are_short_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(arena: Arena, name: str, *args: Any, load: Any = Arena.load) -> Any:
+        if name != PLAN:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return load(arena, name, *args)
+
+    monkeypatch.setattr(Arena, "load", load)
+    traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
+    ops = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
+    profile = Profile.given(traced.graph, ops)
+    plan = autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget_s=0).plan
+    report = autosplit.run(traced, plan, TWO, profile=profile, num_requests=4, num_rounds=1)
+    assert list(report.outcomes) == [PLAN]
+    assert "Too many open files" in report.left_out["replicas (eager)"]
 
 
 def test_devices_may_be_named_in_each_call() -> None:

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -302,13 +303,27 @@ def test_an_edited_plan_is_shown_and_kept_without_a_prediction(
     assert all(run["predicted_per_s"] for run in runs)
 
 
-def test_a_full_disk_is_said_to_be_one_of_two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@pytest.mark.parametrize(
+    ("number", "way_out"),
+    [(errno.ENOSPC, "TMPDIR names another folder"), (errno.EDQUOT, "TMPDIR names another"), (errno.EMFILE, "'ulimit -n'")],
+)
+def test_what_the_machine_is_short_of_is_said_with_the_way_out(
+    number: int, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("autosplit.api.load_plan", full)
+    monkeypatch.setattr("autosplit.api.load_plan", short)
     done = inside("export", "plan.yaml", "folder", cwd=tmp_path, monkeypatch=monkeypatch)
-    assert done.exit_code == 1 and "TMPDIR names another folder" in done.stderr
+    assert done.exit_code == 1 and way_out in done.stderr
+
+
+def test_a_command_may_open_more_files_than_the_shell_allows_at_first(tmp_path: Path) -> None:
+    """A network takes eight descriptors a core, and those of all ways to run a model were too many for the 1024 of a shell."""
+    code = "import resource; from autosplit import cli; cli.app = lambda: None; cli.main(); "
+    code += "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    command = f"ulimit -Sn 64; ulimit -Hn 300; exec {shlex.quote(sys.executable)} -c '{code}'"
+    assert subprocess.run(["bash", "-c", command], stdout=subprocess.PIPE, check=True, text=True).stdout == "300 300\n"
 
 
 def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def compiled(
             ready.append(backend)
         except UsageError:
             raise
-        except AutosplitError as failure:
+        except (AutosplitError, OSError) as failure:
             reasons[f"{backend} alone"] = str(failure)
     return ready, reasons
 

@@ -114,7 +114,7 @@ def run_report(
             tell(0.4 * number / len(ways), f"loading '{name}'")
             try:
                 arena.load(name, candidate, traced if candidate.microbatch == plan.microbatch else whole or traced)
-            except AutosplitError as failure:
+            except (AutosplitError, OSError) as failure:  # descriptors may be short, or room for its files
                 if name == PLAN:
                     raise
                 reasons[name] = str(failure)

@@ -213,7 +213,7 @@ class _Hunt:
     def _measure(self, plan: Plan, asked: dict[str, Any]) -> Trial:
         """Run a candidate beside the first one, put its stages into the profile, and note the trial.
 
-        Raises: AutosplitError: the first plan, beside which all others run, cannot be loaded or has given up.
+        Raises: AutosplitError, OSError: the first plan, beside which all others run, cannot be loaded or has given up.
         """
         traced, known = self._known[plan.microbatch]
         name = FIRST if FIRST not in self.arena.loaded else PLAN
@@ -228,7 +228,7 @@ class _Hunt:
             if self.job.constraints.objective == "latency":
                 for number in range(NUM_ROUNDS):
                     self.arena.run_alone(list(dict.fromkeys([FIRST, name])), number, ROUND_S)
-        except AutosplitError as failure:
+        except (AutosplitError, OSError) as failure:
             if name == FIRST or self.arena.loaded[FIRST].pipeline.failure is not None:
                 raise
             if name in self.arena.loaded:

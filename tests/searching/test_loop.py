@@ -1,3 +1,5 @@
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +173,22 @@ def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(arena: Any, fun
     assert words in (failed := hunt._measure(second, {})).note and failed.times_first is None
     assert list(arena.loaded) == [FIRST] and list(arena.host.networks()) == [FIRST]
     assert hunt._measure(third, {}).times_first is not None
+
+
+def test_a_candidate_for_which_descriptors_are_short_is_noted_and_the_first_one_ends_the_search(
+    arena: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
+    hunt._measure(first, {})
+    monkeypatch.setattr(arena, "load", short)
+    assert "Too many open files" in hunt._measure(second, {}).note
+    del arena.loaded[FIRST]
+    with pytest.raises(OSError, match="Too many open files"):
+        hunt._measure(second, {})
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
