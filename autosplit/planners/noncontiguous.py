@@ -85,8 +85,8 @@ def solve_noncontiguous(
 ) -> Solution:
     """The best assignment of ops to devices found within the time limit, with a bound on all of them.
 
-    A device may hold any set of ops, so that the blocks need not be convex; `convex.convex_blocks` makes them so.
-    Replicas are not considered, and the bound does not hold for plans that have them.
+    A device may hold any set of ops, so that the blocks need not be convex. Replicas are not considered, and the bound does
+    not hold for plans that have them.
 
     Args:
         problem: ops, devices, costs and rules.
