@@ -53,11 +53,11 @@ class Loads:
 
 def block_of(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.int64]:
     """The block of each op, shape (num_ops,); -2 where an op is in none."""
-    home = np.full(problem.num_ops + 1, -2, dtype=np.int64)
+    home = [-2] * problem.num_ops
     for number, block in enumerate(blocks):
-        home[list(block.ops)] = number
-    home[HOST] = HOST
-    return home[:-1]
+        for op in block.ops:
+            home[op] = number
+    return np.array(home, dtype=np.int64)
 
 
 @dataclass(frozen=True)

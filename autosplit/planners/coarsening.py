@@ -11,7 +11,8 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from autosplit.planners.hypergraph import Hypergraph, incidence
-from autosplit.planners.items import Ints, roots
+from autosplit.planners.items import Ints
+from autosplit.planners.merging import roots
 
 MOST_PINS = 8
 """Nets of more items say little about which of them belong together."""

@@ -121,49 +121,28 @@ def contract(problem: Problem, request: Request, limit_s: float = inf, merge: bo
         merge: join items that some best plan keeps together anyway.
         bytes_of_merged: count them; else more items are merged, and plans of the items may be above a cap.
     """
-    home = _components(problem, request.contiguous)
+    home = components(problem, request.contiguous)
     return _items(problem, request, home, limit_s, merge, bytes_of_merged)
 
 
-def kept_together(problem: Problem, request: Request) -> list[list[int]]:
+def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
     """The ops of each group and, where the order binds, of each of its cycles."""
     members: dict[int, list[int]] = {}
-    for op, home in enumerate(_components(problem, request.contiguous).tolist()):
+    for op, home in enumerate(components(problem, contiguous).tolist()):
         members.setdefault(home, []).append(op)
-    return list(members.values())
+    return [tuple(ops) for ops in members.values()]
 
 
-def _components(problem: Problem, contiguous: bool) -> Ints:
+def components(problem: Problem, contiguous: bool) -> Ints:
     """Component of each op: joined by groups and, where the order binds, by its cycles. Shape (num_ops,)."""
-    parent = list(range(problem.num_ops))
-
-    def find(op: int) -> int:
-        while parent[op] != op:
-            parent[op] = parent[parent[op]]
-            op = parent[op]
-        return op
-
-    for group in problem.groups:
-        for op in group[1:]:
-            parent[find(op)] = find(group[0])
-    home = [find(op) for op in range(problem.num_ops)]
-    if contiguous:
-        component = strong_components(problem.num_ops, _edges(problem, home))
-        home = [component[op] for op in home]
-    return np.array(home, dtype=np.int64)
+    rings = [pair for group in problem.groups for pair in zip(group, (*group[1:], *group[:1]), strict=True)]
+    order = _edges(problem, range(problem.num_ops)) if contiguous else ()
+    return np.array(strong_components(problem.num_ops, [*order, *rings]), dtype=np.int64)
 
 
 def _edges(problem: Problem, home: Sequence[int]) -> set[tuple[int, int]]:
     """The order, between the homes of the ops."""
     return {(home[a], home[b]) for a, b in problem.order if home[a] != home[b]}
-
-
-def roots(joined: list[int]) -> list[int]:
-    """Where each entry ends that leads to another one, which may lead on; in place."""
-    for entry in range(len(joined)):
-        while joined[entry] != joined[joined[entry]]:
-            joined[entry] = joined[joined[entry]]
-    return joined
 
 
 def strong_components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:

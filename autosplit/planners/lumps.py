@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 
 import numpy as np
 
 from autosplit.costs.problem import HOST, Block, Net, Problem, SharedWeight
-from autosplit.planners.items import roots, strong_components
+from autosplit.planners.items import components
+from autosplit.planners.merging import roots
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,9 @@ def forced_lumps(problem: Problem, contiguous: bool) -> Lumps:
     Where that would not leave an order in which every value is made before it is read (groups of a plan that is no chain, or
     an order that is not the values' own), nothing is joined: the groups stay groups.
     """
-    edges = net_edges(problem)
-    if not contiguous or edges != set(problem.order):
+    if not contiguous or net_edges(problem) != set(problem.order):
         return Lumps(problem, tuple((op,) for op in range(problem.num_ops)))
-    rings = [pair for group in problem.groups for a, b in pairwise(group) for pair in ((a, b), (b, a))]
-    return lumped(problem, strong_components(problem.num_ops, [*edges, *rings]))
+    return lumped(problem, components(problem, contiguous).tolist())
 
 
 def fewer_lumps(lumps: Lumps, most: int) -> Lumps:

@@ -44,7 +44,15 @@ def merge_dominated(
         goal = work.home_for(item)
         if goal >= 0:
             queue += [item for item in work.merge(item, goal) if movable[item]]
-    return np.array([work.find(item) for item in range(len(compute))], dtype=np.int64)
+    return np.array(roots(work.target), dtype=np.int64)
+
+
+def roots(joined: list[int]) -> list[int]:
+    """Where each entry ends that leads to another one, which may lead on; in place."""
+    for entry in range(len(joined)):
+        while joined[entry] != joined[joined[entry]]:
+            joined[entry] = joined[joined[entry]]
+    return joined
 
 
 class _Merging:
@@ -67,12 +75,6 @@ class _Merging:
         for number, pins in enumerate(self.pins):
             for item in pins:
                 self.touching[item].add(number)
-
-    def find(self, item: int) -> int:
-        while self.target[item] != item:
-            self.target[item] = self.target[self.target[item]]
-            item = self.target[item]
-        return item
 
     def home_for(self, item: int) -> int:
         """The neighbour that the item loses nothing by joining, or -1."""

@@ -156,7 +156,7 @@ def solve(
 def _refuse_hopeless(problem: Problem, request: Request) -> None:
     """Raise InfeasibleError for what can be seen without a search."""
     if np.isinf(problem.compute_s).any() or problem.total_bytes > problem.memory_bytes.min():
-        infeasible.refuse_hopeless(problem, kept_together(problem, request), request.num_stages or request.max_stages)
+        infeasible.refuse_hopeless(problem, kept_together(problem, request.contiguous), request.num_stages or request.max_stages)
     infeasible.refuse_short(problem, request)
     if request.max_latency_s < inf:
         bound_s = critical_path_s(problem, Delays(problem, request.max_replicas))

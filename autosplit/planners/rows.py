@@ -14,12 +14,13 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate, memory_bytes, pool_bytes
-from autosplit.costs.problem import Block, Floats, Problem
+from autosplit.costs.cost import CLOSED, TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
+from autosplit.costs.problem import Block, Floats
 from autosplit.planners.heft import JOININGS, Timetable, blocks_of
+from autosplit.planners.items import kept_together
 from autosplit.planners.lumps import Lumps
 from autosplit.planners.request import Request, objective_s, request_faults
-from autosplit.planners.sample import Sampler, home_of
+from autosplit.planners.sample import Sampler
 
 TIDY_S = 0.1
 """For joining blocks of the best plan, even where the search has taken all the time."""
@@ -45,7 +46,7 @@ class RowSearch:
         self.value_s = inf
         self.method = ""
         self._sampler = Sampler(self.problem)
-        self._atoms = _atoms(self.problem)
+        self._atoms = kept_together(self.problem, contiguous=False)
         self._atom_of = {op: atom for atom, ops in enumerate(self._atoms) for op in ops}
         self._tight = bool(self.problem.pools) or self.problem.total_bytes > float(self.problem.memory_bytes.min())
         self._order = np.array(self.problem.order, dtype=np.int64).reshape(-1, 2)
@@ -124,7 +125,7 @@ class RowSearch:
         """Whether the blocks stand in an order that the request allows."""
         if not self.request.contiguous or not len(self._order):
             return True
-        home = self._home(row)
+        home = block_of(self.problem, row)
         return bool((home[self._order[:, 0]] <= home[self._order[:, 1]]).all())
 
     def _fits(self, row: Row) -> bool:
@@ -141,14 +142,10 @@ class RowSearch:
         least_s = request.min_stage_s * (1 - TOLERANCE)
         return least_s <= 0 or bool((evaluate(problem, row).stage_s >= least_s).all())
 
-    def _home(self, row: Sequence[Block]) -> NDArray[np.int64]:
-        """The block of each op, shape (num_ops,)."""
-        return home_of(row, self.problem.num_ops)
-
     def _memory_bytes(self, row: Row) -> Floats:
         if self.problem.weights or any(len(block.devices) > 1 for block in row):
             return memory_bytes(self.problem, row)
-        devices = np.array([block.devices[0] for block in row])[self._home(row)]
+        devices = np.array([block.devices[0] for block in row])[block_of(self.problem, row)]
         return np.bincount(devices, self.problem.op_bytes, self.problem.num_devices).astype(np.float64)
 
     def anneal(self, deadline: float, bound_s: float) -> None:
@@ -211,7 +208,7 @@ class RowSearch:
         """The first and the last block that a chain lets an op join; the last may be the one before the first."""
         if not self.request.contiguous:
             return 0, len(row) - 1
-        home = self._home(row)
+        home = block_of(self.problem, row)
         before, after = self._neighbours[atom]
         return int(home[before].max(initial=0)), int(home[after].min(initial=len(row) - 1))
 
@@ -259,15 +256,3 @@ class RowSearch:
         changed = list(row)
         changed.insert(self.random.randrange(len(row)), changed.pop(self.random.randrange(len(row))))
         return tuple(changed)
-
-
-def _atoms(problem: Problem) -> list[tuple[int, ...]]:
-    """What moves together: the groups that are left, joined where they meet, and every other op alone."""
-    home = list(range(problem.num_ops))
-    for group in problem.groups:
-        joined = {home[op] for op in group}
-        home = [min(joined) if label in joined else label for label in home]
-    found: dict[int, list[int]] = {}
-    for op, label in enumerate(home):
-        found.setdefault(label, []).append(op)
-    return [tuple(ops) for ops in found.values()]

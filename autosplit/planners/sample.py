@@ -9,19 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.cost import latency_s
+from autosplit.costs.cost import block_of, latency_s
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planners.compiled import compiled
 from autosplit.planners.items import Ints, Table
-
-
-def home_of(blocks: Sequence[Block], num_ops: int) -> Ints:
-    """The block of each op, shape (num_ops,)."""
-    home = [0] * num_ops
-    for number, block in enumerate(blocks):
-        for op in block.ops:
-            home[op] = number
-    return np.array(home, dtype=np.int64)
 
 
 class Sampler:
@@ -37,7 +28,7 @@ class Sampler:
     def latency_s(self, blocks: Sequence[Block]) -> float:
         """As ``cost.latency_s``, but for rounding; infinite where an op cannot run on its device."""
         if all(len(block.devices) == 1 for block in blocks):
-            home = home_of(blocks, self._problem.num_ops)
+            home = block_of(self._problem, blocks)
             device = np.array([block.devices[0] for block in blocks], dtype=np.int64)
             t, size = self._problem.transfers, len(blocks) + 1
             tables = t.send_s, t.send_s_per_byte, t.receive_s, t.receive_s_per_byte, t.latency_s
