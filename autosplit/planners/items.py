@@ -266,20 +266,29 @@ def _item_nets(
 def _topological(target: Ints, edges: Iterable[tuple[int, int]]) -> Ints:
     """The items that remain after merging, depth first from the sources."""
     root = target.tolist()
-    after: dict[int, set[int]] = {item: set() for item, goal in enumerate(root) if item == goal}
+    after: list[set[int]] = [set() for _ in root]
     for source, goal in edges:
         if root[source] != root[goal]:
             after[root[source]].add(root[goal])
-    waiting = dict.fromkeys(after, 0)
-    for goals in after.values():
-        for goal in goals:
-            waiting[goal] += 1
-    ready = sorted((item for item, count in waiting.items() if not count), reverse=True)
+    order = stack_order(after, -np.arange(len(root)))
+    return np.asarray(order[target[order] == order])
+
+
+def stack_order(after: Sequence[Iterable[int]], keys: Ints | Floats) -> Ints:
+    """A topological order by a stack of what is ready, so that what is begun is finished; of equals, the largest key comes first.
+
+    Args:
+        after: what must not stand before each item.
+        keys: of each item.
+    """
+    waiting = np.bincount([goal for goals in after for goal in goals], minlength=len(after)).tolist()
+    rank = keys.tolist()
+    ready = sorted((item for item, count in enumerate(waiting) if not count), key=rank.__getitem__)
     order = []
     while ready:
         item = ready.pop()
         order.append(item)
-        for goal in sorted(after[item], reverse=True):
+        for goal in sorted(after[item], key=rank.__getitem__):
             waiting[goal] -= 1
             if not waiting[goal]:
                 ready.append(goal)

@@ -10,25 +10,10 @@ from dataclasses import replace
 from math import inf
 from time import monotonic
 
-import numpy as np
-
 from autosplit.costs.problem import Floats
-from autosplit.planners.compiled import compiled, inner, whole
-from autosplit.planners.filling import (
-    ROUNDING,
-    Costs,
-    Filling,
-    add,
-    costs_of,
-    empty_filling,
-    price,
-    remove,
-    reset,
-    shift,
-    widest_load,
-)
+from autosplit.planners.filling import ROUNDING
 from autosplit.planners.items import Ints, Items
-from autosplit.planners.linear import Chain, chain_of, depth_first_orders
+from autosplit.planners.linear import Chain, chain_in_order, depth_first_orders
 from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage
 
@@ -38,7 +23,14 @@ CLOSE = 1e-4
 
 
 def quick_chains(
-    items: Items, request: Request, usage: Usage, delay_s: float, bound_s: float, judge: Callable[[Chain], float], deadline: float
+    items: Items,
+    request: Request,
+    usage: Usage,
+    weights: Floats,
+    delay_s: float,
+    bound_s: float,
+    judge: Callable[[Chain], float],
+    deadline: float,
 ) -> Iterator[Chain]:
     """Chains that hold the latency limit, each better than the one before; along one depth-first order after the other.
 
@@ -46,6 +38,7 @@ def quick_chains(
         items: what is to be put in a row.
         request: the limits on a plan.
         usage: the devices.
+        weights: multipliers of the classes, for pruning.
         delay_s: what a value is under way between two blocks, in seconds; the largest such, where they differ.
         bound_s: a bound on the largest load.
         judge: the largest load of a chain, in seconds; infinite where it breaks the request.
@@ -58,7 +51,7 @@ def quick_chains(
             if monotonic() > deadline:
                 return
             limit_s = high_s if high_s == inf else (low_s + high_s) / 2
-            chain = soonest_chain(items, request, usage, order, limit_s, delay_s)
+            chain = soonest_chain(items, request, usage, weights, order, limit_s, delay_s)
             value_s = inf if chain is None else judge(chain)
             if value_s < best_s and chain is not None:
                 best_s = value_s
@@ -74,67 +67,11 @@ def quick_chains(
 
 
 def soonest_chain(
-    items: Items, request: Request, usage: Usage, order: Ints, limit_s: float, delay_s: float = 0.0
+    items: Items, request: Request, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float = 0.0
 ) -> Chain | None:
     """The chain of intervals of the order with loads up to ``limit_s`` and the least sum of block times and delays.
 
     Its ``value_s`` is that sum, without what the first block waits for the host and the host for the last.
     """
-    costs = costs_of(items)
-    value = np.full((items.num_items + 1, len(usage.after)), inf)
-    parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
-    value[0, 0] = 0.0
-    _forward(
-        costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, limit_s, request.min_stage_s, delay_s, value,
-        parent,
-    )  # fmt: skip
-    chain = chain_of(order, usage, value, parent, inf)
+    chain = chain_in_order(items, request, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s)
     return None if chain is None else replace(chain, value_s=chain.value_s - delay_s)
-
-
-@compiled
-def _forward(
-    costs: Costs, filling: Filling, order: Ints, after: Ints, takes: Ints, width: Ints, limit: float, least: float, delay: float,
-    value: Floats, parent: Ints,
-) -> None:  # fmt: skip
-    """Fill in the sums of (prefix length, usage), and for each the (prefix, usage, move) that it came from."""
-    count, widest, one = len(order), 0, whole(1)
-    for move in range(len(width)):
-        widest = max(widest, width[move])
-    for start in range(count):
-        if _lowest(value, start) < np.inf:
-            reset(filling)
-            end = start
-            while end < count:
-                add(costs, filling, order[end])
-                end += 1
-                if not price(costs, filling) <= limit * (1 + ROUNDING) * widest:
-                    break
-                for move in range(len(takes)):
-                    load = widest_load(filling.load, takes, move, width)
-                    if load <= limit * (1 + ROUNDING) and load >= least * (1 - ROUNDING) and load < np.inf:
-                        _relax(value, parent, after, start, end, move, load * width[move] + delay)
-            for position in range(start, end):
-                remove(costs, filling, order[position])
-        shift(costs, filling, order[start], one)
-
-
-@inner
-def _relax(value: Floats, parent: Ints, after: Ints, start: int, end: int, move: int, seconds: float) -> None:
-    """Extend every usage of the prefix ``start`` by one block that ends at ``end``."""
-    for state in range(len(after)):
-        goal = after[state, move]
-        if goal >= 0 and value[start, state] + seconds < value[end, goal]:
-            value[end, goal] = value[start, state] + seconds
-            parent[end, goal, 0] = start
-            parent[end, goal, 1] = state
-            parent[end, goal, 2] = move
-
-
-@inner
-def _lowest(value: Floats, row: int) -> float:
-    """The least entry of a row."""
-    least = np.inf
-    for column in range(value.shape[1]):
-        least = min(least, value[row, column])
-    return least

@@ -27,7 +27,7 @@ from autosplit.planners.filling import (
     shift,
     widest_load,
 )
-from autosplit.planners.items import Ints, Items, Table
+from autosplit.planners.items import Ints, Items, stack_order
 from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage, capacity
 
@@ -45,34 +45,20 @@ class Chain:
     value_s: float
 
 
-def depth_first_orders(items: Items, count: int = 6) -> list[Ints]:
-    """Topological orders that finish what they began: from the sources and from the sinks, by three ways to choose the next."""
+def depth_first_orders(items: Items, count: int = 5) -> list[Ints]:
+    """Topological orders that finish what they began: the items' own, and others from the sinks and the sources."""
+    after = [items.after[item].tolist() for item in range(items.num_items)]
     before = items.after.transposed(items.num_items)
-    orders = [np.arange(items.num_items)]
-    for seed in range(count - 1):
-        backwards = seed % 2 == 0
-        order = _stack_order(before if backwards else items.after, seed // 2, items)
-        orders.append(order[::-1].copy() if backwards else order)
-    return orders
-
-
-def _stack_order(after: Table, choice: int, items: Items) -> Ints:
-    """A topological order by a stack of ready items; the choice breaks ties: falling index, weight, or chance."""
-    count = len(after)
-    waiting = np.bincount(after.data, minlength=count)
-    random = Random(choice)
+    sooner = [before[item].tolist() for item in range(items.num_items)]
     work = np.where(np.isfinite(items.compute_s), items.compute_s, 0).sum(axis=1)
-    keys = [-np.arange(count), work, np.array([random.random() for _ in range(count)])][choice]
-    ready = sorted(np.flatnonzero(waiting == 0).tolist(), key=lambda item: float(keys[item]))
-    order = []
-    while ready:
-        item = ready.pop()
-        order.append(item)
-        for goal in sorted(after[item].tolist(), key=lambda item: float(keys[item])):
-            waiting[goal] -= 1
-            if not waiting[goal]:
-                ready.append(goal)
-    return np.array(order, dtype=np.int64)
+    random = Random(2)
+    chance = np.array([random.random() for _ in after])
+    turned = ((sooner, -np.arange(items.num_items)), (sooner, work), (after, work), (sooner, chance))
+    orders = [np.arange(items.num_items)]
+    for goals, keys in turned[: count - 1]:
+        order = stack_order(goals, keys)
+        orders.append(order[::-1].copy() if goals is sooner else order)
+    return orders
 
 
 def best_chain(
@@ -93,7 +79,7 @@ def best_chain(
     best: Chain | None = None
     many = items.num_items > MANY_ITEMS
     enough = monotonic() + (MANY_SHARE if many else 1.0) * (deadline - monotonic())
-    orders = depth_first_orders(items, 3 if many else 6)
+    orders = depth_first_orders(items, 2 if many else 5)
     for growth in LIMITS[many:]:
         limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)
         for order in orders:
@@ -109,8 +95,13 @@ def best_chain(
     return best
 
 
-def chain_in_order(items: Items, request: Request, usage: Usage, weights: Floats, order: Ints, limit_s: float) -> Chain | None:
-    """The best chain whose blocks are intervals of the order, if its value is below ``limit_s``."""
+def chain_in_order(
+    items: Items, request: Request, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float | None = None
+) -> Chain | None:
+    """Of the chains of intervals of the order with all loads below ``limit_s``, the one with the least of the largest load.
+
+    With ``delay_s`` it is the one with the least sum of block times and of so many seconds after each, which is its value then.
+    """
     rest = np.zeros(items.num_items + 1)
     rest[:-1] = np.cumsum(item_work(items, weights)[order][::-1])[::-1]
     costs = costs_of(items)
@@ -120,24 +111,11 @@ def chain_in_order(items: Items, request: Request, usage: Usage, weights: Floats
     value[0, 0] = 0.0
     _forward(
         costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, request.min_stage_s,
-        value, parent, np.zeros(len(usage.after), dtype=np.int64),
+        delay_s is not None, delay_s or 0.0, value, parent, np.zeros(len(usage.after), dtype=np.int64),
     )  # fmt: skip
-    return chain_of(order, usage, value, parent, limit_s)
-
-
-def chain_of(order: Ints, usage: Usage, value: Floats, parent: Ints, limit_s: float) -> Chain | None:
-    """The chain that the tables of a program over prefixes end with, if its value is below ``limit_s``.
-
-    Args:
-        order: the items.
-        usage: the devices.
-        value: seconds of each prefix length and usage.
-        parent: for each of them the prefix length, usage and move that it came from.
-        limit_s: only values below this count.
-    """
     last = np.where(usage.final, value[-1], inf)
     state = int(last.argmin())
-    if not last[state] < limit_s:
+    if not last[state] < (limit_s if delay_s is None else inf):
         return None
     blocks = []
     end = len(order)
@@ -151,7 +129,7 @@ def chain_of(order: Ints, usage: Usage, value: Floats, parent: Ints, limit_s: fl
 @compiled
 def _forward(
     costs: Costs, filling: Filling, order: Ints, after: Ints, takes: Ints, width: Ints, room: Floats, rest: Floats,
-    limit: float, least: float, value: Floats, parent: Ints, alive: Ints,
+    limit: float, least: float, total: bool, delay: float, value: Floats, parent: Ints, alive: Ints,
 ) -> None:  # fmt: skip
     """Fill in the values of (prefix length, usage), and for each the (prefix, usage, move) that it came from."""
     count = len(order)
@@ -159,8 +137,9 @@ def _forward(
     for move in range(len(width)):
         widest = max(widest, width[move])
     strict = limit * (1 - ROUNDING)
+    below = np.inf if total else strict
     for start in range(count):
-        num_alive, most = _alive_usages(value, after, room, start, strict, alive)
+        num_alive, most = _alive_usages(value, after, room, start, below, alive)
         if num_alive > 0:
             reset(filling)
             end = start
@@ -175,18 +154,19 @@ def _forward(
                 for move in range(len(takes)):
                     top = widest_load(filling.load, takes, move, width)
                     if top < strict and top >= least * (1 - ROUNDING):
-                        _relax(value, parent, after, room, alive, num_alive, start, end, move, top, left, limit)
+                        cost = top * width[move] + delay if total else top
+                        _relax(value, parent, after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)
             for position in range(start, end):
                 remove(costs, filling, order[position])
         shift(costs, filling, order[start], one)
 
 
 @inner
-def _alive_usages(value: Floats, after: Ints, room: Floats, start: int, strict: float, alive: Ints) -> tuple[int, float]:
+def _alive_usages(value: Floats, after: Ints, room: Floats, start: int, below: float, alive: Ints) -> tuple[int, float]:
     """List the usages of a prefix with a value below the limit; how many there are, and the most room that a block leaves."""
     count, most = 0, 0.0
     for state in range(len(after)):
-        if value[start, state] < strict:
+        if value[start, state] < below:
             alive[count] = state
             count += 1
             for move in range(after.shape[1]):
@@ -198,7 +178,7 @@ def _alive_usages(value: Floats, after: Ints, room: Floats, start: int, strict: 
 @inner
 def _relax(
     value: Floats, parent: Ints, after: Ints, room: Floats, alive: Ints, num_alive: int, start: int, end: int, move: int,
-    top: float, rest: float, limit: float,
+    cost: float, rest: float, limit: float, below: float, total: bool,
 ) -> None:  # fmt: skip
     """Extend every usage of the prefix ``start`` that is alive by one block that ends at ``end``."""
     for place in range(num_alive):
@@ -206,8 +186,8 @@ def _relax(
         goal = after[state, move]
         if goal < 0 or rest > room[goal] * limit:
             continue
-        new = max(top, value[start, state])
-        if new < limit * (1 - ROUNDING) and new < value[end, goal]:
+        new = value[start, state] + cost if total else max(cost, value[start, state])
+        if new < below and new < value[end, goal]:
             value[end, goal] = new
             parent[end, goal, 0] = start
             parent[end, goal, 1] = state

@@ -233,7 +233,7 @@ def _chain(search: Search, items: Items) -> None:
     if chain is not None:
         search.offer(chain_blocks(items, chain), "linear orders")
     if request.max_latency_s < inf and not search.closed:
-        _quick_chains(search, items, usage)
+        _quick_chains(search, items, usage, weights)
     if search.request.contiguous:
         share = PROOF_SHARE if search.problem.num_ops <= MAX_OPS else PROOF_SHARE_OF_MANY
         share = share if search.blocks else 0.2
@@ -261,7 +261,7 @@ def _reuse(search: Search, items: Items, weights: Floats) -> None:
             search.offer(found[0], "beam search")
 
 
-def _quick_chains(search: Search, items: Items, usage: Usage) -> None:
+def _quick_chains(search: Search, items: Items, usage: Usage, weights: Floats) -> None:
     """Chains along single orders that hold the latency limit."""
     problem = search.problem
     request = replace(search.request, contiguous=True)
@@ -273,7 +273,7 @@ def _quick_chains(search: Search, items: Items, usage: Usage) -> None:
 
     delay_s = float(problem.transfers.latency_s[:HOST, :HOST].max())
     deadline = monotonic() + 0.3 * search.left_s
-    for chain in quick_chains(items, request, usage, delay_s, search.bound_s, judge, deadline):
+    for chain in quick_chains(items, request, usage, weights, delay_s, search.bound_s, judge, deadline):
         search.offer(chain_blocks(items, chain), "quick chains")
 
 

@@ -10,7 +10,7 @@ from time import monotonic
 import numpy as np
 
 from autosplit.costs.problem import Net, Problem, Transfers
-from autosplit.planners import annealing, bounds, columns, compiled, downsets, limited, linear, resplitting
+from autosplit.planners import annealing, bounds, columns, compiled, downsets, linear, resplitting
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import contract
 from autosplit.planners.reached import grown, new_sets
@@ -39,7 +39,6 @@ def chains() -> None:
     usage, weights = usage_of(items, request), bounds.multipliers(items)
     if usage is not None:
         linear.best_chain(items, request, usage, weights, 0.0, inf, inf)
-        limited.soonest_chain(items, request, usage, np.arange(items.num_items), inf)
 
 
 def down_sets() -> None:

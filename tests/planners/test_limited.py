@@ -13,7 +13,7 @@ from problems import chain, random_problem
 
 from autosplit.costs.cost import evaluate, latency_s
 from autosplit.costs.problem import Block, Problem
-from autosplit.planners import exhaustive
+from autosplit.planners import bounds, exhaustive
 from autosplit.planners.items import contract
 from autosplit.planners.latency import with_reuse
 from autosplit.planners.limited import soonest_chain
@@ -73,7 +73,7 @@ def test_the_soonest_chain_below_a_load_is_the_soonest_of_all_chains(seed):
     ]  # fmt: skip
     for limit_s in (14.0, 20.0, 30.0, inf):
         fits = [latency_s(problem, row) for row in rows if evaluate(problem, row).bottleneck_s <= limit_s]
-        found = soonest_chain(items, request, usage, np.arange(7), limit_s, 0.7)
+        found = soonest_chain(items, request, usage, bounds.multipliers(items), np.arange(7), limit_s, 0.7)
         assert (found is None) == (not fits)
         if found is not None:
             assert found.value_s == pytest.approx(min(fits)) == pytest.approx(latency_s(problem, chain_blocks(items, found)))

@@ -73,6 +73,12 @@ def test_orders_are_topological_and_the_best_of_them_is_taken(seed):
     assert (inf if found is None else found.value_s) == pytest.approx(best_s)
 
 
+def test_no_order_is_looked_at_twice():
+    items = contract(chain([3.0, 1.0, 2.0, 5.0, 4.0, 6.0], nets=(), order=()), Request())
+    orders = linear.depth_first_orders(items)
+    assert len({tuple(order.tolist()) for order in orders}) == len(orders) == 5
+
+
 def test_only_chains_below_the_limit_count():
     items = contract(chain([2.0, 2.0], num_bytes=0.0), Request())
     usage, weights = usage_of(items, Request()), bounds.multipliers(items)
