@@ -11,7 +11,6 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import TOLERANCE, evaluate, verify
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import compiled
@@ -19,59 +18,44 @@ from autosplit.planners.columns import rising_bound
 from autosplit.planners.descending import descents
 from autosplit.planners.hypergraph import Hypergraph, hypergraph_of
 from autosplit.planners.items import Ints
-from autosplit.planners.polishing import polish, true_value_s
+from autosplit.planners.polishing import polish
+from autosplit.planners.request import Request
+from autosplit.planners.search import Search
 
 HEAD_START = 0.1
 """Share of the time that the search has for itself before the proof begins, at most a few seconds."""
 
 
-class _Search:
-    """The best plan and bound known, shared by two threads."""
+class _Search(Search):
+    """The best plan and bound known, shared by two threads; plans are assignments of the graph's items."""
 
-    def __init__(self, problem: Problem, graph: Hypergraph, deadline: float, say: Callable[[str], None]) -> None:
-        self.problem, self.graph, self.deadline, self.say = problem, graph, deadline, say
-        self.started = monotonic()
-        self.value_s, self.bound_s = inf, 0.0
-        self.home: Ints | None = None
-        self.methods: list[str] = []
-        self.log: list[str] = []
-        self.lock = threading.Lock()
+    def __init__(self, problem: Problem, graph: Hypergraph, started: float, deadline: float, say: Callable[[str], None]) -> None:
+        super().__init__(problem, Request(contiguous=False), started, deadline, say)
+        self.graph, self.lock = graph, threading.Lock()
 
-    def offer(self, home: Ints, method: str) -> None:
+    def offer_home(self, home: Ints, method: str) -> None:
         """Keep an assignment if its true cost is lower."""
-        value_s = true_value_s(self.problem, self.graph, home)
         with self.lock:
-            if value_s < self.value_s:
-                self.value_s, self.home = value_s, home.copy()
-                self._note(f"{method}: plan of {value_s:.6g} s", method)
+            self.offer(self.graph.blocks(home), method)
 
     def prove(self, bound_s: float, method: str) -> None:
         """Keep a bound if it is higher."""
         with self.lock:
-            if bound_s > self.bound_s:
-                self.bound_s = bound_s
-                self._note(f"{method}: bound of {bound_s:.6g} s", method)
+            super().prove(bound_s, method)
 
-    def _note(self, line: str, method: str) -> None:
-        line = f"{monotonic() - self.started:6.2f} s  {line}"
-        self.log.append(line)
-        self.say(line)
-        if method not in self.methods:
-            self.methods.append(method)
+    @property
+    def home(self) -> Ints | None:
+        """The best assignment."""
+        return self.graph.home(self.problem, self.blocks) if self.blocks else None
 
     def best(self) -> tuple[float, Ints | None]:
         """The load of the best plan, and its assignment where that is also the hypergraph's."""
         with self.lock:
-            return self.value_s, self.home if self.graph.exact else None
-
-    @property
-    def closed(self) -> bool:
-        """Whether plan and bound meet but for rounding."""
-        return self.bound_s >= self.value_s * (1.0 - 3.0 * TOLERANCE)
+            return self.objective_s, self.home if self.graph.exact else None
 
     def over(self) -> bool:
         """Whether there is nothing left to do, or no time."""
-        return self.closed or monotonic() >= self.deadline
+        return self.closed or self.left_s <= 0
 
 
 @compiled.interruptible()
@@ -99,12 +83,12 @@ def solve_noncontiguous(
     """
     started = monotonic()
     graph = hypergraph_of(problem)
-    search = _Search(problem, graph, started + time_limit_s, log or (lambda line: None))
+    search = _Search(problem, graph, started, started + time_limit_s, log or (lambda line: None))
     homes = [home for blocks in starts if (home := graph.home(problem, blocks)) is not None]
     homes += [np.full(graph.num_items, device, dtype=np.int64) for device in range(problem.num_devices)]
     homes.append(np.where(np.isfinite(graph.compute_s), graph.compute_s, np.inf).argmin(axis=1))
     for home in homes:
-        search.offer(home, "start")
+        search.offer_home(home, "start")
     refused = [op for op in range(problem.num_ops) if not np.isfinite(graph.compute_s[graph.item_of[op]]).any()]
     if refused:
         raise InfeasibleError(f"no plan fits: op '{problem.ops[refused[0]]}' cannot run on any device. Allow it on one.")
@@ -114,18 +98,18 @@ def solve_noncontiguous(
         proof.start()
         if graph.exact:
             for _, home in descents(graph, starting, seed=seed, halt=search.over):
-                search.offer(home, "resplitting")
+                search.offer_home(home, "resplitting")
         else:
             _search_beyond(search, starting or homes[-1:], seed, time_limit_s)
         proof.join()
     except BaseException:
-        search.value_s = 0.0  # nothing is better, so the proof ends when it next asks
+        search.objective_s = search.deadline = 0.0  # nothing is better, so the proof ends when it next asks
         raise
-    if search.home is None:
+    if not search.blocks:
         raise InfeasibleError(
             "no plan fits: no assignment was found that keeps all memory caps and rules together. Relax one of them."
         )
-    return _solution(search, monotonic() - started)
+    return search.solution()
 
 
 def _prove(search: _Search, delay_s: float) -> None:
@@ -142,33 +126,14 @@ def _search_beyond(search: _Search, starts: list[Ints], seed: int, time_limit_s:
     for _, home in descents(
         search.graph, starts, seed=seed, halt=lambda: search.over() or monotonic() > begin + 0.2 * time_limit_s, num_moves=50_000
     ):
-        search.offer(home, "resplitting")
+        search.offer_home(home, "resplitting")
         starts = [*starts[-2:], home]
-    if search.home is not None:
-        starts = [*starts, search.home]
+    if (known := search.home) is not None:
+        starts = [*starts, known]
     number = 0
     while not search.over():
         number += 1
-        value_s, found = polish(search.problem, search.graph, starts, seed=seed + number, halt=search.over, max_tries=4000)
-        if found is None:
-            continue
-        if value_s < search.value_s:
-            search.offer(found, "polishing")
-        starts = [found, *([search.home] if search.home is not None else [])]
-
-
-def _solution(search: _Search, solve_s: float) -> Solution:
-    problem, graph = search.problem, search.graph
-    blocks = graph.blocks(search.home if search.home is not None else [])
-    loads = evaluate(problem, blocks)
-    solution = Solution(
-        blocks=blocks,
-        objective_s=loads.bottleneck_s,
-        bound_s=loads.bottleneck_s if search.closed else min(search.bound_s, loads.bottleneck_s),
-        status="optimal" if search.closed else "feasible",
-        method=", ".join(search.methods),
-        solve_s=solve_s,
-        loads_s=tuple(float(load) for load in loads.device_s),
-        log=tuple(search.log),
-    )
-    return verify(problem, solution, contiguous=False)
+        _, found = polish(search.problem, search.graph, starts, seed=seed + number, halt=search.over, max_tries=4000)
+        if found is not None:
+            search.offer_home(found, "polishing")
+            starts = [found, *([known] if (known := search.home) is not None else [])]

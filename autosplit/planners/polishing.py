@@ -14,14 +14,6 @@ from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
 
 
-def true_value_s(problem: Problem, graph: Hypergraph, home: Ints) -> float:
-    """Largest load of an assignment in seconds; infinite where it breaks a rule."""
-    blocks = graph.blocks(home)
-    if find_faults(problem, blocks, contiguous=False):
-        return float("inf")
-    return evaluate(problem, blocks).bottleneck_s
-
-
 def polish(
     problem: Problem,
     graph: Hypergraph,

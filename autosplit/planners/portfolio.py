@@ -2,15 +2,15 @@
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf, isfinite
 from random import Random
 from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import CLOSED, evaluate, latency_s, verify
-from autosplit.costs.problem import HOST, Block, Floats, Problem, Solution
+from autosplit.costs.cost import latency_s
+from autosplit.costs.problem import HOST, Floats, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds, compiled, infeasible, latency, linear, reusing
 from autosplit.planners.asking import MAX_OPS, MORE_BLOCKS, ask, rows_on_one_device
@@ -22,6 +22,7 @@ from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.proving import chain_blocks, prove_chain
 from autosplit.planners.request import Objective, Request, objective_s, request_faults
 from autosplit.planners.rows import RowSearch
+from autosplit.planners.search import Search
 from autosplit.planners.usage import Usage, sequence_usage, usage_of
 
 SMALL = 200
@@ -38,59 +39,6 @@ LEAST_TO_NAME_S = 0.5
 """For finding out what conflicts."""
 PROOF_SHARE, PROOF_SHARE_OF_MANY = 0.8, 0.93
 """Of the time that is left, for chains over all orders; CP-SAT has the rest, where there are not too many ops for it."""
-
-
-@dataclass
-class Search:
-    """The state of one solve: the best plan and bound so far, and who found them."""
-
-    problem: Problem
-    request: Request
-    started: float
-    deadline: float
-    say: Callable[[str], None]
-    blocks: tuple[Block, ...] = ()
-    objective_s: float = inf
-    bound_s: float = 0.0
-    hopeless: bool = False
-    nowhere: bool = False
-    near: str = ""
-    methods: list[str] = field(default_factory=list)
-    log: list[str] = field(default_factory=list)
-
-    def offer(self, blocks: tuple[Block, ...], method: str) -> None:
-        """Keep the blocks if they meet the request and are better; their cost is evaluated here, nobody's claim counts."""
-        if not blocks or request_faults(self.problem, self.request, blocks):
-            return
-        value_s = objective_s(self.problem, self.request, blocks)
-        if value_s < self.objective_s:
-            self.blocks, self.objective_s = blocks, value_s
-            self.note(f"{method}: plan of {value_s:.6g} s", method)
-
-    def prove(self, bound_s: float, method: str) -> None:
-        """Keep the bound if it is larger; rounding may not lift it above a plan that exists."""
-        bound_s = min(bound_s, self.objective_s)
-        if bound_s > self.bound_s:
-            self.bound_s = bound_s
-            self.note(f"{method}: bound of {bound_s:.6g} s", method)
-
-    def note(self, line: str, method: str) -> None:
-        """Write a line to the log, with the seconds since the start, and remember who did it."""
-        line = f"{monotonic() - self.started:.2f} s: {line}"
-        self.log.append(line)
-        self.say(line)
-        if method not in self.methods:
-            self.methods.append(method)
-
-    @property
-    def closed(self) -> bool:
-        """Whether plan and bound meet."""
-        return bool(self.blocks) and self.objective_s - self.bound_s <= CLOSED * self.objective_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until time is up."""
-        return self.deadline - monotonic()
 
 
 @compiled.interruptible()
@@ -150,7 +98,7 @@ def solve(
             _integer_program(search, seed)
     if not search.blocks:
         _refuse(search, seed, name_conflict)
-    return _solution(search, monotonic() - started)
+    return search.solution()
 
 
 def _refuse_hopeless(problem: Problem, request: Request) -> None:
@@ -366,18 +314,3 @@ def _by_speed(items: Items) -> list[int]:
     """The class of each device, fast ones first."""
     mean = items.compute_s.clip(max=1e300).mean(axis=0)
     return [int(k) for k in mean.argsort() for _ in items.classes[k]]
-
-
-def _solution(search: Search, solve_s: float) -> Solution:
-    loads = evaluate(search.problem, search.blocks)
-    solution = Solution(
-        blocks=search.blocks,
-        objective_s=search.objective_s,
-        bound_s=search.objective_s if search.closed else search.bound_s,
-        status="optimal" if search.closed else "feasible",
-        method=", ".join(search.methods),
-        solve_s=solve_s,
-        loads_s=tuple(float(load) for load in loads.device_s),
-        log=tuple(search.log),
-    )
-    return verify(search.problem, solution, contiguous=search.request.contiguous, objective=search.request.objective)

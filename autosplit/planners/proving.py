@@ -9,17 +9,17 @@ found is often within the caps anyway.
 from dataclasses import replace
 from math import inf, isfinite
 from time import monotonic
-from typing import Protocol
 
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import Block, Floats, Problem
+from autosplit.costs.problem import Block, Floats
 from autosplit.planners import downsets, linear
 from autosplit.planners.columns import ColumnBound, rising_bound
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import Items, contract
 from autosplit.planners.request import Request
+from autosplit.planners.search import Search
 from autosplit.planners.usage import Usage, usage_of
 
 MANY_ITEMS = 5000
@@ -35,88 +35,72 @@ CELLS = 100_000_000
 """States times values that one profile may take."""
 
 
-class Board(Protocol):
-    """Where plans and bounds are written down."""
-
-    problem: Problem
-    request: Request
-    objective_s: float
-    bound_s: float
-
-    def offer(self, blocks: tuple[Block, ...], method: str) -> None:
-        """Keep the blocks if they are better."""
-
-    def prove(self, bound_s: float, method: str) -> None:
-        """Keep the bound if it is higher."""
-
-    def note(self, line: str, method: str) -> None:
-        """Write a line to the log."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether plan and bound meet."""
-
-
-def prove_chain(board: Board, items: Items, weights: Floats, deadline: float) -> None:
+def prove_chain(search: Search, items: Items, weights: Floats, deadline: float) -> None:
     """Better chains than the best one, over all orders; that there are none is the proof.
 
     Where the items are not exact, a chain below the limit is a bound, and its true cost is evaluated like any plan's.
 
     Args:
-        board: the best plan and bound, kept up to date.
+        search: the best plan and bound, kept up to date.
         items: what is to be put in a row.
         weights: multipliers of the classes, for pruning.
         deadline: monotonic seconds after which no walk goes on.
     """
-    request, limit_s = board.request, board.objective_s
-    if board.closed or request.objective != "throughput":
+    request, limit_s = search.request, search.objective_s
+    if search.closed or request.objective != "throughput":
         return
     if not items.exact:
         request = replace(request, min_stage_s=0.0)
     if (items.compute_s >= limit_s * request.max_replicas).any():
-        items = contract(board.problem, request, limit_s=limit_s)
+        items = contract(search.problem, request, limit_s=limit_s)
     usage = usage_of(items, request)
     if usage is None:
         return
     many = items.num_items > MANY_ITEMS
-    light = items if many else contract(board.problem, request, limit_s=limit_s, bytes_of_merged=False)
+    light = items if many else contract(search.problem, request, limit_s=limit_s, bytes_of_merged=False)
     if light.num_items < items.num_items:
-        _close_in(board, light, request, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
-    _close_in(board, items, request, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
-    if not board.closed and not many and monotonic() < deadline:
-        bound = _priced(board, items, request, monotonic() + PRICES_SHARE * (deadline - monotonic()))
-        _close_in(board, items, request, usage, weights, deadline, bound)
+        _close_in(search, light, request, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
+    _close_in(search, items, request, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
+    if not search.closed and not many and monotonic() < deadline:
+        bound = _priced(search, items, request, monotonic() + PRICES_SHARE * (deadline - monotonic()))
+        _close_in(search, items, request, usage, weights, deadline, bound)
 
 
 def _close_in(
-    board: Board, items: Items, request: Request, usage: Usage, weights: Floats, deadline: float, bound: ColumnBound | None = None
+    search: Search,
+    items: Items,
+    request: Request,
+    usage: Usage,
+    weights: Floats,
+    deadline: float,
+    bound: ColumnBound | None = None,
 ) -> None:
     """Walks below the best plan and between it and the bound, until they meet; lower after one that did not end in time.
 
     What is found may cost more than its items say; then the bound ends at what the items say.
     """
-    high_s, unended_s = board.objective_s, inf
+    high_s, unended_s = search.objective_s, inf
     limit_s = NEARLY * high_s if items.num_items > MANY_ITEMS else high_s
-    while not board.closed and board.bound_s < high_s and (left_s := deadline - monotonic()) > 0:
+    while not search.closed and search.bound_s < high_s and (left_s := deadline - monotonic()) > 0:
         prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
         outcome = downsets.best_chain(items, request, usage, weights, limit_s, monotonic() + WALK_SHARE * left_s, prices)
-        board.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
+        search.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
         if outcome.chain is not None:
-            board.offer(chain_blocks(items, outcome.chain), "down-sets")
-            high_s = min(board.objective_s, outcome.chain.value_s)
+            search.offer(chain_blocks(items, outcome.chain), "down-sets")
+            high_s = min(search.objective_s, outcome.chain.value_s)
         if outcome.complete and usage.complete and min(limit_s, high_s) < inf:
-            board.prove(min(limit_s, high_s), "down-sets")
+            search.prove(min(limit_s, high_s), "down-sets")
         if outcome.chain is not None:
-            limit_s = _middle(board.bound_s, high_s)
+            limit_s = _middle(search.bound_s, high_s)
         elif outcome.complete:
             if limit_s >= high_s:
                 return
             limit_s = high_s if high_s < unended_s else _middle(limit_s, unended_s)
         else:
             unended_s = limit_s
-            if not usage.complete or unended_s <= board.bound_s * (1 + CLOSE):
+            if not usage.complete or unended_s <= search.bound_s * (1 + CLOSE):
                 return
-            limit_s = _middle(board.bound_s, unended_s)
+            limit_s = _middle(search.bound_s, unended_s)
 
 
 def _middle(low_s: float, high_s: float) -> float:
@@ -124,13 +108,13 @@ def _middle(low_s: float, high_s: float) -> float:
     return 0.5 * (low_s + high_s) if high_s < inf else 2.0 * low_s
 
 
-def _priced(board: Board, items: Items, request: Request, deadline: float) -> ColumnBound | None:
+def _priced(search: Search, items: Items, request: Request, deadline: float) -> ColumnBound | None:
     """The bound by column generation on the items; None where replicas share a block, which it does not know."""
-    graph = hypergraph_of(board.problem, items)
+    graph = hypergraph_of(search.problem, items)
     if request.max_replicas > 1 or not np.isfinite(graph.compute_s.min(axis=1)).all():
         return None
-    value_s = board.objective_s if board.objective_s < inf else 2.0 * board.bound_s
-    return rising_bound(graph, lambda: (value_s, None), board.prove, deadline)
+    value_s = search.objective_s if search.objective_s < inf else 2.0 * search.bound_s
+    return rising_bound(graph, lambda: (value_s, None), search.prove, deadline)
 
 
 def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:

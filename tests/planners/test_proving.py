@@ -10,8 +10,8 @@ from problems import random_problem
 from autosplit.planners import bounds, exhaustive, proving
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import contract
-from autosplit.planners.portfolio import Search
 from autosplit.planners.request import Request
+from autosplit.planners.search import Search
 from autosplit.planners.usage import usage_of
 
 
