@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.compiled import allocating
+from autosplit.planners.compiled import allocating, inner
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
 
@@ -70,7 +70,7 @@ def random_home(graph: Hypergraph, seed: int) -> Ints:
     return home
 
 
-@allocating
+@inner
 def _relocate(
     item: int, goal: int, home: Ints, inside: Ints, loads: Floats, held: Floats, compute_s: Floats, net_start: Ints,
     net_s: Floats, net_outside: np.ndarray, item_start: Ints, item_nets: Ints, item_bytes: Floats,
@@ -100,7 +100,7 @@ def _relocate(
     home[item] = goal
 
 
-@allocating
+@inner
 def _patch(
     root: int, limit: int, home: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, mark: Ints,
     stamp: int, patch: Ints,
@@ -125,7 +125,7 @@ def _patch(
     return count
 
 
-@allocating
+@inner
 def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float, fine_s: float) -> float:
     """Seconds above the target, summed over devices, and `fine_s` for each share above the memory caps."""
     total = 0.0

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.compiled import allocating
+from autosplit.planners.compiled import allocating, inner
 from autosplit.planners.hypergraph import Hypergraph
 from autosplit.planners.items import Ints
 
@@ -130,7 +130,7 @@ def sweep_of(
     return None if len(layer) < len(order) + 2 else Sweep(order, layer, into, source, side, cost_1, cost_0)
 
 
-@allocating
+@inner
 def _area(place: Ints, net_start: Ints, net_pins: Ints, change: Ints) -> float:
     """Sum over positions of 2 to the number of open nets."""
     change[:] = 0

@@ -9,12 +9,13 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.problem import Net, Problem, Transfers
-from autosplit.planners import annealing, bounds, columns, compiled, downsets, linear, resplitting
+from autosplit.costs.problem import Block, Net, Problem, Transfers
+from autosplit.planners import annealing, bounds, columns, compiled, downsets, linear, resplitting, reusing
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import contract
 from autosplit.planners.reached import grown, new_sets
 from autosplit.planners.request import Request
+from autosplit.planners.sample import Sampler
 from autosplit.planners.usage import usage_of
 
 
@@ -33,12 +34,14 @@ def small_problem() -> Problem:
 
 
 def chains() -> None:
-    """Along one order."""
-    request = Request()
-    items = contract(small_problem(), request, merge=False)
+    """Along one order, several blocks on a device too, and the time of a sample in them."""
+    problem, request = small_problem(), Request()
+    items = contract(problem, request, merge=False)
     usage, weights = usage_of(items, request), bounds.multipliers(items)
     if usage is not None:
         linear.best_chain(items, request, usage, weights, 0.0, inf, inf)
+    reusing.best_reuse(problem, items, request, weights, 4, inf)
+    Sampler(problem).latency_s([Block((0, 1), (0,)), Block((2, 3, 4), (1,))])
 
 
 def down_sets() -> None:

@@ -1,5 +1,7 @@
 """Machine code is kept by the sources of all compiled modules, and everything can be compiled ahead of time."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,28 @@ def test_everything_is_compiled_ahead(capsys) -> None:
     assert len(capsys.readouterr().err.splitlines()) == len(warming.PARTS)
     assert hypergraph_of(warming.small_problem()).exact
     assert walking.run.signatures
+
+
+CALLED = """
+import autosplit.planners
+from importlib import import_module
+from numba.core.registry import CPUDispatcher
+from pkgutil import iter_modules
+from autosplit.planners import warming
+
+warming.main()
+for module in [import_module(f"autosplit.planners.{one.name}") for one in iter_modules(autosplit.planners.__path__)]:
+    for name, function in vars(module).items():
+        called = isinstance(function, CPUDispatcher) and not function.targetoptions.get("no_cpython_wrapper")
+        if called and not function.signatures:
+            print(f"{module.__name__}.{name}")
+"""
+
+
+def test_no_function_that_python_calls_is_left_out() -> None:
+    """In a process of its own, where no other test has called one; what only compiled code calls is ``inner``."""
+    found = subprocess.run([sys.executable, "-c", CALLED], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == []
 
 
 @pytest.mark.parametrize(("cause", "seen"), [(KeyboardInterrupt(), KeyboardInterrupt), (ValueError(), SystemError)])
