@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 
 from autosplit.backends.decomposing import FlatProgram
 from autosplit.backends.layout import DenseStage, LogicalStage, Port, port
@@ -151,8 +152,11 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
     from onnxscript import optimizer
 
     with quiet(), torch.no_grad():
+        flat = FlatProgram.export(module, examples)
+        if any(_breaks_ties(node) for node in flat.graph.nodes):
+            raise BackendError("torch puts equal whole numbers in an order of its own, and ONNX in the order in which they came")
         with kept_translations():
-            program = torch.onnx.export(FlatProgram.export(module, examples), dynamo=True, verbose=False, optimize=False)
+            program = torch.onnx.export(flat, dynamo=True, verbose=False, optimize=False)
         if program is None:
             raise BackendError("the ONNX exporter gave nothing back")
         # The exporter's own optimiser would match patterns for most of its time; the runtimes know them all, once shapes and
@@ -161,6 +165,11 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
         optimizer.fold_constants(program.model, should_fold=lambda node: False if _is_turned_weight(node) else None)
         optimizer.remove_unused_nodes(program.model)
     return program
+
+
+def _breaks_ties(node: fx.Node) -> bool:
+    """Whether a node sorts whole numbers: many are equal, and what is right is where torch puts each of them."""
+    return node.target is torch.ops.aten.sort.default and not node.meta["val"][0].is_floating_point()
 
 
 def _is_turned_weight(node: Any) -> bool:

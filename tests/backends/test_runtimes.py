@@ -141,6 +141,18 @@ def test_refused_ops_are_named_with_the_reason(odd, mlp, whole):
     assert get_backend("eager").refuses(whole(odd)) == get_backend("inductor").refuses(whole(odd)) == {}
 
 
+def test_whole_numbers_are_sorted_by_torch_which_puts_equal_ones_in_an_order_of_its_own(whole):
+    class Grouped(torch.nn.Module):
+        def forward(self, x):
+            _, order = torch.sort(x.argmax(-1))
+            return x[order] + 1, torch.sort(x[:, 0])[1]
+
+    program = whole(trace(load_model(Grouped().eval(), inputs=(torch.randn(64, 3),))))
+    refused = get_backend("onnxruntime").refuses(program)
+    assert set(refused) == {"sort"}
+    assert "aten.sort.default: torch puts equal whole numbers in an order of its own" in refused["sort"]
+
+
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino", "inductor"])
 def test_a_folder_that_is_not_prepared_is_refused(tmp_path, name):
     with pytest.raises(BackendError, match="is not prepared for"):
