@@ -49,6 +49,8 @@ def build(
             module: nn.Module = model_class(config).eval()
         except ImportError as failure:
             raise MissingExtraError(f"{subject} needs a package that is not installed: {_one_line(failure)}") from None
+        except ModelError:
+            raise
         except Exception as failure:
             raise ModelError(f"{subject} cannot be built from this config: {_one_line(failure)}") from failure
         shapes = _Shapes(subject, config, inspect.signature(module.forward), input_options)
@@ -150,7 +152,7 @@ class _Shapes:
 
     def _length(self, seq_len: int | None, num_image: int = 0) -> int:
         """Tokens of an item, those of an image included."""
-        limit = self._text("max_target_positions", None) or self._text("max_position_embeddings", None)
+        limit = max(self._text("max_target_positions", None) or self._text("max_position_embeddings", 0), 0)  # XLNet: -1
         if seq_len is None:
             return min(num_image + DEFAULT_SEQ_LEN, limit or num_image + DEFAULT_SEQ_LEN)
         if seq_len <= num_image or (limit and seq_len > limit):
