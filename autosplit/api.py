@@ -239,6 +239,9 @@ class AutoResult:
         """The plan to use: the searched one, or the simple way that measured better."""
         return self.report.best.plan
 
+    def __repr__(self) -> str:
+        return f"AutoResult({self.report!r})"
+
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
 

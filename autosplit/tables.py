@@ -28,8 +28,14 @@ def html(rows: Sequence[Row], caption: str, limit: int = 60) -> str:
 
 
 def cell(value: Any) -> str:
-    """One value as a person reads it: floats with four significant digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """One value as a person reads it: floats with four significant digits, from 10000 on as whole numbers.
+
+    >>> cell(0.123456), cell(10664.2), cell(2.5e16), cell("eager")
+    ('0.1235', '10664', '2.5e+16', 'eager')
+    """
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if 9999.5 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def bytes_text(num_bytes: float) -> str:

@@ -18,6 +18,7 @@ def test_html_escapes_and_counts_what_it_leaves_out() -> None:
 
 def test_cells() -> None:
     assert cell(0.123456) == "0.1235" and cell(3) == "3" and cell(None) == "None"
+    assert cell(10_664.2) == "10664" and cell(9999.6) == "10000"
 
 
 @pytest.mark.parametrize(

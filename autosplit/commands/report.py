@@ -154,7 +154,7 @@ def plan_table(plan: Plan) -> Group:
 
 def run_table(report: RunReport) -> Group:
     """The workers of the plan to use: where their time goes, predicted beside measured."""
-    title = f"{report.model}: '{report.chosen}', {report.batch} items a request"
+    title = f"{report.model}: '{report.chosen}', {report.request}"
     return table(report.stage_rows(), title)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf
 
-from autosplit.tables import seconds_text
+from autosplit.tables import cell, seconds_text
 from autosplit.values.constraints import Constraints, matching_ops
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine, parse_device, union
@@ -137,7 +137,7 @@ def out_of_reach(ways: Mapping[str, Plan], planned_per_s: float, alone_s: Mappin
             most_per_s = max(most_per_s, len(stage.devices) * stage.threads * way.microbatch / alone_s[stage.backend])
         most_per_s *= uncertain
         if 0 < most_per_s < best_per_s:
-            reasons[name] = f"the profile lets it reach {most_per_s:.4g} items/s at most, and {best_per_s:.4g} are predicted"
+            reasons[name] = f"the profile lets it reach {cell(most_per_s)} items/s at most, and {cell(best_per_s)} are predicted"
     return reasons
 
 

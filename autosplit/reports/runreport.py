@@ -52,7 +52,7 @@ class Outcome:
     max_abs_error: float
     max_relative_error: float
     stats: RunStats
-    actions: tuple[Action, ...] = ()
+    actions: tuple[Action, ...] = field(default=(), repr=False)
     fault: str = ""
 
     @property
@@ -123,6 +123,11 @@ class RunReport:
     def best(self) -> Outcome:
         """The one to use."""
         return self.outcomes[self.chosen]
+
+    @property
+    def request(self) -> str:
+        """What a request is, in words."""
+        return f"{self.batch} item{'s' * (self.batch != 1)} a request"
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for the plan and each simple way, the best one first, by what the plan is for."""
@@ -204,9 +209,12 @@ class RunReport:
         """The rows as a pandas DataFrame indexed by way."""
         return tables.frame(self.rows(), index="way")
 
+    def __repr__(self) -> str:
+        return f"RunReport({self.model!r}, {len(self.outcomes)} ways: {self.sentence})"
+
     def _repr_html_(self) -> str:
         stages = tables.html(self.stage_rows(), "stages")
-        return tables.html(self.rows(), f"{self.model}, {self.batch} items a request: {self.sentence}") + stages
+        return tables.html(self.rows(), f"{self.model}, {self.request}: {self.sentence}") + stages
 
 
 Unfit = Callable[[Plan, float], str]

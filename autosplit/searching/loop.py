@@ -59,6 +59,9 @@ class SearchResult:
         """The rows as a pandas DataFrame."""
         return tables.frame(self.rows())
 
+    def __repr__(self) -> str:
+        return f"SearchResult({self.plan!r}, {len(self.trials)} candidates)"
+
     def _repr_html_(self) -> str:
         return self.plan._repr_html_() + tables.html(self.rows(), "candidates")
 

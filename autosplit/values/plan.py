@@ -159,6 +159,9 @@ class Plan:
         """The rows as a pandas DataFrame indexed by stage name."""
         return tables.frame(self.rows(), index="stage")
 
+    def __repr__(self) -> str:
+        return f"Plan({self.summary()})"
+
     def _repr_html_(self) -> str:
         return tables.html(self.rows(), self.summary())
 
@@ -168,7 +171,7 @@ class Plan:
         proof = f"{self.status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{self.status}, no bound"
         where += "" if self.precision == "f32" else f" in {self.precision}"
         per_s = self.prediction.throughput_per_s
-        return f"{where}: {f'{per_s:.4g} items/s' if per_s else 'nothing'} predicted ({proof}, {self.method})"
+        return f"{where}: {f'{tables.cell(per_s)} items/s' if per_s else 'nothing'} predicted ({proof}, {self.method})"
 
 
 def _how(stage: Stage) -> str:

@@ -127,4 +127,6 @@ def test_the_report_gives_the_figures_of_the_chosen_way(chosen: str) -> None:
     assert data["throughput_per_s"] == (10 if chosen == PLAN else 12)
     assert data["max_abs_error"] == (0 if chosen == PLAN else 0.5)
     assert data["baselines"] == {"replicas": 12}
-    assert "<table>" in report._repr_html_() and list(report.frame().index) == ["replicas", PLAN]
+    assert repr(report) == "RunReport('net', 2 ways: why)"
+    assert repr(report.plan.plan).startswith("Plan(1 ops on cpu:0 (eager): 10 items/s predicted")
+    assert "net, 1 item a request: why" in report._repr_html_() and list(report.frame().index) == ["replicas", PLAN]
