@@ -10,6 +10,9 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 Report = Callable[[float, str], None]
 """Takes the share done, from 0 to 1, and what is being done."""
 
+BESIDE = 56
+"""Columns that step, bar, share and times take; what is being done has the rest, for rich would shrink the bar away for more."""
+
 stopped = threading.Event()
 """Set by Ctrl-C, for the KeyboardInterrupt may be lost in other code: a bare ``except`` catches it too."""
 
@@ -39,7 +42,7 @@ def bars(console: Console) -> Iterator[Callable[[str], Report]]:
 
             def report(share: float, text: str) -> None:
                 _go_on()
-                progress.update(task, completed=share, description=text[:80])
+                progress.update(task, completed=share, description=text[: max(0, console.width - BESIDE)])
 
             return report
 
