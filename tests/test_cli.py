@@ -382,6 +382,8 @@ def test_a_workload_is_planned_and_its_answer_evaluates_to_the_same(tmp_path: Pa
     answer = json.loads(done.stdout)
     assert answer["objective"] == pytest.approx(17.7899, abs=1e-4) and answer["status"] == "optimal"
     (tmp_path / "split.json").write_text(json.dumps(answer))
+    shown = inside("evaluate", str(WORKLOAD), "split.json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert shown.stdout.startswith("layer-bert24_inference: 17.7899\n")
     judged = inside("evaluate", str(WORKLOAD), "split.json", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert json.loads(judged.stdout)["loads"] == pytest.approx(answer["loads"])
 

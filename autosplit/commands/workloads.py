@@ -128,7 +128,8 @@ def evaluate(given: options.Evaluate) -> None:
     seconds = compute_loads(problem, blocks).device_s.tolist()
     loads = dict(zip(problem.devices, seconds, strict=True))
     data = {"workload": problem.name, "objective": max(loads.values()), "loads": loads}
-    views = [table([{"device": name, "load": load} for name, load in loads.items()], f"{max(loads.values()):.6g}")]
+    title = f"{problem.name}: {max(loads.values()):.6g}"
+    views = [table([{"device": name, "load": load} for name, load in loads.items()], title)]
     simulated = add_simulation(given, _simulation(problem, blocks), data, views)
     show(given, json_safe(data), *views)
     write_simulation(given.trace, simulated)

@@ -309,7 +309,8 @@ class _Nursery:
                     answer = self._connection.recv()
                     if isinstance(answer, int):
                         return answer, self._open(answer)
-                    raise WorkerError(f"no worker could be forked: {answer}")
+                    way_out = "raise that limit ('ulimit -u' or '-n', or the container's), or name fewer devices"
+                    raise WorkerError(f"no worker could be forked: {answer}; {way_out}")
                 except (EOFError, ConnectionError, ProcessLookupError):  # it was killed meanwhile, and the worker with it
                     self._end()
         raise WorkerError(f"the process that workers are forked from ended {MOST_TRIES} times before it had forked one")

@@ -253,7 +253,8 @@ class _Job:
                 accelerator=self.facts[setting.device].identity if setting.device in self.facts else {},
             )
             if busy:
-                profile = replace(profile, notes=(*profile.notes, f"{setting}: {busy}; measure again when it is quiet"))
+                note = f"{setting}: {busy}; measure again (--remeasure) when it is quiet"
+                profile = replace(profile, notes=(*profile.notes, note))
             cut = float(f"{cuts[setting.device]:.3g}") if setting.device in cuts else None
             measured = replace(measured, provenance=stamp, cut_s_per_byte=cut)
             kept = tuple(stage for stage in profile.stages if stage.setting != setting)

@@ -102,9 +102,9 @@ def _load_spec(
         return program, Path(target).stem, args, kwargs
     place, colon, attribute = target.partition(":")
     if not (colon and place and attribute):
-        raise ModelError(
-            f"model '{spec}' is no spec: give 'transformers:ClassName', 'package.module:function' or a path that ends in .pt2"
-        )
+        what = "give 'transformers:ClassName', 'package.module:function' or a path that ends in .pt2"
+        workload = "; a planner's workload file needs search --format" if Path(target).is_file() else ""
+        raise ModelError(f"model '{spec}' is no spec: {what}{workload}")
     if place == "transformers":
         module, named = architectures.build(attribute, options, batch, seq_len)
         return module, attribute, (), named

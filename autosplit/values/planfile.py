@@ -187,7 +187,7 @@ def _figures(plan: Plan) -> str:
 def _expand(entries: Sequence[str], graph: Graph, stage: str, faults: list[str]) -> tuple[str, ...]:
     positions: set[int] = set()
     for entry in entries:
-        ends = [end.strip() for end in entry.split(" .. ")]
+        ends = [end.strip() for end in entry.split("..")]
         unknown = [end for end in ends if end not in graph.index]
         faults += [f"stage '{stage}' names op '{end}', which the graph does not have" for end in unknown]
         if unknown:

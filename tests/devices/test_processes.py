@@ -223,7 +223,7 @@ def test_what_the_kernel_refuses_the_process_that_forks_is_told_and_hurts_no_wor
     assert processes._nursery._process is not None
     pid = processes._nursery._process.pid
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE, (6, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    with pytest.raises(WorkerError, match=r"no worker could be forked: .*Too many open files"):
+    with pytest.raises(WorkerError, match=r"no worker could be forked: .*Too many open files; raise that limit \('ulimit"):
         spawn_worker(f"{targets}:sleeper")
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     another = spawn_worker(f"{targets}:sleeper")

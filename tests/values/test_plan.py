@@ -107,6 +107,13 @@ def test_a_span_that_counts_down_or_has_three_ends_is_named(tmp_path: Path) -> N
     assert all(f"has the span '{span}'; write 'first .. last'" in str(failure.value) for span in wrong)
 
 
+def test_a_span_may_be_written_without_blanks(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    path.write_text(path.read_text().replace("- a0 .. a2", "- a0..a2"))
+    assert read_plan(path).resolve(GRAPH) == GOOD
+
+
 def test_two_replicas_on_one_device_are_refused() -> None:
     twice = replace(GOOD, stages=(replace(GOOD.stages[0], devices=("cpu:0", "cpu:0")), GOOD.stages[1]))
     with pytest.raises(PlanError, match="'stage0' names a device twice: cpu:0, cpu:0"):
