@@ -1,5 +1,6 @@
 """Which models may be run in microbatches, and which must see a whole request."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -73,8 +74,12 @@ def drawn(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Drawn().eval(), (torch.randn(batch, 5), torch.randn(5))
 
 
+traced = functools.cache(autosplit.trace)
+"""A spec and a batch, traced once for all tests of this file."""
+
+
 def tried(spec: str, batch: int, microbatch: int) -> None:
-    require_independent(autosplit.trace(spec, batch), autosplit.trace(spec, microbatch))
+    require_independent(traced(spec, batch), traced(spec, microbatch))
 
 
 @pytest.mark.parametrize("microbatch", [1, 2])
