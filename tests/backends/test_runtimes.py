@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -249,25 +248,22 @@ def test_openvino_works_on_several_requests_at_once_and_keeps_them_apart(mlp, wh
         require_streams(get_backend("eager"))
 
 
-@pytest.mark.timeout(240)
-def test_inductor_compiles_once_and_loads_in_a_folder_and_leaves_nothing_else(mlp, whole, tmp_path, monkeypatch):
-    backend = get_backend("inductor")
-    if backend.missing():
-        pytest.skip(str(backend.missing()))
-    program = whole(mlp)
+def test_inductor_compiles_once_and_leaves_the_library_alone_in_the_folder(mlp, whole, tmp_path, monkeypatch):
+    """What the real compiler leaves is looked at in tests/deploying/test_compiling.py: it takes half a minute."""
+
+    def compiled(module, inputs, options):
+        library = Path(options["aot_inductor.output_path"])
+        assert library.is_absolute()  # the compiler does not run where we are
+        library.write_text("compiled")
+        library.with_suffix(".cpp").write_text("source")
+        return str(library)
+
+    backend, program = get_backend("inductor"), whole(mlp)
     save_stage(program, tmp_path / "stage0")
     there = {*(tmp_path / "stage0").iterdir(), tmp_path / "stage0" / "inductor.so"}
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(torch._inductor, "aot_compile", compiled)
     monkeypatch.chdir(tmp_path)
     backend.prepare(program, Path("stage0"))
-    made = (tmp_path / "stage0" / "inductor.so").stat().st_mtime_ns
+    monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: pytest.fail("compiled again"))
     backend.prepare(program, tmp_path / "stage0")
-    assert (tmp_path / "stage0" / "inductor.so").stat().st_mtime_ns == made
-    run = backend.load(tmp_path / "stage0", 1)
-    assert check(backend, program, mlp.example_inputs, runnable=run).relative < 1e-5
-    assert {*(tmp_path / "stage0").iterdir()} == there
-    left = [path for path in (tmp_path / "temporary").rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in left) < 2_000_000, left  # what torch found of the compiler
+    assert {*(tmp_path / "stage0").iterdir()} == there and (tmp_path / "stage0" / "inductor.so").read_text() == "compiled"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from autosplit.devices.limits import affinity
 from autosplit.devices.processes import WorkerProcess, spawn_worker
 from autosplit.errors import BackendError, UsageError, WorkerError
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.splitting import StageProgram, unsplit
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -64,15 +65,25 @@ def assert_gone(worker: WorkerProcess) -> None:
         os.killpg(worker.pid, 0)
 
 
-@pytest.mark.timeout(120)
-def test_a_compiled_way_runs_and_agrees_with_the_model(mlp: Traced, workspace: Workspace, started: list[WorkerProcess]) -> None:
+@pytest.mark.timeout(240)
+def test_a_compiled_way_runs_and_agrees_with_the_model_and_nothing_else_is_left(
+    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     plan, profile = planned(mlp, 1.0, 0.8)
+    program = unsplit(mlp)
+    folder = workspace.save(program, program.ops)
+    there = {*folder.iterdir(), folder / "inductor.so"}
     told: list[tuple[float, str]] = []
     ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, 100, lambda *now: told.append(now))
     assert (ready, reasons) == (["inductor"], {})
     assert [share for share, _ in told] == sorted(share for share, _ in told)
     assert told[0] == (0.0, "compiling the model for inductor") and told[-1][0] < 1
     assert_gone(started[0])
+    assert {*folder.iterdir()} == there
+    left = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
+    assert 0 < sum(left) < 2_000_000  # what torch found of the compiler
     way = replace(plan, stages=tuple(replace(stage, backend="inductor") for stage in plan.stages))
     with Arena(ONE, workspace) as arena:
         entry = arena.load("inductor", way, mlp)
