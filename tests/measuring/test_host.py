@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -464,69 +466,68 @@ def test_what_fails_in_a_worker_comes_with_its_traceback(traced, machine, tmp_pa
     assert not list(children()) and not list(tmp_path.glob("*/cpu*.json"))
 
 
+@pytest.mark.timeout(120)
+def test_ctrl_c_keeps_what_was_measured_and_stops_the_workers(traced, machine, tmp_path, monkeypatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    seen: list[list[int]] = []
+
+    def interrupt_soon(progress: Progress) -> None:
+        if progress.what == "timing onnxruntime" and not seen:
+            seen.append(children(os.getpid()))
+            threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    both, store = ("eager", "onnxruntime"), tmp_path / "store"
+    with pytest.raises(KeyboardInterrupt):
+        measure(traced, machine, both, store=store, budget_s=1.0, progress=interrupt_soon, links=False)
+        time.sleep(60)  # a signal that comes too late must not end all tests
+    assert seen[0] and not children()
+    stored = Store(store).load(traced.graph)
+    assert {setting.backend for setting in stored.measured} == {"eager"} and not stored.notes
+    assert not list((tmp_path / "tmp").iterdir())
+
+
 SCRIPT = f"""
 import sys
 from pathlib import Path
 from autosplit.devices.limits import affinity
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Machine, parse_device
-from autosplit.measuring import host, measure, recalling
+from autosplit.measuring import measure, recalling
 from autosplit.tracing.capturing import trace
 
-# A neighbour on the core must not look like another machine to the second of two processes.
 recalling.now_s = lambda cores, then_s: then_s
 machine = Machine.of([parse_device(f"cpu:{{affinity()[0]}}")])
 traced = trace(load_model({MODEL!r}))
 print("traced", flush=True)
 sys.stdin.readline()
-tell = lambda progress: print(progress.what, flush=True)
-measure(traced, machine, ("eager", "onnxruntime"), store=Path(sys.argv[1]), budget_s=1.0, progress=tell, links=False)
+measure(traced, machine, store=Path(sys.argv[1]), budget_s=1.0, progress=lambda now: print(now.what, flush=True), links=False)
 """
 
 
-def start(store: Path, temporary: Path) -> subprocess.Popen:
-    temporary.mkdir(exist_ok=True)
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, store],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    )
-
-
 @pytest.mark.timeout(120)
-def test_ctrl_c_keeps_what_was_measured_and_stops_the_workers(traced, tmp_path) -> None:
-    with start(tmp_path / "store", tmp_path / "tmp") as process:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-        while process.stdout.readline() not in ("timing eager\n", ""):
-            pass
-        workers = list(children(process.pid))
-        while process.stdout.readline() not in ("timing onnxruntime\n", ""):
-            pass
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode in (-signal.SIGINT, 1) and "KeyboardInterrupt" in errors
-    assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
-    stored = Store(tmp_path / "store").load(traced.graph)
-    assert {setting.backend for setting in stored.measured} == {"eager"} and not stored.notes
-    assert not list((tmp_path / "tmp").iterdir())
-
-
-@pytest.mark.timeout(120)
-def test_two_processes_at_once_measure_each_thing_once(tmp_path) -> None:
-    with start(tmp_path / "store", tmp_path / "one") as one, start(tmp_path / "store", tmp_path / "two") as two:
-        for process in (one, two):
-            assert process.stdout.readline() == "traced\n"
-        for process in (one, two):
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        told = [process.communicate(timeout=100)[0].splitlines() for process in (one, two)]
-    assert (one.returncode, two.returncode) == (0, 0)
-    assert sorted("timing eager" in lines for lines in told) == [False, True]
-    assert not list((tmp_path / "store").glob("*/*.broken*"))
+def test_two_processes_at_once_measure_each_thing_once(traced, machine, tmp_path, monkeypatch) -> None:
+    # A neighbour on the core must not look like another machine to the second of two processes.
+    monkeypatch.setattr(recalling, "now_s", lambda cores, then_s: then_s)
+    here: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout.readline() == "traced\n"
+        other.stdin.write("go\n")
+        other.stdin.flush()
+        measure(
+            traced,
+            Machine.of(machine.devices[:1]),
+            store=tmp_path,
+            budget_s=1.0,
+            progress=lambda now: here.append(now.what),
+            links=False,
+        )
+        there = other.communicate(timeout=100)[0].splitlines()
+    assert other.returncode == 0
+    assert sorted("timing eager" in told for told in (here, there)) == [False, True]
+    assert not list(tmp_path.glob("*/*.broken*"))
 
 
 def children(pid: int | None = None) -> list[int]:
