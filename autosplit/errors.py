@@ -124,6 +124,16 @@ def listed(what: str, values: Iterable[T], kind: type[T], way_out: str = "") -> 
     return found
 
 
+def refusals(refused: Mapping[str, str]) -> str:
+    """Some of the ops that a backend refuses, with the reasons.
+
+    >>> refusals({"relu": "no rule", "tanh": "no rule"}), refusals(dict.fromkeys("abcdefg", "r"))
+    ("op 'relu' (no rule), 'tanh' (no rule)", "op 'a' (r), 'b' (r), 'c' (r), 'd' (r), 'e' (r) and 2 more")
+    """
+    named = ", ".join(f"'{op}' ({reason})" for op, reason in list(refused.items())[:5])
+    return f"op {named}" + (f" and {len(refused) - 5} more" if len(refused) > 5 else "")
+
+
 def is_interrupt(failure: BaseException | None) -> bool:
     """Whether an error came of Ctrl-C: Python, and code that it runs, make others of it.
 

@@ -128,6 +128,20 @@ def test_the_main_backends_own_ways_run_however_little_the_profile_promises_them
     assert "replicas (eager)" in ways and "even split (eager)" in left_out
 
 
+def test_of_the_ops_that_a_backend_refuses_some_are_named_and_the_rest_counted() -> None:
+    """Of a model in bf16 ONNX Runtime refuses nearly all of them, and the report had a paragraph for each."""
+    traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=8&width=8")
+    machine = Machine.of([parse_device("null:0")])
+    names = [op.name for op in traced.graph.ops]
+    profile = Profile.given(traced.graph, dict.fromkeys([(name, "null:0") for name in names], 1.0))
+    setting, measured = next(iter(profile.measured.items()))
+    refusing = replace(measured, refused=dict.fromkeys(names[1:], "no rule"))
+    profile = replace(profile, measured={setting: measured, setting._replace(backend="onnxruntime"): refusing})
+    plan = autosplit.search(traced, profile, machine, backends=["eager"], budget_s=0).plan
+    reason = simple_ways(traced, plan, machine, profile)[1]["onnxruntime alone"]
+    assert reason.startswith(f"it refuses op '{names[1]}' (no rule), ") and reason.endswith(f"and {len(names) - 6} more")
+
+
 def test_a_simple_way_for_which_descriptors_are_short_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(arena: Arena, name: str, *args: Any, load: Any = Arena.load) -> Any:
         if name != PLAN:

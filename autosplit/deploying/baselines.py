@@ -7,7 +7,7 @@ from autosplit.backends.base import get_backend, has_streams
 from autosplit.deploying.compiling import compile_whole
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
-from autosplit.errors import AutosplitError, ProfileError, UsageError
+from autosplit.errors import AutosplitError, ProfileError, UsageError, refusals
 from autosplit.planning.alternatives import (
     ALL_CORES,
     REPLICAS,
@@ -126,7 +126,7 @@ def simple_ways(
     graph = traced.graph
     known = measured_backends(profile, machine) if profile is not None else ()
     refusing = {name: found for name in known if profile is not None and (found := profile.refused(name))}
-    alone = {f"{name} alone": "; ".join(f"it refuses op '{op}': {why}" for op, why in r.items()) for name, r in refusing.items()}
+    alone = {f"{name} alone": f"it refuses {refusals(found)}" for name, found in refusing.items()}
     known = tuple(name for name in known if name not in refusing)
     used = [stage.backend for stage in plan.stages for _ in stage.ops if stage.backend not in refusing] or ["eager"]
     main = max(used, key=used.count)

@@ -7,7 +7,7 @@ from autosplit.backends.base import get_backend, require_device, require_precisi
 from autosplit.devices import discovering
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.limits import affinity
-from autosplit.errors import BackendError, DeviceError, UsageError, listed
+from autosplit.errors import BackendError, DeviceError, UsageError, listed, refusals
 from autosplit.values.machine import Device, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision, Provenance, Setting
@@ -78,22 +78,12 @@ def handed_over(profile: Profile, wanted: Sequence[Setting]) -> list[str]:
         known = [setting for setting in wanted if setting.device == device and setting in profile.measured]
         there = [profile.measured[setting].refused for setting in known]
         if stuck := set.intersection(*(set(refused) for refused in there)) if there else set():
-            raise BackendError(f"no backend is left on '{device}' for {_refusals({op: there[0][op] for op in stuck})}; add eager")
+            raise BackendError(f"no backend is left on '{device}' for {refusals({op: there[0][op] for op in stuck})}; add eager")
     notes = []
     for backend in dict.fromkeys(setting.backend for setting in wanted):
         if refused := profile.refused(backend):
-            notes.append(f"{backend} refuses {_refusals(refused)}; stages of another backend run what it refuses")
+            notes.append(f"{backend} refuses {refusals(refused)}; stages of another backend run what it refuses")
     return notes
-
-
-def _refusals(refused: Mapping[str, str]) -> str:
-    """Some ops with the reasons.
-
-    >>> _refusals({"relu": "no rule", "tanh": "no rule"}), _refusals(dict.fromkeys("abcdefg", "r"))
-    ("op 'relu' (no rule), 'tanh' (no rule)", "op 'a' (r), 'b' (r), 'c' (r), 'd' (r), 'e' (r) and 2 more")
-    """
-    listed = ", ".join(f"'{op}' ({reason})" for op, reason in list(refused.items())[:5])
-    return f"op {listed}" + (f" and {len(refused) - 5} more" if len(refused) > 5 else "")
 
 
 def stamps_of(backends: Sequence[str], precision: Precision) -> dict[str, Provenance]:
