@@ -76,7 +76,7 @@ def test_a_compiled_way_runs_and_agrees_with_the_model_and_nothing_else_is_left(
     folder = workspace.save(program, program.ops)
     there = {*folder.iterdir(), folder / "inductor.so"}
     told: list[tuple[float, str]] = []
-    ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, 100, lambda *now: told.append(now))
+    ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, 200, lambda *now: told.append(now))
     assert (ready, reasons) == (["inductor"], {})
     assert [share for share, _ in told] == sorted(share for share, _ in told)
     assert told[0] == (0.0, "compiling the model for inductor") and told[-1][0] < 1
