@@ -11,6 +11,7 @@ from autosplit.backends import onnxfile
 from autosplit.backends.base import get_backend
 from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError
+from autosplit.measuring import measure
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
@@ -45,12 +46,12 @@ def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_profile_leaves_it_out_and_says_why(traced: Traced, runtime: str) -> None:
-    profile = autosplit.measure(traced, ONE, ["eager", runtime])
+    profile = measure(traced, ONE, ["eager", runtime], budget_s=0.2, links=False)
     assert {setting.backend for setting in profile.measured} == {"eager"}
     [note] = [note for note in profile.notes if "is left out" in note]  # a busy machine adds others
     assert note.startswith(f"{runtime} is left out: ") and "Run it on another backend, such as eager." in note
     with pytest.raises(BackendError, match=SENTENCE.format(runtime)):
-        autosplit.measure(traced, ONE, [runtime])
+        measure(traced, ONE, [runtime], budget_s=0.2, links=False)
 
 
 def test_a_run_shows_it_and_does_not_choose_it(traced: Traced, runtime: str) -> None:
