@@ -7,6 +7,7 @@ own, its model cache): only the streams of one process share them.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,14 +151,20 @@ def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
     return _compile(stage.path, chosen)
 
 
-def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
-    """The file, compiled; once more if outputs that it turns slowly can be had as they are inside (``channels``)."""
+@cache
+def core() -> Any:
+    """The one ``Core`` of this process: once models of two of them are gone, Ctrl-C is a segmentation fault (in 2026.4)."""
     import openvino
 
-    core = openvino.Core()
+    return openvino.Core()
+
+
+def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
+    """The file, compiled; once more if outputs that it turns slowly can be had as they are inside (``channels``)."""
 
     def compiled(turned: Collection[int]) -> Compiled:
-        return Compiled(core.compile_model(with_channels_last(core.read_model(path), turned), "CPU", dict(chosen)), turned)
+        model = with_channels_last(core().read_model(path), turned)
+        return Compiled(core().compile_model(model, "CPU", dict(chosen)), turned)
 
     try:
         with quiet():

@@ -109,15 +109,11 @@ class OpenVinoProbe:
     """A compiled model with performance counters."""
 
     def __init__(self, folder: Path, threads: int, precision: Precision) -> None:
-        import openvino
-
-        from autosplit.backends.openvino import settings
+        from autosplit.backends.openvino import core, settings
 
         self._stage = open_onnx(folder)
-        core = openvino.Core()
-        compiled = core.compile_model(
-            core.read_model(self._stage.path), "CPU", {**settings(threads, precision), "PERF_COUNT": True}
-        )
+        chosen = {**settings(threads, precision), "PERF_COUNT": True}
+        compiled = core().compile_model(core().read_model(self._stage.path), "CPU", chosen)
         self._origins = {node.get_friendly_name(): _origins(node) for node in compiled.get_runtime_model().get_ordered_ops()}
         self._request = compiled.create_infer_request()
         self._samples: dict[str, list[float]] = {}

@@ -6,7 +6,7 @@ begins with the planner's answer; a trial whose prediction is far behind the bes
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,14 @@ from autosplit.values.samples import Samples
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
-"""A candidate runs so many rounds of about so many seconds, each beside one of the first plan's."""
+"""A candidate runs so many rounds of about so many seconds, each beside one of the first plan's: full ones, or for latency
+requests one at a time."""
 
 CORRECTING_SHARE, PLANNING_SHARE = 0.6, 0.2
 """Of the budget; the rest is for Optuna."""
+
+PROOF_S = 1.0
+"""For the bound beside the best plan there is at least so long, and the share of the budget that planning has."""
 
 HOPELESS = 0.8
 """A candidate that is predicted to reach less than this share of the best measured plan is not run."""
@@ -97,7 +101,8 @@ def search(
     best = hunt.best()
     traced, profile = hunt.subject(best.plan.microbatch)
     profile = profile.with_newest((stage.ops, setting) for stage, setting in best.plan.workers)
-    plan = _proved(job, (traced, profile), best.plan)
+    limit_s = min(job.time_limit_s, max(PROOF_S, PLANNING_SHARE * budget_s))
+    plan = _proved(replace(job, time_limit_s=limit_s), (traced, profile), best.plan)
     return SearchResult(job.explained(plan, (traced, profile)), traced, profile, tuple(hunt.trials))
 
 
@@ -225,12 +230,12 @@ class _Hunt:
             entry = self.arena.load(name, plan, traced)
             first = self.arena.loaded[FIRST]
             before, alone, begun_ns = len(first.rounds_per_s), len(first.rounds_alone_s), time.monotonic_ns()
-            self._run_rounds(name, plan)
+            names, num_items = list(dict.fromkeys([FIRST, name])), _num_items(plan)
+            self._run_rounds(names, num_items)
             meanwhile = _taken(first, begun_ns)
             taken = meanwhile if entry is first else _taken(entry)
             if self.job.constraints.objective == "latency":
-                for number in range(NUM_ROUNDS):
-                    self.arena.run_alone(list(dict.fromkeys([FIRST, name])), number, ROUND_S)
+                self.arena.run_round(names, 0, num_items)  # for the table alone
         except (AutosplitError, OSError) as failure:
             if name == FIRST or self.arena.loaded[FIRST].pipeline.failure is not None:
                 raise
@@ -260,14 +265,25 @@ class _Hunt:
             moves_s = moved_s(plan, traced.graph, self.job.machine, profile)
             self._profiles[plan.microbatch] = corrected(profile, plan, seen.taken, moves_s)
 
-    def _run_rounds(self, name: str, plan: Plan) -> None:
-        """Run a candidate in as many rounds as there is time for, each beside one of the first plan's."""
-        per_s = plan.prediction.throughput_per_s
-        num_items = int(min(1e6, ROUND_S * per_s)) if per_s < float("inf") else 1000
+    def _run_rounds(self, names: Sequence[str], num_items: int) -> None:
+        """Run a candidate in as many rounds as there is time for, each beside one of the first plan's.
+
+        They are of the kind that the objective asks for, which is also what corrects the profile: a stage whose core has
+        nothing to do between two requests takes longer than one that is always busy.
+        """
         for number in range(NUM_ROUNDS):
             if number > 1 and self._spent() > 1:
                 break
-            self.arena.run_round(list(dict.fromkeys([FIRST, name])), number, num_items)
+            if self.job.constraints.objective == "latency":
+                self.arena.run_alone(names, number, ROUND_S)
+            else:
+                self.arena.run_round(names, number, num_items)
+
+
+def _num_items(plan: Plan) -> int:
+    """Items of a full round of a candidate."""
+    per_s = plan.prediction.throughput_per_s
+    return int(min(1e6, ROUND_S * per_s)) if per_s < float("inf") else 1000
 
 
 def _taken(entry: Loaded, since_ns: int = 0) -> tuple[Samples, ...]:

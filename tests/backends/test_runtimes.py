@@ -267,3 +267,30 @@ def test_inductor_compiles_once_and_leaves_the_library_alone_in_the_folder(mlp, 
     monkeypatch.setattr(torch._inductor, "aot_compile", lambda *_, **__: pytest.fail("compiled again"))
     backend.prepare(program, tmp_path / "stage0")
     assert {*(tmp_path / "stage0").iterdir()} == there and (tmp_path / "stage0" / "inductor.so").read_text() == "compiled"
+
+
+INTERRUPTED = """
+import gc, signal, sys
+from pathlib import Path
+from autosplit.backends.openvino import core, settings
+from autosplit.backends.profiling import OpenVinoProbe
+from autosplit.backends.base import get_backend
+
+folder = Path(sys.argv[1])
+models = [get_backend("openvino").load(folder, 1), OpenVinoProbe(folder, 1, "f32"), get_backend("openvino").load(folder, 1)]
+while models:
+    del models[0]
+    gc.collect()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("heard")
+"""
+
+
+def test_ctrl_c_is_heard_once_models_of_openvino_are_gone(mlp, whole, tmp_path):
+    program = whole(mlp)
+    save_stage(program, tmp_path / "stage")
+    get_backend("openvino").prepare(program, tmp_path / "stage")
+    found = subprocess.run([sys.executable, "-c", INTERRUPTED, str(tmp_path / "stage")], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "heard\n"), found.stderr

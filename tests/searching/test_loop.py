@@ -209,7 +209,35 @@ def test_candidates_for_latency_are_judged_by_requests_alone_in_turn_with_the_fi
     arena.load = load
     hunt._measure(first, {})
     assert hunt._measure(second, {}).times_first == pytest.approx(10.0 if objective == "throughput" else 0.5)
-    assert len(arena.loaded[FIRST].rounds_alone_s) == (0 if objective == "throughput" else 2 * NUM_ROUNDS)
+    rounds, alone = len(arena.loaded[FIRST].rounds_per_s), len(arena.loaded[FIRST].rounds_alone_s)
+    assert (rounds, alone) == ((2 * NUM_ROUNDS, 0) if objective == "throughput" else (2, 2 * NUM_ROUNDS))
+
+
+@pytest.mark.parametrize(("objective", "seen_s"), [("throughput", 0.02), ("latency", 0.05)])
+def test_a_plan_for_latency_is_corrected_by_requests_alone(
+    arena: Any, monkeypatch: pytest.MonkeyPatch, objective: Any, seen_s: float
+) -> None:
+    """Each takes longer alone, for its core has idled, than where the next one is there already."""
+    hunt = _Hunt(
+        Job(TWO, SOURCE, Constraints(max_replicas=1, objective=objective), ("eager",)),
+        SUBJECT,
+        arena,
+        60.0,
+        lambda share, text: None,
+    )
+    first = hunt.job.plan(SUBJECT, {"num_stages": 1})
+    ran: list[float] = []
+
+    def load(name: str, plan: Plan, traced: Any, load: Any = arena.load) -> Loaded:
+        entry = load(name, plan, traced)
+        entry.run = lambda num_items: (entry.rounds_per_s.append(1.0), ran.append(0.02))
+        entry.run_alone = lambda seconds: (entry.rounds_alone_s.append([0.05]), ran.append(0.05))
+        return entry  # type: ignore[no-any-return]
+
+    arena.load = load
+    monkeypatch.setattr(loop, "_taken", lambda entry, since_ns=0: (Samples((ran[-1],)),))
+    hunt._measure(first, {})
+    assert predict(first, GRAPH, TWO, hunt.subject(1)[1]).prediction.latency_s == pytest.approx(seen_s, rel=0.01)
 
 
 def test_the_search_ends_where_the_first_plan_gives_up(arena: Any) -> None:
