@@ -42,7 +42,7 @@ def write_atomic(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():  # /dev/null or a pipe takes the text, and stays what it is
             path.write_text(text, encoding="utf-8")
         else:
-            _write_and_rename(path, text)
+            _write_and_rename(path.resolve(), text)  # what a link leads to, not the link
     except OSError as failure:  # it names the temporary file, or none
         raise OSError(failure.errno, failure.strerror, str(path)) from failure
 

@@ -29,6 +29,16 @@ def test_a_failed_write_keeps_the_old_file(tmp_path) -> None:
     assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["b.json"]
 
 
+def test_a_link_stays_and_leads_to_what_was_written(tmp_path) -> None:
+    (tmp_path / "plans").mkdir()
+    link, file = tmp_path / "plan.yaml", tmp_path / "plans" / "mine.yaml"
+    link.symlink_to(file)
+    for text in ("one", "two"):
+        write_atomic(link, text)
+        assert link.is_symlink() and file.read_text() == text
+    assert [path.name for path in file.parent.iterdir()] == ["mine.yaml"]
+
+
 def test_what_cannot_be_written_is_called_by_its_own_name(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -272,9 +272,8 @@ def test_inductor_compiles_once_and_leaves_the_library_alone_in_the_folder(mlp, 
 INTERRUPTED = """
 import gc, signal, sys
 from pathlib import Path
-from autosplit.backends.openvino import core, settings
-from autosplit.backends.profiling import OpenVinoProbe
 from autosplit.backends.base import get_backend
+from autosplit.backends.profiling import OpenVinoProbe
 
 folder = Path(sys.argv[1])
 models = [get_backend("openvino").load(folder, 1), OpenVinoProbe(folder, 1, "f32"), get_backend("openvino").load(folder, 1)]
