@@ -120,8 +120,8 @@ def search(
         backends: those to consider; by default all that the profile has on every device.
         budget_s: seconds for running candidates.
         queue_depth: slots of each ring, to begin with.
-        time_limit_s: most seconds for each question to the planner, all choices of backends together; a share of the budget for
-            those that come after the first.
+        time_limit_s: most seconds for each question to the planner, all choices of backends together; where there is a budget, it
+            has a fifth of that, unless it finds no plan so soon.
         seed: of every random choice.
         storage: a journal of the trials, so that a search that was stopped goes on.
         subject_for: the traced model and profile for a microbatch, or an AutosplitError; without it requests are not cut.

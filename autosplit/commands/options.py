@@ -150,7 +150,7 @@ class Search(Profile):
     min_stage: Annotated[str | None, typer.Option(help="Shortest stage, such as 1ms.")] = None
     queue_depth: Annotated[int, typer.Option(min=1, max=MAX_QUEUE_DEPTH, help="Slots of each ring.")] = 4
     budget: Annotated[str, typer.Option(help="Time for measuring candidate plans; 0s plans from the profile alone.")] = "30s"
-    time_limit: Annotated[str, typer.Option(help="Time for each question to the planner.")] = "10s"
+    time_limit: Annotated[str, typer.Option(help="Most time for each question to the planner, of a budget a fifth.")] = "10s"
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
 
     @property

@@ -88,6 +88,27 @@ def test_a_plan_that_measured_best_stays_without_a_bound_where_none_is_found_in_
     assert found.plan.hash == best.hash and "(feasible, no bound" in found.plan.summary()
 
 
+@pytest.mark.parametrize(("budget_s", "share_s"), [(1.0, 1.0), (20.0, 4.0), (600.0, 10.0)])
+def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_all_its_time_where_it_needs_it(
+    monkeypatch: pytest.MonkeyPatch, budget_s: float, share_s: float
+) -> None:
+    asked_s: list[float] = []
+    plan = Job.plan
+
+    def slow(job: Job, subject: Any, asked: Any) -> Plan:
+        asked_s.append(job.time_limit_s)
+        if job.time_limit_s < 10.0 and "microbatch" not in asked:
+            raise InfeasibleError("no plan was found in time")
+        return plan(job, subject, asked)
+
+    monkeypatch.setattr(Job, "plan", slow)
+    monkeypatch.setattr(_Hunt, "correct", lambda hunt, first: hunt.trials.append(Trial({}, first, 1.0, 1.0)))
+    monkeypatch.setattr(_Hunt, "tune", lambda hunt, storage: None)
+    found = search(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",), time_limit_s=10.0), SUBJECT, budget_s=budget_s)
+    assert found.plan.status == "optimal"
+    assert asked_s == ([share_s, 10.0, share_s] if share_s < 10.0 else [10.0, 10.0])
+
+
 def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Machine.of([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:3-6")])
     hunt = _Hunt(Job(devices, SOURCE, Constraints(), ("eager",), queue_depth=3), SUBJECT, Any, 60.0, lambda share, text: None)
