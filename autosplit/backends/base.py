@@ -22,9 +22,9 @@ from autosplit.devices.discovering import PACKAGES, version_of
 from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
 from autosplit.tracing.differing import difference
 from autosplit.tracing.splitting import StageProgram
+from autosplit.values.samples import BACKENDS as BACKENDS
 from autosplit.values.samples import Precision as Precision
-
-BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
+from autosplit.values.samples import backend_fault
 
 Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 """One call of a stage: inputs and outputs positional, output strides as in the stage's specs.
@@ -353,7 +353,7 @@ def _torch_threads(threads: int) -> Iterator[None]:
 
 
 def _backend(name: str) -> Backend:
-    if name not in BACKENDS:
-        raise UsageError(f"backend {name!r} does not exist, the backends are {', '.join(BACKENDS)}")
+    if fault := backend_fault(name):
+        raise UsageError(fault)
     module = importlib.import_module(f"autosplit.backends.{name}")
     return cast(Backend, module.BACKEND)

@@ -19,7 +19,7 @@ from autosplit.commands.configfile import read_config
 from autosplit.errors import UsageError, raise_faults
 from autosplit.values.constraints import Constraints
 from autosplit.values.plan import MAX_QUEUE_DEPTH
-from autosplit.values.samples import Precision
+from autosplit.values.samples import BACKENDS, Precision, backend_fault
 
 BACKENDS_DEFAULT = "usual"
 
@@ -105,15 +105,14 @@ class Profile(Devices):
     @property
     def backends(self) -> tuple[str, ...]:
         """The backend names, in the order given; those installed for ``usual`` and ``all``. Raises: UsageError: none, unknown."""
-        from autosplit.backends.base import BACKENDS, installed, usual
+        from autosplit.backends.base import installed, usual
 
         if self.backend in (BACKENDS_DEFAULT, "all"):
             return tuple(usual() if self.backend == BACKENDS_DEFAULT else installed())
         names = tuple(name.strip() for name in self.backend.split(",") if name.strip())
-        unknown = ", ".join(f"'{name}'" for name in names if name not in BACKENDS)
-        if unknown or not names:
-            what = f"backend {unknown} does not exist" if unknown else "--backend names none"
-            raise UsageError(f"{what}, the backends are {', '.join(BACKENDS)}, with commas between, or 'usual' or 'all' alone")
+        fault = backend_fault(*names) if names else f"--backend names none, the backends are {', '.join(BACKENDS)}"
+        if fault:
+            raise UsageError(f"{fault}, with commas between, or 'usual' or 'all' alone")
         return names
 
     @property

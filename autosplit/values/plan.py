@@ -10,7 +10,7 @@ from autosplit.files import content_hash
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.samples import Precision, Setting
+from autosplit.values.samples import Precision, Setting, backend_fault
 
 Status = Literal["optimal", "feasible", "measured", "manual"]
 
@@ -117,8 +117,9 @@ class Plan:
     def verify(self, graph: Graph, machine: Machine) -> "Plan":
         """Return the plan, or raise PlanError with every fault against its graph and machine.
 
-        Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices that exist, threads
-        within the device's cores, streams within the threads, memory caps (weights, each once a device), microbatch, queue depth.
+        Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices and backends that
+        exist, threads within the device's cores, streams within the threads, memory caps (weights, each once a device),
+        microbatch, queue depth.
         """
         check_graph(self.graph_hash, graph)
         faults = [*_placement_faults(self.stages, graph), *_device_faults(self.stages, graph, machine)]
@@ -215,6 +216,8 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
         faults += [
             f"stage '{stage.name}' is on '{name}', which is not a device here" for name in stage.devices if name not in known
         ]
+        if fault := backend_fault(stage.backend):
+            faults.append(f"stage '{stage.name}': {fault}")
         if len(set(stage.devices)) < len(stage.devices):
             faults.append(
                 f"stage '{stage.name}' names a device twice: {', '.join(stage.devices)}; a replica is on one of its own"

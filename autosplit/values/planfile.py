@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from autosplit.errors import PlanError, raise_faults
 from autosplit.files import content_hash, field_faults, read_mapping, write_atomic
 from autosplit.values.constraints import Objective
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
+from autosplit.values.machine import parse_device
 from autosplit.values.plan import Plan, Prediction, Source, Stage, Status, check_graph
-from autosplit.values.samples import Precision
+from autosplit.values.samples import Precision, backend_fault
 
 SCHEMA = 1
 
@@ -85,6 +86,20 @@ class _StageEntry(_Strict):
     num_ops: int | None = None
     weight_bytes: int | None = None
     load_s: float = 0.0
+
+    @field_validator("devices")
+    @classmethod
+    def _devices(cls, names: list[str]) -> list[str]:
+        for name in names:
+            parse_device(name)
+        return names
+
+    @field_validator("backend")
+    @classmethod
+    def _backend(cls, name: str, info: ValidationInfo) -> str:
+        if fault := backend_fault(name):
+            raise ValueError(f"stage '{info.data.get('name')}': {fault}")
+        return name
 
 
 class _SourceEntry(_Strict):
@@ -173,7 +188,7 @@ def read_plan(path: Path) -> PlanFile:
     try:
         return PlanFile.model_validate(data)
     except ValidationError as failure:
-        raise_faults(PlanError, f"plan file '{path}' is truncated or not a plan", field_faults(failure.errors()))
+        raise_faults(PlanError, f"plan file '{path}' cannot be read as a plan", field_faults(failure.errors()))
         raise
 
 

@@ -1,5 +1,6 @@
 """What one measurement is: a setting, its samples, where they came from; and their JSON form. No torch."""
 
+import difflib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,22 @@ from autosplit.files import typed, typed_items
 
 Precision = Literal["f32", "bf16"]
 """What matrix products, convolutions and attention are computed in; models come and go in f32."""
+
+
+BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
+"""What may run a stage, by name."""
+
+
+def backend_fault(*names: str) -> str:
+    """What is wrong with names of backends, '' if nothing is; backends that they resemble come first.
+
+    >>> backend_fault("eager"), backend_fault("openvivo")
+    ('', "backend 'openvivo' does not exist, the backends are openvino, eager, onnxruntime, inductor")
+    """
+    unknown = [name for name in names if name not in BACKENDS]
+    close = [near for name in unknown for near in difflib.get_close_matches(name, BACKENDS)]
+    named, known = ", ".join(f"'{name}'" for name in unknown), ", ".join(dict.fromkeys([*close, *BACKENDS]))
+    return f"backend {named} does not exist, the backends are {known}" if unknown else ""
 
 
 class Setting(NamedTuple):

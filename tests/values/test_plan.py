@@ -195,6 +195,21 @@ def test_a_span_with_an_unknown_op_and_an_unknown_field_are_named(tmp_path: Path
         read_plan(path)
 
 
+def test_backends_and_devices_that_are_none_are_named_with_the_other_faults_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    data = yaml.safe_load(path.read_text())
+    data["stages"][0]["backend"], data["stages"][1]["devices"], data["stages"][1]["threads"] = "onxruntime", ["cpu-1"], 0
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError) as caught:
+        read_plan(path)
+    said = "backend 'onxruntime' does not exist, the backends are onnxruntime, eager, openvino, inductor"
+    for text in (f"stages.0.backend: stage 'stage0': {said}", "stages.1.devices: device 'cpu-1'", "stages.1.threads", "3 faults"):
+        assert text in str(caught.value)
+    with pytest.raises(PlanError, match=f"stage 'stage0': {said}"):
+        replace(GOOD, stages=(replace(GOOD.stages[0], backend="onxruntime"), GOOD.stages[1])).verify(GRAPH, MACHINE)
+
+
 @pytest.mark.parametrize(
     "pattern,ops",
     [("a1", ("a1",)), ("block0", ("a0", "a1", "a2")), ("*.fc4", ("a4",)), ("aten.lin*", tuple(f"a{i}" for i in range(6)))],
