@@ -22,6 +22,7 @@ from autosplit.commands.searching import search
 from autosplit.commands.watching import status
 from autosplit.commands.workloads import evaluate
 from autosplit.errors import AutosplitError, is_interrupt
+from autosplit.tables import bytes_text
 
 MOST_FILES = 1 << 16
 """Descriptors that a command asks for: each pair of workers that exchange tensors takes three, and shells often allow 1024."""
@@ -59,6 +60,10 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _reason(failure: BaseException) -> str:
+    if isinstance(failure, OSError) and failure.errno == errno.EFBIG:
+        limit, named = resource.getrlimit(resource.RLIMIT_FSIZE)[0], f"'{failure.filename}': " if failure.filename else ""
+        size = f"{bytes_text(limit)} here" if limit != resource.RLIM_INFINITY else "no more than the file system allows"
+        return f"{named}{failure.strerror}: a file may have {size}; raise that limit ('ulimit -f unlimited')"
     if isinstance(failure, OSError) and failure.filename:
         return f"'{failure.filename}': {failure.strerror}"
     if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT):

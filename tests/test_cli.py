@@ -305,7 +305,12 @@ def test_an_edited_plan_is_shown_and_kept_without_a_prediction(
 
 @pytest.mark.parametrize(
     ("number", "way_out"),
-    [(errno.ENOSPC, "TMPDIR names another folder"), (errno.EDQUOT, "TMPDIR names another"), (errno.EMFILE, "'ulimit -n'")],
+    [
+        (errno.ENOSPC, "TMPDIR names another folder"),
+        (errno.EDQUOT, "TMPDIR names another"),
+        (errno.EMFILE, "'ulimit -n'"),
+        (errno.EFBIG, "'ulimit -f"),
+    ],
 )
 def test_what_the_machine_is_short_of_is_said_with_the_way_out(
     number: int, way_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
