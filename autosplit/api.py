@@ -370,14 +370,20 @@ def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machi
     return file.resolve(traced.graph), traced, Machine.of(parse_device(name) for name in names)
 
 
+def require_exportable(folder: Path, to: str) -> None:
+    """What ``export`` can refuse before there is a model. Raises: UsageError, MissingExtraError: as ``export``."""
+    if to != "onnxruntime":
+        raise UsageError(f"runtime '{to}' is not one that autosplit exports to; valid: onnxruntime")
+    onnxruntime.require_free(Path(folder))
+
+
 def export(traced: Traced, plan: Plan, folder: Path, to: str = "onnxruntime") -> Path:
     """Write the plan's stages for another runtime, with a manifest and a short loader.
 
-    Raises: UsageError: unknown runtime, a plan in bf16, or the folder holds something. BackendError: an op cannot be expressed
-        there.
+    Raises: UsageError: unknown runtime, a plan in bf16, or a folder that holds something or cannot be written. BackendError: an
+        op cannot be expressed there.
     """
-    if to != "onnxruntime":
-        raise UsageError(f"runtime '{to}' is not one that autosplit exports to; valid: onnxruntime")
+    require_exportable(folder, to)
     if plan.precision != "f32":
         raise UsageError(f"the plan computes in {plan.precision}, and an export does in f32; plan again with --precision f32")
     programs = split(traced, [stage.ops for stage in plan.stages])

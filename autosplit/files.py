@@ -62,6 +62,21 @@ def _write_and_rename(path: Path, text: str) -> None:
         raise
 
 
+def unwritable(path: Path) -> str:
+    """Why no file or folder of this name could be written, '' where one could: it is tried with a file that is gone at once."""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            return "" if os.access(path, os.W_OK) else os.strerror(errno.EACCES)
+        real = path.resolve()
+        folder = real if real.is_dir() else next(parent for parent in real.parents if parent.exists())
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as failure:
+        return failure.strerror or str(failure)
+    except RuntimeError:  # of a link that leads to itself
+        return os.strerror(errno.ELOOP)
+
+
 @contextlib.contextmanager
 def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold an exclusive lock that belongs to ``path`` (a hidden file beside it) across processes.

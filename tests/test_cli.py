@@ -166,6 +166,17 @@ def test_faults_of_a_plan_file_are_named(
         (["search", MLP, "--arrival-rate", "inf"], "--arrival-rate must be a number above 0 requests a second, but is inf"),
         (["auto", MLP, "-o", ".", "--trace", "."], "--trace '.' is a folder; name a file"),
         (["profile", MLP, "--profiles", sys.executable], "is a file; name a folder"),
+        (
+            ["auto", MLP, "-o", f"{sys.executable}/[p].yaml"],
+            "[p].yaml' cannot be written: Not a directory; name another place",
+        ),
+        (
+            ["search", MLP, "--trace", "/proc/t.json", "--front", f"{sys.executable}/front", "--objective", "pareto"],
+            "these flags cannot be used (2 faults)",
+        ),
+        (["export", "absent.yaml", sys.prefix], "holds something already: give another one"),
+        (["export", "absent.yaml", f"{sys.executable}/folder"], "folder' cannot be written: Not a directory; give another one"),
+        (["export", "absent.yaml", "folder", "--to", "tvm"], "runtime 'tvm' is not one that autosplit exports to"),
         (["search", MLP, "--pin", "fc*=cpu:0", "--pin", "fc*=cpu:1"], "'fc*' is given with 'cpu:0' and with 'cpu:1'"),
     ],
 )
@@ -199,10 +210,9 @@ def test_an_answer_that_cannot_be_written_is_shown_all_the_same(
     made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = made
-    (tmp_path / "[file]").touch()
     known = ["search", MLP, "--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--profiles", str(folder / "profiles")]
-    done = inside(*known, "-o", "[file]/plan.yaml", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
-    assert done.exit_code == 1 and "'[file]': File exists" in done.stderr and "Traceback" not in done.stderr
+    done = inside(*known, "-o", "/dev/full", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1 and "'/dev/full': No space left" in done.stderr and "Traceback" not in done.stderr
     assert json.loads(done.stdout)["stages"]
 
 
@@ -214,10 +224,9 @@ def test_an_answer_is_kept_where_what_goes_beside_it_cannot_be_written(
     shutil.copytree(folder / "profiles", tmp_path / "profiles")
     (tmp_path / "profiles" / "runs.jsonl").unlink()
     (tmp_path / "profiles" / "runs.jsonl").mkdir()
-    (tmp_path / "file").touch()
-    known = ["--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--trace", "file/t.json", "--simulate", "5", "--json"]
+    known = ["--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--trace", "/dev/full", "--simulate", "5", "--json"]
     done = inside("search", MLP, *known, "--stages", "2", cwd=tmp_path, monkeypatch=monkeypatch)
-    assert done.exit_code == 1 and "'file': File exists" in done.stderr
+    assert done.exit_code == 1 and "'/dev/full': No space left" in done.stderr
     assert json.loads(done.stdout)["simulated"]["requests"] == 5
     few = ["--requests", "4", "--rounds", "1", "--no-baselines", "--json"]
     ran = inside("run", "plan.yaml", *few, cwd=tmp_path, monkeypatch=monkeypatch)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.errors import PlanError
-from autosplit.files import content_hash, locked, read_mapping, temporary_folder, write_atomic
+from autosplit.files import content_hash, locked, read_mapping, temporary_folder, unwritable, write_atomic
 
 
 def test_write_makes_folders_and_leaves_nothing_else(tmp_path) -> None:
@@ -19,6 +19,16 @@ def test_write_makes_folders_and_leaves_nothing_else(tmp_path) -> None:
     write_atomic(path, "one")
     write_atomic(path, "two")
     assert path.read_text() == "two" and [entry.name for entry in path.parent.iterdir()] == ["b.json"]
+
+
+def test_what_cannot_be_written_is_known_before_and_the_try_leaves_nothing(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    writable = [tmp_path / "new" / "folder" / "x", tmp_path / "file", tmp_path, Path("x.yaml"), Path("/dev/null")]
+    assert [unwritable(path) for path in writable] == [""] * len(writable)
+    refused = [tmp_path / "file" / "x", tmp_path / "loop", tmp_path / ("x" * 300), Path("/proc/x")]
+    assert all(unwritable(path) for path in refused)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path) -> None:

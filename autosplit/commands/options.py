@@ -17,6 +17,7 @@ import typer
 
 from autosplit.commands.configfile import read_config
 from autosplit.errors import UsageError, raise_faults
+from autosplit.files import unwritable
 from autosplit.values.constraints import Constraints
 from autosplit.values.plan import MAX_QUEUE_DEPTH
 from autosplit.values.samples import BACKENDS, Precision, backend_fault
@@ -326,11 +327,14 @@ def verify(given: Output) -> None:
         rate = getattr(given, flag, None)
         if rate is not None and not 0 < rate < math.inf:
             faults.append(f"{_flag(flag)} must be a number above 0 {unit}, but is {rate}")
-    paths = [(flag, getattr(given, flag, None)) for flag in ("output", "trace", "picture", "profiles", "front")]
+    writes = ("output", "trace", "picture", "profiles", "front") if getattr(given, "format", "model") == "model" else ("trace",)
+    paths = [(flag, getattr(given, flag, None)) for flag in writes]
     for flag, path in paths:
         if path is not None and path.exists() and path.is_dir() != (flag in ("profiles", "front")):
             is_a, name_a = ("folder", "file") if path.is_dir() else ("file", "folder")
             faults.append(f"{_flag(flag)} '{path}' is a {is_a}; name a {name_a}")
+        elif path is not None and flag != "profiles" and (why := unwritable(path)):  # a store that keeps nothing is only noted
+            faults.append(f"{_flag(flag)} '{path}' cannot be written: {why}; name another place")
     picture = getattr(given, "picture", None)
     if picture is not None and picture.suffix != ".svg":
         faults.append(f"--picture writes SVG, not '{picture}'; name a file such as ways.svg")

@@ -95,6 +95,7 @@ def export(given: options.Export) -> None:
     """Write the stages of a plan for another runtime, with a manifest and a short loader."""
     from autosplit import api
 
+    api.require_exportable(given.folder, given.to)
     plan, traced, _ = api.load_plan(given.plan, given.model)
     folder = api.export(traced, plan, given.folder, given.to)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())

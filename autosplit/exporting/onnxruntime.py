@@ -16,6 +16,7 @@ from typing import Any
 from autosplit.backends.base import get_backend
 from autosplit.backends.onnxfile import write_onnx
 from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.files import unwritable
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import TensorSpec
 
@@ -44,10 +45,8 @@ def export(
         PlanError: a value is read before it is made, made twice, or of a dtype that numpy does not have.
         BackendError: a stage holds an op that ONNX cannot express.
     """
-    get_backend("onnxruntime")
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"export folder '{folder}' holds something already: give another one, or remove it")
+    require_free(folder)
     manifest = describe(programs, inputs, outputs, model)
     there = folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +65,15 @@ def export(
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
+
+
+def require_free(folder: Path) -> None:
+    """Raises: UsageError: the folder holds something already, or cannot be written. MissingExtraError: as ``export``."""
+    get_backend("onnxruntime")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"export folder '{folder}' holds something already: give another one, or remove it")
+    if why := unwritable(folder):
+        raise UsageError(f"export folder '{folder}' cannot be written: {why}; give another one")
 
 
 def describe(
