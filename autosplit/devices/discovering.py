@@ -15,7 +15,7 @@ from autosplit import tables
 from autosplit.devices.accelerators import PROVIDERS, Facts, is_accelerator, provider
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
 from autosplit.devices.processes import receive, spawn_worker
-from autosplit.errors import DeviceError, UsageError, raise_faults
+from autosplit.errors import DeviceError, UsageError, each, raise_faults
 from autosplit.values.machine import Machine, parse_bytes, parse_device, span
 from autosplit.values.machinefile import read_machine
 
@@ -84,7 +84,8 @@ def machine_for(
     if machine_file is not None:
         machine = read_machine(machine_file)
     elif devices is not None:
-        machine = Machine.of([parse_device(name) for name in devices.split(",") if name.strip()])
+        names = [name for name in devices.split(",") if name.strip()]
+        machine = Machine.of(each("the devices are not understood", parse_device, names))
     else:
         machine = discover()
     check_here(machine)
@@ -107,13 +108,16 @@ def parse_memory(memory: str | Mapping[str, str | int], machine: Machine) -> dic
         return {name: parse_bytes(size) for name, size in memory.items()}
     if "=" not in memory:
         return dict.fromkeys((device.name for device in machine.devices), parse_bytes(memory))
-    caps: dict[str, int] = {}
-    for entry in memory.split(","):
+    seen: set[str] = set()
+
+    def cap(entry: str) -> tuple[str, int]:
         name, equals, size = entry.partition("=")
-        if not equals or name.strip() in caps:
+        if not equals or name.strip() in seen:
             raise UsageError(f"memory '{memory}' is not understood at '{entry}'; write 300MB, or cpu:0=300MB,cpu:1=1GiB")
-        caps[name.strip()] = parse_bytes(size)
-    return caps
+        seen.add(name.strip())
+        return name.strip(), parse_bytes(size)
+
+    return dict(each("these memory caps are not understood", cap, memory.split(",")))
 
 
 def check_here(machine: Machine) -> None:

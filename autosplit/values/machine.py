@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any, Literal
 
 from autosplit import tables
-from autosplit.errors import DeviceError, UsageError, listed, raise_faults
+from autosplit.errors import DeviceError, UsageError, each, listed, raise_faults
 from autosplit.files import typed
 
 Kind = Literal["cpu", "cuda", "null"]
@@ -122,8 +122,7 @@ class Machine:
             "memory caps do not fit the machine",
             [f"the cap of '{name}' must be at least 1 byte, but is {cap}" for name, cap in caps.items() if cap < 1],
         )
-        for name in caps:
-            self[name]
+        each("memory caps do not fit the machine", self.__getitem__, caps)
         devices = tuple(replace(d, memory_bytes=caps.get(d.name, d.memory_bytes)) for d in self.devices)
         return replace(self, devices=devices)
 

@@ -136,6 +136,15 @@ def test_machine_file_and_devices_exclude_each_other(tmp_path) -> None:
         machine_for("null:0", file)
 
 
+def test_all_names_and_caps_that_are_not_understood_are_told_at_once() -> None:
+    with pytest.raises(DeviceError, match=r"\(2 faults\):\n  \* device 'gpu' is not .*\n  \* device 'cpu:1-0' counts down"):
+        machine_for("gpu,null:0,cpu:1-0")
+    with pytest.raises(UsageError, match=r"\(2 faults\):\n  \* memory 'big' is not a size.*\n  \* .* is not understood at '3MB'"):
+        machine_for("null:0", memory="null:0=big,3MB")
+    with pytest.raises(DeviceError, match=r"\(2 faults\):\n  \* device 'null:7' is not .*\n  \* device 'null:8' is not"):
+        machine_for("null:0", memory="null:7=1KB,null:8=1KB")
+
+
 def test_memory_by_device() -> None:
     machine = Machine.of([parse_device("null:0"), parse_device("null:1")])
     assert parse_memory("2KB", machine) == {"null:0": 2000, "null:1": 2000}
