@@ -100,7 +100,7 @@ class Profile(Devices):
     profiles: Annotated[Path, typer.Option(help="Folder of the profile store.")] = Path("profiles")
     remeasure: Annotated[bool, typer.Option(help="Measure again what the store already has.")] = False
     precision: Annotated[
-        Precision, typer.Option(help="What stages compute in; in bf16 the outputs differ from f32, and the report says how far.")
+        Precision, typer.Option(help="bf16, or f32: the model's own dtypes. In bf16 the report says how far the outputs are off.")
     ] = "f32"
 
     @property

@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 from autosplit.files import typed, typed_items
 
 Precision = Literal["f32", "bf16"]
-"""What matrix products, convolutions and attention are computed in; models come and go in f32."""
+"""What matrix products, convolutions and attention are computed in: ``f32`` as the model has them, which may be a dtype of its
+own, ``bf16`` lowered to that; models come and go as they are."""
 
 
 BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
