@@ -1,5 +1,6 @@
 """A plan becomes a running pipeline: stages saved once in a workspace, prepared for their backends, placed on devices."""
 
+import atexit
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -126,7 +127,10 @@ def open_pipeline(traced: Traced, plan: Plan, machine: Machine | str) -> Iterato
         that is cancelled ends at the next stage border.
     Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
     """
-    with Workspace() as workspace, HostManager() as host:
+    with ExitStack() as opened:
+        workspace, host = opened.enter_context(Workspace()), opened.enter_context(HostManager())
+        atexit.register(opened.close)  # a block that is never left would be at the very end, when no thread runs any more
+        opened.callback(atexit.unregister, opened.close)
         pipeline = deploy(host, traced.graph.name, traced, plan, as_machine(machine), workspace)
 
         def submit(*args: Any, **kwargs: Any) -> "Future[Any]":

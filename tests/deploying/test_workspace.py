@@ -1,6 +1,10 @@
 """A plan as a function: what becomes of an answer that nobody wants any more, or that cannot be made."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import CancelledError, Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,3 +67,28 @@ def test_an_answer_that_cannot_be_made_is_told(traced: Traced, later: Later) -> 
         later.future.set_result([])
         with pytest.raises(ValueError, match="zip"):
             answer.result(5)
+
+
+NEVER_LEFT = """
+import tempfile
+import autosplit
+from autosplit.values.plan import UNKNOWN, Plan, Stage
+
+traced = autosplit.trace("autosplit.examples.tied:tied")
+stages = (Stage("all", tuple(op.name for op in traced.graph.ops), ("{device}",)),)
+block = autosplit.open_pipeline(traced, Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN), "{device}")
+model = block.__enter__()
+model(*traced.example_inputs)
+print(tempfile.gettempdir())
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_program_may_end_without_leaving_the_block(tmp_path: Path) -> None:
+    script = NEVER_LEFT.format(device=f"cpu:{affinity()[0]}")
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}\n"), done.stderr
+    assert not list(tmp_path.glob("autosplit-*"))
