@@ -162,6 +162,8 @@ def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]
     except NOT_YAML as failure:
         reason = " ".join(str(failure).split())
         raise error(f"{kind} file '{path}' is truncated or not valid: {reason}. Make it again.") from None
+    if data is None:
+        raise error(f"{kind} file '{path}' is empty: it was cut off, or is another kind of file")
     if not isinstance(data, dict):
         raise error(f"{kind} file '{path}' holds {type(data).__name__}, not a mapping: it is truncated or another kind of file")
     if data.get("schema") != schema:

@@ -139,7 +139,7 @@ def test_mappings_are_read_by_suffix(tmp_path, name: str, text: str) -> None:
         ("plan.json", b'{"schema": 1, "a"', "is truncated or not valid"),
         ("plan.yaml", b"a: [1, 2", "is truncated or not valid"),
         ("plan.json", b"\xff\xfe\x00", "is truncated or not valid"),
-        ("plan.yaml", b"", "holds NoneType, not a mapping"),
+        ("plan.yaml", b"", "is empty"),
         ("plan.json", b"[1]", "holds list, not a mapping"),
         ("plan.json", b'{"schema": 9}', "schema version 9, and this autosplit reads version 1"),
         ("plan.json", b"{}", "schema version None"),
