@@ -5,9 +5,12 @@ pickling from a worker, and ``raise_faults`` lists all the faults of a value at 
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TypeVar
 
 T = TypeVar("T")
+
+SHOWN_FAULTS = 20
 
 
 class AutosplitError(Exception):
@@ -101,10 +104,20 @@ def raise_faults(error: type[AutosplitError], subject: str, faults: Sequence[str
     if not faults:
         return
     noun = "fault" if len(faults) == 1 else "faults"
-    shown = [f"  * {fault}" for fault in faults[:20]]
-    if len(faults) > 20:
-        shown.append(f"  * and {len(faults) - 20} more")
+    shown = [f"  * {fault}" for fault in faults[:SHOWN_FAULTS]]
+    if len(faults) > SHOWN_FAULTS:
+        shown.append(f"  * and {len(faults) - SHOWN_FAULTS} more")
     raise error("\n".join([f"{subject} ({len(faults)} {noun}):", *shown]))
+
+
+def close_names(name: str, names: Iterable[str]) -> str:
+    """The end of a message on a name that is none of ``names``: up to three that resemble it, or '' if none does.
+
+    >>> close_names("bugdet", ["budget", "stages"])
+    "; close names: 'budget'"
+    """
+    close = ", ".join(f"'{close}'" for close in get_close_matches(name, list(names)))
+    return f"; close names: {close}" if close else ""
 
 
 def listed(what: str, values: Iterable[T], kind: type[T], way_out: str = "") -> tuple[T, ...]:

@@ -343,7 +343,7 @@ def test_a_command_may_open_more_files_than_the_shell_allows_at_first(tmp_path: 
 def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wrong.yaml").write_text("stags: 2\n")
     done = inside("auto", MLP, "--config", "wrong.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
-    assert done.exit_code == 1 and "close: stages" in str(done.exception)
+    assert done.exit_code == 1 and "close names: 'stages'" in str(done.exception)
     (tmp_path / "wrong.yaml").write_text("budget: 2026-13-45\n")
     done = inside("auto", MLP, "--config", "wrong.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
     assert isinstance(done.exception, UsageError) and "is not YAML" in str(done.exception)
@@ -354,7 +354,7 @@ def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch
     [
         (
             "bugdet: 3s\nzzz: 1\nconfig: x",
-            ["(3 faults)", "'bugdet' is no flag of 'search'; close: budget", "'zzz' is no", "'config' is"],
+            ["(3 faults)", "'bugdet' is no flag of 'search'; close names: 'budget'", "'zzz' is no", "'config' is"],
         ),
         (
             "batch: 0\nstages: two\nseed: true",

@@ -1,12 +1,11 @@
 """The options file: flags of a command by their names in YAML; every fault of it is named at once."""
 
-import difflib
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from autosplit.errors import UsageError, raise_faults
+from autosplit.errors import UsageError, close_names, raise_faults
 from autosplit.files import read_user_yaml
 
 
@@ -27,7 +26,8 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     for key, value in (content or {}).items():
         name = str(key).replace("-", "_")
         if name not in flags:
-            faults.append(f"'{key}' is no flag of '{ctx.command.name}'{_close(name, list(flags))}")
+            hint = close_names(name, flags) or f"; it has {', '.join(flags)}"
+            faults.append(f"'{key}' is no flag of '{ctx.command.name}'{hint}")
         elif name in values:
             faults.append(f"'{name}' is given twice, with '-' and with '_'")
         elif fault := _fault(ctx, flags[name], value):
@@ -36,11 +36,6 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     raise_faults(UsageError, f"options file '{path}' does not fit", faults)
     ctx.default_map = {**(ctx.default_map or {}), **values}
     return path
-
-
-def _close(name: str, flags: list[str]) -> str:
-    near = difflib.get_close_matches(name, flags, n=3)
-    return f"; close: {', '.join(near)}" if near else f"; it has {', '.join(flags)}"
 
 
 def _fault(ctx: typer.Context, flag: Any, value: Any) -> str:

@@ -28,7 +28,7 @@ from autosplit.costs.simulation import LinkOf, SimStage, Simulation, StageTimes,
 from autosplit.errors import PlanError, UsageError, raise_faults
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST
-from autosplit.values.plan import Plan, Stage
+from autosplit.values.plan import Plan, Stage, placement_faults
 from autosplit.values.profile import Profile
 from autosplit.values.timeline import Action, grid
 
@@ -182,11 +182,7 @@ def plan_stages(plan: Plan, graph: Graph, stage_s: Callable[[Stage, str], float]
     Raises: PlanError: the plan is for another graph.
     """
     place = {op: stage.name for stage in plan.stages for op in stage.ops}
-    raise_faults(
-        PlanError,
-        f"plan does not fit graph '{graph.name}'",
-        [f"op '{op.name}' is on no stage" for op in graph.ops if op.name not in place],
-    )
+    raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", placement_faults(plan.placement, graph))
     maker = {value: place[op] for value, op in graph.producer.items()}
     made = []
     for stage in plan.stages:

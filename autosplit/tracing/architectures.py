@@ -13,10 +13,10 @@ import psutil
 import torch
 from torch import nn
 
-from autosplit.errors import MissingExtraError, ModelError
+from autosplit.errors import MissingExtraError, ModelError, close_names
 from autosplit.examples.calibration import calibrate_batch_norm
 from autosplit.tables import bytes_text
-from autosplit.tracing.modelspec import close_names, typed_options
+from autosplit.tracing.modelspec import typed_options
 
 DEFAULT_SEQ_LEN = 128
 DEFAULT_IMAGE_SIZE = 224
@@ -181,8 +181,8 @@ def _find_class(class_name: str) -> Any:
     if needed := getattr(found, "_backends", None):  # what stands there for a class whose packages are missing
         raise MissingExtraError(f"model 'transformers:{class_name}' needs packages that are not installed: {', '.join(needed)}")
     if not (isinstance(found, type) and issubclass(found, nn.Module) and getattr(found, "config_class", None)):
-        close = close_names(class_name, [name for name in dir(transformers) if not name.endswith(("Config", "Processor"))])
-        raise ModelError(f"transformers has no model class '{class_name}'" + (f"; close names: {close}" if close else ""))
+        known = [name for name in dir(transformers) if not name.endswith(("Config", "Processor"))]
+        raise ModelError(f"transformers has no model class '{class_name}'{close_names(class_name, known)}")
     return found
 
 

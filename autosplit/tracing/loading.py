@@ -18,9 +18,9 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from autosplit.errors import ModelError, raise_faults
+from autosplit.errors import ModelError, close_names, raise_faults
 from autosplit.tracing import architectures
-from autosplit.tracing.modelspec import close_names, parse_options, typed_options
+from autosplit.tracing.modelspec import parse_options, typed_options
 from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.values.plan import PYTHON_OBJECT, Source
 
@@ -164,8 +164,7 @@ def _import_function(place: str, attribute: str, subject: str) -> Any:
         raise ModelError(f"{subject} cannot be imported: {type(failure).__name__}: {failure}") from failure
     function = getattr(module, attribute, None)
     if not callable(function):
-        close = close_names(attribute, dir(module))
-        raise ModelError(f"module '{place}' has no function '{attribute}'" + (f"; close names: {close}" if close else ""))
+        raise ModelError(f"module '{place}' has no function '{attribute}'{close_names(attribute, dir(module))}")
     return function
 
 

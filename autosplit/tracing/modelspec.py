@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 from urllib.parse import parse_qs
 
-from autosplit.errors import ModelError, raise_faults
+from autosplit.errors import ModelError, close_names, raise_faults
 
 BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -44,8 +43,7 @@ def typed_options(options: Mapping[str, str], defaults: Mapping[str, Any], subje
     values, faults = {}, []
     for name, text in options.items():
         if name not in defaults:
-            close = close_names(name, defaults)
-            faults.append(f"it has no field '{name}'" + (f"; close names: {close}" if close else ""))
+            faults.append(f"it has no field '{name}'{close_names(name, defaults)}")
             continue
         try:
             values[name] = typed(text, defaults[name])
@@ -78,11 +76,6 @@ def typed(text: str, default: Any) -> Any:
         return json.loads(text.lower() if text.lower() in ("true", "false") else text)
     except json.JSONDecodeError:
         return text
-
-
-def close_names(name: str, names: Mapping[str, Any] | list[str]) -> str:
-    """Up to three of ``names`` that resemble ``name``, quoted, or '' if none does."""
-    return ", ".join(f"'{close}'" for close in get_close_matches(name, list(names), n=3, cutoff=0.6))
 
 
 def _kind(default: Any) -> str:

@@ -31,7 +31,7 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, spec_of
 from autosplit.tracing.weightsfile import map_weights, write_weights
-from autosplit.values.graph import Graph
+from autosplit.values.plan import placement_faults
 
 SCHEMA = 2
 WEIGHTS = "weights.safetensors"
@@ -86,7 +86,9 @@ def split(traced: Traced, stages: Sequence[Sequence[str]]) -> list[StageProgram]
     Raises: PlanError: ops that are unknown, missing or placed twice, empty stages, values that flow backwards.
     """
     graph = traced.graph
-    stage_of = _stage_of(graph, stages)
+    faults = placement_faults([(str(number), ops) for number, ops in enumerate(stages)], graph)
+    raise_faults(PlanError, f"stages do not fit graph '{graph.name}'", faults)
+    stage_of = {op: number for number, ops in enumerate(stages) for op in ops}
     needed_by: dict[str, set[int]] = {value: set() for value in graph.values}
     for op in graph.ops:
         for value in op.inputs:
@@ -106,31 +108,6 @@ def unsplit(traced: Traced) -> StageProgram:
     """The whole model as one stage."""
     [program] = split(traced, [[op.name for op in traced.graph.ops]])
     return program
-
-
-def _stage_of(graph: Graph, stages: Sequence[Sequence[str]]) -> dict[str, int]:
-    """The stage of every op, or PlanError with all faults."""
-    stage_of: dict[str, int] = {}
-    faults = [f"stage {stage} has no ops" for stage, ops in enumerate(stages) if not ops]
-    for stage, ops in enumerate(stages):
-        for name in ops:
-            if name not in graph.index:
-                faults.append(f"stage {stage} names op '{name}', which the graph does not have")
-            elif name in stage_of:
-                faults.append(f"op '{name}' is on stage {stage_of[name]} and on stage {stage}")
-            else:
-                stage_of[name] = stage
-    faults += [f"op '{op.name}' is on no stage" for op in graph.ops if op.name not in stage_of]
-    for op in graph.ops:
-        for value in op.inputs:
-            maker = graph.producer.get(value)
-            if maker in stage_of and op.name in stage_of and stage_of[maker] > stage_of[op.name]:
-                faults.append(
-                    f"op '{op.name}' on stage {stage_of[op.name]} reads '{value}' from stage {stage_of[maker]}; "
-                    "a tensor goes to the same or a later stage"
-                )
-    raise_faults(PlanError, f"stages do not fit graph '{graph.name}'", faults)
-    return stage_of
 
 
 def _program(

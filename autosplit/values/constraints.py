@@ -1,12 +1,11 @@
 """Constraints: what the user demands of a plan, and the ops that a pattern means."""
 
-import difflib
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autosplit.errors import UsageError, listed, raise_faults
+from autosplit.errors import UsageError, close_names, listed, raise_faults
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 
@@ -78,8 +77,7 @@ class Constraints:
             ]
         for pattern in [*wanted, *listed("together", self.together, str)]:
             if not matching_ops(graph, pattern):
-                near = difflib.get_close_matches(pattern, [*graph.index, *sorted({op.module for op in graph.ops})], n=3)
-                hint = f"; close: {', '.join(near)}" if near else ""
+                hint = close_names(pattern, [*graph.index, *sorted({op.module for op in graph.ops})])
                 faults.append(f"'{pattern}' matches no op, module path or operator{hint}")
         raise_faults(UsageError, "the constraints do not fit", faults)
         return self

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from autosplit import tables
-from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.errors import SHOWN_FAULTS, PlanError, UsageError, close_names, raise_faults
 from autosplit.files import content_hash
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
@@ -16,6 +16,9 @@ Status = Literal["optimal", "feasible", "measured", "manual"]
 
 MAX_QUEUE_DEPTH = 1024
 """Slots of a ring, of which each takes memory from the start; a deeper queue makes requests wait, and nothing faster."""
+
+SHOWN_OPS = 3
+"""Ops that a message names, of many that are wrong in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,11 @@ class Plan:
         stages = tuple(replace(stage, load_s=0.0) for stage in self.stages)
         return replace(self, stages=stages, prediction=UNKNOWN, loads_s={}, status="manual")
 
+    @property
+    def placement(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Each stage as messages call it, and its ops."""
+        return [(f"'{stage.name}'", stage.ops) for stage in self.stages]
+
     def verify(self, graph: Graph, machine: Machine) -> "Plan":
         """Return the plan, or raise PlanError with every fault against its graph and machine.
 
@@ -122,7 +130,7 @@ class Plan:
         microbatch, queue depth.
         """
         check_graph(self.graph_hash, graph)
-        faults = [*_placement_faults(self.stages, graph), *_device_faults(self.stages, graph, machine)]
+        faults = [*placement_faults(self.placement, graph), *_device_faults(self.stages, graph, machine)]
         if self.microbatch < 1 or self.source.batch % self.microbatch:
             faults.append(f"microbatch {self.microbatch} does not divide the batch of {self.source.batch} items")
         if not 1 <= self.queue_depth <= MAX_QUEUE_DEPTH:
@@ -188,25 +196,51 @@ def check_graph(graph_hash: str, graph: Graph) -> None:
         )
 
 
-def _placement_faults(stages: Sequence[Stage], graph: Graph) -> list[str]:
-    faults = [f"stage '{stage.name}' has no ops" for stage in stages if not stage.ops]
+def placement_faults(stages: Sequence[tuple[str, Sequence[str]]], graph: Graph) -> list[str]:
+    """What is wrong with ops on stages: unknown, missing or placed twice, empty stages, tensors that go back.
+
+    Args:
+        stages: what messages call each stage, and its ops.
+        graph: whose ops they are.
+    """
+    names, faults = [name for name, _ in stages], []
     place: dict[str, int] = {}
-    for number, stage in enumerate(stages):
-        for op in stage.ops:
+    twice: dict[tuple[int, int], list[str]] = {}
+    for number, (name, ops) in enumerate(stages):
+        if not ops:
+            faults.append(f"stage {name} has no ops")
+        for op in ops:
             if op not in graph.index:
-                faults.append(f"stage '{stage.name}' names op '{op}', which the graph does not have")
+                faults.append(unknown_op(name, op, graph, len(faults) < SHOWN_FAULTS))
             elif op in place:
-                faults.append(f"op '{op}' is on stage '{stages[place[op]].name}' and on stage '{stage.name}'")
-            place[op] = number
-    faults += [f"op '{op.name}' is on no stage" for op in graph.ops if op.name not in place]
+                twice.setdefault((place[op], number), []).append(op)
+            else:
+                place[op] = number
+    faults += [_ops_are(f"on stage {names[a]} and on stage {names[b]}", ops) for (a, b), ops in twice.items()]
+    if missing := [op.name for op in graph.ops if op.name not in place]:
+        faults.append(_ops_are("on no stage", missing))
     for reader in graph.ops:
         target = place.get(reader.name, len(stages))
         for value in reader.inputs:
             source = place.get(graph.producer.get(value, ""), -1)
-            if source > target:
-                where = f"op '{reader.name}' on stage '{stages[target].name}' reads '{value}' from stage '{stages[source].name}'"
-                faults.append(f"{where}; a tensor goes to the same or a later stage")
+            if target < source:
+                faults.append(
+                    f"op '{reader.name}' on stage {names[target]} reads '{value}' from stage {names[source]}; "
+                    "a tensor goes to the same or a later stage"
+                )
     return faults
+
+
+def unknown_op(stage: str, op: str, graph: Graph, is_shown: bool) -> str:
+    """The fault of a stage that names no op of the graph; close names take 0.1 s in a large one, so only if it is shown."""
+    return f"stage {stage} names op '{op}', which the graph does not have{close_names(op, graph.index) if is_shown else ''}"
+
+
+def _ops_are(where: str, ops: Sequence[str]) -> str:
+    if len(ops) == 1:
+        return f"op '{ops[0]}' is {where}"
+    first = ", ".join(f"'{op}'" for op in ops[:SHOWN_OPS])
+    return f"{len(ops)} ops are {where}: {first}{f' and {len(ops) - SHOWN_OPS} more' if len(ops) > SHOWN_OPS else ''}"
 
 
 def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> list[str]:

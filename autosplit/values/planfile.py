@@ -11,13 +11,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from autosplit.errors import PlanError, raise_faults
+from autosplit.errors import SHOWN_FAULTS, PlanError, raise_faults
 from autosplit.files import content_hash, field_faults, read_mapping, write_atomic
 from autosplit.values.constraints import Objective
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan, Prediction, Source, Stage, Status, check_graph
+from autosplit.values.plan import Plan, Prediction, Source, Stage, Status, check_graph, unknown_op
 from autosplit.values.samples import Precision, backend_fault
 
 SCHEMA = 1
@@ -204,7 +204,7 @@ def _expand(entries: Sequence[str], graph: Graph, stage: str, faults: list[str])
     for entry in entries:
         ends = [end.strip() for end in entry.split("..")]
         unknown = [end for end in ends if end not in graph.index]
-        faults += [f"stage '{stage}' names op '{end}', which the graph does not have" for end in unknown]
+        faults += [unknown_op(f"'{stage}'", end, graph, len(faults) < SHOWN_FAULTS) for end in unknown]
         if unknown:
             continue
         first, last = graph.index[ends[0]], graph.index[ends[-1]]

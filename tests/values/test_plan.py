@@ -148,8 +148,29 @@ def test_every_placement_fault_is_listed() -> None:
     bad = plan_of(GRAPH, ("a3", "a1", "nope"), ("a0", "a1", "a4"))
     with pytest.raises(PlanError) as caught:
         bad.verify(GRAPH, MACHINE)
-    for text in ("'nope'", "op 'a1' is on stage", "op 'a2' is on no stage", "op 'a5' is on no stage"):
+    for text in ("'nope'", "op 'a1' is on stage 'stage0' and on stage 'stage1'", "2 ops are on no stage: 'a2', 'a5'"):
         assert text in str(caught.value)
+
+
+def test_spans_that_are_short_or_overlap_are_one_fault_each() -> None:
+    graph, names = chain(60), [f"a{i}" for i in range(60)]
+    with pytest.raises(PlanError) as caught:
+        plan_of(graph, tuple(names[:30]), tuple(names[10:40])).verify(graph, MACHINE)
+    assert str(caught.value).splitlines() == [
+        "plan does not fit graph 'chain' (2 faults):",
+        "  * 20 ops are on stage 'stage0' and on stage 'stage1': 'a10', 'a11', 'a12' and 17 more",
+        "  * 20 ops are on no stage: 'a40', 'a41', 'a42' and 17 more",
+    ]
+
+
+def test_a_misspelt_op_gets_close_names(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    path.write_text(path.read_text().replace("a0 .. a2", "a0 .. a22"))
+    with pytest.raises(PlanError, match="'a22', which the graph does not have; close names: 'a2'"):
+        read_plan(path).resolve(GRAPH)
+    with pytest.raises(PlanError, match="'a22', which the graph does not have; close names: 'a2'"):
+        plan_of(GRAPH, ("a0", "a1", "a22"), ("a3", "a4", "a5")).verify(GRAPH, MACHINE)
 
 
 def test_a_tensor_may_not_go_back() -> None:
@@ -222,6 +243,6 @@ def test_constraints_list_every_fault() -> None:
     wrong = Constraints(num_stages=0, pins={"blok0": "cpu:0", "a1": "cpu:9"}, max_latency_s=-1.0)
     with pytest.raises(UsageError) as caught:
         wrong.verify(GRAPH, MACHINE)
-    for text in ("num_stages must be at least 1", "'blok0' matches no op", "close: block0", "'cpu:9'", "max_latency_s"):
+    for text in ("num_stages must be at least 1", "'blok0' matches no op", "close names: 'block0.fc", "'cpu:9'", "max_latency_s"):
         assert text in str(caught.value)
     assert not Constraints().forced
