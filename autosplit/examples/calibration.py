@@ -8,6 +8,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
+def tracking_norms(module: nn.Module) -> list[_BatchNorm]:
+    """The batch norms inside that keep statistics."""
+    return [child for child in module.modules() if isinstance(child, _BatchNorm) and child.track_running_stats]
+
+
 def calibrate_batch_norm(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, num_passes: int = 1
 ) -> nn.Module:
@@ -24,7 +29,7 @@ def calibrate_batch_norm(
     Returns: the module.
     """
     module.eval()
-    norms = [child for child in module.modules() if isinstance(child, _BatchNorm) and child.track_running_stats]
+    norms = tracking_norms(module)
     if not norms:
         return module
     momenta = [norm.momentum for norm in norms]

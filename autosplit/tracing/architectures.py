@@ -5,7 +5,7 @@ No weights are fetched. The seed is fixed, so two processes that build one spec 
 
 import inspect
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 from autosplit.errors import MissingExtraError, ModelError, close_names
-from autosplit.examples.calibration import calibrate_batch_norm
+from autosplit.examples.calibration import calibrate_batch_norm, tracking_norms
 from autosplit.tables import bytes_text
 from autosplit.tracing.modelspec import typed_options
+
+Given = tuple[Sequence[Any], Mapping[str, Any]]
 
 DEFAULT_SEQ_LEN = 128
 DEFAULT_IMAGE_SIZE = 224
@@ -26,15 +28,17 @@ WAY_OUT = "Write a function that returns (module, inputs) and give it as 'packag
 
 
 def build(
-    class_name: str, options: Mapping[str, str], batch: int, seq_len: int | None
+    class_name: str, options: Mapping[str, str], batch: int, seq_len: int | None, given: Given | None = None
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A model of the transformers package in eval mode, and example inputs by name.
+    """A model of the transformers package in eval mode, and example inputs by name, none where they are given.
 
     Args:
         class_name: a model class, ``WhisperEncoder`` and other parts of a model included.
         options: config fields as text; ``image_size`` also where the config has none, ``attn_implementation``.
         batch: leading size of the inputs.
         seq_len: tokens, at most what the config's positions allow; 128 or that limit by default.
+        given: positional inputs and those by name. Batch norms are calibrated with them only where no others can be made up,
+            so that a spec always has the same weights.
     Raises:
         MissingExtraError: transformers, or a package that this class needs, is not installed.
         ModelError: there is no such class or field, the model is larger than the free memory, or takes other inputs.
@@ -54,12 +58,23 @@ def build(
         except Exception as failure:
             raise ModelError(f"{subject} cannot be built from this config: {_one_line(failure)}") from failure
         shapes = _Shapes(subject, config, inspect.signature(module.forward), input_options)
-        several = shapes.inputs(module, max(batch, 2), seq_len)
-        try:
-            calibrate_batch_norm(module, (), several)
-        except Exception as failure:
-            raise ModelError(f"{subject} fails on the inputs made up for it: {_one_line(failure)}. {WAY_OUT}") from failure
-        return module, shapes.inputs(module, batch, seq_len)
+        if given is None:
+            several = shapes.inputs(module, max(batch, 2), seq_len)
+            _calibrate(module, ((), several), f"{subject} fails on the inputs made up for it")
+            return module, shapes.inputs(module, batch, seq_len)
+        if tracking_norms(module):
+            try:
+                _calibrate(module, ((), shapes.inputs(module, max(batch, 2), None)), "")
+            except Exception:
+                _calibrate(module, given, f"{subject} fails on its example inputs, with which its batch norms are calibrated")
+        return module, {}
+
+
+def _calibrate(module: nn.Module, inputs: Given, what: str) -> None:
+    try:
+        calibrate_batch_norm(module, *inputs)
+    except Exception as failure:
+        raise ModelError(f"{what}: {_one_line(failure)}. {WAY_OUT}") from failure
 
 
 class _Shapes:

@@ -69,19 +69,20 @@ def load_model(
     torch.Size([3, 8])
     """
     if not isinstance(batch, int) or batch < 1:
-        given = batch if isinstance(batch, int | float | str) else f"a {type(batch).__name__}"
-        raise ModelError(f"batch must be a whole number of at least 1, not {given}; example inputs go in inputs=(tensor, ...)")
+        shown = batch if isinstance(batch, int | float | str) else f"a {type(batch).__name__}"
+        raise ModelError(f"batch must be a whole number of at least 1, not {shown}; example inputs go in inputs=(tensor, ...)")
+    given = _given(inputs) if inputs is not None else None
     spec = ""
     if isinstance(source, str | Path):
         spec = str(source)
-        found, default_name, own_args, own_kwargs = _load_spec(spec, batch, seq_len)
+        found, default_name, own_args, own_kwargs = _load_spec(spec, batch, seq_len, given)
     else:
         if not isinstance(source, nn.Module | ExportedProgram):
             pair = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
             raise ModelError(f"a model is a spec, a module or an ExportedProgram, but here it is {source!r:.60}{pair}")
         found, default_name = source, _class_name(source)
         own_args, own_kwargs = (source.example_inputs or ((), {})) if isinstance(source, ExportedProgram) else ((), {})
-    args, kwargs = _given(inputs) if inputs is not None else (tuple(own_args), dict(own_kwargs))
+    args, kwargs = given or (tuple(own_args), dict(own_kwargs))
     if not args and not kwargs:
         raise ModelError(f"model '{name or default_name}' comes without example inputs; give them as inputs=(tensor, ...)")
     _require_dense(name or default_name, (args, kwargs))
@@ -93,7 +94,7 @@ def load_model(
 
 
 def _load_spec(
-    spec: str, batch: int, seq_len: int | None
+    spec: str, batch: int, seq_len: int | None, given: architectures.Given | None
 ) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any]]:
     target, options = parse_options(spec)
     if target.endswith(".pt2"):
@@ -106,7 +107,7 @@ def _load_spec(
         workload = "; a planner's workload file needs search --format" if Path(target).is_file() else ""
         raise ModelError(f"model '{spec}' is no spec: {what}{workload}")
     if place == "transformers":
-        module, named = architectures.build(attribute, options, batch, seq_len)
+        module, named = architectures.build(attribute, options, batch, seq_len, given)
         return module, attribute, (), named
     made, inputs = _call(place, attribute, options, batch, seq_len)
     args, kwargs = _given(inputs)

@@ -149,6 +149,32 @@ def test_bad_spec_names_what_is_wrong(spec, message):
         load_model(spec)
 
 
+@pytest.mark.parametrize(
+    ("spec", "inputs"),
+    [
+        (
+            f"transformers:Blip2QFormerModel?{TEXT}&encoder_hidden_size=32",
+            {"query_embeds": torch.ones(1, 4, 32), "encoder_hidden_states": torch.ones(1, 5, 32)},
+        ),
+        ("transformers:LevitModel?image_size=32&patch_size=8&depths=1,1,1", torch.ones(2, 3, 64, 64)),
+    ],
+)
+def test_no_inputs_are_made_up_where_they_are_given(spec, inputs):
+    model = load_model(spec, inputs=inputs)
+    assert model.way_out == "" and model.kwargs == (inputs if isinstance(inputs, dict) else {})
+    model.module(*model.args, **model.kwargs)
+    if not model.args:
+        return
+    with pytest.raises(ModelError, match="fails on its example inputs, with which its batch norms are calibrated"):
+        load_model(spec, inputs=torch.ones(2, 3, 8, 8))
+
+
+def test_a_spec_has_the_same_weights_whoever_gives_the_inputs():
+    spec = "transformers:ResNetModel?embedding_size=8&hidden_sizes=8,16&depths=1,1&image_size=32"
+    own, given = load_model(spec).module.state_dict(), load_model(spec, inputs=torch.ones(1, 3, 64, 64)).module.state_dict()
+    assert all(torch.equal(own[name], given[name]) for name in own)
+
+
 def test_model_larger_than_the_memory_is_refused_before_it_is_built(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 2**20})())
     with pytest.raises(ModelError, match=r"^model '\S+' has .* MiB of weights, and 1\.0 MiB of memory are free"):
