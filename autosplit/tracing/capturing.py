@@ -131,7 +131,7 @@ def trace(model: Model, *, check: bool = True) -> Traced:
         graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves, model.source
     )
     if check and isinstance(model.module, torch.nn.Module):
-        _require_same(model.name, own, traced.unflatten_outputs(outputs))
+        _require_same(model, own, traced.unflatten_outputs(outputs))
     return traced
 
 
@@ -315,14 +315,23 @@ def _same_constant(traced: Any, given: Any) -> bool:
     return type(traced) is type(given) and bool(traced == given)
 
 
-def _require_same(name: str, expected: Any, found: Any) -> None:
+def _require_same(model: Model, expected: Any, found: Any) -> None:
     """Compare the graph's outputs with the model's own: equal for integers, within 1e-3 of the largest number for floats."""
     for position, (ours, own) in enumerate(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)):
         if isinstance(own, torch.Tensor) and (fault := _fault(f"output {position}", ours, own)):
             raise TraceError(
-                f"the graph of model '{name}' computes something else than the model: {fault}. "
-                "It may be random, or depend on Python state; call eval(), or export it yourself."
+                f"the graph of model '{model.name}' computes something else than the model: {fault}. {_why_other(model.module)}"
             )
+
+
+def _why_other(module: Any) -> str:
+    """What may have made a graph that computes something else, and the way out."""
+    if getattr(getattr(module, "config", None), "_attn_implementation", "") == "sdpa":  # it leaves masks out by their values
+        return (
+            "Models of transformers may make other attention masks while they are traced: give '?attn_implementation=eager', "
+            "or model.set_attn_implementation('eager')."
+        )
+    return "It may be random, or depend on Python state; call eval(), or export it yourself."
 
 
 def _fault(name: str, ours: Any, own: torch.Tensor) -> str:

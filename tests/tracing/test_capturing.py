@@ -404,6 +404,16 @@ def test_model_that_depends_on_python_state_is_caught():
         traced(Counting(), torch.ones(2))
 
 
+def test_masks_that_differ_while_a_model_is_traced_have_a_way_out():
+    spec = f"transformers:Aimv2TextModel?{TEXT}"
+    with pytest.raises(TraceError, match=r"off by .* give '\?attn_implementation=eager'"):
+        trace(load_model(spec))
+    trace(load_model(spec + "&attn_implementation=eager"))
+    model = load_model(spec)
+    model.module.set_attn_implementation("eager")
+    trace(model)
+
+
 class Turning(nn.Module):
     """Gives one answer while it is captured and recorded as a graph, and another one when it is called next."""
 
