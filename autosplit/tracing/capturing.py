@@ -171,7 +171,10 @@ def _export(model: Model) -> ExportedProgram:
             raise KeyboardInterrupt from None
         if model.way_out and (own := _own_failure(model)):
             raise _fails_itself(model, own) from own
-        raise TraceError(f"model '{model.name}' cannot be traced: {_reason(failure)}") from failure
+        others = f". It may be with others, such as an attention_mask. {model.way_out}" if model.way_out else ""
+        made_up = " with the inputs made up for it" if model.way_out else ""
+        reason = _reason(failure).rstrip(".") if others else _reason(failure)
+        raise TraceError(f"model '{model.name}' cannot be traced{made_up}: {reason}{others}") from failure
 
 
 def _own_failure(model: Model) -> Exception | None:

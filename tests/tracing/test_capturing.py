@@ -368,6 +368,14 @@ def test_inputs_made_up_for_a_model_that_fails_on_them_are_told_with_the_way_out
         trace(load_model(spec))
 
 
+def test_a_mask_that_only_a_trace_lacks_can_be_given():
+    spec = "transformers:LongT5Model?num_layers=1&num_decoder_layers=1&d_model=32&d_ff=64&d_kv=16&num_heads=2&vocab_size=256"
+    with pytest.raises(TraceError, match=r"traced with the inputs made up for it: .*, such as an attention_mask\. Write a"):
+        trace(load_model(spec))
+    ids = torch.full((1, 16), 3)
+    trace(load_model(spec, inputs={"input_ids": ids, "decoder_input_ids": ids, "attention_mask": torch.ones_like(ids)}))
+
+
 def test_too_many_inputs_are_told_without_a_line_of_python_itself():
     with pytest.raises(TraceError, match="traced: TypeError: too many positional arguments"):
         traced(nn.Sequential(nn.Linear(2, 2)), torch.ones(2, 2), torch.ones(2, 2))
