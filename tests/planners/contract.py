@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+import exhaustive
 import pytest
 from problems import random_problem
 
 from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners import exhaustive
 from autosplit.planners.latency import with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, request_faults

@@ -2,13 +2,14 @@
 
 from math import inf
 
+import exhaustive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import random_problem
 
-from autosplit.planners import bounds, exhaustive
+from autosplit.planners import bounds
 from autosplit.planners.items import contract
 from autosplit.planners.request import Request
 

@@ -2,11 +2,12 @@
 
 from math import inf
 
+import exhaustive
 import numpy as np
 import pytest
 from problems import random_problem
 
-from autosplit.planners import columns, exhaustive
+from autosplit.planners import columns
 from autosplit.planners.columns import ColumnBound, _only, pricers_of, rising_bound
 from autosplit.planners.frontier import cheap_nets, narrow_order, sifted_order
 from autosplit.planners.hypergraph import hypergraph_of

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import inf
 
+import exhaustive
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from problems import chain, random_problem
 
 from autosplit.costs.problem import Block, Pool
-from autosplit.planners import exhaustive, ilp
+from autosplit.planners import ilp
 from autosplit.planners.items import contract
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request, objective_s, request_faults

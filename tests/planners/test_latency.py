@@ -3,6 +3,7 @@ from dataclasses import replace
 from random import Random
 from time import monotonic
 
+import exhaustive
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,6 @@ from problems import chain, random_blocks, random_problem
 from autosplit.costs.cost import find_faults, latency_s
 from autosplit.costs.problem import Block, Net, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
-from autosplit.planners import exhaustive
 from autosplit.planners.heft import JOININGS, Delays, blocks_of, critical_path_s, list_schedule
 from autosplit.planners.latency import with_reuse
 from autosplit.planners.lumps import fewer_lumps, forced_lumps

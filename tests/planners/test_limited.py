@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 from math import inf
 
+import exhaustive
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from problems import chain, random_problem
 
 from autosplit.costs.cost import evaluate, latency_s
 from autosplit.costs.problem import Block, Problem
-from autosplit.planners import bounds, exhaustive
+from autosplit.planners import bounds
 from autosplit.planners.items import contract
 from autosplit.planners.latency import with_reuse
 from autosplit.planners.limited import soonest_chain

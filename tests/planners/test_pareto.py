@@ -4,6 +4,7 @@ from itertools import combinations
 from math import inf
 from pathlib import Path
 
+import exhaustive
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -16,7 +17,6 @@ from autosplit.costs.cost import evaluate, find_faults, latency_s
 from autosplit.costs.problem import Block
 from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError
-from autosplit.planners import exhaustive
 from autosplit.planners.pareto import dominates, front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
 from autosplit.planners.request import Request

@@ -3,11 +3,12 @@
 from math import inf
 from time import monotonic
 
+import exhaustive
 import numpy as np
 import pytest
 from problems import random_problem
 
-from autosplit.planners import bounds, exhaustive, proving
+from autosplit.planners import bounds, proving
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import contract
 from autosplit.planners.request import Request

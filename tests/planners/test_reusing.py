@@ -3,6 +3,7 @@
 from itertools import combinations, pairwise, product
 from time import monotonic
 
+import exhaustive
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from problems import chain, random_problem
 
 from autosplit.costs.cost import evaluate
 from autosplit.costs.problem import Block
-from autosplit.planners import bounds, exhaustive
+from autosplit.planners import bounds
 from autosplit.planners.items import contract
 from autosplit.planners.request import Request, objective_s, request_faults
 from autosplit.planners.reusing import best_reuse
