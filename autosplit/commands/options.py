@@ -113,7 +113,7 @@ class Profile(Devices):
         names = tuple(name.strip() for name in self.backend.split(",") if name.strip())
         fault = backend_fault(*names) if names else f"--backend names none, the backends are {', '.join(BACKENDS)}"
         if fault:
-            raise UsageError(f"{fault}, with commas between, or 'usual' or 'all' alone")
+            raise UsageError(f"{fault}; give names with commas between, or 'usual' or 'all' alone")
         return names
 
     @property

@@ -1,6 +1,5 @@
 """What one measurement is: a setting, its samples, where they came from; and their JSON form. No torch."""
 
-import difflib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from functools import cached_property
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
+from autosplit.errors import close_names
 from autosplit.files import typed, typed_items
 
 Precision = Literal["f32", "bf16"]
@@ -21,15 +21,14 @@ BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
 
 
 def backend_fault(*names: str) -> str:
-    """What is wrong with names of backends, '' if nothing is; backends that they resemble come first.
+    """What is wrong with names of backends, '' if nothing is.
 
     >>> backend_fault("eager"), backend_fault("openvivo")
-    ('', "backend 'openvivo' does not exist, the backends are openvino, eager, onnxruntime, inductor")
+    ('', "backend 'openvivo' does not exist, the backends are eager, onnxruntime, openvino, inductor; close names: 'openvino'")
     """
     unknown = [name for name in names if name not in BACKENDS]
-    close = [near for name in unknown for near in difflib.get_close_matches(name, BACKENDS)]
-    named, known = ", ".join(f"'{name}'" for name in unknown), ", ".join(dict.fromkeys([*close, *BACKENDS]))
-    return f"backend {named} does not exist, the backends are {known}" if unknown else ""
+    named, close = ", ".join(f"'{name}'" for name in unknown), "".join(close_names(name, BACKENDS) for name in unknown[:1])
+    return f"backend {named} does not exist, the backends are {', '.join(BACKENDS)}{close}" if unknown else ""
 
 
 class Setting(NamedTuple):

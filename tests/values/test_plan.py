@@ -224,7 +224,8 @@ def test_backends_and_devices_that_are_none_are_named_with_the_other_faults_of_t
     path.write_text(yaml.safe_dump(data))
     with pytest.raises(PlanError) as caught:
         read_plan(path)
-    said = "backend 'onxruntime' does not exist, the backends are onnxruntime, eager, openvino, inductor"
+    known = "the backends are eager, onnxruntime, openvino, inductor; close names: 'onnxruntime'"
+    said = f"backend 'onxruntime' does not exist, {known}"
     for text in (f"stages.0.backend: stage 'stage0': {said}", "stages.1.devices: device 'cpu-1'", "stages.1.threads", "3 faults"):
         assert text in str(caught.value)
     with pytest.raises(PlanError, match=f"stage 'stage0': {said}"):
