@@ -76,6 +76,8 @@ class Loaded:
     def run(self, num_items: int) -> None:
         """Run about so many items and note the throughput while all stages are busy.
 
+        Replicas that form lanes count each by itself, until its own last answer, and their throughputs add up: the host feeds
+        ahead, so of a finite number of requests a lane that was slow lately still has some when the others have none.
         Filling and draining the pipeline are left out: for each request at work one runs before the clock and one after it.
         Where requests take long, none runs after it, and before it only if there are several stages, which do not begin together.
         Where stages share a device, as many as may be in flight run before it and after it: a stage that works ahead leaves the
@@ -91,12 +93,9 @@ class Loaded:
         total = before + count + after
         begin_ns = time.monotonic_ns()
         self.pipeline.run_many([work[k % len(work)] for k in range(total)])
-        all_ns = [begin_ns, *self.pipeline.answered_ns(total)]
-        answered = all_ns[before : total + 1 - after]
-        if answered[0] == answered[-1]:  # one was so late that all those after it were there by then
-            answered = all_ns
-        seconds = (answered[-1] - answered[0]) / 1e9
-        self.pace_per_s = (len(answered) - 1) * self.plan.microbatch / seconds
+        lanes = self.pipeline.made_ns(total)
+        per_s = [_per_s([begin_ns, *made_ns], before // len(lanes), after // len(lanes)) for made_ns in lanes]
+        self.pace_per_s = self.plan.microbatch * sum(per_s)
         self.rounds_per_s.append(self.pace_per_s)
 
     def run_alone(self, seconds: float) -> None:
@@ -227,6 +226,14 @@ def _alone_s(plan: Plan, pipeline: Pipeline, work: Sequence[Microbatch], seconds
         pipeline.run_many([work[k % len(work)] for k in range(num_parts)])
         found.append(time.perf_counter() - start)
     return found
+
+
+def _per_s(times_ns: Sequence[int], before: int, after: int) -> float:
+    """Answers per second in a lane, from when it began and its answers, without some of these at both ends if others are left."""
+    busy_ns = times_ns[before : len(times_ns) - after]
+    if len(busy_ns) < 2 or busy_ns[0] == busy_ns[-1]:
+        busy_ns = times_ns
+    return (len(busy_ns) - 1) * 1e9 / (busy_ns[-1] - busy_ns[0])
 
 
 def _in_turn(names: Sequence[str], number: int) -> Iterable[str]:

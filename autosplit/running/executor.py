@@ -329,8 +329,7 @@ class Executor:
         for request in requests:
             if request.answered:
                 continue
-            now = time.monotonic_ns()
-            self.times.append(RequestTimes(request.number, request.submitted_ns, request.fed_ns, request.made_ns or now, now))
+            self.times.append(request.times())
             request.answered = True
             if request.waiter is not None:
                 request.waiter.release()

@@ -210,12 +210,16 @@ class Pipeline:
         times = list(itertools.islice(reversed(self._executor.times), last))
         return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
 
-    def answered_ns(self, count: int) -> list[int]:
-        """When the last stage had handed over the last ``count`` requests and all before them, oldest first.
+    def made_ns(self, count: int) -> list[list[int]]:
+        """When the last stage had handed over the last ``count`` requests, ascending, a list for each lane that had some.
 
-        In monotonic nanoseconds, at most the last 16,384. An answer may be taken later, together with others.
+        In monotonic nanoseconds, at most the last 16,384. An answer may be taken later: together with others, or when those
+        of earlier requests, in other lanes, are there.
         """
-        return list(itertools.accumulate((one.made_ns for one in list(self._executor.times)[-count:]), max))
+        lanes: dict[int, list[int]] = {}
+        for one in list(self._executor.times)[-count:]:
+            lanes.setdefault(one.sequence % self._executor.lanes.num, []).append(one.made_ns)
+        return [sorted(times_ns) for times_ns in lanes.values()]
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """How each worker fares now, read without asking it."""

@@ -19,8 +19,12 @@ _NEVER_NS = 2.0**62
 
 
 class RequestTimes(NamedTuple):
-    """When a request was submitted, fed to the first stage, made by the last one, and answered, in monotonic nanoseconds."""
+    """When a request was submitted, fed to the first stage, made by the last one, and answered, in monotonic nanoseconds.
 
+    ``sequence`` is its number in its lane, ``number`` how many were fed before it.
+    """
+
+    sequence: int
     number: int
     submitted_ns: int
     fed_ns: int
@@ -71,6 +75,11 @@ class Request:
     def hurries(self) -> bool:
         """Whether somebody may wait for this very answer, not for the last of many."""
         return self.future is not None or not self.keep
+
+    def times(self) -> RequestTimes:
+        """Of a request that is answered now."""
+        now_ns = time.monotonic_ns()
+        return RequestTimes(self.sequence, self.number, self.submitted_ns, self.fed_ns, self.made_ns or now_ns, now_ns)
 
     def wait(self) -> None:
         """Block until it is answered."""

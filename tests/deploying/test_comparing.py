@@ -36,8 +36,8 @@ class _Ran:
         steps_ns[0] = steps_ns[1] = steps_ns[-1] = steps_ns[-2] = 1_000_000_000
         self.answered = list(accumulate(steps_ns, initial=time.monotonic_ns()))[1:]
 
-    def answered_ns(self, count: int) -> list[int]:
-        return self.answered[-count:]
+    def made_ns(self, count: int) -> list[list[int]]:
+        return [self.answered[-count:]]
 
 
 def _loaded(plan: Plan, pipeline: object, p50_s: float = 0.1) -> arena.Loaded:
@@ -51,6 +51,23 @@ def test_filling_and_draining_a_pipeline_do_not_count(plan: Plan, num_items: int
     entry = _loaded(two, _Ran())
     entry.run(num_items)
     assert entry.rounds_per_s == [pytest.approx(100.0)]
+
+
+class _Lanes(_Ran):
+    """Two lanes that take 10 and 20 ms; the slower one still has three requests when the other has its last answer."""
+
+    def made_ns(self, count: int) -> list[list[int]]:
+        begin_ns, num_slow = time.monotonic_ns(), (count - 6) // 3 + 3
+        lanes = ((10_000_000, count - num_slow), (20_000_000, num_slow))
+        return [[begin_ns + period_ns * k for k in range(1, num + 1)] for period_ns, num in lanes]
+
+
+@pytest.mark.parametrize("num_items", [2, 16, 40])
+def test_lanes_that_do_not_end_together_count_each_by_itself(plan: Plan, num_items: int) -> None:
+    two = replace(plan, stages=(replace(plan.stages[0], devices=("cpu:0", "cpu:1")),))
+    entry = _loaded(two, _Lanes())
+    entry.run(num_items)
+    assert entry.rounds_per_s == [pytest.approx(150.0, rel=0.01)]
 
 
 class _Held(_Ran):
