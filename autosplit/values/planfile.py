@@ -188,7 +188,7 @@ def read_plan(path: Path) -> PlanFile:
     try:
         return PlanFile.model_validate(data)
     except ValidationError as failure:
-        raise_faults(PlanError, f"plan file '{path}' cannot be read as a plan", field_faults(failure.errors()))
+        raise_faults(PlanError, f"plan file '{path}' is truncated or wrong", field_faults(failure.errors()))
         raise
 
 
