@@ -95,10 +95,11 @@ class Profile:
         ]
         if not found:
             known = "; ".join(str(setting) for setting in self.measured) or "nothing"
-            count = "" if threads is None else f" with {threads} threads"
+            what = f"{backend} on {device}" if threads is None else str(Setting(device, backend, threads))
+            why = [note for note in self.notes if note.startswith(f"{backend} is left out")]
             raise ProfileError(
-                f"profile of '{self.graph_name}' holds no measurement of {backend} on {device}{count} (it holds: {known}); "
-                "measure it with `autosplit profile`"
+                f"profile of '{self.graph_name}' holds no measurement of {what} (it holds: {known}); "
+                f"{'; '.join(why) or 'measure it with `autosplit profile`'}"
             )
         return max(found, key=lambda setting: setting.threads)
 

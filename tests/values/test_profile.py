@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -61,6 +62,9 @@ def test_table_refuses_another_model_and_what_was_not_measured() -> None:
         profiled().table(chain(), "onnxruntime", ["cpu:0"])
     with pytest.raises(ProfileError, match="with 2 threads"):
         profiled().op_s("op0", "cpu:0", "eager", 2)
+    refused = replace(profiled(), notes=("openvino is left out: its numbers are wrong", "onnxruntime is left out: of no use"))
+    with pytest.raises(ProfileError, match=r"eager on cpu:1 with 1 thread\); openvino is left out: its numbers are wrong$"):
+        refused.op_s("op0", "cpu:0", "openvino")
 
 
 def test_missing_lists_each_op_and_setting() -> None:
