@@ -366,8 +366,7 @@ def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machi
             f"pass --model '{spec}' if you trust it"
         )
     traced = trace(spec, file.microbatch, file.source.seq_len)
-    names = dict.fromkeys(device for stage in file.stages for device in stage.devices)
-    return file.resolve(traced.graph), traced, Machine.of(parse_device(name) for name in names)
+    return file.resolve(traced.graph), traced, Machine.of(map(parse_device, file.devices))
 
 
 def require_exportable(folder: Path, to: str) -> None:

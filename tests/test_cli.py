@@ -334,6 +334,29 @@ def test_what_the_machine_is_short_of_is_said_with_the_way_out(
     assert done.exit_code == 1 and way_out in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("missing", "stage", "said"),
+    [
+        ("openvino", "{name: a, devices: [cpu:0], backend: openvino, ops: [x]}", "pip install openvino"),
+        ("", "{name: a, devices: ['cpu:999'], ops: [x]}", "cpu:999"),
+    ],
+)
+def test_a_plan_that_cannot_run_here_is_refused_before_its_model_is_traced(
+    missing: str, stage: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def traced(*_: Any) -> None:
+        raise AssertionError("the model was traced")
+
+    made = f"schema: 1\nmodel: {{spec: '{MLP}'}}\nmade_from: {{graph: ''}}\nstages: [{stage}]\n"
+    (tmp_path / "plan.yaml").write_text(made)
+    monkeypatch.setattr("autosplit.api.trace", traced)
+    backend = type("Absent", (), {"missing": lambda _: f"backend '{missing}' needs {missing}: pip install {missing}"})()
+    if missing:
+        monkeypatch.setattr(f"autosplit.backends.{missing}.BACKEND", backend)
+    done = inside("run", "plan.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1 and said in done.stderr, done.stderr
+
+
 def test_a_command_may_open_more_files_than_the_shell_allows_at_first(tmp_path: Path) -> None:
     """A network takes eight descriptors a core, and those of all ways to run a model were too many for the 1024 of a shell."""
     code = "import resource; from autosplit import cli; cli.app = lambda: None; cli.main(); "

@@ -10,17 +10,21 @@ from autosplit.commands.watching import watched
 def run(given: options.Run) -> None:
     """Run a plan, checked against the unsplit model, beside the simple ways to run the same model."""
     from autosplit import api
+    from autosplit.backends.base import get_backend
     from autosplit.commands.progress import bars
     from autosplit.commands.report import baselines_table, run_table
     from autosplit.devices.discovering import machine_for
+    from autosplit.errors import each
     from autosplit.planning.alternatives import in_precision
+    from autosplit.values.planfile import read_plan
 
     with bars(err) as start:
         start("load")
-        plan, traced, named = api.load_plan(given.plan, given.model)
+        file = read_plan(given.plan)
+        each(f"plan '{given.plan}' cannot run here", get_backend, file.backends)  # tracing takes a while
+        machine = machine_for(given.devices or (None if given.machine else ",".join(file.devices)), given.machine, given.memory)
+        plan, traced, _ = api.load_plan(given.plan, given.model)
         plan = in_precision(plan, given.precision or plan.precision)
-        devices = given.devices or (None if given.machine else ",".join(device.name for device in named.devices))
-        machine = machine_for(devices, given.machine, given.memory)
     with watched(err, given.watch) as (progress, observe):
         report = api.run(
             traced,

@@ -147,6 +147,16 @@ class PlanFile(_Strict):
         """The model that the plan is for."""
         return Source(**self.model.model_dump())
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices that its stages are on."""
+        return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The names of the backends that its stages run on."""
+        return tuple(dict.fromkeys(stage.backend for stage in self.stages))
+
     def resolve(self, graph: Graph) -> Plan:
         """The plan for this graph; no prediction is kept where stages or what was predicted of them were edited.
 
