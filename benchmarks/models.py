@@ -34,7 +34,7 @@ from rich.console import Console
 from autosplit import api
 from autosplit.backends.base import installed, usual
 from autosplit.commands.progress import bars
-from autosplit.deploying.arena import Arena, Loaded
+from autosplit.deploying.arena import SETTLE_S, Arena, Loaded
 from autosplit.deploying.comparing import Progress
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.workspace import Workspace
@@ -225,6 +225,7 @@ def _run_rounds(ours: Loaded, near: Sequence[natives.Native], batch: int, num_ro
         turns = [lambda: ours.run(num_items), *(lambda native=native: _round(native, batch, round_s) for native in near)]
         for turn in turns if number % 2 == 0 else reversed(turns):
             turn()
+            time.sleep(SETTLE_S)
         if number >= 2 and time.monotonic() - begun_s > MOST_S:
             return
 

@@ -71,9 +71,10 @@ class Backend(Protocol):
         Calling it again on a folder that is prepared does nothing. Raises: BackendError: the stage is refused.
         """
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
+    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
         """The stage in a prepared folder, ready to run on ``threads`` threads that inherit this process's affinity.
 
+        Only where nothing else computes on those cores (not ``shared``) may the threads spin between two requests.
         Raises: BackendError: the folder is not prepared, or the runtime refuses it.
         """
 

@@ -34,7 +34,7 @@ class EagerBackend:
         if precision == "bf16" and not (folder / LOWERED).is_dir():
             save_stage(lower_to_bf16(program), folder / LOWERED)
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
+    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
         """The stage in ``folder``, its weights mapped from the file."""
         require_precision(self, precision)
         if precision == "f32":

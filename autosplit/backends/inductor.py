@@ -64,7 +64,7 @@ class InductorBackend:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".inductor-") as building:
             compile_library(in_precision(program, precision), Path(building)).replace(target)
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
+    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
         """The compiled library as a function."""
         require_precision(self, precision)
         library = folder / LIBRARIES[precision]

@@ -43,7 +43,7 @@ class OpenVinoBackend:
         require_precision(self, precision)
         prepare_onnx(program, folder)
 
-    def load(self, folder: Path, threads: int, precision: Precision = "f32") -> Runnable:
+    def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
         """The prepared ONNX file, compiled."""
         require_precision(self, precision)
         return compiled_runnable(open_onnx(folder), threads, precision)

@@ -25,6 +25,9 @@ NUM_ALONE = 20
 FIRST_S = 0.5
 """As many of them as fit into this are sent when a plan was loaded, and three that do not, but one that takes longer alone."""
 
+SETTLE_S = 0.05
+"""The threads of a stage that has several may spin on after its last request: ONNX Runtime's for 42 ms here."""
+
 
 @dataclass
 class Loaded:
@@ -172,11 +175,13 @@ class Arena:
         most_per_s = self.loaded[names[0]].pace_per_s
         for name in _in_turn(names, number):
             self.loaded[name].run(round(num_items * min(1.0, self.loaded[name].pace_per_s / most_per_s)))
+            _settle(self.loaded[name].plan)
 
     def run_alone(self, names: Sequence[str], number: int, seconds: float) -> None:
         """Send requests to each named plan one at a time, for about so long, in the order of that round."""
         for name in _in_turn(names, number):
             self.loaded[name].run_alone(seconds)
+            _settle(self.loaded[name].plan)
 
     def close(self) -> None:
         """End all workers and remove all files of its own."""
@@ -234,6 +239,12 @@ def _per_s(times_ns: Sequence[int], before: int, after: int) -> float:
     if len(busy_ns) < 2 or busy_ns[0] == busy_ns[-1]:
         busy_ns = times_ns
     return (len(busy_ns) - 1) * 1e9 / (busy_ns[-1] - busy_ns[0])
+
+
+def _settle(plan: Plan) -> None:
+    """Leave the cores to the plan that comes next, if this one's threads may still have them."""
+    if any(stage.threads > 1 for stage in plan.stages):
+        time.sleep(SETTLE_S)
 
 
 def _in_turn(names: Sequence[str], number: int) -> Iterable[str]:

@@ -37,8 +37,8 @@ class Module(Protocol):
     def import_packages(self) -> None:
         """Import what ``load`` will need, so that the memory of the packages and of the stage can be told apart."""
 
-    def load(self, threads: int, device: str) -> "Runnable":
-        """The function of tensors in host memory; called once, in the worker of ``device``."""
+    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
+        """The function of tensors in host memory; called once, in the worker of ``device``, which may share its cores."""
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """The name of the op that raises on these inputs, or None if there are no ops or none raises."""
@@ -79,7 +79,7 @@ class StageFolder:
         with torch.inference_mode():
             torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
 
-    def load(self, threads: int, device: str) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
         """The stage through its backend. Raises: BackendError: the backend does not run on this kind of device."""
         from autosplit.backends.base import get_backend, require_device, require_streams
 
@@ -87,7 +87,7 @@ class StageFolder:
         if accelerator is None and self.streams > 1:
             return require_streams(backend).load_streams(self.folder, threads, self.streams, self.precision)
         if accelerator is None:
-            return backend.load(self.folder, threads, self.precision)
+            return backend.load(self.folder, threads, self.precision, shared)
         require_device(backend, device)
         return self._place(backend, accelerator, device)
 
@@ -136,7 +136,7 @@ class PythonFunction:
     def import_packages(self) -> None:
         """Nothing: importing the function's module is loading it."""
 
-    def load(self, threads: int, device: str) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
         """Import the function. Raises: UsageError: not allowed, or there is no such function."""
         return positional(import_function(self.path, self.allowed))
 
@@ -157,7 +157,7 @@ class LocalFunction:
     def import_packages(self) -> None:
         """Nothing."""
 
-    def load(self, threads: int, device: str) -> "Runnable":
+    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
         """The function itself."""
         return positional(self.function)
 

@@ -40,7 +40,7 @@ class Versions:
     def load(self, module: Module, zeros: Callable[[], Sequence[torch.Tensor]]) -> None:
         """Load a module beside those in use, and warm it up on the inputs that ``zeros`` makes."""
         with torch.inference_mode(False):
-            run = module.load(self._duty.threads, self._duty.device)
+            run = module.load(self._duty.threads, self._duty.device, shared=self._duty.spin_s == 0)
         self._loaded = module, run
         if module.warms_up:
             _warm_up(run, zeros())

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,21 @@ def test_a_folder_that_is_not_prepared_is_refused(tmp_path, name):
 def test_eager_needs_a_saved_stage(tmp_path):
     with pytest.raises(PlanError, match="does not exist"):
         get_backend("eager").load(tmp_path / "none", 1)
+
+
+def test_threads_on_shared_cores_do_not_spin_after_a_request(mlp, whole, tmp_path):
+    get_backend("onnxruntime").prepare(whole(mlp), tmp_path)
+
+    def after_s(shared: bool) -> float:
+        run, busy_s = get_backend("onnxruntime").load(tmp_path, 2, shared=shared), 0.0
+        for _ in range(5):
+            run(mlp.example_inputs)
+            begun_s = time.process_time()
+            time.sleep(0.06)
+            busy_s += time.process_time() - begun_s
+        return busy_s
+
+    assert after_s(shared=True) < after_s(shared=False) / 4
 
 
 def test_a_damaged_file_is_refused_by_its_runtime(mlp, whole, tmp_path):

@@ -116,6 +116,21 @@ def test_slower_ways_run_as_long_as_the_first_and_not_as_often(plan: Plan) -> No
     assert sent == {"first": 50, "slow": 5, "fast": 50}
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_after_a_way_whose_threads_may_spin_on_the_cores_are_left_alone(
+    plan: Plan, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = replace(plan, stages=tuple(replace(stage, threads=2) for stage in plan.stages))
+    ways = {"narrow": _loaded(plan, _Ran(), 0.1), "wide": _loaded(wide, _Ran(), 0.1), "last": _loaded(plan, _Ran(), 0.1)}
+    seen: list[str] = []
+    for name, entry in ways.items():
+        entry.run = entry.run_alone = lambda _, name=name: seen.append(name)  # type: ignore[method-assign, misc]
+    monkeypatch.setattr(arena.time, "sleep", lambda seconds: seen.append("rest"))
+    run = arena.Arena.run_round if full else arena.Arena.run_alone
+    run(cast(arena.Arena, SimpleNamespace(loaded=ways)), list(ways), 0, 1)
+    assert seen == ["narrow", "wide", "rest", "last"]
+
+
 class _Ring:
     """An arena in which each way has a speed of its own, with a drift that hits the last one in every other round."""
 

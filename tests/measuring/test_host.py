@@ -355,8 +355,8 @@ def test_a_worker_names_the_backend_whose_numbers_are_wrong(traced, tmp_path, mo
     class Zeros(EagerBackend):
         name, exact = "zeros", False
 
-        def load(self, folder, threads, precision="f32"):
-            run = super().load(folder, threads, precision)
+        def load(self, folder, threads, precision="f32", shared=True):
+            run = super().load(folder, threads, precision, shared)
             return lambda inputs: [value * 0 for value in run(inputs)]
 
     [program] = split(traced, [[op.name for op in traced.graph.ops]])

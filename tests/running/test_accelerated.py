@@ -24,7 +24,7 @@ NULL = parse_device("null:0")
 class Placed(LocalFunction):
     """A function of tensors on a simulated accelerator of its own, in a thread."""
 
-    def load(self, threads, device):
+    def load(self, threads, device, shared):
         spec_of = (spec("x"),)
         return place_runnable(Simulated(), lambda *_: (lambda inputs: (self.function(*inputs),), True), spec_of, spec_of)
 

@@ -34,7 +34,7 @@ def weighed(name: str, num_bytes: int, device: str = "null:0", replicas: int = 1
 class Unloadable(LocalFunction):
     """A stage that cannot be loaded, though there is memory for it; its function is called instead."""
 
-    def load(self, threads, device):
+    def load(self, threads, device, shared):
         self.function()
         raise RuntimeError("broken weights")
 

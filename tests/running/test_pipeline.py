@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from pipelines import CORES, request, spawned
+from pipelines import CORES, Telling, double, request, spawned
 
 from autosplit.errors import BackendError
 from autosplit.running.modules import PythonFunction, StageFolder
@@ -19,6 +20,7 @@ from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
+from autosplit.values.machine import Device
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -78,6 +80,14 @@ def test_a_worker_holds_its_own_stage_and_says_how_it_used_its_time(tmp_path: Pa
         assert 0.5 * half < stage.stage_bytes < 1.5 * half
         assert stage.num_requests == 10 and stage.busy.count == 10 and stage.threads == 1 and stage.backend == "eager"
         assert stage.busy.p50_s > stage.transfer.p50_s > 0
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core is shared by all")
+@pytest.mark.parametrize("second,num_told", [(CORES[-1], 0), (CORES[0], 2)])
+def test_a_stage_is_told_whether_others_have_work_on_its_cores(second: Device, num_told: int) -> None:
+    plain = [spawned("a", "double", "x", "y", CORES[:1]), spawned("b", "double", "y", "z", [second])]
+    with Pipeline([replace(stage, module=Telling(double)) for stage in plain], ["x"], ["z"]) as pipeline:
+        assert pipeline.run(request(0))[0].tolist() == request(num_told)[0].tolist()
 
 
 def test_a_failing_op_is_named(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Pair:
 class Streaming(LocalFunction):
     """The streams themselves, in a thread."""
 
-    def load(self, threads, device):
+    def load(self, threads, device, shared):
         return self.function
 
 

@@ -100,7 +100,7 @@ def test_weights_that_do_not_fit_change_nothing(pipeline: Pipeline, traced: Trac
 class Unloadable(LocalFunction):
     """A module that cannot be loaded."""
 
-    def load(self, threads, device):
+    def load(self, threads, device, shared):
         raise RuntimeError("broken weights")
 
 
