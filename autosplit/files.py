@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
+import secrets
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,9 +24,6 @@ NOT_YAML = (yaml.YAMLError, *MALFORMED)
 
 MAPPING_TYPES = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
 """What pydantic calls it where something else stands in the place of a mapping: its message names a class of ours."""
-
-_PREFIX = "autosplit-"
-_LOCK = ".lock"
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -48,17 +45,15 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def _write_and_rename(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with temporary.open("x", encoding="utf-8") as file:  # unlike mkstemp, the mode follows the user's umask
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -200,27 +195,3 @@ def typed(what: str, value: Any, *kinds: type) -> Any:
 def typed_items(what: str, value: Any, kind: type) -> dict[str, Any]:
     """The mapping, for a field of a file. Raises: TypeError: it is none, or one of its values is of another type."""
     return {key: typed(f"{what} '{key}'", item, kind) for key, item in typed(what, value, dict).items()}
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """A folder for as long as the block runs. What a killed process left of its own is removed by the next one."""
-    for stale in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        _remove_abandoned(stale)
-    folder, owner = Path(tempfile.mkdtemp(prefix=_PREFIX)), os.getpid()
-    try:
-        with (folder / "locking").open("w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            # Under its final name the file is locked from the first moment on.
-            (folder / "locking").rename(folder / _LOCK)
-            yield folder
-    finally:
-        if os.getpid() == owner:  # a process that the user forked leaves the block too
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder whose owner is gone: the kernel has dropped the owner's lock."""
-    with contextlib.suppress(OSError), (folder / _LOCK).open("r", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)

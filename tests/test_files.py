@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.errors import PlanError
-from autosplit.files import content_hash, locked, read_mapping, temporary_folder, unwritable, write_atomic
+from autosplit.files import content_hash, locked, read_mapping, unwritable, write_atomic
 
 
 def test_write_makes_folders_and_leaves_nothing_else(tmp_path) -> None:
@@ -177,14 +177,12 @@ def test_any_truncation_of_json_is_found(tmp_path, cut: float) -> None:
         read_mapping(path, "profile", 1, PlanError)
 
 
-def test_a_temporary_folder_is_gone_and_so_is_what_a_killed_process_left() -> None:
-    code = "from autosplit.files import temporary_folder as t\nwith t() as f: print(f, flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        left = Path(process.stdout.readline().strip())
-        with temporary_folder() as own:
-            assert own.is_dir() and left.is_dir()
-        process.kill()
-    assert not own.exists() and left.is_dir()
-    with temporary_folder():
-        assert not left.exists()
+def test_a_new_file_keeps_to_the_umask(tmp_path) -> None:
+    old = os.umask(0o077)
+    try:
+        write_atomic(tmp_path / "private", "text")
+        os.umask(0o022)
+        write_atomic(tmp_path / "public", "text")
+    finally:
+        os.umask(old)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("private", "public")] == [0o600, 0o644]

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
-    errors files tables
+    errors files scratch tables
     values/       graph machine machinefile samples fitting profile constraints explanation plan planfile timeline
     costs/        problem cost simulation schedule workloads
     planners

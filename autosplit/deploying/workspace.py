@@ -13,12 +13,13 @@ from typing import Any
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import as_machine
-from autosplit.files import content_hash, temporary_folder
+from autosplit.files import content_hash
 from autosplit.planning.alternatives import machine_of
 from autosplit.running.host import HostManager
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
+from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, save_stage, split
 from autosplit.values.machine import Device, Machine
@@ -30,7 +31,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self._temporary = ExitStack()
-        self.folder = self._temporary.enter_context(temporary_folder())
+        self.folder = self._temporary.enter_context(scratch_folder())
         self._saved: dict[str, Path] = {}
         self._prepared: set[tuple[str, str, str]] = set()
 

@@ -5,21 +5,22 @@ the lock however it dies: a file without one is ignored and removed. Nobody list
 """
 
 import atexit
+import collections
 import contextlib
 import fcntl
 import json
 import logging
 import os
-import stat
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autosplit.errors import UsageError
+from autosplit.scratch import private_folder
 
 BEAT_S = 1.0
 """Seconds between two heart-beats."""
@@ -45,12 +46,14 @@ class Beacon:
     def __init__(self, health: Callable[[], Health]) -> None:
         self._health = health
         self._about = {"pid": os.getpid(), "command": " ".join(sys.argv)[:500], "started_unix_s": time.time()}
-        self._folder = _place()
+        self._parent = _parent()
         self._path: Path | None = None
         self._fd = -1
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="autosplit-beacon", daemon=True)
+        with contextlib.suppress(OSError, UsageError):  # ``write`` says what is wrong with the folder
+            collections.deque(_swept(), maxlen=0)
         self.write()
         self._thread.start()
         atexit.register(self.close)
@@ -87,9 +90,9 @@ class Beacon:
     def _replace(self, text: str) -> None:
         """Put a new file in place of the old one; it is locked before it has that name, and the old one is until it lost it."""
         try:
-            fd, name = tempfile.mkstemp(dir=_made(self._folder), prefix=_NEW)
+            fd, name = tempfile.mkstemp(dir=private_folder(self._parent, "hosts"), prefix=_NEW)
         except FileNotFoundError:  # a host that ended took the empty folder with it
-            fd, name = tempfile.mkstemp(dir=_made(self._folder), prefix=_NEW)
+            fd, name = tempfile.mkstemp(dir=private_folder(self._parent, "hosts"), prefix=_NEW)
         temporary = Path(name)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -111,20 +114,11 @@ def own_folder() -> Path:
 
     Raises: UsageError: somebody else made it, or others may enter it.
     """
-    return _made(_place())
+    return private_folder(_parent(), "hosts")
 
 
-def _place() -> Path:
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"autosplit-{os.getuid()}"
-
-
-def _made(folder: Path) -> Path:
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found, uid = folder.lstat(), os.getuid()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
-        raise UsageError(f"'{folder}' is not a folder of user {uid} with mode 0700, so it is not trusted; remove it")
-    return folder
+def _parent() -> Path:
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
 
 
 def running_hosts() -> list[dict[str, Any]]:
@@ -132,20 +126,23 @@ def running_hosts() -> list[dict[str, Any]]:
 
     Files of hosts that are no more are removed. Raises: UsageError: the folder is not to be trusted.
     """
+    now, found = time.time(), list(_swept())
+    return sorted(
+        ({**host, "age_s": now - host["beat_unix_s"]} for host in found), key=lambda host: float(host["started_unix_s"])
+    )
+
+
+def _swept() -> Iterator[dict[str, Any]]:
+    """Yield what each running host told, and remove the files of hosts that ended without doing so."""
     folder = own_folder()
-    found = []
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError), path.open(encoding="utf-8") as file:
             if _abandoned(file.fileno(), path):
                 path.unlink()
             elif path.suffix == ".json":
-                found.append(json.load(file))
-    with contextlib.suppress(OSError):  # somebody is there
+                yield json.load(file)
+    with contextlib.suppress(OSError):  # other hosts have files there
         folder.rmdir()
-    now = time.time()
-    return sorted(
-        ({**host, "age_s": now - host["beat_unix_s"]} for host in found), key=lambda host: float(host["started_unix_s"])
-    )
 
 
 def _abandoned(fd: int, path: Path) -> bool:

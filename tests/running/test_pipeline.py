@@ -168,7 +168,7 @@ import os, signal, sys
 sys.path[:0] = {path!r}
 from pipelines import request, spawned
 from autosplit.errors import RefusedError
-from autosplit.files import temporary_folder
+from autosplit.scratch import scratch_folder
 from autosplit.running.pipeline import Pipeline
 
 def forked(task):
@@ -183,7 +183,7 @@ def use():
     except RefusedError:
         os._exit(3)
 
-with temporary_folder() as folder, Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"]) as pipeline:
+with scratch_folder() as folder, Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"]) as pipeline:
     for task, code in (sys.exit, 0), (use, 3):
         assert os.waitstatus_to_exitcode(os.waitpid(forked(task), 0)[1]) == code
     assert folder.exists() and pipeline.run(request(1))[0][0] == 2 and pipeline.restarts == 0

@@ -1,0 +1,116 @@
+"""Scratch folders: private to one user, locked by the process that made them, and swept by the next process once it is gone.
+
+All scratch folders of a user lie in one root with mode 0700. Each holds a marker file that names autosplit, and whose lock
+its process holds: the kernel drops the lock however the process ends. A folder without a valid marker is never touched.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from autosplit.errors import UsageError
+
+_MARKER = ".autosplit-scratch"
+_MOST_MARKER_BYTES = 4096
+
+
+def private_folder(parent: Path, name: str) -> Path:
+    """Make ``parent/autosplit-UID-NAME``, which only this user may enter, or check the one that is there.
+
+    Raises: UsageError: it is a link or a file, belongs to another user, or others may enter it. OSError: it cannot be made.
+    """
+    uid = os.getuid()
+    folder = parent / f"autosplit-{uid}-{name}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid or found.st_mode & 0o077:
+        raise UsageError(
+            f"'{folder}' is not a folder of user {uid} with mode 0700, so autosplit does not trust it; remove it or set TMPDIR"
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a new private folder and remove it at the end; folders that killed processes left are removed first.
+
+    Raises: UsageError: as ``private_folder``. OSError: the folder cannot be made.
+    """
+    parent, owner = Path(tempfile.gettempdir()), os.getpid()
+    _sweep(private_folder(parent, "scratch"))
+    folder = _new_folder(parent)
+    try:
+        with _mark(folder):
+            yield folder
+    finally:
+        if os.getpid() == owner:  # a process that the user forked leaves the block too
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another process has a folder there
+                folder.parent.rmdir()
+
+
+def _new_folder(parent: Path) -> Path:
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # a process that ended took the empty root with it
+            return Path(tempfile.mkdtemp(dir=private_folder(parent, "scratch")))
+
+
+@contextlib.contextmanager
+def _mark(folder: Path) -> Iterator[None]:
+    """Write the marker of a folder and hold its lock; under its final name the marker is locked from the first moment on."""
+    new = folder / f"{_MARKER}.new"
+    about = {"made_by": "autosplit", "version": _version(), "uid": os.getuid(), "pid": os.getpid()}
+    with new.open("w", encoding="utf-8") as marker:
+        fcntl.flock(marker, fcntl.LOCK_EX)
+        json.dump(about, marker)
+        marker.flush()
+        new.rename(folder / _MARKER)
+        yield
+
+
+def _version() -> str:
+    try:
+        return version("autosplit")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _sweep(root: Path) -> None:
+    """Remove every folder in ``root`` whose marker is ours and whose process is gone. Follows no link and never blocks."""
+    with contextlib.suppress(OSError), _opened(root, os.O_DIRECTORY) as root_fd, os.scandir(root_fd) as entries:
+        for name in [entry.name for entry in entries]:
+            with (
+                contextlib.suppress(OSError, ValueError),
+                _opened(name, os.O_DIRECTORY, root_fd) as folder_fd,
+                _opened(_MARKER, 0, folder_fd) as marker_fd,
+            ):
+                if _is_ours(marker_fd):
+                    fcntl.flock(marker_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=root_fd)
+
+
+@contextlib.contextmanager
+def _opened(path: Path | str, flags: int, folder_fd: int | None = None) -> Iterator[int]:
+    """Open for reading without following a link and without blocking on a pipe. Raises: OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=folder_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _is_ours(marker_fd: int) -> bool:
+    """Whether an open file is a marker that autosplit wrote for this user. Raises: OSError, ValueError: it cannot be read."""
+    found = os.fstat(marker_fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size > _MOST_MARKER_BYTES:
+        return False
+    about = json.loads(os.read(marker_fd, _MOST_MARKER_BYTES))
+    return isinstance(about, dict) and about.get("made_by") == "autosplit" and about.get("uid") == os.getuid()
