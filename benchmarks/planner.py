@@ -12,6 +12,7 @@ from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
 from autosplit.planners.asking import rows_on_one_device
 from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.portfolio import solve
+from autosplit.values.constraints import Demands
 
 WORKLOADS = Path(__file__).parents[1] / "tests" / "data" / "workloads"
 
@@ -107,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for problem, contiguous, free in cases:
         if options.objective == "latency":
             started = monotonic()
-            solution = solve(problem, objective="latency", time_limit_s=options.time_limit, seed=options.seed)
+            solution = solve(problem, Demands(objective="latency"), time_limit_s=options.time_limit, seed=options.seed)
             print(row("latency", problem, alone_s(problem), solution, monotonic() - started), flush=True)
             continue
         if options.kind != "non-contiguous":

@@ -6,13 +6,14 @@ from math import inf
 
 from autosplit.costs.problem import Block, Problem
 from autosplit.errors import UsageError
-from autosplit.planners.request import Request, objective_s, request_faults
+from autosplit.planners.objective import demand_faults, objective_s
+from autosplit.values.constraints import Demands
 
 MAX_OPS = 8
 
 
-def best_blocks(problem: Problem, request: Request) -> tuple[tuple[Block, ...], float] | None:
-    """The best blocks and their objective in seconds, or None when no blocks meet the request.
+def best_blocks(problem: Problem, demands: Demands) -> tuple[tuple[Block, ...], float] | None:
+    """The best blocks and their objective in seconds, or None when no blocks meet the demands.
 
     Raises: UsageError: more than 8 ops.
     """
@@ -20,24 +21,24 @@ def best_blocks(problem: Problem, request: Request) -> tuple[tuple[Block, ...], 
         raise UsageError(f"brute force takes at most {MAX_OPS} ops, and there are {problem.num_ops}; use another planner")
     best: tuple[Block, ...] = ()
     best_s = inf
-    for parts in _ordered_partitions(problem.num_ops, _most_blocks(problem, request)):
-        for devices in product(_device_sets(problem.num_devices, request.max_replicas), repeat=len(parts)):
+    for parts in _ordered_partitions(problem.num_ops, _most_blocks(problem, demands)):
+        for devices in product(_device_sets(problem.num_devices, demands.max_replicas), repeat=len(parts)):
             used = [device for group in devices for device in group]
-            if not request.reuse and len(set(used)) < len(used):
+            if not demands.reuse and len(set(used)) < len(used):
                 continue
             blocks = tuple(Block(tuple(ops), group) for ops, group in zip(parts, devices, strict=True))
-            if request_faults(problem, request, blocks):
+            if demand_faults(problem, demands, blocks):
                 continue
-            value_s = objective_s(problem, request, blocks)
+            value_s = objective_s(problem, demands, blocks)
             if value_s < best_s:
                 best, best_s = blocks, value_s
     return (best, best_s) if best else None
 
 
-def _most_blocks(problem: Problem, request: Request) -> int:
+def _most_blocks(problem: Problem, demands: Demands) -> int:
     limits = [problem.num_ops]
-    limits += [limit for limit in (request.num_stages, request.max_stages) if limit]
-    return min(limits if request.reuse else [*limits, problem.num_devices])
+    limits += [limit for limit in (demands.num_stages, demands.max_stages) if limit]
+    return min(limits if demands.reuse else [*limits, problem.num_devices])
 
 
 def _device_sets(num_devices: int, most: int) -> list[tuple[int, ...]]:

@@ -18,7 +18,7 @@ import typer
 from autosplit.commands.configfile import read_config
 from autosplit.errors import UsageError, raise_faults
 from autosplit.files import unwritable
-from autosplit.values.constraints import Constraints
+from autosplit.values.constraints import ANY_NUMBER, Constraints
 from autosplit.values.plan import MAX_QUEUE_DEPTH
 from autosplit.values.samples import BACKENDS, Precision, backend_fault
 
@@ -169,12 +169,12 @@ class Search(Profile):
             objective="latency" if self.objective == "latency" else "throughput",
             num_stages=self.stages,
             max_stages=self.max_stages,
-            max_replicas=self.max_replicas,
+            max_replicas=self.max_replicas or ANY_NUMBER,
             pins=_pins(self.pin),
             forbids=forbids,
             together=tuple(self.together or ()),
-            max_latency_s=None if self.max_latency is None else seconds(self.max_latency),
-            min_stage_s=None if self.min_stage is None else seconds(self.min_stage),
+            max_latency_s=math.inf if self.max_latency is None else seconds(self.max_latency),
+            min_stage_s=0.0 if self.min_stage is None else seconds(self.min_stage),
         )
 
 

@@ -1,6 +1,7 @@
 """A planner's workload file, planned or judged without a model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -26,10 +27,9 @@ def search_workload(given: options.Plans) -> None:
     from autosplit.planners.portfolio import solve
     from autosplit.planning.explaining import explain_solution
 
-    wanted = given.constraints()
+    demands = replace(given.constraints(), contiguous=given.contiguous, max_replicas=given.max_replicas or 1)
     given.require_default(FOR_MODELS, "a workload file names its own devices and ops, and nothing is measured or written")
     problem = _read(Path(given.model), given, "model, ")
-    limits: dict[str, Any] = {"contiguous": given.contiguous, **wanted.limits(wanted.max_replicas or 1)}
     limit_s = options.seconds(given.time_limit)
     plan_s = limit_s * (PLAN_SHARE if given.explain else 1.0)
     calls: dict[str, Any] = {"time_limit_s": plan_s, "seed": given.seed, "log": log(given)}
@@ -37,10 +37,10 @@ def search_workload(given: options.Plans) -> None:
     started = monotonic()
     try:
         if given.objective == "pareto":
-            front = pareto(problem, **limits, **calls)
+            front = pareto(problem, demands, **calls)
             solution = front[0]
         else:
-            solution = solve(problem, objective=wanted.objective, **limits, **calls)
+            solution = solve(problem, demands, **calls)
     except InfeasibleError as failure:
         if given.json:
             show(given, _refusal(problem, failure, monotonic() - started))
@@ -67,9 +67,8 @@ def search_workload(given: options.Plans) -> None:
         data["front"] = [row | _placed(problem, each) for row, each in zip(rows, front, strict=True)]
         views.append(table([row | {"stages": len(each.blocks)} for row, each in zip(rows, front, strict=True)], "front"))
     if given.explain:
-        asked = {"objective": wanted.objective, **limits}
         left_s = max(0.0, limit_s - (monotonic() - started))
-        found = explain_solution(problem, solution, options=asked, time_limit_s=left_s, unit="")
+        found = explain_solution(problem, solution, demands, time_limit_s=left_s, unit="")
         add_explanation(found, data, views)
     simulated = add_simulation(given, _simulation(problem, solution.blocks), data, views)
     show(given, json_safe(data), *views)

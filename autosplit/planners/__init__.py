@@ -1,1 +1,1 @@
-"""Planners: one algorithm a file, all from problem and request to blocks; ``portfolio.solve`` chooses and proves."""
+"""Planners: one algorithm a file, all from problem and demands to blocks; ``portfolio.solve`` chooses and proves."""

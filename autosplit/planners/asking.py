@@ -1,4 +1,4 @@
-"""CP-SAT is asked with items and a number of blocks that suit the request; and whether constraints can be proved hopeless."""
+"""CP-SAT is asked with items and a number of blocks that suit the demands; and whether constraints can be proved hopeless."""
 
 from collections.abc import Sequence
 from math import inf
@@ -7,7 +7,8 @@ from time import monotonic
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners import ilp
 from autosplit.planners.items import contract
-from autosplit.planners.request import Request, request_faults
+from autosplit.planners.objective import demand_faults
+from autosplit.values.constraints import Demands
 
 MAX_OPS = 5000
 MORE_BLOCKS = 3
@@ -18,7 +19,7 @@ MOST_OF_A_PROOF_S = 2.0
 
 def ask(
     problem: Problem,
-    request: Request,
+    demands: Demands,
     limit_s: float,
     bound_s: float,
     hint: Sequence[Block],
@@ -32,19 +33,19 @@ def ask(
     """
     if problem.num_ops > MAX_OPS:
         return None
-    exact = contract(problem, request).exact
-    items = contract(problem, request, limit_s=limit_s, merge=exact)
-    most = int(min(items.num_items, problem.num_devices if not request.reuse else inf, request.max_stages or inf))
-    num_slots = request.num_stages or min(most, max(MORE_BLOCKS * problem.num_devices, len(hint)))
-    if not (request.contiguous or request.reuse or request.num_stages or request.max_stages):
+    exact = contract(problem, demands).exact
+    items = contract(problem, demands, limit_s=limit_s, merge=exact)
+    most = int(min(items.num_items, problem.num_devices if not demands.reuse else inf, demands.max_stages or inf))
+    num_slots = demands.num_stages or min(most, max(MORE_BLOCKS * problem.num_devices, len(hint)))
+    if not (demands.contiguous or demands.reuse or demands.num_stages or demands.max_stages):
         num_slots = most = problem.num_devices
-    if request.num_stages and num_slots > items.num_items:
+    if demands.num_stages and num_slots > items.num_items:
         return ilp.Answer(None, inf, True)
     answer = ilp.solve_ilp(
-        problem, items, request, num_slots=num_slots, limit_s=limit_s, bound_s=bound_s, hint=hint, time_limit_s=time_limit_s,
+        problem, items, demands, num_slots=num_slots, limit_s=limit_s, bound_s=bound_s, hint=hint, time_limit_s=time_limit_s,
         seed=seed, any_plan=any_plan,
     )  # fmt: skip
-    if answer is not None and num_slots < most and request.num_stages is None:
+    if answer is not None and num_slots < most and demands.num_stages is None:
         return ilp.Answer(answer.blocks, bound_s, False)
     return answer
 
@@ -55,10 +56,10 @@ def rows_on_one_device(problem: Problem) -> list[tuple[Block, ...]]:
     return [(Block(everything, (members[0],)),) for members in problem.device_classes]
 
 
-def is_hopeless(problem: Problem, request: Request, deadline: float, seed: int = 0) -> bool:
-    """Whether it is proved before the deadline that no plan meets the request; False proves nothing."""
+def is_hopeless(problem: Problem, demands: Demands, deadline: float, seed: int = 0) -> bool:
+    """Whether it is proved before the deadline that no plan meets the demands; False proves nothing."""
     left_s = min(deadline - monotonic(), MOST_OF_A_PROOF_S)
-    if left_s <= 0 or any(not request_faults(problem, request, row) for row in rows_on_one_device(problem)):
+    if left_s <= 0 or any(not demand_faults(problem, demands, row) for row in rows_on_one_device(problem)):
         return False
-    answer = ask(problem, request, inf, 0.0, (), left_s, seed, any_plan=True)
+    answer = ask(problem, demands, inf, 0.0, (), left_s, seed, any_plan=True)
     return answer is not None and answer.infeasible

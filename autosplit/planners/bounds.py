@@ -10,7 +10,7 @@ from ortools.linear_solver import pywraplp
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.items import Items
-from autosplit.planners.request import Request
+from autosplit.values.constraints import Demands
 
 MAX_LP_ENTRIES = 40_000
 
@@ -37,10 +37,10 @@ def item_work(items: Items, weights: Floats) -> Floats:
     return np.asarray(priced.min(axis=1))
 
 
-def compute_bound_s(items: Items, request: Request, weights: Floats) -> float:
+def compute_bound_s(items: Items, demands: Demands, weights: Floats) -> float:
     """No plan has a largest load below this many seconds (infinite when an item fits no device)."""
     counts = np.array([len(members) for members in items.classes])
-    widest = min(request.max_replicas, int(counts.sum()))
+    widest = min(demands.max_replicas, int(counts.sum()))
     single = float(_work(items).min(axis=1).max()) / widest
     return max(float(item_work(items, weights).sum()), single)
 

@@ -21,9 +21,9 @@ from autosplit.planners.items import Ints, Items
 from autosplit.planners.leaving import Rules, Walk
 from autosplit.planners.linear import Chain
 from autosplit.planners.reached import Sets, Words, begin, grown, members_of, new_sets
-from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage, capacity
 from autosplit.planners.walking import DONE, FULL, HOPELESS, PAUSED, run
+from autosplit.values.constraints import Demands
 
 MAX_SETS = 3_000_000
 MAX_ENTRIES = 8_000_000
@@ -63,13 +63,13 @@ class Outcome:
 
 
 def best_chain(
-    items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float, deadline: float, prices: Prices | None = None
+    items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, deadline: float, prices: Prices | None = None
 ) -> Outcome:
     """A chain with a value below ``limit_s``; where only full blocks are looked at (`fullness`), not always the best one.
 
     Args:
         items: what is to be put in a row.
-        request: the limits on a plan.
+        demands: the limits on a plan.
         usage: the devices.
         weights: multipliers of the classes, for pruning.
         limit_s: only chains below this count; the lower, the faster.
@@ -79,7 +79,7 @@ def best_chain(
     """
     prices = prices or Prices.none(items)
     turned = Prices(prices.values[::-1].copy(), prices.most)
-    ways = [_Way(way, request, usage, weights, limit_s, said) for way, said in ((items, prices), (items.reversed(), turned))]
+    ways = [_Way(way, demands, usage, weights, limit_s, said) for way, said in ((items, prices), (items.reversed(), turned))]
     for most in STEPS_OF_A_SET:
         for way in ways:
             way.go_on(1, deadline, most)
@@ -102,12 +102,12 @@ def best_chain(
 class _Way:
     """The walk over the down-sets of the items, in slices; ``code`` says how the last one ended."""
 
-    def __init__(self, items: Items, request: Request, usage: Usage, weights: Floats, limit_s: float, prices: Prices) -> None:
+    def __init__(self, items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, prices: Prices) -> None:
         num_words = (items.num_items + 63) // 64
         self.items, self.usage = items, usage
         self.costs = costs_of(items)
         self.filling = empty_filling(self.costs)
-        self.rules = _rules(items, request, usage, weights, prices, full_blocks_suffice(items, request))
+        self.rules = _rules(items, demands, usage, weights, prices, full_blocks_suffice(items, demands))
         self.walk = _walk(items, num_words, self.rules.values.shape[1])
         self.sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
         begin(self.sets)
@@ -134,7 +134,7 @@ class _Way:
         return _trace(self.sets, self.usage, self.items, best) if best >= 0 else None
 
 
-def _rules(items: Items, request: Request, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
+def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices: Prices, full: bool) -> Rules:
     compute = items.compute_s if items.overlap else items.compute_s + items.fixed_s
     values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.num_bytes])
     room = np.column_stack([capacity(usage, weights), usage.free @ prices.most])
@@ -142,7 +142,7 @@ def _rules(items: Items, request: Request, usage: Usage, weights: Floats, prices
     return Rules(
         items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, values,
         values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
-        int(usage.width.max()), items.overlap, request.min_stage_s, full,
+        int(usage.width.max()), items.overlap, demands.min_stage_s, full,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from autosplit.planners.compiled import inner
 from autosplit.planners.filling import ROUNDING, Costs, Filling
 from autosplit.planners.items import Items
 from autosplit.planners.leaving import Rules, Walk
-from autosplit.planners.request import Request
+from autosplit.values.constraints import Demands
 
 MOST_READY = 64
 """Items tried for whether they fit into a block: to leave one out costs time, not truth."""
@@ -23,11 +23,11 @@ def most_added(items: Items) -> Floats:
     return added
 
 
-def full_blocks_suffice(items: Items, request: Request) -> bool:
+def full_blocks_suffice(items: Items, demands: Demands) -> bool:
     """Whether a chain below a limit can be had of blocks that none of the items ready next fits into."""
     inside = items.producer != HOST
     even = np.array_equal(items.send_s[inside], items.receive_s[inside])
-    return bool(even and request.min_stage_s == 0 and request.num_stages is None)
+    return bool(even and demands.min_stage_s == 0 and demands.num_stages is None)
 
 
 @inner

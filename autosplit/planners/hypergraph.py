@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planners.items import Ints, Items, Table, contract
-from autosplit.planners.request import Request
+from autosplit.values.constraints import Demands
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
         problem: what is asked.
         items: of a chain, for a hypergraph that bounds chains; by default any op may go anywhere.
     """
-    items = items or contract(problem, Request(contiguous=False))
+    items = items or contract(problem, Demands(contiguous=False))
     class_of = np.zeros(problem.num_devices, dtype=np.int64)
     for number, members in enumerate(items.classes):
         class_of[list(members)] = number

@@ -3,7 +3,7 @@
 Where items stand is for slots.py, when blocks begin for timing.py; here is what they cost. A value costs a slot through one
 Boolean for each slot that makes or reads it, or, where the price depends on the neighbour, for each pair of slots. Every
 coefficient is rounded down, so what the solver proves is a bound. Every plan is evaluated in float64; one that costs more than
-the model says, or breaks the request, is excluded and the solver asked again (logic-based Benders, Hooker & Ottosson, 2003).
+the model says, or breaks the demands, is excluded and the solver asked again (logic-based Benders, Hooker & Ottosson, 2003).
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,10 @@ from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.cpsat import solve
 from autosplit.planners.items import Items
-from autosplit.planners.request import Request, objective_s, request_faults
+from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.planners.slots import Slots
 from autosplit.planners.timing import MOST_STEPS, Timing, price_spread_s
+from autosplit.values.constraints import Demands
 
 SCALE = 1e9
 """Steps that the limit is divided into."""
@@ -47,7 +48,7 @@ class Answer:
 def solve_ilp(
     problem: Problem,
     items: Items,
-    request: Request,
+    demands: Demands,
     *,
     num_slots: int,
     limit_s: float,
@@ -62,20 +63,20 @@ def solve_ilp(
     Args:
         problem: for the true costs by device.
         items: unmerged, or merged where the problem allows that.
-        request: the limits on a plan.
-        num_slots: blocks; exactly so many when the request counts stages.
+        demands: the limits on a plan.
+        num_slots: blocks; exactly so many when the demands counts stages.
         limit_s: seconds that some known plan reaches (infinite if none is known).
         bound_s: a known bound.
         hint: blocks of a known plan.
         time_limit_s: for the solver.
         seed: of the solver.
-        any_plan: the first plan that meets the request is enough.
+        any_plan: the first plan that meets the demands is enough.
     """
-    timeless = any_plan and request.min_stage_s <= 0 and request.max_latency_s == inf
-    if _num_terms(problem, items, request, num_slots, timeless) > TERMS_PER_SECOND * time_limit_s:
+    timeless = any_plan and demands.min_stage_s <= 0 and demands.max_latency_s == inf
+    if _num_terms(problem, items, demands, num_slots, timeless) > TERMS_PER_SECOND * time_limit_s:
         return None
     deadline = monotonic() + time_limit_s
-    model = _Model(problem, items, request, num_slots, limit_s, timeless)
+    model = _Model(problem, items, demands, num_slots, limit_s, timeless)
     if not any_plan:
         model.bound_below(bound_s)
         model.model.Minimize(model.goal)
@@ -99,7 +100,7 @@ def _answer(model: "_Model", limit_s: float, bound_s: float, deadline: float, se
         blocks = model.true_blocks(solver)
         if not (blocks or model.sure):
             return Answer(best, proved_s, False)
-        value_s = objective_s(model.problem, model.request, blocks) if blocks else inf
+        value_s = objective_s(model.problem, model.demands, blocks) if blocks else inf
         if blocks and value_s <= best_s:
             best, best_s = blocks, value_s
         if _is_enough(best, best_s, proved_s, any_plan) or monotonic() > deadline:
@@ -113,17 +114,17 @@ def _is_enough(best: tuple[Block, ...] | None, best_s: float, proved_s: float, a
     return best is not None and (any_plan or best_s <= proved_s * (1 + CLOSED))
 
 
-def _num_terms(problem: Problem, items: Items, request: Request, num_slots: int, timeless: bool) -> int:
-    types = problem.num_devices if request.reuse else len(items.classes)
+def _num_terms(problem: Problem, items: Items, demands: Demands, num_slots: int, timeless: bool) -> int:
+    types = problem.num_devices if demands.reuse else len(items.classes)
     if timeless:
         return num_slots * (types * items.num_items + len(items.weights.data))
-    pairs = 0 if _own_price(items, request) else num_slots * num_slots * types * types
+    pairs = 0 if _own_price(items, demands) else num_slots * num_slots * types * types
     return num_slots * types * items.num_items + len(items.pins.data) * num_slots + len(problem.nets) * pairs
 
 
-def _own_price(items: Items, request: Request) -> bool:
+def _own_price(items: Items, demands: Demands) -> bool:
     """Whether what a slot pays depends on nothing but its own items and devices."""
-    return items.exact and not request.reuse
+    return items.exact and not demands.reuse
 
 
 class _Model(Slots):
@@ -134,28 +135,28 @@ class _Model(Slots):
     """
 
     def __init__(
-        self, problem: Problem, items: Items, request: Request, num_slots: int, limit_s: float, timeless: bool = False
+        self, problem: Problem, items: Items, demands: Demands, num_slots: int, limit_s: float, timeless: bool = False
     ) -> None:
-        super().__init__(problem, items, request, num_slots)
+        super().__init__(problem, items, demands, num_slots)
         all_s = most_s(problem) + 1e-12
         self.top_s = limit_s if isfinite(limit_s) else all_s
         self.scale = SCALE / self.top_s if self.top_s > 0 else 1.0
         self.sure = True
         if timeless:
             return
-        quick = request.objective == "latency"
+        quick = demands.objective == "latency"
         self.load = self.model.NewIntVar(0, int(MOST_STEPS if quick else SCALE + 1), "load")
-        own = _own_price(items, request)
-        self.slack = 1 if request.max_replicas > 1 else 0
+        own = _own_price(items, demands)
+        self.slack = 1 if demands.max_replicas > 1 else 0
         work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
         moved = self._own_transfers() if own else self._pair_transfers()
         self._loads(work, moved)
         timing = Timing(self, work, moved, self.scale)
-        if request.min_stage_s > 0:
-            timing.least_stage(request.min_stage_s, 0.0 if own or request.max_replicas == 1 else price_spread_s(self))
+        if demands.min_stage_s > 0:
+            timing.least_stage(demands.min_stage_s, 0.0 if own or demands.max_replicas == 1 else price_spread_s(self))
         self.goal = self.load
-        if quick or request.max_latency_s < all_s:
-            makespan = timing.makespan(min(request.max_latency_s, all_s, self.top_s if quick else inf))
+        if quick or demands.max_latency_s < all_s:
+            makespan = timing.makespan(min(demands.max_latency_s, all_s, self.top_s if quick else inf))
             self.goal = makespan if quick else self.load
 
     def bound_below(self, bound_s: float) -> None:
@@ -168,14 +169,14 @@ class _Model(Slots):
             self.model.Add(self.goal <= int(np.ceil(limit_s * self.scale * (1 + TOLERANCE))))
 
     def true_blocks(self, solver: cp_model.CpSolver) -> tuple[Block, ...]:
-        """The solver's blocks if they meet the request, in the order that is best; else none."""
+        """The solver's blocks if they meet the demands, in the order that is best; else none."""
         row = self.blocks(solver)
         rows = [row]
-        if not self.request.contiguous and (self.request.objective == "latency" or self.request.max_latency_s < inf):
+        if not self.demands.contiguous and (self.demands.objective == "latency" or self.demands.max_latency_s < inf):
             self.sure = len(row) <= MOST_ORDERED
             rows = list(permutations(row)) if self.sure else [row]
-        rows = [row for row in rows if not request_faults(self.problem, self.request, row)]
-        return min(rows, key=lambda row: objective_s(self.problem, self.request, row), default=())
+        rows = [row for row in rows if not demand_faults(self.problem, self.demands, row)]
+        return min(rows, key=lambda row: objective_s(self.problem, self.demands, row), default=())
 
     def _steps(self, seconds: float) -> int:
         return floor(min(seconds * self.scale * (1 + 1e-15), MOST_STEPS / 10))
@@ -191,7 +192,7 @@ class _Model(Slots):
         moves: list[list[Any]] = [[] for _ in self.types]
         for s in range(self.num_slots):
             for k in range(len(self.types)):
-                if self.request.reuse:
+                if self.demands.reuse:
                     shares[k].append(self._share(work[s][k], s, k))
                     moves[k].append(self._share(moved[s][k], s, k))
                     continue
@@ -199,7 +200,7 @@ class _Model(Slots):
                     parts = [work[s][k], moved[s][k]] if self.problem.overlap else [work[s][k] + moved[s][k]]
                     for part in parts:
                         self.model.Add((r + 1) * self.load >= part).OnlyEnforceIf(self.chosen[s][k], flag)
-        for k in range(len(self.types) if self.request.reuse else 0):
+        for k in range(len(self.types) if self.demands.reuse else 0):
             parts = [sum(shares[k]), sum(moves[k])] if self.problem.overlap else [sum(shares[k]) + sum(moves[k])]
             for part in parts:
                 self.model.Add(self.load >= part)
@@ -238,7 +239,7 @@ class _Model(Slots):
 
     def _only_if(self, flag: Any, needed: Any, causes: Sequence[Any]) -> None:
         """A transfer that is not there may not make a stage longer: the flag needs one, and any of the causes."""
-        if self.request.min_stage_s > 0:
+        if self.demands.min_stage_s > 0:
             self.model.Add(flag <= needed)
             self.model.Add(flag <= sum(causes))
 
@@ -313,7 +314,7 @@ class _Model(Slots):
         known = prices[prices >= 0]
         if not len(known):
             return []
-        if self.request.max_replicas > 1 or (known == known[0]).all():
+        if self.demands.max_replicas > 1 or (known == known[0]).all():
             return [(int(known.min()), True, [])]
         return [(int(price), False, [flag]) for price, flag in zip(prices, chosen, strict=True) if price >= 0]
 
@@ -324,7 +325,7 @@ class _Model(Slots):
         tables = np.full((2, len(self.types), len(self.types)), -1, dtype=np.int64)
         for k, group in enumerate(self.types):
             for j, other in enumerate(self.types):
-                pair = next(((d, e) for d in group for e in other if d != e or self.request.reuse), None)
+                pair = next(((d, e) for d in group for e in other if d != e or self.demands.reuse), None)
                 if pair is not None:
                     tables[:, k, j] = [self._steps(float(table[pair])) for table in seconds]
         return tables[0], tables[1]

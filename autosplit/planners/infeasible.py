@@ -11,8 +11,8 @@ from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners.asking import is_hopeless
-from autosplit.planners.request import Request
 from autosplit.tables import bytes_text
+from autosplit.values.constraints import Demands
 
 MOST_NAMED = 12
 """Constraints in one message."""
@@ -84,28 +84,28 @@ def _too_large(problem: Problem, ops: Sequence[int], need: float, roomy: int, nu
     )
 
 
-def refuse_short(problem: Problem, request: Request) -> None:
+def refuse_short(problem: Problem, demands: Demands) -> None:
     """Raise InfeasibleError when all stages together cannot take as long as they must."""
     all_s = most_s(problem)
-    count = request.num_stages or 1
-    if count * request.min_stage_s > all_s * (1 + TOLERANCE):
+    count = demands.num_stages or 1
+    if count * demands.min_stage_s > all_s * (1 + TOLERANCE):
         stages = f"exactly {count} stages are asked for; " if count > 1 else ""
         raise InfeasibleError(
-            f"no plan fits: these cannot hold together: {stages}a stage takes at least {request.min_stage_s:.3g} s; all ops with "
+            f"no plan fits: these cannot hold together: {stages}a stage takes at least {demands.min_stage_s:.3g} s; all ops with "
             f"all transfers take at most {all_s:.3g} s. Ask for shorter stages{' or for fewer' if count > 1 else ''}."
         )
 
 
-def refuse_latency(request: Request, bound_s: float, method: str) -> None:
+def refuse_latency(demands: Demands, bound_s: float, method: str) -> None:
     """Raise InfeasibleError when a sample is proved to take longer than it may."""
-    if bound_s > request.max_latency_s * (1 + TOLERANCE):
+    if bound_s > demands.max_latency_s * (1 + TOLERANCE):
         raise InfeasibleError(
             f"no plan fits: a sample takes at least {bound_s:.3g} s ({method}), and at most "
-            f"{request.max_latency_s:.3g} s are asked for. Raise that limit, or use faster devices."
+            f"{demands.max_latency_s:.3g} s are asked for. Raise that limit, or use faster devices."
         )
 
 
-def conflict(problem: Problem, request: Request, deadline: float, seed: int = 0) -> str:
+def conflict(problem: Problem, demands: Demands, deadline: float, seed: int = 0) -> str:
     """A set of constraints that cannot hold together, of which none can be left out, in words.
 
     Constraints are dropped, and stay dropped while it is proved that no plan fits: first whole kinds, then halves of what
@@ -113,21 +113,21 @@ def conflict(problem: Problem, request: Request, deadline: float, seed: int = 0)
     that the search may end at any time.
 
     Args:
-        problem, request: no plan meets these.
+        problem, demands: no plan meets these.
         deadline: monotonic seconds after which nothing more is dropped; the words then say so.
         seed: of the solver.
     """
-    kept = _constraints(problem, request)
+    kept = _constraints(problem, demands)
     for kind in dict.fromkeys(kind for kind, _, _ in kept):
         fewer = [entry for entry in kept if entry[0] != kind]
-        if fewer and monotonic() < deadline and is_hopeless(*_with(problem, request, fewer), deadline, seed):
+        if fewer and monotonic() < deadline and is_hopeless(*_with(problem, demands, fewer), deadline, seed):
             kept = fewer
     size = len(kept) // 2
     while size >= 1 and monotonic() < deadline:
         place = 0
         while place < len(kept) and len(kept) > 1 and monotonic() < deadline:
             fewer = kept[:place] + kept[place + size :]
-            if fewer and is_hopeless(*_with(problem, request, fewer), deadline, seed):
+            if fewer and is_hopeless(*_with(problem, demands, fewer), deadline, seed):
                 kept = fewer
             else:
                 place += size
@@ -141,16 +141,16 @@ def conflict(problem: Problem, request: Request, deadline: float, seed: int = 0)
 Constraint = tuple[str, str, int | str]
 
 
-def _constraints(problem: Problem, request: Request) -> list[Constraint]:
+def _constraints(problem: Problem, demands: Demands) -> list[Constraint]:
     """(kind, in words, key) of all that may be dropped; the chain last, since proofs are quicker with it."""
     found: list[Constraint] = []
     for name, words in (
-        ("num_stages", f"exactly {request.num_stages} stages are asked for"),
-        ("max_stages", f"at most {request.max_stages} stages are asked for"),
-        ("min_stage_s", f"a stage takes at least {request.min_stage_s:.3g} s"),
-        ("max_latency_s", f"a sample takes at most {request.max_latency_s:.3g} s"),
+        ("num_stages", f"exactly {demands.num_stages} stages are asked for"),
+        ("max_stages", f"at most {demands.max_stages} stages are asked for"),
+        ("min_stage_s", f"a stage takes at least {demands.min_stage_s:.3g} s"),
+        ("max_latency_s", f"a sample takes at most {demands.max_latency_s:.3g} s"),
     ):
-        if getattr(request, name) != getattr(Request(), name):
+        if getattr(demands, name) != getattr(Demands(), name):
             found.append((name, words, name))
     for group, ops in enumerate(problem.groups):
         found.append(("group", f"{_names(problem, ops)} stay together".replace(", which stay together,", ""), group))
@@ -167,14 +167,14 @@ def _constraints(problem: Problem, request: Request) -> list[Constraint]:
             for d in devices
         ]
         found.append(("place", "; ".join(dict.fromkeys(reasons)), int(op)))
-    if request.contiguous and problem.order:
-        shape = f"a chain of {request.num_stages} blocks in all" if request.num_stages else "stages form a chain"
-        found.append(("chain", shape if request.reuse else "stages form a chain, with one block on a device", 0))
+    if demands.contiguous and problem.order:
+        shape = f"a chain of {demands.num_stages} blocks in all" if demands.num_stages else "stages form a chain"
+        found.append(("chain", shape if demands.reuse else "stages form a chain, with one block on a device", 0))
     return found
 
 
-def _with(problem: Problem, request: Request, kept: Sequence[Constraint]) -> tuple[Problem, Request]:
-    """The problem and request with only these constraints; an op that is let onto a device takes no time there."""
+def _with(problem: Problem, demands: Demands, kept: Sequence[Constraint]) -> tuple[Problem, Demands]:
+    """The problem and demands with only these constraints; an op that is let onto a device takes no time there."""
     keys = {(kind, key) for kind, _, key in kept}
     compute = problem.compute_s.copy()
     for op in range(problem.num_ops):
@@ -188,8 +188,8 @@ def _with(problem: Problem, request: Request, kept: Sequence[Constraint]) -> tup
         groups=tuple(ops for number, ops in enumerate(problem.groups) if ("group", number) in keys),
         pools=tuple(pool for number, pool in enumerate(problem.pools) if ("pool", number) in keys),
     )
-    default = Request()
+    default = Demands()
     names = ("num_stages", "max_stages", "min_stage_s", "max_latency_s")
-    options = {name: getattr(request if (name, name) in keys else default, name) for name in names}
-    contiguous = request.contiguous and ("chain", 0) in keys
-    return changed, replace(request, contiguous=contiguous, **options)
+    options = {name: getattr(demands if (name, name) in keys else default, name) for name in names}
+    contiguous = demands.contiguous and ("chain", 0) in keys
+    return changed, replace(demands, contiguous=contiguous, **options)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats, Problem
 from autosplit.planners.merging import Nets, merge_dominated
-from autosplit.planners.request import Request
+from autosplit.values.constraints import Demands
 
 Ints = NDArray[np.int64]
 
@@ -111,18 +111,18 @@ class Items:
         )
 
 
-def contract(problem: Problem, request: Request, limit_s: float = inf, merge: bool = True, bytes_of_merged: bool = True) -> Items:
+def contract(problem: Problem, demands: Demands, limit_s: float = inf, merge: bool = True, bytes_of_merged: bool = True) -> Items:
     """The items of a problem; for a plan that need not be contiguous, ops of a group only.
 
     Args:
         problem: what is asked.
-        request: the limits on a plan.
+        demands: the limits on a plan.
         limit_s: only plans below this many seconds count, so an item may not go where it alone takes as long.
         merge: join items that some best plan keeps together anyway.
         bytes_of_merged: count them; else more items are merged, and plans of the items may be above a cap.
     """
-    home = components(problem, request.contiguous)
-    return _items(problem, request, home, limit_s, merge, bytes_of_merged)
+    home = components(problem, demands.contiguous)
+    return _items(problem, demands, home, limit_s, merge, bytes_of_merged)
 
 
 def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
@@ -196,19 +196,19 @@ def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Flo
     return least[0], least[1], equal
 
 
-def _items(problem: Problem, request: Request, home: Ints, limit_s: float, merge: bool, bytes_of_merged: bool) -> Items:
+def _items(problem: Problem, demands: Demands, home: Ints, limit_s: float, merge: bool, bytes_of_merged: bool) -> Items:
     classes = problem.device_classes
     firsts = [members[0] for members in classes]
     numbers, home = np.unique(home, return_inverse=True)
     count = len(numbers)
     compute = np.zeros((count, len(classes)))
     np.add.at(compute, home, problem.compute_s[:, firsts])
-    compute[compute >= limit_s * request.max_replicas] = np.inf
+    compute[compute >= limit_s * demands.max_replicas] = np.inf
     num_bytes = np.zeros(count)
     np.add.at(num_bytes, home, problem.op_bytes)
     send, receive, equal = _pair_costs(problem, classes)
     fixed, nets, lone = _item_nets(problem, home, count, firsts, send, receive)
-    edges = _edges(problem, home.tolist()) if request.contiguous else set()
+    edges = _edges(problem, home.tolist()) if demands.contiguous else set()
     weights = [(weight.num_bytes, frozenset(int(home[op]) for op in weight.users)) for weight in problem.weights]
     for size, users in weights:
         if len(users) == 1:
@@ -216,7 +216,7 @@ def _items(problem: Problem, request: Request, home: Ints, limit_s: float, merge
     weights = [(size, users) for size, users in weights if len(users) > 1]
     tight = num_bytes.sum() + sum(size for size, _ in weights) > problem.memory_bytes.min() or bool(problem.pools)
     light = tight and not bytes_of_merged and not weights and not problem.pools
-    if merge and not request.counted and request.contiguous and not problem.overlap:
+    if merge and not demands.counted and demands.contiguous and not problem.overlap:
         target = merge_dominated(compute, fixed, num_bytes, nets, edges, {u for _, users in weights for u in users},
                                  tight and not light)  # fmt: skip
         if light:

@@ -16,10 +16,10 @@ from autosplit.costs.cost import CLOSED, most_s
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners.heft import JOININGS, Delays, Timetable, blocks_of, critical_path_s, list_schedule
 from autosplit.planners.lumps import Lumps, fewer_lumps, forced_lumps
-from autosplit.planners.request import Request
 from autosplit.planners.rows import Row, RowSearch
 from autosplit.planners.segments import segment_bound_s
 from autosplit.planners.timetable import best_timetable
+from autosplit.values.constraints import Demands
 
 MAX_LUMPS = 160
 """Ops that the search moves one by one; larger problems are joined to about so many."""
@@ -30,7 +30,7 @@ PROOF_SHARE = 0.3
 
 @dataclass(frozen=True)
 class Answer:
-    """The best blocks found (empty if none meets the request), who found them, a bound in seconds, and who proved it."""
+    """The best blocks found (empty if none meets the demands), who found them, a bound in seconds, and who proved it."""
 
     blocks: Row
     method: str
@@ -38,26 +38,26 @@ class Answer:
     bound_method: str
 
 
-def with_reuse(request: Request) -> Request:
-    """The request with several blocks on one device allowed, unless it counts stages."""
-    return replace(request, reuse=request.reuse or (request.objective == "latency" and request.num_stages is None))
+def with_reuse(demands: Demands) -> Demands:
+    """The demands with several blocks on one device allowed, unless it counts stages."""
+    return replace(demands, reuse=demands.reuse or (demands.objective == "latency" and demands.num_stages is None))
 
 
-def best_latency(problem: Problem, request: Request, starts: Sequence[Row], deadline: float, seed: int = 0) -> Answer:
+def best_latency(problem: Problem, demands: Demands, starts: Sequence[Row], deadline: float, seed: int = 0) -> Answer:
     """The blocks with the smallest latency found until the deadline, and a bound on all blocks.
 
     Args:
         problem: what is asked.
-        request: the limits on a plan; a latency limit is the caller's to check.
+        demands: the limits on a plan; a latency limit is the caller's to check.
         starts: known plans.
         deadline: as ``time.monotonic`` counts.
         seed: of everything random.
     """
-    request = replace(request, max_latency_s=inf)
-    forced = forced_lumps(problem, request.contiguous)
-    delays = Delays(forced.problem, request.max_replicas)
+    demands = replace(demands, max_latency_s=inf)
+    forced = forced_lumps(problem, demands.contiguous)
+    delays = Delays(forced.problem, demands.max_replicas)
     proof = (critical_path_s(forced.problem, delays), "critical path")
-    search = RowSearch(fewer_lumps(forced, MAX_LUMPS), request, Random(seed), deadline)
+    search = RowSearch(fewer_lumps(forced, MAX_LUMPS), demands, Random(seed), deadline)
     everything = tuple(range(problem.num_ops))
     for device in range(problem.num_devices):
         search.offer([Block(everything, (device,))], "one device")
@@ -67,7 +67,7 @@ def best_latency(problem: Problem, request: Request, starts: Sequence[Row], dead
         search.offer_timetable(table, "list scheduling")
     if search.value_s - proof[0] > CLOSED * search.value_s:
         bound_s = segment_bound_s(
-            forced.problem, request.max_replicas, monotonic() + PROOF_SHARE * (deadline - monotonic()), seed
+            forced.problem, demands.max_replicas, monotonic() + PROOF_SHARE * (deadline - monotonic()), seed
         )
         if bound_s > proof[0] * (1 + CLOSED):
             proof = (bound_s, "parts between forks and joins")

@@ -14,8 +14,8 @@ from autosplit.costs.problem import Floats
 from autosplit.planners.filling import ROUNDING
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.linear import Chain, chain_in_order, depth_first_orders
-from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage
+from autosplit.values.constraints import Demands
 
 NUM_HALVINGS = 24
 CLOSE = 1e-4
@@ -24,7 +24,7 @@ CLOSE = 1e-4
 
 def quick_chains(
     items: Items,
-    request: Request,
+    demands: Demands,
     usage: Usage,
     weights: Floats,
     delay_s: float,
@@ -36,12 +36,12 @@ def quick_chains(
 
     Args:
         items: what is to be put in a row.
-        request: the limits on a plan.
+        demands: the limits on a plan.
         usage: the devices.
         weights: multipliers of the classes, for pruning.
         delay_s: what a value is under way between two blocks, in seconds; the largest such, where they differ.
         bound_s: a bound on the largest load.
-        judge: the largest load of a chain, in seconds; infinite where it breaks the request.
+        judge: the largest load of a chain, in seconds; infinite where it breaks the demands.
         deadline: monotonic seconds after which no further chain is sought.
     """
     best_s = inf
@@ -51,7 +51,7 @@ def quick_chains(
             if monotonic() > deadline:
                 return
             limit_s = high_s if high_s == inf else (low_s + high_s) / 2
-            chain = soonest_chain(items, request, usage, weights, order, limit_s, delay_s)
+            chain = soonest_chain(items, demands, usage, weights, order, limit_s, delay_s)
             value_s = inf if chain is None else judge(chain)
             if value_s < best_s and chain is not None:
                 best_s = value_s
@@ -67,11 +67,11 @@ def quick_chains(
 
 
 def soonest_chain(
-    items: Items, request: Request, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float = 0.0
+    items: Items, demands: Demands, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float = 0.0
 ) -> Chain | None:
     """The chain of intervals of the order with loads up to ``limit_s`` and the least sum of block times and delays.
 
     Its ``value_s`` is that sum, without what the first block waits for the host and the host for the last.
     """
-    chain = chain_in_order(items, request, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s)
+    chain = chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s)
     return None if chain is None else replace(chain, value_s=chain.value_s - delay_s)

@@ -28,8 +28,8 @@ from autosplit.planners.filling import (
     widest_load,
 )
 from autosplit.planners.items import Ints, Items, stack_order
-from autosplit.planners.request import Request
 from autosplit.planners.usage import Usage, capacity
+from autosplit.values.constraints import Demands
 
 LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
 MANY_ITEMS = 5000
@@ -62,13 +62,13 @@ def depth_first_orders(items: Items, count: int = 5) -> list[Ints]:
 
 
 def best_chain(
-    items: Items, request: Request, usage: Usage, weights: Floats, bound_s: float, limit_s: float, deadline: float
+    items: Items, demands: Demands, usage: Usage, weights: Floats, bound_s: float, limit_s: float, deadline: float
 ) -> Chain | None:
     """The best chain over the depth-first orders with a value below ``limit_s``, or None.
 
     Args:
         items: what is to be put in a row.
-        request: the limits on a plan.
+        demands: the limits on a plan.
         usage: the devices.
         weights: multipliers of the classes, for pruning.
         bound_s: a bound on the value, from which the limit starts.
@@ -83,12 +83,12 @@ def best_chain(
     for growth in LIMITS[many:]:
         limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)
         for order in orders:
-            found = chain_in_order(items, request, usage, weights, order, limit)
+            found = chain_in_order(items, demands, usage, weights, order, limit)
             if found is not None:
                 best, limit = found, found.value_s
             if monotonic() > (deadline if best is None else enough):
                 if best is None and limit_s == inf and not many:  # below no limit, one order gives a chain if it has any
-                    return chain_in_order(items, request, usage, weights, orders[0], inf)
+                    return chain_in_order(items, demands, usage, weights, orders[0], inf)
                 return best
         if best is not None or limit >= limit_s:
             break
@@ -96,7 +96,7 @@ def best_chain(
 
 
 def chain_in_order(
-    items: Items, request: Request, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float | None = None
+    items: Items, demands: Demands, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float | None = None
 ) -> Chain | None:
     """Of the chains of intervals of the order with all loads below ``limit_s``, the one with the least of the largest load.
 
@@ -110,7 +110,7 @@ def chain_in_order(
     parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
     value[0, 0] = 0.0
     _forward(
-        costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, request.min_stage_s,
+        costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, demands.min_stage_s,
         delay_s is not None, delay_s or 0.0, value, parent, np.zeros(len(usage.after), dtype=np.int64),
     )  # fmt: skip
     last = np.where(usage.final, value[-1], inf)

@@ -19,8 +19,8 @@ from autosplit.planners.descending import descents
 from autosplit.planners.hypergraph import Hypergraph, hypergraph_of
 from autosplit.planners.items import Ints
 from autosplit.planners.polishing import polish
-from autosplit.planners.request import Request
 from autosplit.planners.search import Search
+from autosplit.values.constraints import Demands
 
 HEAD_START = 0.1
 """Share of the time that the search has for itself before the proof begins, at most a few seconds."""
@@ -30,7 +30,7 @@ class _Search(Search):
     """The best plan and bound known, shared by two threads; plans are assignments of the graph's items."""
 
     def __init__(self, problem: Problem, graph: Hypergraph, started: float, deadline: float, say: Callable[[str], None]) -> None:
-        super().__init__(problem, Request(contiguous=False), started, deadline, say)
+        super().__init__(problem, Demands(contiguous=False), started, deadline, say)
         self.graph, self.lock = graph, threading.Lock()
 
     def offer_home(self, home: Ints, method: str) -> None:

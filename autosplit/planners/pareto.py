@@ -18,8 +18,9 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds
 from autosplit.planners.items import contract
 from autosplit.planners.latency import with_reuse
+from autosplit.planners.objective import demand_faults
 from autosplit.planners.portfolio import solve
-from autosplit.planners.request import Request, request_faults
+from autosplit.values.constraints import Demands
 
 NUM_LIMITS = 4
 """Limits between the ends of latency, and of memory."""
@@ -76,13 +77,8 @@ def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
 
 def pareto(
     problem: Problem,
+    demands: Demands = Demands(),  # noqa: B008 (a frozen value)
     *,
-    contiguous: bool = True,
-    num_stages: int | None = None,
-    max_stages: int | None = None,
-    max_replicas: int | None = None,
-    min_stage_s: float | None = None,
-    max_latency_s: float | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
     log: Callable[[str], None] | None = None,
@@ -94,42 +90,26 @@ def pareto(
 
     Args:
         problem: ops, devices, costs and rules.
-        contiguous, num_stages, max_stages, max_replicas, min_stage_s, max_latency_s: as for ``solve``.
+        demands: limits on every plan of the front.
         time_limit_s: for everything together.
         seed: of everything random.
         log: called with a line for each point.
     Raises: InfeasibleError: no plan meets the limits.
     """
-    options: dict[str, Any] = {
-        "contiguous": contiguous,
-        "num_stages": num_stages,
-        "max_stages": max_stages,
-        "max_replicas": max_replicas,
-        "min_stage_s": min_stage_s,
-        "max_latency_s": max_latency_s,
-        "seed": seed,
-    }
-    return _Front(problem, options, monotonic() + time_limit_s, log or (lambda line: None)).solutions()
+    return _Front(problem, demands, monotonic() + time_limit_s, seed, log or (lambda line: None)).solutions()
 
 
 class _Front:
     """The points so far, and the clock."""
 
-    def __init__(self, problem: Problem, options: dict[str, Any], deadline: float, say: Callable[[str], None]) -> None:
-        self.problem, self.options, self.deadline, self.say = problem, options, deadline, say
+    def __init__(self, problem: Problem, demands: Demands, deadline: float, seed: int, say: Callable[[str], None]) -> None:
+        self.problem, self.deadline, self.seed, self.say = problem, deadline, seed, say
         self.points: list[Point] = []
-        limits = {key: options[key] for key in ("num_stages", "max_stages")}
-        self.request = replace(
-            Request(
-                "throughput",
-                options["contiguous"],
-                max_replicas=options["max_replicas"] or 1,
-                min_stage_s=options["min_stage_s"] or 0.0,
-                max_latency_s=options["max_latency_s"] or inf,
-                **limits,
-            ),
-            reuse=limits["num_stages"] is not None and limits["num_stages"] > problem.num_devices,
-        )
+        self.asked = replace(demands, objective="throughput")
+        """The caller's demands."""
+        more = demands.num_stages is not None and demands.num_stages > problem.num_devices
+        self.demands = replace(self.asked, reuse=more)
+        """The same, and whether the best plans share devices."""
 
     def solutions(self) -> tuple[Solution, ...]:
         """Ends, shapes, limits; then what is not dominated."""
@@ -161,16 +141,16 @@ class _Front:
 
     def _shared_bound_s(self) -> float:
         """What no plan is below, whether or not it shares devices."""
-        request = replace(self.request, reuse=True)
-        items = contract(self.problem, request)
-        return bounds.compute_bound_s(items, request, bounds.multipliers(items))
+        demands = replace(self.demands, reuse=True)
+        items = contract(self.problem, demands)
+        return bounds.compute_bound_s(items, demands, bounds.multipliers(items))
 
     def _simple(self) -> None:
         """Everything on one device, or on replicas of it: the smallest latency or the largest throughput, often."""
         everything = tuple(range(self.problem.num_ops))
         for device in range(self.problem.num_devices):
             self._offer((Block(everything, (device,)),), "one device")
-        widest = min(self.options["max_replicas"] or 1, self.problem.num_devices)
+        widest = min(self.asked.max_replicas, self.problem.num_devices)
         for width in range(2, widest + 1):
             for members in self.problem.device_classes:
                 if len(members) >= width:
@@ -178,11 +158,11 @@ class _Front:
 
     def _shapes(self) -> Iterator[dict[str, Any]]:
         """Other numbers of stages and replicas, where the caller left them open."""
-        if self.options["num_stages"] is not None:
+        if self.asked.num_stages is not None:
             return
-        for count in range(2, min(self.problem.num_devices, self.problem.num_ops, self.options["max_stages"] or 8) + 1):
+        for count in range(2, min(self.problem.num_devices, self.problem.num_ops, self.asked.max_stages or 8) + 1):
             yield {"num_stages": count, "max_stages": None}
-            if (self.options["max_replicas"] or 1) > 1:
+            if self.asked.max_replicas > 1:
                 yield {"num_stages": count, "max_stages": None, "max_replicas": 1}
 
     def _limits(self) -> Iterator[tuple[Problem, dict[str, Any]]]:
@@ -195,11 +175,11 @@ class _Front:
             yield capped, {}
             yield capped, {"objective": "latency"}
         for limit in latency:
-            yield self.problem, {"max_latency_s": min(limit, self.request.max_latency_s)}
+            yield self.problem, {"max_latency_s": min(limit, self.demands.max_latency_s)}
         for cap in memory:
             for limit in latency:
                 capped = replace(self.problem, memory_bytes=np.minimum(self.problem.memory_bytes, cap))
-                yield capped, {"max_latency_s": min(limit, self.request.max_latency_s)}
+                yield capped, {"max_latency_s": min(limit, self.demands.max_latency_s)}
 
     def _least_memory(self) -> float:
         """An even share of all bytes, with the largest op on top: no plan needs much more."""
@@ -215,15 +195,15 @@ class _Front:
                 return
 
     def _solve(self, problem: Problem, time_limit_s: float, first: bool = False, **change: Any) -> Solution:
-        solution = solve(problem, time_limit_s=time_limit_s, name_conflict=first, **{**self.options, **change})
+        solution = solve(problem, replace(self.asked, **change), time_limit_s=time_limit_s, seed=self.seed, name_conflict=first)
         if first and _shares(solution.blocks):  # no other plan meets the limits, and those that follow may share devices too
-            self.request = replace(self.request, reuse=True)
+            self.demands = replace(self.demands, reuse=True)
         self._offer(solution.blocks, solution.method, solution)
         return solution
 
     def _offer(self, blocks: tuple[Block, ...], method: str, solution: Solution | None = None) -> None:
         """Keep blocks that meet the caller's own limits; those of a latency plan may share devices."""
-        if request_faults(self.problem, with_reuse(replace(self.request, objective="latency")), blocks):
+        if demand_faults(self.problem, with_reuse(replace(self.demands, objective="latency")), blocks):
             return
         loads = evaluate(self.problem, blocks)
         point = point_of(

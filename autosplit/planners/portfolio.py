@@ -19,11 +19,12 @@ from autosplit.planners.items import Items, contract, kept_together
 from autosplit.planners.limited import quick_chains
 from autosplit.planners.lumps import fewer_lumps, forced_lumps
 from autosplit.planners.noncontiguous import solve_noncontiguous
+from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.planners.proving import chain_blocks, prove_chain
-from autosplit.planners.request import Objective, Request, objective_s, request_faults
 from autosplit.planners.rows import RowSearch
 from autosplit.planners.search import Search
 from autosplit.planners.usage import Usage, sequence_usage, usage_of
+from autosplit.values.constraints import Demands
 
 SMALL = 200
 FEW = 60
@@ -44,15 +45,8 @@ PROOF_SHARE, PROOF_SHARE_OF_MANY = 0.8, 0.93
 @compiled.interruptible()
 def solve(
     problem: Problem,
+    demands: Demands = Demands(),  # noqa: B008 (a frozen value)
     *,
-    objective: Objective = "throughput",
-    contiguous: bool = True,
-    num_stages: int | None = None,
-    max_stages: int | None = None,
-    max_replicas: int | None = None,
-    min_stage_s: float | None = None,
-    max_latency_s: float | None = None,
-    reuse: bool | None = None,
     time_limit_s: float = 10.0,
     seed: int = 0,
     log: Callable[[str], None] | None = None,
@@ -62,15 +56,7 @@ def solve(
 
     Args:
         problem: ops, devices, costs and rules.
-        objective: ``throughput`` makes the largest device load small, ``latency`` the time of one sample.
-        contiguous: blocks form a chain; otherwise a device may hold any set of ops.
-        num_stages: exactly so many blocks; more than devices means that devices hold several.
-        max_stages: at most so many blocks.
-        max_replicas: at most so many devices for one block; None for no replication.
-        min_stage_s: every block takes at least so many seconds per sample.
-        max_latency_s: one sample takes at most so many seconds.
-        reuse: whether several blocks may share a device. By default they do where there are more blocks than devices, where that
-            makes the latency small, and where no chain with one block on a device meets all this.
+        demands: what is optimized, and limits on the plan.
         time_limit_s: seconds after which the best plan so far is returned.
         seed: of everything random.
         log: called with a line for each step.
@@ -79,52 +65,51 @@ def solve(
     Raises: InfeasibleError: no plan meets all this; UsageError: the arguments make no sense.
     """
     started = monotonic()
-    request = Request(
-        objective, contiguous, num_stages, max_stages, 1 if max_replicas is None else max_replicas, min_stage_s or 0.0,
-        inf if max_latency_s is None else max_latency_s,
-        reuse=bool(reuse) or (reuse is None and num_stages is not None and num_stages > problem.num_devices),
-    ).verify(problem)  # fmt: skip
-    request = request if reuse is not None else latency.with_reuse(request)
-    search = Search(problem, request, started, started + time_limit_s, log or (lambda line: None))
-    _refuse_hopeless(problem, request)
-    may_share = reuse is None and not request.reuse and (contiguous or request.max_latency_s < inf)
-    _attempt(search, seed, FIRST_SHARE if may_share and request.max_latency_s < inf else 1.0)
+    demands.require_possible(problem.num_ops)
+    demands, reuse = replace(demands, max_replicas=min(demands.max_replicas, problem.num_devices)), demands.reuse
+    if reuse is None:
+        more = demands.num_stages is not None and demands.num_stages > problem.num_devices
+        demands = latency.with_reuse(replace(demands, reuse=more))
+    search = Search(problem, demands, started, started + time_limit_s, log or (lambda line: None))
+    _refuse_hopeless(problem, demands)
+    may_share = reuse is None and not demands.reuse and (demands.contiguous or demands.max_latency_s < inf)
+    _attempt(search, seed, FIRST_SHARE if may_share and demands.max_latency_s < inf else 1.0)
     if not (search.blocks or search.nowhere) and may_share:
         search.note("no plan has one block on a device: devices may hold several", "shared devices")
-        search.request, refuted, search.hopeless, search.bound_s = replace(request, reuse=True), search.hopeless, False, 0.0
+        search.demands, refuted, search.hopeless, search.bound_s = replace(demands, reuse=True), search.hopeless, False, 0.0
         _attempt(search, seed)
         if not (search.blocks or search.hopeless or refuted):
-            search.request = request
+            search.demands = demands
             _integer_program(search, seed)
     if not search.blocks:
         _refuse(search, seed, name_conflict)
     return search.solution()
 
 
-def _refuse_hopeless(problem: Problem, request: Request) -> None:
+def _refuse_hopeless(problem: Problem, demands: Demands) -> None:
     """Raise InfeasibleError for what can be seen without a search."""
     if np.isinf(problem.compute_s).any() or problem.total_bytes > problem.memory_bytes.min():
-        infeasible.refuse_hopeless(problem, kept_together(problem, request.contiguous), request.num_stages or request.max_stages)
-    infeasible.refuse_short(problem, request)
-    if request.max_latency_s < inf:
-        bound_s = critical_path_s(problem, Delays(problem, request.max_replicas))
-        infeasible.refuse_latency(request, bound_s, "critical path")
+        infeasible.refuse_hopeless(problem, kept_together(problem, demands.contiguous), demands.num_stages or demands.max_stages)
+    infeasible.refuse_short(problem, demands)
+    if demands.max_latency_s < inf:
+        bound_s = critical_path_s(problem, Delays(problem, demands.max_replicas))
+        infeasible.refuse_latency(demands, bound_s, "critical path")
 
 
 def _attempt(search: Search, seed: int, share: float = 1.0) -> None:
-    """All planners that the request is for, with a share of the time until there is a plan and all that is left from then on."""
-    request, deadline = search.request, search.deadline
+    """All planners that suit the demands, with a share of the time until there is a plan and all that is left from then on."""
+    demands, deadline = search.demands, search.deadline
     search.deadline = monotonic() + share * search.left_s
     _first_plan(search, seed)
     search.deadline = deadline
     if not search.blocks:
         return
-    if request.objective == "latency":
+    if demands.objective == "latency":
         _latency(search, seed)
         return
-    if request == Request(contiguous=False):
+    if demands.any_sets:
         _any_sets(search, seed)
-    elif request.max_latency_s < inf:
+    elif demands.max_latency_s < inf:
         _integer_program(search, seed, share=0.3)
         _anneal(search, seed)
     _integer_program(search, seed)
@@ -132,11 +117,11 @@ def _attempt(search: Search, seed: int, share: float = 1.0) -> None:
 
 def _first_plan(search: Search, seed: int) -> None:
     """The planners that find a plan at all, those that take long only where the others find none."""
-    problem, request = search.problem, search.request
+    problem, demands = search.problem, search.demands
     _one_device(search)
-    if request.reuse and request.max_latency_s < inf and not search.blocks:
+    if demands.reuse and demands.max_latency_s < inf and not search.blocks:
         _quickest(search, seed, share=0.4)  # one that is quick enough is what CP-SAT and annealing begin with
-    alone_s, in_a_row = search.objective_s, replace(request, contiguous=True)
+    alone_s, in_a_row = search.objective_s, replace(demands, contiguous=True)
     light = problem.num_ops > linear.MANY_ITEMS and problem.total_bytes > problem.memory_bytes.min()
     _chain(search, contract(problem, in_a_row, bytes_of_merged=not light))
     if light and search.objective_s == alone_s:
@@ -147,16 +132,16 @@ def _first_plan(search: Search, seed: int) -> None:
         _integer_program(search, seed, share=0.25, any_plan=True)
     if not search.blocks:
         _integer_program(search, seed, share=0.5)
-    if not search.blocks and not search.hopeless and (request.objective == "latency" or request.max_latency_s < inf):
+    if not search.blocks and not search.hopeless and (demands.objective == "latency" or demands.max_latency_s < inf):
         _quickest(search, seed, share=0.5)
 
 
 def _is_nowhere(search: Search, seed: int) -> bool:
     """Whether it is proved that the ops go on the devices in no way, chain or not: what conflicts is then looked for in that."""
-    loosest = Request(contiguous=False)
+    loosest = Demands(contiguous=False)
     answer = ask(search.problem, loosest, inf, 0.0, (), 0.2 * search.left_s, seed, any_plan=True)
     if answer is not None and answer.infeasible:
-        search.request, search.hopeless, search.nowhere = loosest, True, True
+        search.demands, search.hopeless, search.nowhere = loosest, True, True
     return search.nowhere
 
 
@@ -168,21 +153,21 @@ def _one_device(search: Search) -> None:
 
 def _chain(search: Search, items: Items) -> None:
     """The chain planners; for a plan that need not be a chain, their answer is where to start from."""
-    request = replace(search.request, contiguous=True)
+    demands = replace(search.demands, contiguous=True)
     weights = bounds.multipliers(items)
-    bound_s = bounds.compute_bound_s(items, request, weights)
-    if request.objective == "throughput":
+    bound_s = bounds.compute_bound_s(items, demands, weights)
+    if demands.objective == "throughput":
         _prove_compute(search, items, bound_s)
-    if request.reuse and request.objective == "throughput":
+    if demands.reuse and demands.objective == "throughput":
         _reuse(search, items, weights)
         return
-    usage = usage_of(items, request) or sequence_usage(items, request, _by_speed(items))
-    chain = linear.best_chain(items, request, usage, weights, bound_s, search.objective_s, search.deadline)
+    usage = usage_of(items, demands) or sequence_usage(items, demands, _by_speed(items))
+    chain = linear.best_chain(items, demands, usage, weights, bound_s, search.objective_s, search.deadline)
     if chain is not None:
         search.offer(chain_blocks(items, chain), "linear orders")
-    if request.max_latency_s < inf and not search.closed:
+    if demands.max_latency_s < inf and not search.closed:
         _quick_chains(search, items, usage, weights)
-    if search.request.contiguous:
+    if search.demands.contiguous:
         share = PROOF_SHARE if search.problem.num_ops <= MAX_OPS else PROOF_SHARE_OF_MANY
         share = share if search.blocks else 0.2
         prove_chain(search, items, weights, monotonic() + share * search.left_s)
@@ -190,21 +175,21 @@ def _chain(search: Search, items: Items) -> None:
 
 def _prove_compute(search: Search, items: Items, bound_s: float) -> None:
     """The compute bound; a plan that is no chain may divide what every chain keeps together."""
-    if not search.request.contiguous:
-        items = contract(search.problem, search.request)
-        bound_s = bounds.compute_bound_s(items, search.request, bounds.multipliers(items))
+    if not search.demands.contiguous:
+        items = contract(search.problem, search.demands)
+        bound_s = bounds.compute_bound_s(items, search.demands, bounds.multipliers(items))
     if isfinite(bound_s):
         search.prove(bound_s, "compute bound")
 
 
 def _reuse(search: Search, items: Items, weights: Floats) -> None:
     """Chains in which several blocks share a device: of as many blocks as are asked for, else of ever more."""
-    request, problem = search.request, search.problem
-    most = min(items.num_items, request.max_stages or MORE_BLOCKS * problem.num_devices)
-    for count in (request.num_stages,) if request.num_stages else range(2, most + 1):
-        if count != request.num_stages and search.left_s <= 0:
+    demands, problem = search.demands, search.problem
+    most = min(items.num_items, demands.max_stages or MORE_BLOCKS * problem.num_devices)
+    for count in (demands.num_stages,) if demands.num_stages else range(2, most + 1):
+        if count != demands.num_stages and search.left_s <= 0:
             return
-        found = reusing.best_reuse(problem, items, request, weights, count, monotonic() + REUSE_SHARE * search.left_s)
+        found = reusing.best_reuse(problem, items, demands, weights, count, monotonic() + REUSE_SHARE * search.left_s)
         if found:
             search.offer(found[0], "beam search")
 
@@ -212,25 +197,25 @@ def _reuse(search: Search, items: Items, weights: Floats) -> None:
 def _quick_chains(search: Search, items: Items, usage: Usage, weights: Floats) -> None:
     """Chains along single orders that hold the latency limit."""
     problem = search.problem
-    request = replace(search.request, contiguous=True)
+    demands = replace(search.demands, contiguous=True)
 
     def judge(chain: linear.Chain) -> float:
         blocks = chain_blocks(items, chain)
-        faults = request_faults(problem, search.request, blocks)
-        return inf if faults else objective_s(problem, search.request, blocks)
+        faults = demand_faults(problem, search.demands, blocks)
+        return inf if faults else objective_s(problem, search.demands, blocks)
 
     delay_s = float(problem.transfers.latency_s[:HOST, :HOST].max())
     deadline = monotonic() + 0.3 * search.left_s
-    for chain in quick_chains(items, request, usage, weights, delay_s, search.bound_s, judge, deadline):
+    for chain in quick_chains(items, demands, usage, weights, delay_s, search.bound_s, judge, deadline):
         search.offer(chain_blocks(items, chain), "quick chains")
 
 
 def _quickest(search: Search, seed: int, share: float) -> None:
     """The plan of the smallest latency, as a start where nothing else meets the limits."""
     starts = [search.blocks] if search.blocks else []
-    quick = replace(search.request, objective="latency")
+    quick = replace(search.demands, objective="latency")
     found = latency.best_latency(search.problem, quick, starts, monotonic() + share * search.left_s, seed)
-    infeasible.refuse_latency(search.request, found.bound_s, found.bound_method)
+    infeasible.refuse_latency(search.demands, found.bound_s, found.bound_method)
     search.offer(found.blocks, found.method)
     if found.blocks and not search.blocks:
         near_s = latency_s(search.problem, found.blocks)
@@ -242,9 +227,9 @@ def _anneal(search: Search, seed: int) -> None:
     if search.closed or search.left_s <= 0:
         return
     deadline = monotonic() + 0.5 * search.left_s
-    forced = forced_lumps(search.problem, search.request.contiguous)
+    forced = forced_lumps(search.problem, search.demands.contiguous)
     for lumps in (fewer_lumps(forced, latency.MAX_LUMPS), forced):
-        rows = RowSearch(lumps, search.request, Random(seed), deadline)
+        rows = RowSearch(lumps, search.demands, Random(seed), deadline)
         rows.offer(search.blocks, "start")
         rows.anneal(deadline, search.bound_s)
         if rows.row is not None:
@@ -274,7 +259,7 @@ def _integer_program(search: Search, seed: int, share: float = 1.0, any_plan: bo
     time_limit_s = share * search.left_s if search.blocks else max(share * search.left_s, LEAST_TO_START_S)
     if search.blocks and search.problem.num_ops * search.problem.num_devices > PLACES_PER_SECOND * time_limit_s:
         return
-    answer = ask(search.problem, search.request, limit_s, bound_s, search.blocks, time_limit_s, seed, any_plan)
+    answer = ask(search.problem, search.demands, limit_s, bound_s, search.blocks, time_limit_s, seed, any_plan)
     if answer is None:
         return
     search.hopeless = answer.infeasible and not search.blocks
@@ -288,7 +273,7 @@ def _latency(search: Search, seed: int) -> None:
     """Schedules of one sample; where ops are few and these are not proved, CP-SAT is asked for the best row of blocks."""
     few = search.problem.num_ops * search.problem.num_devices <= FEW
     deadline = monotonic() + 0.5 * search.left_s if few else search.deadline
-    found = latency.best_latency(search.problem, search.request, [search.blocks], deadline, seed)
+    found = latency.best_latency(search.problem, search.demands, [search.blocks], deadline, seed)
     search.offer(found.blocks, found.method)
     search.prove(found.bound_s, found.bound_method)
     if few:
@@ -306,7 +291,7 @@ def _refuse(search: Search, seed: int, name_conflict: bool) -> None:
     if not name_conflict:
         raise InfeasibleError("no plan meets all constraints together. Drop or relax one of them.")
     deadline = max(search.deadline, monotonic() + LEAST_TO_NAME_S)
-    found = infeasible.conflict(search.problem, search.request, deadline, seed)
+    found = infeasible.conflict(search.problem, search.demands, deadline, seed)
     raise InfeasibleError(f"no plan fits: {found}. Drop or relax one of them.")
 
 

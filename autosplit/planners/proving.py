@@ -18,9 +18,9 @@ from autosplit.planners import downsets, linear
 from autosplit.planners.columns import ColumnBound, rising_bound
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import Items, contract
-from autosplit.planners.request import Request
 from autosplit.planners.search import Search
 from autosplit.planners.usage import Usage, usage_of
+from autosplit.values.constraints import Demands
 
 MANY_ITEMS = 5000
 NEARLY = 0.991
@@ -46,30 +46,30 @@ def prove_chain(search: Search, items: Items, weights: Floats, deadline: float) 
         weights: multipliers of the classes, for pruning.
         deadline: monotonic seconds after which no walk goes on.
     """
-    request, limit_s = search.request, search.objective_s
-    if search.closed or request.objective != "throughput":
+    demands, limit_s = search.demands, search.objective_s
+    if search.closed or demands.objective != "throughput":
         return
     if not items.exact:
-        request = replace(request, min_stage_s=0.0)
-    if (items.compute_s >= limit_s * request.max_replicas).any():
-        items = contract(search.problem, request, limit_s=limit_s)
-    usage = usage_of(items, request)
+        demands = replace(demands, min_stage_s=0.0)
+    if (items.compute_s >= limit_s * demands.max_replicas).any():
+        items = contract(search.problem, demands, limit_s=limit_s)
+    usage = usage_of(items, demands)
     if usage is None:
         return
     many = items.num_items > MANY_ITEMS
-    light = items if many else contract(search.problem, request, limit_s=limit_s, bytes_of_merged=False)
+    light = items if many else contract(search.problem, demands, limit_s=limit_s, bytes_of_merged=False)
     if light.num_items < items.num_items:
-        _close_in(search, light, request, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
-    _close_in(search, items, request, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
+        _close_in(search, light, demands, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
+    _close_in(search, items, demands, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
     if not search.closed and not many and monotonic() < deadline:
-        bound = _priced(search, items, request, monotonic() + PRICES_SHARE * (deadline - monotonic()))
-        _close_in(search, items, request, usage, weights, deadline, bound)
+        bound = _priced(search, items, demands, monotonic() + PRICES_SHARE * (deadline - monotonic()))
+        _close_in(search, items, demands, usage, weights, deadline, bound)
 
 
 def _close_in(
     search: Search,
     items: Items,
-    request: Request,
+    demands: Demands,
     usage: Usage,
     weights: Floats,
     deadline: float,
@@ -83,7 +83,7 @@ def _close_in(
     limit_s = NEARLY * high_s if items.num_items > MANY_ITEMS else high_s
     while not search.closed and search.bound_s < high_s and (left_s := deadline - monotonic()) > 0:
         prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
-        outcome = downsets.best_chain(items, request, usage, weights, limit_s, monotonic() + WALK_SHARE * left_s, prices)
+        outcome = downsets.best_chain(items, demands, usage, weights, limit_s, monotonic() + WALK_SHARE * left_s, prices)
         search.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
         if outcome.chain is not None:
             search.offer(chain_blocks(items, outcome.chain), "down-sets")
@@ -108,10 +108,10 @@ def _middle(low_s: float, high_s: float) -> float:
     return 0.5 * (low_s + high_s) if high_s < inf else 2.0 * low_s
 
 
-def _priced(search: Search, items: Items, request: Request, deadline: float) -> ColumnBound | None:
+def _priced(search: Search, items: Items, demands: Demands, deadline: float) -> ColumnBound | None:
     """The bound by column generation on the items; None where replicas share a block, which it does not know."""
     graph = hypergraph_of(search.problem, items)
-    if request.max_replicas > 1 or not np.isfinite(graph.compute_s.min(axis=1)).all():
+    if demands.max_replicas > 1 or not np.isfinite(graph.compute_s.min(axis=1)).all():
         return None
     value_s = search.objective_s if search.objective_s < inf else 2.0 * search.bound_s
     return rising_bound(graph, lambda: (value_s, None), search.prove, deadline)

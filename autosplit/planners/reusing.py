@@ -19,7 +19,8 @@ from autosplit.planners.compiled import compiled
 from autosplit.planners.filling import Costs, Filling, add, costs_of, empty_filling, price, remove, reset, shift
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.linear import depth_first_orders
-from autosplit.planners.request import Request, objective_s, request_faults
+from autosplit.planners.objective import demand_faults, objective_s
+from autosplit.values.constraints import Demands
 
 NUM_CUTS = 96
 KEPT = (3, 24, 24, 24)
@@ -43,7 +44,7 @@ class _Labels:
 
 
 def best_reuse(
-    problem: Problem, items: Items, request: Request, weights: Floats, num_stages: int, deadline: float
+    problem: Problem, items: Items, demands: Demands, weights: Floats, num_stages: int, deadline: float
 ) -> tuple[tuple[Block, ...], float] | None:
     """The best chain of exactly ``num_stages`` blocks that was found, with its true objective in seconds, or None."""
     best: tuple[tuple[Block, ...], float] | None = None
@@ -51,7 +52,7 @@ def best_reuse(
         cuts = _spread_cuts(items, order, num_stages)
         for kept in KEPT:
             until = inf if best is None and kept == KEPT[0] else deadline
-            found = _beam(problem, items, request, weights, order, cuts, num_stages, kept, until)
+            found = _beam(problem, items, demands, weights, order, cuts, num_stages, kept, until)
             if found is None:
                 continue
             blocks, value_s, used = found
@@ -80,7 +81,7 @@ def _spread_cuts(items: Items, order: Ints, num_stages: int) -> Ints:
 def _beam(
     problem: Problem,
     items: Items,
-    request: Request,
+    demands: Demands,
     weights: Floats,
     order: Ints,
     cuts: Ints,
@@ -105,7 +106,7 @@ def _beam(
         left = num_stages - depth - 1
         if monotonic() > deadline and depth:
             return None
-        grown = _grow(layers[-1], loads[:, :, columns], sizes, problem.memory_bytes, twin, left, request.min_stage_s)
+        grown = _grow(layers[-1], loads[:, :, columns], sizes, problem.memory_bytes, twin, left, demands.min_stage_s)
         borne = grown.load.clip(min=0)
         keep = _keep(grown, np.maximum(borne.max(axis=1), borne @ scale + rest[grown.end]), kept)
         layers.append(grown.chosen(keep))
@@ -115,8 +116,8 @@ def _beam(
     best_s = inf
     for label in np.argsort(layers[-1].load.max(axis=1))[:NUM_CHECKED]:
         blocks, used = _trace(items, order, cuts, layers, int(label))
-        if not request_faults(problem, request, blocks):
-            value_s = objective_s(problem, request, blocks)
+        if not demand_faults(problem, demands, blocks):
+            value_s = objective_s(problem, demands, blocks)
             if value_s < best_s:
                 best, best_s = (blocks, value_s, used), value_s
     return best

@@ -1,7 +1,7 @@
 """Annealing over rows of blocks: single ops, whole blocks and their borders move; what a row costs is the evaluator's to say.
 
 The cost is the latency of one sample, or, where that is only limited, the largest load and what the latency lies above its limit.
-A device may run several blocks where the request lets it: the time between two blocks on one device is what lets another device
+A device may run several blocks where the demands lets it: the time between two blocks on one device is what lets another device
 work beside it.
 """
 
@@ -19,8 +19,9 @@ from autosplit.costs.problem import Block, Floats
 from autosplit.planners.heft import JOININGS, Timetable, blocks_of
 from autosplit.planners.items import kept_together
 from autosplit.planners.lumps import Lumps
-from autosplit.planners.request import Request, objective_s, request_faults
+from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.planners.sample import Sampler
+from autosplit.values.constraints import Demands
 
 TIDY_S = 0.1
 """For joining blocks of the best plan, even where the search has taken all the time."""
@@ -39,8 +40,8 @@ Row = tuple[Block, ...]
 class RowSearch:
     """The best row so far, and annealing from it (Kirkpatrick et al., 1983); rows are blocks of lumps."""
 
-    def __init__(self, lumps: Lumps, request: Request, random: Random, deadline: float) -> None:
-        self.lumps, self.request, self.random, self.deadline = lumps, request, random, deadline
+    def __init__(self, lumps: Lumps, demands: Demands, random: Random, deadline: float) -> None:
+        self.lumps, self.demands, self.random, self.deadline = lumps, demands, random, deadline
         self.problem = lumps.problem
         self.row: Row | None = None
         self.value_s = inf
@@ -63,13 +64,13 @@ class RowSearch:
         return sources[inside[targets] & ~inside[sources]], targets[inside[sources] & ~inside[targets]]
 
     def _cost_s(self, row: Row) -> float:
-        """What annealing makes small, in seconds; for a row that meets the request, its objective."""
-        if self.request.objective == "latency":
+        """What annealing makes small, in seconds; for a row that meets the demands, its objective."""
+        if self.demands.objective == "latency":
             return self._sampler.latency_s(row)
         load_s = evaluate(self.problem, row).bottleneck_s
-        if self.request.max_latency_s == inf or load_s == inf:
+        if self.demands.max_latency_s == inf or load_s == inf:
             return load_s
-        return load_s + max(0.0, self._sampler.latency_s(row) - self.request.max_latency_s)
+        return load_s + max(0.0, self._sampler.latency_s(row) - self.demands.max_latency_s)
 
     def offer(self, blocks: Sequence[Block], method: str) -> None:
         """Keep blocks of ops if they are better than all before."""
@@ -88,16 +89,16 @@ class RowSearch:
             self._offer_row(self._joined(row, self.deadline), method)
 
     def _offer_row(self, row: Row, method: str) -> None:
-        """Keep blocks of lumps if they are better, by more than rounding, than all before, and meet the request."""
-        if self._cost_s(row) < self.value_s * (1 - TOLERANCE) and not request_faults(self.problem, self.request, row):
-            self.row, self.value_s, self.method = row, objective_s(self.problem, self.request, row), method
+        """Keep blocks of lumps if they are better, by more than rounding, than all before, and meet the demands."""
+        if self._cost_s(row) < self.value_s * (1 - TOLERANCE) and not demand_faults(self.problem, self.demands, row):
+            self.row, self.value_s, self.method = row, objective_s(self.problem, self.demands, row), method
 
     def tidy(self) -> None:
         """Of equally good plans, the one with fewer blocks; there is a moment for it after the deadline too."""
         if self.row is not None:
             row = self._joined(self.row, max(self.deadline, monotonic() + TIDY_S))
-            if not request_faults(self.problem, self.request, row):
-                self.row, self.value_s = row, min(self.value_s, objective_s(self.problem, self.request, row))
+            if not demand_faults(self.problem, self.demands, row):
+                self.row, self.value_s = row, min(self.value_s, objective_s(self.problem, self.demands, row))
 
     def _joined(self, row: Row, deadline: float) -> Row:
         """Blocks of one device joined as long as that does not make the latency worse."""
@@ -122,16 +123,16 @@ class RowSearch:
         return row
 
     def _legal(self, row: Sequence[Block]) -> bool:
-        """Whether the blocks stand in an order that the request allows."""
-        if not self.request.contiguous or not len(self._order):
+        """Whether the blocks stand in an order that the demands allows."""
+        if not self.demands.contiguous or not len(self._order):
             return True
         home = block_of(self.problem, row)
         return bool((home[self._order[:, 0]] <= home[self._order[:, 1]]).all())
 
     def _fits(self, row: Row) -> bool:
-        """Whether a row meets the request, as far as moves may break it; quicker than a list of faults."""
-        request, problem = self.request, self.problem
-        if request.num_stages not in (None, len(row)) or len(row) > (request.max_stages or inf):
+        """Whether a row meets the demands, as far as moves may break it; quicker than a list of faults."""
+        demands, problem = self.demands, self.problem
+        if demands.num_stages not in (None, len(row)) or len(row) > (demands.max_stages or inf):
             return False
         if self._tight and (self._memory_bytes(row) > problem.memory_bytes * (1 + TOLERANCE)).any():
             return False
@@ -139,7 +140,7 @@ class RowSearch:
             held > pool.num_bytes * (1 + TOLERANCE) for pool, held in zip(problem.pools, pool_bytes(problem, row), strict=True)
         ):
             return False
-        least_s = request.min_stage_s * (1 - TOLERANCE)
+        least_s = demands.min_stage_s * (1 - TOLERANCE)
         return least_s <= 0 or bool((evaluate(problem, row).stage_s >= least_s).all())
 
     def _memory_bytes(self, row: Row) -> Floats:
@@ -149,7 +150,7 @@ class RowSearch:
         return np.bincount(devices, self.problem.op_bytes, self.problem.num_devices).astype(np.float64)
 
     def anneal(self, deadline: float, bound_s: float) -> None:
-        """Several runs from the best row so far; a better row that meets the request is kept at once."""
+        """Several runs from the best row so far; a better row that meets the demands is kept at once."""
         if self.row is None:
             return
         steps = NUM_STEPS + STEPS_A_LUMP * len(self._atoms)
@@ -185,7 +186,7 @@ class RowSearch:
         return self._move_block(row)
 
     def _free_devices(self, row: Sequence[Block]) -> list[int]:
-        used = set() if self.request.reuse else {device for block in row for device in block.devices}
+        used = set() if self.demands.reuse else {device for block in row for device in block.devices}
         return [device for device in range(self.problem.num_devices) if device not in used]
 
     def _move_atom(self, row: Row) -> Row | None:
@@ -206,7 +207,7 @@ class RowSearch:
 
     def _window(self, row: Row, atom: int) -> tuple[int, int]:
         """The first and the last block that a chain lets an op join; the last may be the one before the first."""
-        if not self.request.contiguous:
+        if not self.demands.contiguous:
             return 0, len(row) - 1
         home = block_of(self.problem, row)
         before, after = self._neighbours[atom]

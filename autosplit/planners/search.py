@@ -7,7 +7,8 @@ from time import monotonic
 
 from autosplit.costs.cost import CLOSED, evaluate, verify
 from autosplit.costs.problem import Block, Problem, Solution
-from autosplit.planners.request import Request, objective_s, request_faults
+from autosplit.planners.objective import demand_faults, objective_s
+from autosplit.values.constraints import Demands
 
 
 @dataclass
@@ -15,7 +16,7 @@ class Search:
     """The state of one solve: the best plan and bound so far, and who found them."""
 
     problem: Problem
-    request: Request
+    demands: Demands
     started: float
     deadline: float
     say: Callable[[str], None]
@@ -29,10 +30,10 @@ class Search:
     log: list[str] = field(default_factory=list)
 
     def offer(self, blocks: tuple[Block, ...], method: str) -> None:
-        """Keep the blocks if they meet the request and are better; their cost is evaluated here, nobody's claim counts."""
-        if not blocks or request_faults(self.problem, self.request, blocks):
+        """Keep the blocks if they meet the demands and are better; their cost is evaluated here, nobody's claim counts."""
+        if not blocks or demand_faults(self.problem, self.demands, blocks):
             return
-        value_s = objective_s(self.problem, self.request, blocks)
+        value_s = objective_s(self.problem, self.demands, blocks)
         if value_s < self.objective_s:
             self.blocks, self.objective_s = blocks, value_s
             self.note(f"{method}: plan of {value_s:.6g} s", method)
@@ -75,4 +76,4 @@ class Search:
             loads_s=tuple(float(load) for load in loads.device_s),
             log=tuple(self.log),
         )
-        return verify(self.problem, solution, contiguous=self.request.contiguous, objective=self.request.objective)
+        return verify(self.problem, solution, contiguous=self.demands.contiguous, objective=self.demands.objective)

@@ -17,7 +17,7 @@ from ortools.sat.python import cp_model
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners.items import Items
-from autosplit.planners.request import Request
+from autosplit.values.constraints import Demands
 
 MEMORY_STEPS, MOST_MEMORY_STEPS = 1e6, 1e15
 """Steps that a memory cap is divided into, and steps above which sums could overflow."""
@@ -38,13 +38,13 @@ class Slots:
         fixed: the type of each slot where that is settled beforehand, else empty.
     """
 
-    def __init__(self, problem: Problem, items: Items, request: Request, num_slots: int) -> None:
-        self.problem, self.items, self.request, self.num_slots = problem, items, request, num_slots
+    def __init__(self, problem: Problem, items: Items, demands: Demands, num_slots: int) -> None:
+        self.problem, self.items, self.demands, self.num_slots = problem, items, demands, num_slots
         self.model = cp_model.CpModel()
-        self.types = [(device,) for device in range(problem.num_devices)] if request.reuse else list(items.classes)
+        self.types = [(device,) for device in range(problem.num_devices)] if demands.reuse else list(items.classes)
         self.type_class = [next(k for k, m in enumerate(items.classes) if group[0] in m) for group in self.types]
-        plain = request.max_replicas == 1 and not request.reuse and request.num_stages is None and request.max_stages is None
-        self.fixed = [] if request.contiguous or not plain else [k for k, group in enumerate(self.types) for _ in group]
+        plain = demands.max_replicas == 1 and not demands.reuse and demands.num_stages is None and demands.max_stages is None
+        self.fixed = [] if demands.contiguous or not plain else [k for k, group in enumerate(self.types) for _ in group]
         self.inside: list[list[Any]] = []
         self.stairs: list[list[Any]] = []
         self._place_items()
@@ -55,7 +55,7 @@ class Slots:
     def _place_items(self) -> None:
         slots = range(self.num_slots)
         for _ in range(self.items.num_items):
-            if self.request.contiguous:
+            if self.demands.contiguous:
                 stair = [self.model.NewBoolVar("") for _ in range(self.num_slots - 1)]
                 for low, high in pairwise(stair):
                     self.model.AddImplication(low, high)
@@ -66,7 +66,7 @@ class Slots:
                 row = [self.model.NewBoolVar("") for _ in slots]
                 self.model.AddExactlyOne(row)
                 self.inside.append(row)
-        if self.request.contiguous:
+        if self.demands.contiguous:
             for item in range(self.items.num_items):
                 for goal in self.items.after[item]:
                     for s in range(self.num_slots - 1):
@@ -75,7 +75,7 @@ class Slots:
     def _place_slots(self) -> None:
         """Devices of each slot: ``takes`` counts by type, ``chosen`` whether any, ``wide[s][r]`` whether r in all."""
         counts = [len(group) for group in self.types]
-        widest = min(self.request.max_replicas, sum(counts))
+        widest = min(self.demands.max_replicas, sum(counts))
         self.chosen = [[self.model.NewBoolVar("") for _ in counts] for _ in range(self.num_slots)]
         self.used = [self.model.NewBoolVar("") for _ in range(self.num_slots)]
         self.wide: list[list[Any]] = []
@@ -101,11 +101,11 @@ class Slots:
             self.model.Add(total == 0).OnlyEnforceIf(self.used[s].Not())
             if self.fixed:
                 self.model.Add(self.chosen[s][self.fixed[s]] == self.used[s])
-            elif s and (self.request.contiguous or len(self.types) > 1):
+            elif s and (self.demands.contiguous or len(self.types) > 1):
                 self.model.AddImplication(self.used[s], self.used[s - 1])
-            if self.request.num_stages is not None:
+            if self.demands.num_stages is not None:
                 self.model.Add(self.used[s] == 1)
-        if not self.request.reuse:
+        if not self.demands.reuse:
             for k, count in enumerate(counts):
                 self.model.Add(sum(takes[k] for takes in takes_of) <= count)
         self.takes = takes_of
@@ -120,11 +120,11 @@ class Slots:
 
     def _break_symmetry(self) -> None:
         """Without order, the i-th heaviest item is in one of the first i + 1 of equal slots; equal devices are begun in turn."""
-        for group in self.items.classes if self.request.reuse else []:
+        for group in self.items.classes if self.demands.reuse else []:
             for before, device in pairwise(group):
                 for s in range(self.num_slots):
                     self.model.AddBoolOr([self.chosen[s][device].Not(), *(self.chosen[t][before] for t in range(s + 1))])
-        if self.request.contiguous or (len(self.types) > 1 and not self.fixed):
+        if self.demands.contiguous or (len(self.types) > 1 and not self.fixed):
             return
         for k in range(len(self.types)):
             equal = [s for s in range(self.num_slots) if not self.fixed or self.fixed[s] == k]
@@ -161,14 +161,14 @@ class Slots:
     def _memory(self) -> None:
         if not np.isfinite(self.problem.memory_bytes).any():
             return
-        if self.request.reuse:
+        if self.demands.reuse:
             self._memory_of_shared_devices()
             return
         for s in range(self.num_slots):
             flags, sizes, step = self._sizes(s)
             total = sum(flag * size for flag, size in zip(flags, sizes, strict=True))
             caps = [_room(float(self.problem.memory_bytes[group[0]]), sizes, step) for group in self.types]
-            if self.request.max_replicas == 1:
+            if self.demands.max_replicas == 1:
                 self.model.Add(total <= sum(cap * flag for cap, flag in zip(caps, self.chosen[s], strict=True)))
                 continue
             for cap, flag in zip(caps, self.chosen[s], strict=True):
@@ -222,8 +222,8 @@ class Slots:
 
     def hint(self, blocks: Sequence[Block]) -> None:
         """Start from a known plan."""
-        rows: list[Block | None] = list(self._renamed(blocks) if self.request.reuse else blocks)
-        if not self.request.contiguous and (self.fixed or len(self.types) == 1):
+        rows: list[Block | None] = list(self._renamed(blocks) if self.demands.reuse else blocks)
+        if not self.demands.contiguous and (self.fixed or len(self.types) == 1):
             home = {op: number for number, block in enumerate(blocks) for op in block.ops}
             heavy = [blocks[number] for number in dict.fromkeys(home[self.items.ops[item][0]] for item in self.by_weight)]
             rows = [None] * self.num_slots
@@ -232,7 +232,7 @@ class Slots:
                 rows[next(s for s in range(self.num_slots) if rows[s] is None and (not self.fixed or self.fixed[s] == k))] = block
         place = {op: s for s, row in enumerate(rows) if row for op in row.ops}
         for item, ops in enumerate(self.items.ops):
-            if self.request.contiguous:
+            if self.demands.contiguous:
                 for s in range(self.num_slots - 1):
                     self.model.AddHint(self.stairs[item][s], int(place[ops[0]] <= s))
             else:
@@ -255,10 +255,10 @@ class Slots:
 
     def exclude(self, solver: cp_model.CpSolver) -> None:
         """Never again the solver's plan: the same items in the same slots, on as many devices of each type."""
-        flags = [flag for row in (self.stairs if self.request.contiguous else self.inside) for flag in row]
+        flags = [flag for row in (self.stairs if self.demands.contiguous else self.inside) for flag in row]
         flags += [flag for row in self.chosen for flag in row] + [flag for row in self.wide for flag in row]
         changes = [flag.Not() if solver.Value(flag) else flag for flag in flags]
-        for row in self.takes if self.request.max_replicas > 1 else []:
+        for row in self.takes if self.demands.max_replicas > 1 else []:
             for number in row:
                 changes.append(self.model.NewBoolVar(""))
                 self.model.Add(number != solver.Value(number)).OnlyEnforceIf(changes[-1])
@@ -275,7 +275,7 @@ class Slots:
             devices = []
             for k in range(len(self.types)):
                 for _ in range(solver.Value(self.takes[s][k])):
-                    devices.append(free[k][0] if self.request.reuse else free[k].pop(0))
+                    devices.append(free[k][0] if self.demands.reuse else free[k].pop(0))
             found.append(Block(self.items.expand(members), tuple(sorted(devices))))
         return tuple(found)
 

@@ -73,7 +73,7 @@ class Timing:
                 for part in self._parts(s, k):
                     self.model.Add(seconds >= part).OnlyEnforceIf(chosen)
             busy.append(seconds)
-        if not self.slots.request.contiguous or not net_edges(self.problem) <= set(self.problem.order):
+        if not self.slots.demands.contiguous or not net_edges(self.problem) <= set(self.problem.order):
             self._loose(busy, total)
             return total
         begin = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
@@ -97,23 +97,23 @@ class Timing:
                 self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(reads)
                 for wait, flags in self._delays(s, t):
                     self.model.Add(begin[t] >= end[s] + wait).OnlyEnforceIf(reads, *flags)
-                if self.slots.request.reuse:
+                if self.slots.demands.reuse:
                     for one, other in zip(self.slots.chosen[s], self.slots.chosen[t], strict=True):
                         self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(one, other)
 
     def _loose(self, busy: Sequence[Any], total: Any) -> None:
         """Where blocks are run in pieces: a device does all its own in turn, and a path of ops takes what it least can."""
-        for k in range(len(self.slots.types) if self.slots.request.reuse else 0):
+        for k in range(len(self.slots.types) if self.slots.demands.reuse else 0):
             parts = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
             for part, seconds, row in zip(parts, busy, self.slots.chosen, strict=True):
                 self.model.Add(part >= seconds).OnlyEnforceIf(row[k])
             self.model.Add(total >= sum(parts))
         for seconds in busy:
             self.model.Add(total >= seconds)
-        delays = Delays(self.problem, self.slots.request.max_replicas)
+        delays = Delays(self.problem, self.slots.demands.max_replicas)
         end = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.problem.ops]
         least = [self._floor(float(costs.min())) for costs in self.problem.compute_s]
-        apart = ~np.eye(self.problem.num_devices, dtype=bool) | self.slots.request.reuse
+        apart = ~np.eye(self.problem.num_devices, dtype=bool) | self.slots.demands.reuse
         for op, last in enumerate(end):
             self.model.Add(last >= least[op])
             self.model.Add(total >= last)
@@ -140,7 +140,7 @@ class Timing:
         cases = []
         for k, group in enumerate(self.slots.types):
             for j, other in enumerate(self.slots.types):
-                pair = next(((d, e) for d in group for e in other if d != e or self.slots.request.reuse), None)
+                pair = next(((d, e) for d in group for e in other if d != e or self.slots.demands.reuse), None)
                 if pair is not None:
                     cases.append((self._delay_of(*pair), [self.slots.chosen[s][k], self.slots.chosen[t][j]]))
         if len({wait for wait, _ in cases}) == 1:

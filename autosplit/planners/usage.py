@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
 from autosplit.planners.items import Items
-from autosplit.planners.request import Request
+from autosplit.values.constraints import Demands
 
 MAX_STATES = 4096
 MAX_MOVES = 512
@@ -41,16 +41,16 @@ class Usage:
     complete: bool
 
 
-def usage_of(items: Items, request: Request) -> Usage | None:
+def usage_of(items: Items, demands: Demands) -> Usage | None:
     """All states, or None when there are more than a table can hold."""
     counts = [len(members) for members in items.classes]
     total = sum(counts)
-    limit = min(request.num_stages or total, request.max_stages or total, total)
-    counted = request.max_replicas > 1 and (request.num_stages is not None or request.max_stages is not None)
+    limit = min(demands.num_stages or total, demands.max_stages or total, total)
+    counted = demands.max_replicas > 1 and (demands.num_stages is not None or demands.max_stages is not None)
     sizes = [count + 1 for count in counts] + ([limit + 1] if counted else [])
     if prod(sizes) > MAX_STATES:
         return None
-    moves = _moves(counts, min(request.max_replicas, total))
+    moves = _moves(counts, min(demands.max_replicas, total))
     complete = len(moves) <= MAX_MOVES
     if not complete:
         moves = [move for move in moves if np.count_nonzero(move) == 1]
@@ -67,7 +67,7 @@ def usage_of(items: Items, request: Request) -> Usage | None:
         takes=takes,
         width=takes.sum(axis=1),
         free=np.array(counts, dtype=np.int64) - states[:, : len(counts)],
-        final=(used == request.num_stages) if request.num_stages is not None else np.ones(len(states), dtype=bool),
+        final=(used == demands.num_stages) if demands.num_stages is not None else np.ones(len(states), dtype=bool),
         complete=complete,
     )
 
@@ -79,14 +79,14 @@ def _moves(counts: Sequence[int], most: int) -> list[tuple[int, ...]]:
     return [move for move in product(*ranges) if 1 <= sum(move) <= most]
 
 
-def sequence_usage(items: Items, request: Request, sequence: Sequence[int]) -> Usage:
+def sequence_usage(items: Items, demands: Demands, sequence: Sequence[int]) -> Usage:
     """States for devices that are taken in one sequence of classes (with repeats), any of which may be left out.
 
     A state is (devices of the sequence passed, blocks so far); without a limit on blocks, only the former.
     """
     length = len(sequence)
-    limit = min(request.num_stages or length, request.max_stages or length, length)
-    counted = request.num_stages is not None or request.max_stages is not None
+    limit = min(demands.num_stages or length, demands.max_stages or length, length)
+    counted = demands.num_stages is not None or demands.max_stages is not None
     depth = limit + 1 if counted else 1
     num_classes = len(items.classes)
     after = np.full((depth * (length + 1), length), -1, dtype=np.int64)
@@ -103,8 +103,8 @@ def sequence_usage(items: Items, request: Request, sequence: Sequence[int]) -> U
                 elif blocks < limit:
                     after[state, move] = (move + 1) * depth + blocks + 1
     final = np.ones(len(after), dtype=bool)
-    if request.num_stages is not None:
-        final = np.arange(len(after)) % depth == request.num_stages
+    if demands.num_stages is not None:
+        final = np.arange(len(after)) % depth == demands.num_stages
     return Usage(after, takes, np.ones(length, dtype=np.int64), free, final, complete=False)
 
 

@@ -14,9 +14,9 @@ from autosplit.planners import annealing, bounds, columns, compiled, downsets, l
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import contract
 from autosplit.planners.reached import grown, new_sets
-from autosplit.planners.request import Request
 from autosplit.planners.sample import Sampler
 from autosplit.planners.usage import usage_of
+from autosplit.values.constraints import Demands
 
 
 def small_problem() -> Problem:
@@ -35,22 +35,22 @@ def small_problem() -> Problem:
 
 def chains() -> None:
     """Along one order, several blocks on a device too, and the time of a sample in them."""
-    problem, request = small_problem(), Request()
-    items = contract(problem, request, merge=False)
-    usage, weights = usage_of(items, request), bounds.multipliers(items)
+    problem, demands = small_problem(), Demands()
+    items = contract(problem, demands, merge=False)
+    usage, weights = usage_of(items, demands), bounds.multipliers(items)
     if usage is not None:
-        linear.best_chain(items, request, usage, weights, 0.0, inf, inf)
-    reusing.best_reuse(problem, items, request, weights, 4, inf)
+        linear.best_chain(items, demands, usage, weights, 0.0, inf, inf)
+    reusing.best_reuse(problem, items, demands, weights, 4, inf)
     Sampler(problem).latency_s([Block((0, 1), (0,)), Block((2, 3, 4), (1,))])
 
 
 def down_sets() -> None:
     """Over all orders."""
-    request = Request()
-    items = contract(small_problem(), request, merge=False)
-    usage, weights = usage_of(items, request), bounds.multipliers(items)
+    demands = Demands()
+    items = contract(small_problem(), demands, merge=False)
+    usage, weights = usage_of(items, demands), bounds.multipliers(items)
     if usage is not None:
-        downsets.best_chain(items, request, usage, weights, inf, inf)
+        downsets.best_chain(items, demands, usage, weights, inf, inf)
         grown(new_sets(4, 4, 1, 5))
 
 

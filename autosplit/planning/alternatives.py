@@ -3,7 +3,6 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
 
 from autosplit.tables import cell, seconds_text
 from autosplit.values.constraints import Constraints, matching_ops
@@ -153,19 +152,18 @@ def unfit(way: Plan, latency_s: float, graph: Graph, wanted: Constraints, backen
     """
     num_stages, replicas = len(way.stages), max(len(stage.devices) for stage in way.stages)
     others = [stage.backend for stage in way.stages if backends is not None and stage.backend not in backends]
-    most_s, least_s = wanted.max_latency_s or inf, wanted.min_stage_s or 0.0
     if others:
         return f"it runs on {others[0]}, and asked for is {', '.join(backends or ())}"
     if wanted.num_stages not in (None, num_stages):
         return f"the number of its stages is {num_stages}, and {wanted.num_stages} is asked for"
     if num_stages > (wanted.max_stages or num_stages):
         return f"the number of its stages is {num_stages}, and at most {wanted.max_stages} is allowed"
-    if replicas > (wanted.max_replicas or replicas):
+    if replicas > wanted.max_replicas:
         return f"the number of its replicas is {replicas}, and at most {wanted.max_replicas} is allowed"
-    if latency_s > most_s:
-        return f"a request takes it {seconds_text(latency_s)}, and at most {seconds_text(most_s)} is allowed"
-    if any(0 < stage.load_s / len(stage.devices) < least_s for stage in way.stages):
-        return f"a stage of it is shorter than {seconds_text(least_s)}"
+    if latency_s > wanted.max_latency_s:
+        return f"a request takes it {seconds_text(latency_s)}, and at most {seconds_text(wanted.max_latency_s)} is allowed"
+    if any(0 < stage.load_s / len(stage.devices) < wanted.min_stage_s for stage in way.stages):
+        return f"a stage of it is shorter than {seconds_text(wanted.min_stage_s)}"
     return _misplaced(way, graph, wanted)
 
 

@@ -14,12 +14,12 @@ import numpy as np
 from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.errors import InfeasibleError
+from autosplit.planners.objective import objective_s
 from autosplit.planners.portfolio import solve
-from autosplit.planners.request import Request, objective_s
 from autosplit.planners.sample import Sampler
 from autosplit.planning.plans import problem_of
 from autosplit.planning.recutting import next_cuts
-from autosplit.values.constraints import Constraints
+from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.explanation import Change, DeviceLoad, Explanation, Reason, time_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
@@ -63,16 +63,16 @@ def explain(
         kept = {key: value for key, value in wanted.forbids.items() if key != pattern}
         fewer[f"'{pattern}' allowed on '{', '.join(devices)}'"] = replace(wanted, forbids=kept)
     loosened = {words: problem_of(plan, graph, machine, profile, less)[0] for words, less in fewer.items()}
-    options = {"objective": plan.objective, **wanted.limits(len(machine.devices))}
-    found = explain_blocks(problem, blocks, options=options, loosened=loosened, time_limit_s=time_limit_s)
+    demands = replace(wanted, objective="latency" if plan.objective == "latency" else "throughput")
+    found = explain_blocks(problem, blocks, demands, loosened=loosened, time_limit_s=time_limit_s)
     return replace(found, plan=plan.hash)
 
 
 def explain_blocks(
     problem: Problem,
     blocks: Sequence[Block],
+    demands: Demands = Demands(),  # noqa: B008 (a frozen value)
     *,
-    options: Mapping[str, Any] | None = None,
     loosened: Mapping[str, Problem] | None = None,
     time_limit_s: float = 10.0,
     unit: str = "s",
@@ -83,27 +83,26 @@ def explain_blocks(
     Args:
         problem: what they answer.
         blocks: a solution's.
-        options: what ``solve`` was called with: objective, contiguous, num_stages, ...
+        demands: those under which ``solve`` found the blocks.
         loosened: the problem without one constraint, by what that means in words ("'embed' not pinned to 'cpu:0'").
         time_limit_s: for everything; changes for which there is no time are named and left out.
         unit: of the times.
         bound_s: what is proved already under the same demands. A plan that meets it is not looked for again.
     """
     started = monotonic()
-    asked = dict(options or {})
-    objective = asked.get("objective", "throughput")
-    value_s = objective_s(problem, Request(objective), blocks)
+    objective = demands.objective
+    value_s = objective_s(problem, demands, blocks)
     device = int(evaluate(problem, blocks).device_s.argmax())
     judge = Sampler(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
     cuts = next_cuts(
         problem,
         blocks,
         judge,
-        contiguous=asked.get("contiguous", True),
+        contiguous=demands.contiguous,
         deadline=started + CUTS_SHARE * time_limit_s,
     )
-    calls = {} if bound_s >= value_s * (1 - CLOSED) else {AGAIN: (problem, asked)}
-    calls |= dict(_changes(problem, device, asked)) | {words: (other, asked) for words, other in (loosened or {}).items()}
+    calls = {} if bound_s >= value_s * (1 - CLOSED) else {AGAIN: (problem, demands)}
+    calls |= dict(_changes(problem, device, demands)) | {words: (other, demands) for words, other in (loosened or {}).items()}
     changes, left_out = _looked_at(calls, blocks, value_s, started + time_limit_s)
     again = next((row for row in changes if row.change == AGAIN), None)
     if again is not None:
@@ -132,9 +131,9 @@ def explain_blocks(
     )
 
 
-def explain_solution(problem: Problem, solution: Solution, **options: Any) -> Explanation:
+def explain_solution(problem: Problem, solution: Solution, demands: Demands = Demands(), **options: Any) -> Explanation:  # noqa: B008
     """Why a solution is no better: ``explain_blocks`` of its blocks."""
-    return explain_blocks(problem, solution.blocks, bound_s=solution.bound_s, **options)
+    return explain_blocks(problem, solution.blocks, demands, bound_s=solution.bound_s, **options)
 
 
 def _device_rows(problem: Problem, blocks: Sequence[Block]) -> Iterator[DeviceLoad]:
@@ -225,22 +224,22 @@ NO_CAPS = "no memory caps"
 NO_GROUPS = "nothing kept together"
 NO_COUNT = "any number of stages"
 
-Call = tuple[Problem, dict[str, Any]]
+Call = tuple[Problem, Demands]
 
 
-def _changes(problem: Problem, device: int, asked: dict[str, Any]) -> Iterator[tuple[str, Call]]:
+def _changes(problem: Problem, device: int, demands: Demands) -> Iterator[tuple[str, Call]]:
     """What may be changed, in words, and what is to be solved then."""
-    yield f"one more device like '{problem.devices[device]}'", (_with_twin(problem, device), asked)
+    yield f"one more device like '{problem.devices[device]}'", (_with_twin(problem, device), demands)
     t = problem.transfers
     if t.send_s_per_byte.any() or t.receive_s_per_byte.any():
         wide = replace(t, send_s_per_byte=t.send_s_per_byte / 2, receive_s_per_byte=t.receive_s_per_byte / 2)
-        yield "twice the bandwidth", (replace(problem, transfers=wide), asked)
+        yield "twice the bandwidth", (replace(problem, transfers=wide), demands)
     if np.isfinite(problem.memory_bytes).any() or problem.pools:
-        yield NO_CAPS, (replace(problem, memory_bytes=np.full(problem.num_devices, np.inf), pools=()), asked)
+        yield NO_CAPS, (replace(problem, memory_bytes=np.full(problem.num_devices, np.inf), pools=()), demands)
     if problem.groups:
-        yield NO_GROUPS, (replace(problem, groups=()), asked)
-    if asked.get("num_stages") is not None or asked.get("max_stages") is not None:
-        yield NO_COUNT, (problem, {**asked, "num_stages": None, "max_stages": None})
+        yield NO_GROUPS, (replace(problem, groups=()), demands)
+    if demands.num_stages is not None or demands.max_stages is not None:
+        yield NO_COUNT, (problem, replace(demands, num_stages=None, max_stages=None))
 
 
 def _with_twin(problem: Problem, device: int) -> Problem:
@@ -282,25 +281,24 @@ def _looked_at(
     changes: list[Change] = []
     left_out: list[str] = []
     late_s = 0.0
-    for number, (words, (problem, asked)) in enumerate(calls.items()):
+    for number, (words, (problem, demands)) in enumerate(calls.items()):
         begun = monotonic()
         share_s = (deadline - begun - late_s) / (len(calls) - number)
         if share_s <= 0:
             left_out.append(words)
             continue
-        changes.append(_change(words, problem, asked, blocks, value_s, share_s))
+        changes.append(_change(words, problem, demands, blocks, value_s, share_s))
         late_s = max(late_s, monotonic() - begun - share_s)
     return changes, tuple(left_out)
 
 
 def _change(
-    words: str, problem: Problem, asked: Mapping[str, Any], blocks: Sequence[Block], value_s: float, time_limit_s: float
+    words: str, problem: Problem, demands: Demands, blocks: Sequence[Block], value_s: float, time_limit_s: float
 ) -> Change:
     """The best of the changed problem; the plan itself stands in it too, so a change never makes things worse."""
-    objective = asked.get("objective", "throughput")
-    own_s = min(value_s, objective_s(problem, Request(objective), blocks))
+    own_s = min(value_s, objective_s(problem, demands, blocks))
     try:
-        solution = solve(problem, time_limit_s=time_limit_s, name_conflict=False, **asked)
+        solution = solve(problem, demands, time_limit_s=time_limit_s, name_conflict=False)
     except InfeasibleError:
         return Change(words, own_s, value_s / own_s if own_s > 0 else 1.0, 0.0, proved=False)
     best_s = min(own_s, solution.objective_s)

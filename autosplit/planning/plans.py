@@ -6,16 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
-from typing import Any
 
 from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate, latency_s, moves_s
 from autosplit.costs.problem import Block, Problem, Solution, problem_from
 from autosplit.errors import InfeasibleError
+from autosplit.planners.objective import demand_faults
 from autosplit.planners.pareto import front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
-from autosplit.planners.request import Request, request_faults
 from autosplit.planning.charging import charge
-from autosplit.values.constraints import Constraints, matching_ops
+from autosplit.values.constraints import Constraints, Demands, matching_ops
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import UNKNOWN, Plan, Prediction, Source, Stage
@@ -66,9 +65,9 @@ def plan_model(
     """
     end_s = time.monotonic() + time_limit_s
 
-    def ask(problem: Problem, limits: Mapping[str, Any], num_left: int) -> Sequence[Solution]:
+    def ask(problem: Problem, demands: Demands, num_left: int) -> Sequence[Solution]:
         left_s = max(LEAST_S, (end_s - time.monotonic()) / num_left)
-        return [solve(problem, objective=constraints.objective, **limits, time_limit_s=left_s, seed=seed, log=log)]
+        return [solve(problem, demands, time_limit_s=left_s, seed=seed, log=log)]
 
     choices = backend_choices(machine, backends, profile)
     asked = _Asked(graph, machine, profile, source, constraints, queue_depth, microbatch, max_threads)
@@ -98,8 +97,8 @@ def plan_front(
     """
     choices = backend_choices(machine, backends, profile)
 
-    def ask(problem: Problem, limits: Mapping[str, Any], num_left: int) -> Sequence[Solution]:
-        return pareto(problem, **limits, time_limit_s=time_limit_s / len(choices), seed=seed, log=log)
+    def ask(problem: Problem, demands: Demands, num_left: int) -> Sequence[Solution]:
+        return pareto(problem, demands, time_limit_s=time_limit_s / len(choices), seed=seed, log=log)
 
     asked = _Asked(graph, machine, profile, source, constraints, queue_depth, microbatch)
     plans = {point_of(problem, solution): plan for plan, problem, solution in asked.plans(choices, ask)}
@@ -122,11 +121,11 @@ class _Asked:
     def plans(
         self,
         choices: Sequence[Mapping[str, str]],
-        ask: Callable[[Problem, Mapping[str, Any], int], Sequence[Solution]],
+        ask: Callable[[Problem, Demands, int], Sequence[Solution]],
     ) -> list[tuple[Plan, Problem, Solution]]:
         """The plans that ``ask`` has for the problems of all choices, with a bound that holds for all.
 
-        ``ask`` takes a problem, the limits of a plan, and how many problems are left with this one.
+        ``ask`` takes a problem, the demands on a plan, and how many problems are left with this one.
 
         Raises: InfeasibleError: no choice meets the constraints.
         """
@@ -137,9 +136,10 @@ class _Asked:
         for number, choice in enumerate(choices):
             threads = {name: threads_on(self.machine, name, self.max_threads) for name in choice}
             problem = _problem(self.graph, self.machine, self.profile, self.constraints, choice, threads)
-            limits = self.constraints.limits(max(Counter(choice.values()).values()))
+            most_replicas = max(Counter(choice.values()).values())
+            demands = replace(self.constraints, max_replicas=min(self.constraints.max_replicas, most_replicas))
             try:
-                solutions = ask(problem, limits, len(choices) - number)
+                solutions = ask(problem, demands, len(choices) - number)
             except InfeasibleError as failure:
                 refusal, bound_s = failure, bound_s if failure.conflict else 0.0
                 continue
@@ -351,9 +351,9 @@ def _problem(
 
 def _meeting(plan: Plan, problem: Problem, blocks: Sequence[Block], constraints: Constraints) -> Plan:
     """Return the plan, or raise InfeasibleError where microbatches or stages of a second backend break a demand."""
-    demands = Request(max_replicas=problem.num_devices, min_stage_s=constraints.min_stage_s or 0.0, reuse=True)
-    faults = request_faults(problem, demands, blocks)
-    alone_s, most_s = plan.prediction.latency_s, constraints.max_latency_s or inf
+    demands = Demands(max_replicas=problem.num_devices, min_stage_s=constraints.min_stage_s, reuse=True)
+    faults = demand_faults(problem, demands, blocks)
+    alone_s, most_s = plan.prediction.latency_s, constraints.max_latency_s
     if alone_s > most_s * (1 + TOLERANCE):
         cut = f" in microbatches of {plan.microbatch}" if plan.microbatch < plan.source.batch else ""
         faults.append(f"a request takes {alone_s:.3g} s{cut}, and at most {most_s:.3g} s are asked for")

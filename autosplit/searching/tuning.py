@@ -21,7 +21,7 @@ def space(job: Job) -> dict[str, BaseDistribution]:
     found: dict[str, BaseDistribution] = {"queue_depth": CategoricalDistribution(sorted({*QUEUE_DEPTHS, job.queue_depth}))}
     if job.constraints.num_stages is None:
         found["num_stages"] = IntDistribution(1, most_stages(job))
-    if job.constraints.max_replicas is None:
+    if job.constraints.max_replicas > 1:
         found["replicate"] = CategoricalDistribution([False, True])
     if len(job.backends) > 1:
         found["backend"] = CategoricalDistribution(job.backends)

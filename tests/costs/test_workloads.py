@@ -12,6 +12,7 @@ from autosplit.costs.problem import Block
 from autosplit.costs.workloads import parse_dnn_partitioning, parse_pipedream, read_split, read_workload
 from autosplit.errors import InfeasibleError, PlanError, UsageError
 from autosplit.planners.portfolio import solve
+from autosplit.values.constraints import Demands
 
 FOLDER = Path(__file__).parents[1] / "data" / "workloads"
 
@@ -253,7 +254,7 @@ def test_odd_files_have_right_answers(tmp_path, format, text, value, objective, 
     path.write_text(text)
     problem = read_workload(path, format)
     if objective == "throughput":
-        assert solve(problem, contiguous=shape == "--contiguous").objective_s == value
+        assert solve(problem, Demands(contiguous=shape == "--contiguous")).objective_s == value
     words = ["search", path, "--format", format, shape, "--objective", objective, "--time-limit", "2s", "--seed", 1, "--json"]
     done = autosplit(*words)
     assert done.exit_code == 0, done.stderr

@@ -12,7 +12,7 @@ from autosplit.planners.columns import ColumnBound, _only, pricers_of, rising_bo
 from autosplit.planners.frontier import cheap_nets, narrow_order, sifted_order
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.pricing import Pricer
-from autosplit.planners.request import Request
+from autosplit.values.constraints import Demands
 
 
 def area(graph, order) -> float:
@@ -46,7 +46,7 @@ def test_a_bound_without_the_cheapest_nets_still_holds(seed):
     dropped = cheap_nets(graph, order, 0, least)
     thin = _only(graph, ~dropped)
     assert area(thin, order) <= least and thin.num_nets == graph.num_nets - dropped.sum()
-    best = exhaustive.best_blocks(problem, Request(contiguous=False))
+    best = exhaustive.best_blocks(problem, Demands(contiguous=False))
     assert best is not None
     bound = ColumnBound(thin, pricers_of(thin, tries=2), 10 * best[1] + 1.0)
     bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)

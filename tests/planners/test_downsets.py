@@ -11,8 +11,8 @@ from problems import random_problem
 from autosplit.costs.problem import Transfers
 from autosplit.planners import bounds, downsets
 from autosplit.planners.items import contract
-from autosplit.planners.request import Request
 from autosplit.planners.usage import usage_of
+from autosplit.values.constraints import Demands
 
 
 def last_below(walk_below):
@@ -26,19 +26,19 @@ def last_below(walk_below):
 
 @pytest.mark.parametrize("seed", range(30))
 def test_both_ends_give_the_same_value(seed):
-    request = Request()
-    items = contract(random_problem(seed), request)
-    usage, weights = usage_of(items, request), bounds.multipliers(items)
+    demands = Demands()
+    items = contract(random_problem(seed), demands)
+    usage, weights = usage_of(items, demands), bounds.multipliers(items)
     values = []
 
     def from_one_end(turned, limit_s):
-        way = downsets._Way(turned, request, usage, weights, limit_s, downsets.Prices.none(turned))
+        way = downsets._Way(turned, demands, usage, weights, limit_s, downsets.Prices.none(turned))
         way.go_on(1 << 40, inf)
         assert way.code == downsets.DONE
         return way.chain()
 
     def from_either_end(turned, limit_s):
-        outcome = downsets.best_chain(turned, request, usage, weights, limit_s, inf)
+        outcome = downsets.best_chain(turned, demands, usage, weights, limit_s, inf)
         assert outcome.complete or outcome.chain is not None
         if outcome.chain is not None:
             placed = [item for block, _ in outcome.chain.blocks for item in block]
@@ -64,14 +64,14 @@ def test_full_blocks_are_enough(seed):
         array += price
     uneven = np.where(np.isfinite(problem.compute_s), rng.random((problem.num_ops, 1)), 0.0)
     problem = replace(problem, transfers=transfers, send_once=True, compute_s=problem.compute_s + uneven)
-    request = Request(max_replicas=1 + seed % 2)
-    items = contract(problem, request, merge=bool(rng.random() < 0.5))
+    demands = Demands(max_replicas=1 + seed % 2)
+    items = contract(problem, demands, merge=bool(rng.random() < 0.5))
     items = items.reversed() if rng.random() < 0.5 else items
-    usage, weights = usage_of(items, request), bounds.multipliers(items)
-    assert downsets.full_blocks_suffice(items, request)
+    usage, weights = usage_of(items, demands), bounds.multipliers(items)
+    assert downsets.full_blocks_suffice(items, demands)
 
     def walk_below(full, limit_s):
-        way = downsets._Way(items, request, usage, weights, limit_s, downsets.Prices.none(items))
+        way = downsets._Way(items, demands, usage, weights, limit_s, downsets.Prices.none(items))
         way.rules = way.rules._replace(full=full)
         way.go_on(1 << 40, inf)
         return way.chain()
@@ -81,7 +81,7 @@ def test_full_blocks_are_enough(seed):
 
 
 def test_items_turned_twice_are_the_same():
-    items = contract(random_problem(3), Request())
+    items = contract(random_problem(3), Demands())
     again = items.reversed().reversed()
     assert again.ops == items.ops
     np.testing.assert_array_equal(again.pins.data, items.pins.data)

@@ -11,7 +11,7 @@ from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError
 from autosplit.planners.infeasible import conflict
 from autosplit.planners.portfolio import solve
-from autosplit.planners.request import Request
+from autosplit.values.constraints import Demands
 
 WORKLOADS = Path(__file__).parents[1] / "data" / "workloads"
 
@@ -61,7 +61,7 @@ def test_only_the_pins_that_conflict_are_named():
     pins = [(0, 1, "op0 is pinned to dev0"), (2, 0, "op2 is pinned to dev1"), (4, 1, "op4 is pinned to dev0")]
     problem = closed(chain([1.0] * 6, memory_bytes=np.full(2, 50.0)), *pins)
     with pytest.raises(InfeasibleError, match="cannot hold together") as caught:
-        solve(problem, reuse=False)
+        solve(problem, Demands(reuse=False))
     text = str(caught.value)
     assert all(reason in text for _, _, reason in pins)
     assert "one block on a device" in text
@@ -71,7 +71,7 @@ def test_only_the_pins_that_conflict_are_named():
 def test_a_device_runs_two_stages_where_the_pins_want_it_and_nobody_forbids_it():
     pins = [(0, 1, "op0 is pinned to dev0"), (2, 0, "op2 is pinned to dev1"), (4, 1, "op4 is pinned to dev0")]
     for options in ({}, {"num_stages": 3}, {"max_stages": 3}, {"objective": "latency", "num_stages": 3}):
-        solution = solve(closed(chain([1.0] * 6), *pins), **options)
+        solution = solve(closed(chain([1.0] * 6), *pins), Demands(**options))
         assert [block.devices for block in solution.blocks] == [(0,), (1,), (0,)], options
 
 
@@ -83,10 +83,10 @@ def test_a_pool_too_small():
 
 def test_stages_that_cannot_be_long_enough():
     with pytest.raises(InfeasibleError, match="a stage takes at least 5 s") as caught:
-        solve(chain([1, 1], num_bytes=0.0), num_stages=2, min_stage_s=5.0)
+        solve(chain([1, 1], num_bytes=0.0), Demands(num_stages=2, min_stage_s=5.0))
     assert [words.split()[0] for words in caught.value.conflict] == ["exactly", "a", "all"]
     with pytest.raises(InfeasibleError, match=r"a stage takes at least 1\.5 s"):
-        solve(chain([1, 1], num_bytes=0.0), num_stages=2, min_stage_s=1.5)
+        solve(chain([1, 1], num_bytes=0.0), Demands(num_stages=2, min_stage_s=1.5))
 
 
 def test_ops_that_stay_together_but_are_pinned_apart():
@@ -99,13 +99,13 @@ def test_fewer_stages_than_the_weights_need():
     problem = chain([1, 1, 1], 3, op_bytes=np.full(3, 6.0), memory_bytes=np.full(3, 8.0))
     assert len(solve(problem).blocks) == 3
     with pytest.raises(InfeasibleError, match=r"at most 2 stages, 18 B of weights, and the 16 B that the 2 largest devices hold"):
-        solve(problem, max_stages=2)
+        solve(problem, Demands(max_stages=2))
 
 
 def test_stages_and_latency_that_conflict_are_named_and_nothing_else():
     problem = chain([1.0] * 4, 4, num_bytes=1.0, memory_bytes=np.full(4, 50.0), groups=((1, 2),))
     with pytest.raises(InfeasibleError, match="cannot hold together") as caught:
-        solve(problem, num_stages=3, max_latency_s=6.0)
+        solve(problem, Demands(num_stages=3, max_latency_s=6.0))
     text = str(caught.value)
     assert "exactly 3 stages" in text and "at most 6 s" in text and "50 B" not in text and "stay together" not in text
 
@@ -121,7 +121,7 @@ def test_weights_that_do_not_pack_are_refused_whatever_the_time_limit():
 
 def test_a_conflict_that_could_not_be_shrunk_says_so():
     problem = chain([1, 1, 1], op_bytes=np.full(3, 5.0), memory_bytes=np.full(2, 8.0))
-    assert "no time" in conflict(problem, Request(), deadline=monotonic() - 1)
-    assert "chain" in conflict(problem, Request(), deadline=monotonic() - 1)
-    found = conflict(problem, Request(), deadline=monotonic() + 10)
+    assert "no time" in conflict(problem, Demands(), deadline=monotonic() - 1)
+    assert "chain" in conflict(problem, Demands(), deadline=monotonic() - 1)
+    found = conflict(problem, Demands(), deadline=monotonic() + 10)
     assert "no time" not in found and "chain" not in found

@@ -16,18 +16,19 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners.heft import JOININGS, Delays, blocks_of, critical_path_s, list_schedule
 from autosplit.planners.latency import with_reuse
 from autosplit.planners.lumps import fewer_lumps, forced_lumps
+from autosplit.planners.objective import demand_faults
 from autosplit.planners.portfolio import solve
-from autosplit.planners.request import Request, request_faults
 from autosplit.planners.rows import RowSearch
 from autosplit.planners.sample import Sampler
+from autosplit.values.constraints import Demands
 
 EXACT = 1e-6
 
 
 def test_blocks_of_one_device_that_need_not_be_two_are_joined_after_the_deadline_too() -> None:
     problem = chain([1.0, 1.0, 1.0], num_devices=1)
-    request = with_reuse(Request(objective="latency"))
-    search = RowSearch(forced_lumps(problem, contiguous=True), request, Random(0), monotonic() - 1)
+    demands = with_reuse(Demands(objective="latency"))
+    search = RowSearch(forced_lumps(problem, contiguous=True), demands, Random(0), monotonic() - 1)
     search.offer([Block((0,), (0,)), Block((1,), (0,)), Block((2,), (0,))], "three")
     search.tidy()
     assert search.row == (Block((0, 1, 2), (0,)),)
@@ -54,12 +55,12 @@ def fork(branch_s: float, delay_s: float, num_devices: int = 2) -> Problem:
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_branches_run_side_by_side_where_that_pays(contiguous):
-    solution = solve(fork(5.0, 1.0), objective="latency", contiguous=contiguous, time_limit_s=3)
+    solution = solve(fork(5.0, 1.0), Demands(objective="latency", contiguous=contiguous), time_limit_s=3)
     assert solution.objective_s == pytest.approx(1 + 1 + 5 + 1)
     assert solution.status == "optimal"
-    slow = solve(fork(5.0, 3.0), objective="latency", contiguous=contiguous, time_limit_s=3)
+    slow = solve(fork(5.0, 3.0), Demands(objective="latency", contiguous=contiguous), time_limit_s=3)
     assert slow.objective_s == pytest.approx(1 + 3 + 5 + 1) and slow.status == "optimal"
-    slow = solve(fork(5.0, 5.0), objective="latency", contiguous=contiguous, time_limit_s=1)
+    slow = solve(fork(5.0, 5.0), Demands(objective="latency", contiguous=contiguous), time_limit_s=1)
     assert slow.objective_s == pytest.approx(12) and len(slow.blocks) == 1
 
 
@@ -68,7 +69,7 @@ def test_a_device_of_little_use_ends_no_search(contiguous):
     """CP-SAT's numbers have 64 bits, and a step is a billionth of the best latency."""
     problem = fork(5.0, 1.0, num_devices=3)
     problem = replace(problem, compute_s=problem.compute_s * np.array([1.0, 1.0, 1e20]))
-    solution = solve(problem, objective="latency", contiguous=contiguous, time_limit_s=30)
+    solution = solve(problem, Demands(objective="latency", contiguous=contiguous), time_limit_s=30)
     assert (solution.objective_s, solution.status) == (pytest.approx(1 + 1 + 5 + 1), "optimal")
 
 
@@ -79,9 +80,9 @@ def test_annealing_finds_what_meets_a_limit_but_for_rounding(pools, min_stage_s)
     """0.1 and 0.2 bytes are more than 0.3 in float64, and no more for the check of a plan."""
     problem = chain([1.0, 1.0], op_bytes=np.array([0.1, 0.2]), pools=pools)
     problem = replace(problem, compute_s=problem.compute_s * np.array([2.0, 1.0]))
-    request, best = Request("latency", min_stage_s=min_stage_s), (Block((0, 1), (1,)),)
-    assert not request_faults(problem, request, best)
-    search = RowSearch(forced_lumps(problem, True), request, Random(0), math.inf)
+    demands, best = Demands("latency", min_stage_s=min_stage_s), (Block((0, 1), (1,)),)
+    assert not demand_faults(problem, demands, best)
+    search = RowSearch(forced_lumps(problem, True), demands, Random(0), math.inf)
     search.offer([Block((0, 1), (0,))], "start")
     search.anneal(math.inf, 0.0)
     assert (search.row, search.method) == (best, "annealing")
@@ -90,41 +91,41 @@ def test_annealing_finds_what_meets_a_limit_but_for_rounding(pools, min_stage_s)
 def test_a_chain_stays_on_the_fastest_device():
     problem = chain([3.0, 2.0, 4.0])
     problem = replace(problem, compute_s=problem.compute_s * np.array([2.0, 1.0]))
-    solution = solve(problem, objective="latency")
+    solution = solve(problem, Demands(objective="latency"))
     assert (solution.objective_s, solution.status) == (pytest.approx(9), "optimal")
     assert [block.devices for block in solution.blocks] == [(1,)]
 
 
 def test_a_memory_cap_forces_a_second_device():
     problem = replace(chain([3.0, 2.0, 4.0], num_bytes=0.5), memory_bytes=np.full(2, 2.0))
-    solution = solve(problem, objective="latency")
+    solution = solve(problem, Demands(objective="latency"))
     assert solution.objective_s == pytest.approx(10)
     assert len({device for block in solution.blocks for device in block.devices}) == 2
 
 
 def test_a_latency_limit_that_nothing_meets_is_refused():
     with pytest.raises(InfeasibleError, match=r"at least 9 s .* at most 5 s"):
-        solve(chain([3.0, 2.0, 4.0]), objective="latency", max_latency_s=5.0)
+        solve(chain([3.0, 2.0, 4.0]), Demands(objective="latency", max_latency_s=5.0))
 
 
 def test_a_number_of_stages_is_kept():
-    solution = solve(fork(5.0, 1.0, 3), objective="latency", num_stages=2)
+    solution = solve(fork(5.0, 1.0, 3), Demands(objective="latency", num_stages=2))
     assert len(solution.blocks) == 2 and len({block.devices for block in solution.blocks}) == 2
-    assert len(solve(fork(5.0, 1.0), objective="latency", num_stages=4).blocks) == 4
+    assert len(solve(fork(5.0, 1.0), Demands(objective="latency", num_stages=4)).blocks) == 4
 
 
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([1, 1, 2]))
 def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
     problem = random_problem(seed, num_ops=1 + seed % 4, num_devices=2)
-    request = with_reuse(Request("latency", contiguous, max_replicas=max_replicas))
-    best = exhaustive.best_blocks(problem, request)
+    demands = with_reuse(Demands("latency", contiguous, max_replicas=max_replicas))
+    best = exhaustive.best_blocks(problem, demands)
     try:
-        solution = solve(problem, objective="latency", contiguous=contiguous, max_replicas=max_replicas, time_limit_s=3)
+        solution = solve(problem, Demands(objective="latency", contiguous=contiguous, max_replicas=max_replicas), time_limit_s=3)
     except InfeasibleError:
         assert best is None
         return
-    assert best is not None and request_faults(problem, request, solution.blocks) == []
+    assert best is not None and demand_faults(problem, demands, solution.blocks) == []
     assert solution.bound_s <= best[1] * (1 + EXACT)
     assert solution.objective_s == pytest.approx(best[1], rel=EXACT) or max_replicas > 1
     assert solution.objective_s >= best[1] * (1 - EXACT)
@@ -189,7 +190,7 @@ def test_a_wide_graph_of_300_ops_beats_one_device_in_time():
         memory_bytes=np.full(3, math.inf),
     ).verify()
     started = monotonic()
-    solution = solve(problem, objective="latency", time_limit_s=4)
+    solution = solve(problem, Demands(objective="latency"), time_limit_s=4)
     assert solution.objective_s <= 101
     assert monotonic() - started < 12
     assert all(isinstance(block, Block) for block in solution.blocks)
@@ -198,6 +199,6 @@ def test_a_wide_graph_of_300_ops_beats_one_device_in_time():
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_latency_limit_that_only_shared_devices_meet_is_met(contiguous):
     problem = fork(5.0, 1.0)
-    solution = solve(problem, max_latency_s=8.5, contiguous=contiguous, time_limit_s=3)
+    solution = solve(problem, Demands(max_latency_s=8.5, contiguous=contiguous), time_limit_s=3)
     assert latency_s(problem, solution.blocks) == pytest.approx(8)
     assert len(solution.blocks) > len({device for block in solution.blocks for device in block.devices})

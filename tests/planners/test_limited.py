@@ -19,8 +19,8 @@ from autosplit.planners.items import contract
 from autosplit.planners.latency import with_reuse
 from autosplit.planners.limited import soonest_chain
 from autosplit.planners.portfolio import chain_blocks, solve
-from autosplit.planners.request import Request
 from autosplit.planners.usage import usage_of
+from autosplit.values.constraints import Demands
 
 LIMITS = st.fixed_dictionaries(
     {"objective": st.sampled_from(["throughput", "throughput", "latency"]), "contiguous": st.sampled_from([True, True, False])},
@@ -36,18 +36,18 @@ LIMITS = st.fixed_dictionaries(
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), LIMITS)
 def test_all_limits_together_are_met_as_well_as_brute_force_meets_them(seed, options):
-    problem, solution, request = solved(seed, options, num_ops=1 + seed % 4, num_devices=1 + seed % 2)
+    problem, solution, demands = solved(seed, options, num_ops=1 + seed % 4, num_devices=1 + seed % 2)
     if solution is not None:
-        best_s = check(problem, solution, request)
+        best_s = check(problem, solution, demands)
         assert solution.objective_s == pytest.approx(best_s, rel=EXACT)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), LIMITS)
 def test_nobody_is_told_that_nothing_fits_because_time_was_short(seed, options):
-    problem, solution, request = solved(seed, options, time_limit_s=0.0, num_ops=1 + seed % 4, num_devices=2)
+    problem, solution, demands = solved(seed, options, time_limit_s=0.0, num_ops=1 + seed % 4, num_devices=2)
     if solution is not None:
-        check(problem, solution, request)
+        check(problem, solution, demands)
 
 
 def series(seed: int) -> Problem:
@@ -61,9 +61,9 @@ def series(seed: int) -> Problem:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_soonest_chain_below_a_load_is_the_soonest_of_all_chains(seed):
     problem = series(seed)
-    request = Request(max_latency_s=1e9)
-    items = contract(problem, request)
-    usage = usage_of(items, request)
+    demands = Demands(max_latency_s=1e9)
+    items = contract(problem, demands)
+    usage = usage_of(items, demands)
     assert usage is not None and items.num_items == 7
     rows = [
         tuple(Block(tuple(range(*ends)), (device,)) for ends, device in zip(pairwise((0, *cuts, 7)), devices, strict=True))
@@ -74,7 +74,7 @@ def test_the_soonest_chain_below_a_load_is_the_soonest_of_all_chains(seed):
     ]  # fmt: skip
     for limit_s in (14.0, 20.0, 30.0, inf):
         fits = [latency_s(problem, row) for row in rows if evaluate(problem, row).bottleneck_s <= limit_s]
-        found = soonest_chain(items, request, usage, bounds.multipliers(items), np.arange(7), limit_s, 0.7)
+        found = soonest_chain(items, demands, usage, bounds.multipliers(items), np.arange(7), limit_s, 0.7)
         assert (found is None) == (not fits)
         if found is not None:
             assert found.value_s == pytest.approx(min(fits)) == pytest.approx(latency_s(problem, chain_blocks(items, found)))
@@ -84,8 +84,8 @@ def test_a_latency_limit_costs_no_more_throughput_than_it_must():
     problem = chain([2.0, 3.0, 2.0, 3.0], num_devices=3, num_bytes=0.5)
     free = solve(problem)
     for limit_s in (latency_s(problem, free.blocks) - 0.1, 11.0):
-        solution = solve(problem, max_latency_s=limit_s, time_limit_s=5)
-        best = exhaustive.best_blocks(problem, Request(max_latency_s=limit_s))
+        solution = solve(problem, Demands(max_latency_s=limit_s), time_limit_s=5)
+        best = exhaustive.best_blocks(problem, Demands(max_latency_s=limit_s))
         assert best is not None and latency_s(problem, solution.blocks) <= limit_s
         assert (solution.objective_s, solution.status) == (pytest.approx(best[1]), "optimal")
 
@@ -95,7 +95,7 @@ def test_a_hundred_ops_hold_a_latency_limit_between_the_ends():
     free = solve(problem, time_limit_s=2)
     longest_s, shortest_s = latency_s(problem, free.blocks), float(problem.compute_s[:, 0].sum())
     limit_s = (longest_s + shortest_s) / 2
-    solution = solve(problem, max_latency_s=limit_s, time_limit_s=2)
+    solution = solve(problem, Demands(max_latency_s=limit_s), time_limit_s=2)
     assert latency_s(problem, solution.blocks) <= limit_s < longest_s
     assert solution.objective_s < shortest_s / 2
 
@@ -103,8 +103,8 @@ def test_a_hundred_ops_hold_a_latency_limit_between_the_ends():
 def test_blocks_that_take_long_enough_are_sought_among_replicas_and_shared_devices():
     for seed in range(6):
         problem = random_problem(seed, num_ops=3 + seed // 5, num_devices=2, unsupported=False)
-        request = with_reuse(Request(num_stages=3, min_stage_s=1.0, max_replicas=2, reuse=True))
-        best = exhaustive.best_blocks(problem, request)
+        demands = with_reuse(Demands(num_stages=3, min_stage_s=1.0, max_replicas=2, reuse=True))
+        best = exhaustive.best_blocks(problem, demands)
         if best is not None:
-            solution = solve(problem, num_stages=3, min_stage_s=1.0, max_replicas=2)
+            solution = solve(problem, Demands(num_stages=3, min_stage_s=1.0, max_replicas=2))
             assert solution.objective_s == pytest.approx(best[1], rel=EXACT)

@@ -9,15 +9,15 @@ from problems import chain, random_problem
 
 from autosplit.planners import bounds, downsets, linear
 from autosplit.planners.items import contract, strong_components
-from autosplit.planners.request import Request
 from autosplit.planners.usage import usage_of
+from autosplit.values.constraints import Demands
 
 
-def best(problem, request, **options):
-    items = contract(problem, request, **options)
-    usage = usage_of(items, request)
+def best(problem, demands, **options):
+    items = contract(problem, demands, **options)
+    usage = usage_of(items, demands)
     limit_s, weights = inf, bounds.multipliers(items)
-    while (outcome := downsets.best_chain(items, request, usage, weights, limit_s, monotonic() + 60)).chain is not None:
+    while (outcome := downsets.best_chain(items, demands, usage, weights, limit_s, monotonic() + 60)).chain is not None:
         assert outcome.chain.value_s < limit_s
         limit_s = outcome.chain.value_s
     assert outcome.complete
@@ -28,33 +28,33 @@ def best(problem, request, **options):
 @given(st.integers(0, 10**6))
 def test_merging_keeps_the_optimum(seed):
     problem = random_problem(seed, send_once=True, overlap=False, pooled=False)
-    request = Request(max_replicas=1 + seed % 2)
-    assert best(problem, request) == pytest.approx(best(problem, request, merge=False), rel=1e-9)
+    demands = Demands(max_replicas=1 + seed % 2)
+    assert best(problem, demands) == pytest.approx(best(problem, demands, merge=False), rel=1e-9)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_one_order_is_never_better_than_all_orders_and_no_bound_is_above(seed):
     problem = random_problem(seed, pooled=False)
-    request = Request()
-    items = contract(problem, request)
+    demands = Demands()
+    items = contract(problem, demands)
     weights = bounds.multipliers(items)
-    bound_s = bounds.compute_bound_s(items, request, weights)
-    found = linear.best_chain(items, request, usage_of(items, request), weights, bound_s, inf, monotonic() + 60)
-    everywhere = best(problem, request)
+    bound_s = bounds.compute_bound_s(items, demands, weights)
+    found = linear.best_chain(items, demands, usage_of(items, demands), weights, bound_s, inf, monotonic() + 60)
+    everywhere = best(problem, demands)
     assert (found.value_s if found else inf) >= everywhere * (1 - 1e-9)
     assert bound_s <= everywhere * (1 + 1e-9)
 
 
 def test_free_ops_are_merged_and_costly_ones_stay():
     problem = replace(chain([5.0, 0.0, 0.0, 5.0, 5.0], num_bytes=1.0), send_once=True)
-    assert sorted(map(len, contract(problem, Request()).ops)) == [1, 1, 3]
+    assert sorted(map(len, contract(problem, Demands()).ops)) == [1, 1, 3]
 
 
 def test_groups_and_what_lies_between_become_one_item():
     problem = chain([1.0] * 5, groups=((1, 3),))
-    assert contract(problem, Request(), merge=False).ops == ((0,), (1, 2, 3), (4,))
-    assert contract(problem, Request(contiguous=False), merge=False).ops == ((0,), (1, 3), (2,), (4,))
+    assert contract(problem, Demands(), merge=False).ops == ((0,), (1, 2, 3), (4,))
+    assert contract(problem, Demands(contiguous=False), merge=False).ops == ((0,), (1, 3), (2,), (4,))
 
 
 def test_strong_components():

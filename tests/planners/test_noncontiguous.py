@@ -18,6 +18,7 @@ from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.noncontiguous import solve_noncontiguous
 from autosplit.planners.portfolio import solve
 from autosplit.planners.resplitting import resplit
+from autosplit.values.constraints import Demands
 
 WORKLOADS = Path(__file__).parents[1] / "data" / "workloads"
 PROVED = {
@@ -158,7 +159,7 @@ def test_a_cycle_that_a_group_closes_binds_chains_only() -> None:
         "ring", ("a", "b", "c"), ("0", "1"), np.full((3, 2), 5.0), (Net(0, (1,), 1.0), Net(1, (2,), 1.0)), ((0, 1), (1, 2)),
         Transfers.free(2), np.ones(3), np.full(2, 9.0), groups=((0, 2),),
     ).verify()  # fmt: skip
-    assert solve(problem, contiguous=False, time_limit_s=2.0).objective_s == 10.0
+    assert solve(problem, Demands(contiguous=False), time_limit_s=2.0).objective_s == 10.0
 
 
 @pytest.mark.parametrize("seed", range(12))

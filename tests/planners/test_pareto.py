@@ -19,7 +19,7 @@ from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError
 from autosplit.planners.pareto import dominates, front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
-from autosplit.planners.request import Request
+from autosplit.values.constraints import Demands
 
 WORKLOAD = Path(__file__).parents[1] / "data" / "workloads" / "layer-bert24_inference.json"
 FORMAT = ("--format", "dnn-partitioning")
@@ -48,8 +48,8 @@ def test_a_front_holds_a_plan_between_the_ends_that_only_a_memory_cap_finds():
 @example(45089)
 def test_points_run_recompute_and_do_not_dominate_each_other(seed):
     problem = random_problem(seed, num_ops=1 + seed % 5, num_devices=2)
-    request = Request()
-    best = exhaustive.best_blocks(problem, request)
+    demands = Demands()
+    best = exhaustive.best_blocks(problem, demands)
     try:
         solutions = pareto(problem, time_limit_s=3)
     except InfeasibleError:
@@ -62,11 +62,11 @@ def test_points_run_recompute_and_do_not_dominate_each_other(seed):
         assert solution.objective_s == evaluate(problem, solution.blocks).bottleneck_s
         assert point.latency_s == latency_s(problem, solution.blocks)
     assert not any(dominates(one, other) or dominates(other, one) for one, other in combinations(points, 2))
-    shared = exhaustive.best_blocks(problem, replace(request, reuse=True))
+    shared = exhaustive.best_blocks(problem, replace(demands, reuse=True))
     assert shared is not None
     # A quick plan with several blocks on a device is in the front too, and may be the best for throughput as well.
     assert shared[1] * (1 - 2e-6) <= min(point.bottleneck_s for point in points) <= best[1] * (1 + 2e-6)
-    fastest = solve(problem, objective="latency", time_limit_s=1)
+    fastest = solve(problem, Demands(objective="latency"), time_limit_s=1)
     assert min(point.latency_s for point in points) <= fastest.objective_s * (1 + 1e-6)
 
 
@@ -74,7 +74,7 @@ def test_points_run_recompute_and_do_not_dominate_each_other(seed):
 def test_what_is_proved_of_one_block_on_a_device_is_not_claimed_of_plans_that_share(seed):
     # a shared plan below the best of the others was called optimal, with its own load as the bound
     problem = random_problem(seed, num_ops=4, num_devices=2, grouped=False)
-    shared = exhaustive.best_blocks(problem, Request(reuse=True))
+    shared = exhaustive.best_blocks(problem, Demands(reuse=True))
     found = 0
     for solution in pareto(problem, time_limit_s=2):
         if len({device for block in solution.blocks for device in block.devices}) < len(solution.blocks):
@@ -86,22 +86,22 @@ def test_what_is_proved_of_one_block_on_a_device_is_not_claimed_of_plans_that_sh
 
 def test_limits_hold_for_every_point_and_what_cannot_be_is_refused():
     problem = chain([4.0, 4.0, 4.0, 4.0], num_bytes=0.5)
-    assert {len(s.blocks) for s in pareto(problem, num_stages=2, time_limit_s=2)} == {2}
-    assert [len(s.blocks) for s in pareto(problem, max_latency_s=16.5, time_limit_s=2)] == [1]
+    assert {len(s.blocks) for s in pareto(problem, Demands(num_stages=2), time_limit_s=2)} == {2}
+    assert [len(s.blocks) for s in pareto(problem, Demands(max_latency_s=16.5), time_limit_s=2)] == [1]
     with pytest.raises(InfeasibleError):
-        pareto(problem, max_latency_s=3.0, time_limit_s=2)
+        pareto(problem, Demands(max_latency_s=3.0), time_limit_s=2)
 
 
 def test_stages_that_only_plans_with_shared_devices_can_have_are_no_end_of_the_search():
     problem = chain([1.0, 2.0], num_bytes=0.0, op_bytes=np.array([1.0, 5.0]), memory_bytes=np.array([9.0, 0.5]))
-    front = pareto(problem, num_stages=2, time_limit_s=2)
+    front = pareto(problem, Demands(num_stages=2), time_limit_s=2)
     assert [[block.devices for block in solution.blocks] for solution in front] == [[(0,), (0,)]]
     assert [(solution.objective_s, solution.status) for solution in front] == [(3.0, "optimal")]
 
 
 def test_of_equal_points_the_one_with_fewer_stages_stays():
     problem = chain([1.0, 1.0], num_bytes=0.0)
-    one = point_of(problem, solve(problem, num_stages=1))
+    one = point_of(problem, solve(problem, Demands(num_stages=1)))
     assert front_of([one, replace(one, bottleneck_s=inf), one]) == (one,)
 
 

@@ -12,6 +12,7 @@ from autosplit.costs.problem import Net
 from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.planners.portfolio import solve
+from autosplit.values.constraints import Demands
 
 FOLDER = Path(__file__).parents[1] / "data" / "workloads"
 
@@ -29,17 +30,17 @@ OPTIONS = {
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_contract(name, seed):
-    problem, solution, request = solved(seed, OPTIONS[name], num_ops=1 + seed % 5)
+    problem, solution, demands = solved(seed, OPTIONS[name], num_ops=1 + seed % 5)
     if solution is not None:
-        check(problem, solution, request)
+        check(problem, solution, demands)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6))
 def test_contract_when_any_set_of_ops_may_share_a_device(seed):
-    problem, solution, request = solved(seed, {"contiguous": False}, num_ops=1 + seed % 5)
+    problem, solution, demands = solved(seed, {"contiguous": False}, num_ops=1 + seed % 5)
     if solution is not None:
-        check(problem, solution, request)
+        check(problem, solution, demands)
 
 
 CONTIGUOUS = {
@@ -85,7 +86,7 @@ def test_unequal_devices_without_a_table_of_counts():
 
 
 def test_three_stages_on_two_devices():
-    solution = solve(chain([4, 4, 4, 4], num_devices=2, num_bytes=0.0), num_stages=3)
+    solution = solve(chain([4, 4, 4, 4], num_devices=2, num_bytes=0.0), Demands(num_stages=3))
     assert len(solution.blocks) == 3
     assert (solution.objective_s, solution.status) == (8.0, "optimal")
 
@@ -117,17 +118,17 @@ def test_the_log_reaches_the_caller():
     ("options", "message"),
     [
         ({"num_stages": 0}, "num_stages must be at least 1"),
-        ({"num_stages": 4}, "above the number of ops"),
+        ({"num_stages": 4}, "the graph has only 3 ops"),
         ({"num_stages": 3, "max_stages": 2}, "above max_stages"),
         ({"objective": "speed"}, "objective 'speed' is unknown"),
         ({"min_stage_s": -1.0}, "min_stage_s"),
         ({"max_replicas": 0}, "max_replicas must be at least 1"),
-        ({"max_latency_s": 0.0}, "max_latency_s 0.0 above 0"),
+        ({"max_latency_s": 0.0}, "max_latency_s must be above 0 s, but is 0.0"),
     ],
 )
 def test_bad_requests(options, message):
     with pytest.raises(UsageError, match=message):
-        solve(chain([1, 2, 3]), **options)
+        solve(chain([1, 2, 3]), Demands(**options))
 
 
 def test_where_no_plan_is_quick_enough_the_quickest_is_named():
@@ -136,4 +137,4 @@ def test_where_no_plan_is_quick_enough_the_quickest_is_named():
     order = (*((0, op) for op in ops), *((op, 29) for op in ops))
     problem = replace(chain([1.0, *[5.0] * 28, 1.0], num_devices=3), nets=nets, order=order).verify()
     with pytest.raises(InfeasibleError, match="quickest plan found takes 142 s a sample, and at least 7 s is proved"):
-        solve(problem, max_latency_s=100.0, time_limit_s=0.0)
+        solve(problem, Demands(max_latency_s=100.0), time_limit_s=0.0)

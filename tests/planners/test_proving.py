@@ -11,29 +11,29 @@ from problems import random_problem
 from autosplit.planners import bounds, proving
 from autosplit.planners.hypergraph import hypergraph_of
 from autosplit.planners.items import contract
-from autosplit.planners.request import Request
 from autosplit.planners.search import Search
 from autosplit.planners.usage import usage_of
+from autosplit.values.constraints import Demands
 
 
 def board_of(problem) -> Search:
     now = monotonic()
-    return Search(problem, Request(), now, now + 20.0, lambda line: None)
+    return Search(problem, Demands(), now, now + 20.0, lambda line: None)
 
 
 @pytest.mark.parametrize("light", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_climbing_to_the_optimum_and_never_above_it(seed, light):
     problem = random_problem(seed, num_ops=5, caps=True, pooled=False)
-    best = exhaustive.best_blocks(problem, Request())
+    best = exhaustive.best_blocks(problem, Demands())
     optimum_s = inf if best is None else best[1]
-    items = contract(problem, Request(), bytes_of_merged=not light)
-    usage, weights = usage_of(items, Request()), bounds.multipliers(items)
+    items = contract(problem, Demands(), bytes_of_merged=not light)
+    usage, weights = usage_of(items, Demands()), bounds.multipliers(items)
     board = board_of(problem)
-    board.prove(min(bounds.compute_bound_s(items, Request(), weights), 1e9), "compute bound")
+    board.prove(min(bounds.compute_bound_s(items, Demands(), weights), 1e9), "compute bound")
     if best is not None:
         board.offer(best[0], "exhaustive")
-    proving._close_in(board, items, Request(), usage, weights, board.deadline)
+    proving._close_in(board, items, Demands(), usage, weights, board.deadline)
     assert board.bound_s <= optimum_s * (1 + 1e-9)
     if best is not None and items.exact and not light and board.bound_s > 0:
         assert board.closed
@@ -42,14 +42,14 @@ def test_climbing_to_the_optimum_and_never_above_it(seed, light):
 @pytest.mark.parametrize("seed", range(6))
 def test_prices_never_cut_off_the_best_chain(seed):
     problem = random_problem(seed, num_ops=6, caps=True, pooled=False, overlap=False)
-    items = contract(problem, Request())
+    items = contract(problem, Demands())
     graph = hypergraph_of(problem, items)
-    best = exhaustive.best_blocks(problem, Request())
+    best = exhaustive.best_blocks(problem, Demands())
     if best is None or not np.isfinite(graph.compute_s.min(axis=1)).all() or best[1] == 0:
         return
     board = board_of(problem)
     board.offer(best[0], "exhaustive")
-    bound = proving._priced(board, items, Request(), monotonic() + 0.1)
+    bound = proving._priced(board, items, Demands(), monotonic() + 0.1)
     assert bound is not None
     prices = proving._holding(bound, items, best[1] * (1 + 1e-6))
     class_of = {device: kind for kind, devices in enumerate(items.classes) for device in devices}
@@ -61,6 +61,6 @@ def test_prices_never_cut_off_the_best_chain(seed):
 def test_bytes_of_merged_items_are_left_behind():
     for seed in range(20):
         problem = random_problem(seed, num_ops=6, caps=True, pooled=False)
-        all_bytes, fewer = contract(problem, Request()), contract(problem, Request(), bytes_of_merged=False)
+        all_bytes, fewer = contract(problem, Demands()), contract(problem, Demands(), bytes_of_merged=False)
         assert fewer.num_items <= all_bytes.num_items
         assert fewer.num_bytes.sum() <= all_bytes.num_bytes.sum()

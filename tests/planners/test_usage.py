@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from problems import chain
 
 from autosplit.planners.items import contract
-from autosplit.planners.request import Request
 from autosplit.planners.usage import MAX_STATES, capacity, sequence_usage, usage_of
+from autosplit.values.constraints import Demands
 
 
 def items_of(speeds):
     """Ops on devices of these speeds; equal speeds are one class."""
     problem = chain([1.0, 1.0, 1.0], num_devices=len(speeds))
-    return contract(replace(problem, compute_s=problem.compute_s * np.array(speeds, dtype=float)), Request())
+    return contract(replace(problem, compute_s=problem.compute_s * np.array(speeds, dtype=float)), Demands())
 
 
 def walks(usage, longest):
@@ -38,10 +38,10 @@ def walks(usage, longest):
 )
 def test_walks_are_the_ways_to_take_devices(speeds, max_replicas, num_stages, max_stages):
     items = items_of(speeds)
-    request = Request(max_replicas=max_replicas, num_stages=num_stages, max_stages=max_stages if num_stages is None else None)
-    usage = usage_of(items, request)
+    demands = Demands(max_replicas=max_replicas, num_stages=num_stages, max_stages=max_stages if num_stages is None else None)
+    usage = usage_of(items, demands)
     counts = np.array([len(members) for members in items.classes])
-    limit = min(num_stages or len(speeds), request.max_stages or len(speeds), len(speeds))
+    limit = min(num_stages or len(speeds), demands.max_stages or len(speeds), len(speeds))
     taken = {}
     for row, state in walks(usage, len(speeds)):
         left = counts - usage.takes[list(row)].sum(axis=0)
@@ -62,7 +62,7 @@ def sum_of(row, counts):
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4, unique=True), st.sampled_from([None, 2]))
 def test_a_sequence_takes_devices_in_its_order_and_may_leave_some_out(speeds, max_stages):
     items = items_of(speeds)
-    usage = sequence_usage(items, Request(max_stages=max_stages), range(len(speeds)))
+    usage = sequence_usage(items, Demands(max_stages=max_stages), range(len(speeds)))
     assert not usage.complete
     rows = {tuple(int(usage.takes[move].argmax()) for move in row) for row, _ in walks(usage, len(speeds))}
     subsets = {tuple(d for d, kept in enumerate(bits) if kept) for bits in product((0, 1), repeat=len(speeds))}
@@ -71,7 +71,7 @@ def test_a_sequence_takes_devices_in_its_order_and_may_leave_some_out(speeds, ma
 
 def test_too_many_devices_for_a_table_and_what_is_left_of_the_others():
     many = items_of(list(range(1, 14)))
-    assert MAX_STATES < 2**13 and usage_of(many, Request()) is None
-    usage = usage_of(items_of([1, 1, 2]), Request())
+    assert MAX_STATES < 2**13 and usage_of(many, Demands()) is None
+    usage = usage_of(items_of([1, 1, 2]), Demands())
     assert capacity(usage, np.array([0.25, 0.5])).max() == pytest.approx(1.0)
     assert capacity(usage, np.array([0.25, 0.5]))[0] == pytest.approx(1.0)

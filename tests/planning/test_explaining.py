@@ -22,7 +22,7 @@ from autosplit.planning.explaining import explain, explain_blocks, explain_solut
 from autosplit.planning.plans import plan_model, predict
 from autosplit.searching.candidates import Job
 from autosplit.searching.loop import search
-from autosplit.values.constraints import Constraints
+from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.explanation import Change, Explanation
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device
@@ -113,23 +113,25 @@ def test_an_op_that_takes_longest_everywhere_cannot_be_cut():
 
 def test_a_stage_count_bounds_and_units_are_the_files_own():
     problem = chain([2.0, 2.0], num_bytes=9.0)
-    blocks = solve(problem, num_stages=2).blocks
-    found = explain_blocks(problem, blocks, options={"num_stages": 2}, time_limit_s=5, unit="")
+    blocks = solve(problem, Demands(num_stages=2)).blocks
+    found = explain_blocks(problem, blocks, demands=Demands(num_stages=2), time_limit_s=5, unit="")
     assert found.bound_by == "constraint" and "any number of stages" in found.because
     assert " ms" not in found.text and "11" in found.because
 
 
 def test_latency_is_explained_in_its_own_terms():
     problem = chain([2.0, 2.0], num_bytes=0.0)
-    found = explain_blocks(problem, solve(problem, objective="latency").blocks, options={"objective": "latency"}, time_limit_s=5)
+    found = explain_blocks(
+        problem, solve(problem, Demands(objective="latency")).blocks, Demands(objective="latency"), time_limit_s=5
+    )
     assert found.objective_s == 4.0 and "a sample takes 4.00 s" in found.because.lower()
     assert change(found, "one more device").times == pytest.approx(1.0)
 
 
 def test_a_device_keeps_its_name_in_the_sentence_about_latency():
     problem = replace(chain([2.0, 2.0]), devices=("CPU:0", "CPU:1"))
-    solution = solve(problem, objective="latency")
-    found = explain_solution(problem, solution, options={"objective": "latency"}, time_limit_s=0.0)
+    solution = solve(problem, Demands(objective="latency"))
+    found = explain_solution(problem, solution, Demands(objective="latency"), time_limit_s=0.0)
     assert found.because.startswith(f"A sample takes 4.00 s; '{found.bottleneck}' is the bottleneck with 4.00 s a sample")
 
 
@@ -153,8 +155,8 @@ def test_what_there_is_no_time_for_is_named_and_what_is_proved_is_not_looked_for
 
 def test_a_plan_that_is_no_chain_has_cuts_too():
     problem = chain([1.0] * 4, num_bytes=0.01)
-    solution = solve(problem, contiguous=False)
-    found = explain_solution(problem, solution, options={"contiguous": False}, time_limit_s=5)
+    solution = solve(problem, Demands(contiguous=False))
+    found = explain_solution(problem, solution, demands=Demands(contiguous=False), time_limit_s=5)
     (cut,) = found.cuts
     assert cut.objective_s == pytest.approx(3.01) and f"costs 3.01 s (+{cut.slower:.1%}), of {cut.tried} tried" in found.text
 
@@ -182,7 +184,7 @@ def test_a_plan_is_explained_with_its_constraints():
 
 
 def test_ops_that_take_no_time_are_explained():
-    found = explained(chain([0.0, 0.0]), options={"num_stages": 2})
+    found = explained(chain([0.0, 0.0]), demands=Demands(num_stages=2))
     assert found.objective_s == 0.0 and found.text
     assert "host" not in found.because
 

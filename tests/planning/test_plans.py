@@ -15,7 +15,7 @@ from autosplit.errors import InfeasibleError, UsageError
 from autosplit.planning import plans
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import bounded, moved_s, plan_front, plan_model, predict
-from autosplit.values.constraints import Constraints
+from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import HOST, Link, Machine, parse_device
 from autosplit.values.plan import Plan, Source
@@ -38,9 +38,9 @@ def values(plan: Plan, peak_bytes: float) -> tuple[float, float, float]:
 def test_choices_of_backends_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     limits_s, solve = [], plans.solve
 
-    def watched(problem: Problem, *, time_limit_s: float, **asked: Any) -> Solution:
+    def watched(problem: Problem, demands: Demands, *, time_limit_s: float, **asked: Any) -> Solution:
         limits_s.append(time_limit_s)
-        return solve(problem, time_limit_s=time_limit_s, **asked)
+        return solve(problem, demands, time_limit_s=time_limit_s, **asked)
 
     monkeypatch.setattr(plans, "solve", watched)
     monkeypatch.setattr(plans, "backend_choices", lambda *of: [dict.fromkeys(("cpu:0", "cpu:1"), "eager")] * 4)

@@ -11,6 +11,7 @@ from autosplit.costs.cost import evaluate, find_faults, latency_s
 from autosplit.costs.problem import Block, Net, Problem
 from autosplit.planners.portfolio import solve
 from autosplit.planning.recutting import next_cuts
+from autosplit.values.constraints import Demands
 
 
 def load_s(problem: Problem, row: list[Block]) -> float:
@@ -53,7 +54,7 @@ def test_a_group_moves_as_a_whole():
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_cut_costs_what_some_legal_plan_costs_and_never_less_than_the_optimum(seed, contiguous):
     problem = random_problem(seed, num_ops=6, num_devices=3, unsupported=False, caps=False, pooled=False)
-    solution = solve(problem, contiguous=contiguous, time_limit_s=5)
+    solution = solve(problem, Demands(contiguous=contiguous), time_limit_s=5)
     for cut in cuts_of(problem, solution.blocks, contiguous):
         assert cut.objective_s is None or cut.objective_s >= solution.bound_s * (1 - 1e-9)
         names = [
