@@ -49,7 +49,9 @@ COMPILE_BUDGETS = 2.0
 Model = str | Path | nn.Module | ExportedProgram
 
 
-def trace(model: Model, batch: int = 1, seq_len: int | None = None, *, inputs: Inputs | None = None) -> Traced:
+def trace(
+    model: Model, batch: int = 1, seq_len: int | None = None, *, inputs: Inputs | None = None, trust: bool = False
+) -> Traced:
     """The model as one flat graph for one batch size.
 
     Args:
@@ -57,9 +59,10 @@ def trace(model: Model, batch: int = 1, seq_len: int | None = None, *, inputs: I
         batch: items in one request.
         seq_len: tokens in one item, for text models.
         inputs: example inputs; a module needs them.
+        trust: whether a ``.pt2`` file may be read, which can run code of whoever made it.
     Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured as one graph.
     """
-    return capturing.trace(loading.load_model(model, batch, seq_len, inputs=inputs))
+    return capturing.trace(loading.load_model(model, batch, seq_len, inputs=inputs, trust=trust))
 
 
 def measure(

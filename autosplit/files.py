@@ -45,7 +45,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def _write_and_rename(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    temporary = hidden_beside(path)
     try:
         with temporary.open("x", encoding="utf-8") as file:  # unlike mkstemp, the mode follows the user's umask
             file.write(text)
@@ -55,6 +55,14 @@ def _write_and_rename(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def hidden_beside(path: Path) -> Path:
+    """A hidden name beside ``path`` that no other process uses, for a file or folder to be renamed to ``path`` once it is whole.
+
+    Made by ``open`` or ``mkdir`` its mode follows the user's umask; ``tempfile`` would make it private.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
 def unwritable(path: Path) -> str:

@@ -59,6 +59,10 @@ class Backend(Protocol):
     def lacks(self) -> Mapping[Precision, str]:
         """Each precision that it cannot compute in, with the reason."""
 
+    @property
+    def native(self) -> bool:
+        """True if what ``prepare`` writes is native code, which runs when it is loaded."""
+
     def missing(self) -> str | None:
         """None if it can run here, else one line: what is not there and how to get it."""
 

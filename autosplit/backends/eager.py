@@ -18,6 +18,7 @@ class EagerBackend:
 
     name = "eager"
     exact = True
+    native = False
     lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:

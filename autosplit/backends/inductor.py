@@ -41,6 +41,7 @@ class InductorBackend:
 
     name = "inductor"
     exact = False
+    native = True
     lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:

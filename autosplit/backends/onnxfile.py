@@ -25,6 +25,7 @@ from autosplit.backends.probing import one_line, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import kept_translations
 from autosplit.errors import BackendError
+from autosplit.files import hidden_beside
 from autosplit.tracing.splitting import WEIGHTS, StageProgram
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.tracing.weightsfile import weight_starts
@@ -230,10 +231,10 @@ def open_onnx(folder: Path) -> OnnxStage:
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to build in, renamed to ``path`` at the end; if another process was first, its folder stays."""
-    building = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    building = hidden_beside(path)
+    building.mkdir()
     try:
         yield building
-        building.chmod(0o755)
         with contextlib.suppress(OSError):
             building.rename(path)
     finally:

@@ -44,6 +44,7 @@ class OnnxRuntimeBackend:
 
     name = "onnxruntime"
     exact = False
+    native = False
     lacks: Mapping[Precision, str] = {"bf16": "its CPU provider has no matrix products and convolutions in bfloat16"}
 
     def missing(self) -> str | None:

@@ -28,6 +28,7 @@ class OpenVinoBackend:
 
     name = "openvino"
     exact = False
+    native = False
     lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:

@@ -57,7 +57,7 @@ class Workspace:
         if (folder.name, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
             get_backend(backend).prepare(program, folder, precision)
             self._prepared.add((folder.name, backend, precision))
-        return StageFolder(folder, backend, precision, program.packages)
+        return StageFolder(folder, backend, precision, program.packages, allow_native=True)
 
     def close(self) -> None:
         """Remove every file."""

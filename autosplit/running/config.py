@@ -121,12 +121,31 @@ class PipelineConfig:
         self.inputs: list[str] = []
         self.groups: dict[str, list[str]] = {}
 
-    def add_stage(self, name: str, source: StageProgram | Path, devices: Sequence[Device], **settings: Any) -> ModuleEntry:
-        """Add a stage, in memory or from its folder; ``settings`` as in ModuleEntry. Raises: PlanError: the name is taken."""
+    def add_stage(
+        self,
+        name: str,
+        source: StageProgram | Path,
+        devices: Sequence[Device],
+        *,
+        allow_native: bool = False,
+        **settings: Any,
+    ) -> ModuleEntry:
+        """Add a stage, in memory or from its folder.
+
+        Args:
+            name: what to call it.
+            source: the stage, or the folder that holds it.
+            devices: where its replicas run.
+            allow_native: whether native code in the folder may be loaded (backend inductor).
+            settings: as in ModuleEntry.
+        Raises: PlanError: the name is taken, or the folder holds no stage. BackendError: native code is not allowed.
+        """
         if isinstance(source, StageProgram):
             return self._add(name, source, source.inputs, source.outputs, devices, settings)
+        backend, precision = settings.get("backend", "eager"), settings.get("precision", "f32")
+        folder = StageFolder(source, backend, precision, allow_native=allow_native)
+        folder.require_trust()
         program = load_stage(source)
-        folder = StageFolder(source, settings.get("backend", "eager"), settings.get("precision", "f32"))
         return self._add(name, folder, program.inputs, program.outputs, devices, settings)
 
     def add_model(
@@ -333,13 +352,13 @@ def _module(entry: ModuleEntry, folder: Path) -> Module:
     """What a worker loads; a stage in memory is saved, and every stage prepared for its backend."""
     if isinstance(entry.source, PythonFunction):
         return entry.source
-    program, place = entry.source, folder / entry.name
+    program, place, allow_native = entry.source, folder / entry.name, True
     if isinstance(program, StageFolder):
-        place, program = program.folder, load_stage(program.folder)
+        place, allow_native, program = program.folder, program.allow_native, load_stage(program.folder)
     else:
         save_stage(program, place)
     get_backend(entry.backend).prepare(program, place, entry.precision)
-    return StageFolder(place, entry.backend, entry.precision, program.packages)
+    return StageFolder(place, entry.backend, entry.precision, program.packages, allow_native=allow_native)
 
 
 def config_of(

@@ -1,6 +1,7 @@
 """A PipelineConfig as a folder: ``pipeline.yaml`` and the stages beside it, so that the folder can be moved.
 
-Reading one runs no code: a stage is data, and a function is only named until a worker imports it from an allowed module.
+Reading one runs no code: a stage is data, a function is only named until a worker imports it from an allowed module, and
+native code in a stage's folder is refused unless it is allowed. Nothing outside the folder is read or written.
 """
 
 import shutil
@@ -17,8 +18,8 @@ from autosplit.backends.base import Precision
 from autosplit.errors import PlanError, raise_faults
 from autosplit.files import field_faults, read_mapping, write_atomic
 from autosplit.running.config import ModuleEntry, PipelineConfig, Port
-from autosplit.running.modules import PythonFunction, StageFolder
-from autosplit.tracing.splitting import save_stage
+from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
+from autosplit.tracing.splitting import load_stage, save_stage
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
 
@@ -85,13 +86,15 @@ def save_config(config: PipelineConfig, folder: Path) -> None:
     write_atomic(folder / FILE, yaml.safe_dump(data, sort_keys=False, width=120))
 
 
-def load_config(folder: Path, allowed: Sequence[str] = ()) -> PipelineConfig:
-    """The config in ``folder``.
+def load_config(folder: Path, allowed: Sequence[str] = (), *, allow_native: bool = False) -> PipelineConfig:
+    """Read the config in ``folder``.
 
     Args:
         folder: as ``save_config`` wrote it, here or on another machine.
-        allowed: modules (or packages) whose functions may be run; the file cannot allow any itself.
-    Raises: PlanError: the file is not understood, or its connections do not hold.
+        allowed: modules (or packages) whose functions and operators may be run; the file cannot allow any itself.
+        allow_native: whether native code in the folder may be run, which the backend inductor needs.
+    Raises: PlanError: the file is not understood, its connections do not hold, or a path leads out of the folder. UsageError: a
+        function or operator is not in an allowed module. BackendError: native code is not allowed.
     """
     path = folder / FILE
     data = read_mapping(path, "pipeline", SCHEMA, PlanError)
@@ -102,7 +105,7 @@ def load_config(folder: Path, allowed: Sequence[str] = ()) -> PipelineConfig:
         raise
     config = PipelineConfig()
     for name, entry in content.modules.items():
-        _add(config, folder, name, entry, allowed)
+        _add(config, folder, name, entry, allowed, allow_native)
     for name, targets in content.inputs.items():
         for target in targets:
             config.input(name).connect(_port(config, target, "input"))
@@ -143,16 +146,28 @@ def _plain(spec: TensorSpec) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(spec).items()}
 
 
-def _add(config: PipelineConfig, folder: Path, name: str, entry: _Module, allowed: Sequence[str]) -> None:
+def _add(config: PipelineConfig, folder: Path, name: str, entry: _Module, allowed: Sequence[str], allow_native: bool) -> None:
     devices = [parse_device(device) for device in entry.devices]
     settings = entry.model_dump(include={"backend", "precision", "threads", "queue_depth", "hang_s"})
     if (entry.stage is None) == (entry.function is None):
         raise PlanError(f"module '{name}' must name a stage or a function, one of the two")
     if entry.stage is not None:
-        config.add_stage(name, folder / entry.stage, devices, **settings)
+        place = _inside(folder, entry.stage)
+        for package in load_stage(place).packages:
+            check_allowed(f"{package}:operator", allowed)
+        config.add_stage(name, place, devices, allow_native=allow_native, **settings)
     else:
         inputs, outputs = ([TensorSpec(**one.model_dump()) for one in side] for side in (entry.inputs, entry.outputs))
         config.add_function(name, str(entry.function), allowed, inputs, outputs, devices, **settings)
+
+
+def _inside(folder: Path, stage: str) -> Path:
+    """The folder of a stage. Raises: PlanError: it, or a link in it, leads out of the pipeline's folder."""
+    place, root = folder / stage, folder.resolve()
+    for path in [place, *place.rglob("*")]:
+        if not path.resolve().is_relative_to(root):
+            raise PlanError(f"stage '{stage}' of pipeline folder '{folder}' leads out of it, to '{path.resolve()}'")
+    return place
 
 
 def _port(config: PipelineConfig, label: str, side: str) -> Port:

@@ -58,6 +58,8 @@ class StageFolder:
     """Whether an accelerator may record the stage as one graph (a CUDA graph)."""
     streams: int = 1
     """Requests to work on at once, the threads shared among them; on an accelerator that is its own affair."""
+    allow_native: bool = False
+    """Whether native code that lies in the folder may be loaded; without, a backend that needs it is refused."""
 
     @property
     def kind(self) -> str:
@@ -84,12 +86,23 @@ class StageFolder:
         from autosplit.backends.base import get_backend, require_device, require_streams
 
         backend, accelerator = get_backend(self.backend), open_accelerator(device)
+        self.require_trust()
         if accelerator is None and self.streams > 1:
             return require_streams(backend).load_streams(self.folder, threads, self.streams, self.precision)
         if accelerator is None:
             return backend.load(self.folder, threads, self.precision, shared)
         require_device(backend, device)
         return self._place(backend, accelerator, device)
+
+    def require_trust(self) -> None:
+        """Raise BackendError if the backend would load native code from the folder, and that is not allowed."""
+        from autosplit.backends.base import get_backend
+
+        if get_backend(self.backend).native and not self.allow_native:
+            raise BackendError(
+                f"stage folder '{self.folder}' runs on backend '{self.backend}', which loads native code from the folder; "
+                "give allow_native=True if you trust its maker, or use another backend"
+            )
 
     def _place(self, backend: "Backend", accelerator: Accelerator, device: str) -> "Runnable":
         from autosplit.backends.placing import place_runnable

@@ -13,7 +13,7 @@ import psutil
 import torch
 from torch import nn
 
-from autosplit.errors import MissingExtraError, ModelError, close_names
+from autosplit.errors import MissingExtraError, ModelError, close_names, raise_faults
 from autosplit.examples.calibration import calibrate_batch_norm, tracking_norms
 from autosplit.tables import bytes_text
 from autosplit.tracing.modelspec import typed_options
@@ -24,6 +24,12 @@ DEFAULT_SEQ_LEN = 128
 DEFAULT_IMAGE_SIZE = 224
 AUDIO_SAMPLES = 16000
 MAIN_INPUTS = ("input_ids", "pixel_values", "input_features", "input_values")
+LOCAL_ATTENTION = ("", "eager", "sdpa", "flex_attention")
+"""Attention implementations that come with torch; transformers fetches code from a hub for others."""
+
+HUB_OPTIONS = ("trust_remote_code", "auto_map", "use_kernels", "kernel_config")
+"""Options that make transformers load code which is not installed."""
+
 WAY_OUT = "Write a function that returns (module, inputs) and give it as 'package.module:function'."
 
 
@@ -224,6 +230,7 @@ def _configure(model_class: Any, options: Mapping[str, str], subject: str) -> tu
     known = {**default.to_dict(), **renamed, "attn_implementation": ""}
     input_known = {} if "image_size" in known else {"image_size": DEFAULT_IMAGE_SIZE}
     values = typed_options(options, known | input_known, subject)
+    raise_faults(ModelError, f"{subject} may not bring code from a model hub", _hub_code({**options, **values}))
     input_values = {name: values.pop(name) for name in input_known if name in values}
     if "use_cache" in known:
         values.setdefault("use_cache", False)
@@ -233,6 +240,19 @@ def _configure(model_class: Any, options: Mapping[str, str], subject: str) -> tu
         return config, input_values
     except Exception as failure:
         raise ModelError(f"{subject} refuses this config: {_one_line(failure)}") from failure
+
+
+def _hub_code(options: Mapping[str, Any]) -> list[str]:
+    """Name the options, nested ones too, for which transformers would fetch code and run it."""
+    faults = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            faults += [f"{name}.{fault}" for fault in _hub_code(value)]
+        elif name.lstrip("_") == "attn_implementation" and value not in LOCAL_ATTENTION:
+            faults.append(f"{name}={value!r:.60}: use {', '.join(LOCAL_ATTENTION[1:])}")
+        elif name in HUB_OPTIONS:
+            faults.append(f"{name}: leave it out, or write a function that returns (module, inputs)")
+    return faults
 
 
 def _turn_off_caches(config: Any, given: Mapping[str, Any]) -> None:

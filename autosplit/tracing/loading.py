@@ -51,6 +51,7 @@ def load_model(
     *,
     inputs: Inputs | None = None,
     name: str | None = None,
+    trust: bool = False,
 ) -> Model:
     """The model that ``source`` names or is.
 
@@ -61,8 +62,9 @@ def load_model(
         inputs: example inputs in place of the model's own: a tensor or a sequence (positional), a mapping (by name).
             A module needs them.
         name: what to call it; from the source by default.
+        trust: whether a ``.pt2`` file may be read: torch unpickles parts of it, which runs whatever code its maker put in.
     Raises:
-        ModelError: nothing of that name, unknown options, or inputs that do not fit them.
+        ModelError: nothing of that name, unknown options, a file that is not trusted, or inputs that do not fit them.
         MissingExtraError: an optional package is needed.
 
     >>> load_model("autosplit.examples.mlp:mlp?depth=2&width=8", batch=3).args[0].shape
@@ -75,7 +77,7 @@ def load_model(
     spec = ""
     if isinstance(source, str | Path):
         spec = str(source)
-        found, default_name, own_args, own_kwargs = _load_spec(spec, batch, seq_len, given)
+        found, default_name, own_args, own_kwargs = _load_spec(spec, batch, seq_len, given, trust)
     else:
         if not isinstance(source, nn.Module | ExportedProgram):
             pair = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
@@ -94,11 +96,11 @@ def load_model(
 
 
 def _load_spec(
-    spec: str, batch: int, seq_len: int | None, given: architectures.Given | None
+    spec: str, batch: int, seq_len: int | None, given: architectures.Given | None, trust: bool
 ) -> tuple[nn.Module | ExportedProgram, str, Sequence[Any], Mapping[str, Any]]:
     target, options = parse_options(spec)
     if target.endswith(".pt2"):
-        program = _load_program(Path(target), options)
+        program = _load_program(Path(target), options, trust)
         args, kwargs = program.example_inputs or ((), {})
         return program, Path(target).stem, args, kwargs
     place, colon, attribute = target.partition(":")
@@ -114,11 +116,16 @@ def _load_spec(
     return made, attribute, args, kwargs
 
 
-def _load_program(path: Path, options: Mapping[str, str]) -> ExportedProgram:
+def _load_program(path: Path, options: Mapping[str, str], trust: bool) -> ExportedProgram:
     if options:
         raise ModelError(f"model '{path}' is an exported program, which takes no options: {', '.join(options)}")
     if not path.exists():
         raise ModelError(f"model file '{path}' does not exist")
+    if not trust:
+        raise ModelError(
+            f"model file '{path}' holds pickled objects, and reading them runs whatever code its maker put in; "
+            "give --trust (trust=True in Python) if you trust its maker"
+        )
     try:
         return torch.export.load(path)
     except Exception as failure:

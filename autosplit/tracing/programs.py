@@ -1,8 +1,8 @@
 """Flat fx programs as plain data: reading their weights, and JSON of their nodes that runs no code when it is read.
 
 Why not ``torch.export.save``: a stage of a flat ATen graph needs no second export. As JSON it is written and read in
-milliseconds instead of tenths of a second, a person can read it, nothing of it can change numerics, and a hostile file can
-at most name operators that torch has registered: each target is looked up in ``torch.ops`` and nowhere else.
+milliseconds instead of tenths of a second, and a person can read it. A hostile file can at most name operators that compute
+tensors from tensors: each target is looked up in ``torch.ops`` and nowhere else, and must pass ``operator_fault``.
 """
 
 import math
@@ -10,6 +10,7 @@ import operator
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,12 @@ from autosplit.errors import PlanError
 KINDS: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 PICK = "getitem"
+COMPUTING = ("aten", "prims", "quantized_decomposed")
+"""Namespaces of torch whose functional operators only compute; others reach the network, other processes or the profiler."""
+
+PLAIN = ("Tensor", "number", "int", "SymInt", "float", "bool", "complex", "str", "Device", "Generator")
+"""Types of arguments that are values. Dtypes and layouts are integers in a schema, and no file can hold a generator."""
+
 WEIGHT_NAME = re.compile(r"[\w.\-]+")
 
 
@@ -46,10 +53,8 @@ def packages(graph: fx.Graph) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     for operator_ in dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)):
-        rule = registry.find(operator_._schema.name).fake_impl.kernel
-        if rule is not None:
-            made = OPDEFS.get(operator_._schema.name)
-            file = rule.source.rpartition(":")[0] if made is None else made._init_fn.__code__.co_filename
+        file = _defined_in(operator_)
+        if file:
             homes = [module for module in [*sys.modules.values()] if getattr(module, "__file__", None) == file]
             names = [module.__spec__.name for module in homes if module.__spec__ is not None]  # a script has none
             if not names:
@@ -58,7 +63,45 @@ def packages(graph: fx.Graph) -> tuple[str, ...]:
                     "own and import that"
                 )
             found[names[0]] = None
-    return tuple(name for name in found if name.partition(".")[0] != "torch")
+    return tuple(found)
+
+
+def _defined_in(operator_: torch._ops.OpOverload) -> str:
+    """The file that defines a custom operator, '' for one of torch's own."""
+    rule, made = registry.find(operator_._schema.name).fake_impl.kernel, OPDEFS.get(operator_._schema.name)
+    if rule is None:
+        return ""
+    file: str = rule.source.rpartition(":")[0] if made is None else made._init_fn.__code__.co_filename
+    return "" if Path(file).is_relative_to(Path(torch.__file__).parent) else file
+
+
+def operator_fault(operator_: torch._ops.OpOverload) -> str | None:
+    """Say why a stage that came as a file may not call this operator; None if it only computes tensors from its arguments.
+
+    It must write to none of its arguments and return tensors. One of torch's own must lie in a namespace that only computes, take
+    plain values, and take no file name. A custom one is code of the user's that this process has imported already.
+    """
+    schema = operator_._schema
+    if schema.is_mutable or torch.Tag.inplace_view in operator_.tags:
+        return "it writes to its arguments"
+    if not schema.returns or not all(_is_made_of(result.type, ("Tensor",)) for result in schema.returns):
+        return "it returns something other than tensors"
+    if _defined_in(operator_):
+        return None
+    if operator_.namespace not in COMPUTING:
+        return f"operators of '{operator_.namespace}' are not known to do nothing but compute"
+    named = [argument.name for argument in schema.arguments if "file" in argument.name]
+    if named:
+        return f"its argument '{named[0]}' names a file"
+    strange = [argument.name for argument in schema.arguments if not _is_made_of(argument.type, PLAIN)]
+    return f"its argument '{strange[0]}' is not a plain value" if strange else None
+
+
+def _is_made_of(kind: Any, names: Sequence[str]) -> bool:
+    """Whether a type of a schema is one of ``names``, or a list, an optional or a tuple of such types."""
+    if kind.kind() in ("ListType", "OptionalType", "TupleType"):
+        return all(_is_made_of(part, names) for part in kind.containedTypes())
+    return str(kind) in names
 
 
 def encode(graph: fx.Graph) -> list[dict[str, Any]]:
@@ -163,6 +206,8 @@ def _decode_target(kind: str, target: str) -> Any:
         found = getattr(found, part, None)
     if len(parts) != 3 or not isinstance(found, torch._ops.OpOverload):
         raise PlanError(f"operator '{target}' is not registered in this process; import the module that defines it first")
+    if fault := operator_fault(found):
+        raise PlanError(f"operator '{target}' is not allowed in a stage: {fault}")
     return found
 
 

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -24,7 +23,7 @@ import torch
 from torch import fx
 
 from autosplit.errors import PlanError, raise_faults
-from autosplit.files import MALFORMED, content_hash, read_mapping, typed
+from autosplit.files import MALFORMED, content_hash, hidden_beside, read_mapping, typed
 from autosplit.tables import bytes_text
 from autosplit.tracing import programs
 from autosplit.tracing.capturing import Traced
@@ -159,12 +158,12 @@ def save_stage(program: StageProgram, folder: Path) -> None:
     key = content_hash(description)
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    draft = hidden_beside(folder)
+    draft.mkdir()
     try:
         size = write_weights(draft / WEIGHTS, key, program.weights, specs)
         text = json.dumps({"schema": SCHEMA, "key": key, "weights_file_bytes": size, **description}, indent=1)
         (draft / "stage.json").write_text(text, encoding="utf-8")
-        draft.chmod(0o755)
         _replace(folder, draft)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

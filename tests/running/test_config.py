@@ -1,5 +1,6 @@
 """A config connects by name, refuses each misuse in its own words, prints without a trace, and survives its file."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,16 +13,18 @@ import yaml
 from pipelines import CORES, NULL, Wobbling, spec
 
 from autosplit.devices.discovering import machine_for
-from autosplit.errors import AutosplitError, ModelError, PlanError, UsageError
+from autosplit.errors import AutosplitError, BackendError, ModelError, PlanError, UsageError
+from autosplit.files import content_hash
 from autosplit.measuring.host import measure
 from autosplit.running.config import ModuleEntry, PipelineConfig, config_of
 from autosplit.running.configfile import FILE, load_config, save_config
 from autosplit.running.host import HostManager
+from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.programs import packages
-from autosplit.tracing.splitting import split
+from autosplit.tracing.splitting import DESCRIBED, StageProgram, split
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
@@ -266,6 +269,78 @@ def test_reading_a_config_runs_no_code(tmp_path: Path, monkeypatch: pytest.Monke
     assert not marker.exists()
     with again.build(tmp_path / "work") as pipeline:
         assert pipeline.run([torch.ones(4)])[0][0] == 1 and marker.exists()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A pipeline folder with one stage, as a stranger may have sent it."""
+    config = PipelineConfig()
+    config.add_model("net", load_model("autosplit.examples.mlp:mlp?depth=2&width=8"), [NULL])
+    config.input("x").connect(config["net"].input(config["net"].inputs[0].name))
+    config["net"].output(0).connect(config.output("y"))
+    save_config(config, tmp_path / "pipeline")
+    return tmp_path / "pipeline"
+
+
+def changed(folder: Path, **fields: object) -> None:
+    """Change fields of the only module."""
+    data = yaml.safe_load((folder / FILE).read_text())
+    data["modules"]["net"].update(fields)
+    (folder / FILE).write_text(yaml.safe_dump(data))
+
+
+@pytest.mark.parametrize("place", ["../elsewhere", "net/../../elsewhere", "absolute", "link"])
+def test_a_stage_outside_the_folder_is_refused_and_nothing_is_written_there(saved: Path, place: str) -> None:
+    elsewhere = saved.parent / "elsewhere"
+    shutil.copytree(saved / "net", elsewhere)
+    (saved / "link").symlink_to(elsewhere)
+    before = sorted(path.name for path in elsewhere.iterdir())
+    changed(saved, stage=str(elsewhere) if place == "absolute" else place, backend="onnxruntime")
+    with pytest.raises(PlanError, match=r"leads out of it, to '.*elsewhere'"):
+        load_config(saved)
+    assert sorted(path.name for path in elsewhere.iterdir()) == before
+
+
+def test_a_link_in_a_stage_folder_that_leads_outside_is_refused(saved: Path) -> None:
+    (saved / "net" / "onnx.json").symlink_to(saved.parent / "target")
+    with pytest.raises(PlanError, match=r"leads out of it, to '.*target'"):
+        load_config(saved)
+
+
+def test_native_code_of_a_folder_is_loaded_only_if_it_is_allowed(saved: Path) -> None:
+    changed(saved, backend="inductor")
+    (saved / "net" / "inductor.so").write_bytes(b"a stranger's library")
+    with pytest.raises(BackendError, match="loads native code from the folder; give allow_native=True if you trust its maker"):
+        load_config(saved)
+    with pytest.raises(BackendError, match="native code"):
+        StageFolder(saved / "net", "inductor").load(1, "cpu:0", shared=False)
+    allowed = load_config(saved, allow_native=True)["net"].source
+    assert isinstance(allowed, StageFolder) and allowed.allow_native
+
+
+def test_a_stage_that_names_an_operator_which_writes_files_is_refused(saved: Path, tmp_path: Path) -> None:
+    """The folder is consistent: whoever changes the nodes can compute the hash anew."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(bytes(16))
+    data = json.loads((saved / "net" / "stage.json").read_text())
+    data["nodes"][-1:-1] = [
+        {"op": "call_function", "name": "map", "target": "aten.from_file.default", "args": [str(victim), True, 4], "kwargs": {}},
+        {"op": "call_function", "name": "w", "target": "aten.fill_.Scalar", "args": [{"node": "map"}, 7], "kwargs": {}},
+    ]
+    old, data["key"] = data["key"], content_hash({field: data[field] for field in DESCRIBED})
+    weights = saved / "net" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes().replace(old.encode(), data["key"].encode()))
+    (saved / "net" / "stage.json").write_text(json.dumps(data))
+    with pytest.raises(PlanError, match=r"operator 'aten.from_file.default' is not allowed in a stage"):
+        load_config(saved)
+    assert victim.read_bytes() == bytes(16)
+
+
+def test_a_custom_operator_of_a_folder_must_be_in_an_allowed_module(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StageProgram, "packages", ("dangerous.module",))
+    with pytest.raises(UsageError, match="is not in an allowed module"):
+        load_config(saved)
+    assert load_config(saved, ["dangerous"]).modules
 
 
 def test_a_plan_becomes_a_config() -> None:

@@ -474,7 +474,7 @@ def test_exported_programs_static_dynamic_and_from_a_file(tmp_path):
     exported = torch.export.export(module, inputs, strict=False)
     torch.export.save(exported, tmp_path / "net.pt2")
     dynamic = torch.export.export(module, inputs, strict=False, dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-    for model in (load_model(exported), load_model(tmp_path / "net.pt2"), load_model(dynamic)):
+    for model in (load_model(exported), load_model(tmp_path / "net.pt2", trust=True), load_model(dynamic)):
         result = trace(model)
         assert [op.signature for op in result.graph.ops] == [op.signature for op in direct.graph.ops]
         assert set(result.graph.weights) == set(direct.graph.weights)

@@ -1,5 +1,7 @@
 import builtins
+import logging
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -215,16 +217,49 @@ def test_exported_program_from_a_file_and_as_an_object(tmp_path):
     module, inputs = mlp(2, width=4, depth=2)
     program = torch.export.export(module, inputs, strict=False)
     torch.export.save(program, tmp_path / "net.pt2")
-    for model in (load_model(tmp_path / "net.pt2", batch=2), load_model(program)):
+    for model in (load_model(tmp_path / "net.pt2", batch=2, trust=True), load_model(program)):
         assert torch.equal(model.args[0], inputs[0])
-    assert load_model(tmp_path / "net.pt2").name == "net"
+    assert load_model(tmp_path / "net.pt2", trust=True).name == "net"
     with pytest.raises(ModelError, match="batch 3 was asked for"):
-        load_model(tmp_path / "net.pt2", batch=3)
+        load_model(tmp_path / "net.pt2", batch=3, trust=True)
     (tmp_path / "half.pt2").write_bytes((tmp_path / "net.pt2").read_bytes()[:500])
     with pytest.raises(ModelError, match="cannot be read as an exported program"):
-        load_model(tmp_path / "half.pt2")
+        load_model(tmp_path / "half.pt2", trust=True)
     with pytest.raises(ModelError, match="takes no options"):
         load_model(f"{tmp_path}/net.pt2?width=3")
+
+
+class Payload:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.write_text, (self.path, "code ran"))
+
+
+def test_an_exported_program_is_not_unpickled_unless_it_is_trusted(tmp_path, monkeypatch):
+    module, inputs = mlp(2, width=4, depth=2)
+    program = torch.export.export(module, inputs, strict=False)
+    program._example_inputs = ((*inputs, Payload(tmp_path / "proof")), {})
+    torch.export.save(program, tmp_path / "net.pt2")
+    (tmp_path / "proof").unlink(missing_ok=True)
+    with pytest.raises(ModelError, match=r"runs whatever code its maker put in; give --trust \(trust=True in Python\)"):
+        load_model(tmp_path / "net.pt2")
+    assert not (tmp_path / "proof").exists()
+    monkeypatch.setattr(logging.getLogger("torch._export.serde.serialize"), "disabled", True)  # its warning has a wrong format
+    torch.export.load(tmp_path / "net.pt2")
+    assert (tmp_path / "proof").exists()  # so the file really is hostile
+
+
+@pytest.mark.parametrize("options", ["attn_implementation=kernels-community/flash-attn", "attn_implementation=flash_attention_2"])
+def test_a_spec_brings_no_code_from_a_hub(options):
+    with pytest.raises(ModelError, match=r"(?s)may not bring code from a model hub.*: use eager, sdpa, flex_attention"):
+        load_model(f"transformers:BertModel?{TEXT}&{options}")
+    nested = '{"attn_implementation": "kernels-community/flash-attn"}'
+    with pytest.raises(ModelError, match=r"text_config.attn_implementation="):
+        load_model(f"transformers:LlavaModel?text_config={nested}")
 
 
 def test_module_needs_inputs_and_eval_mode():
