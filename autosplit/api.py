@@ -12,16 +12,17 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from autosplit import measuring
-from autosplit.backends.base import Precision, get_backend, installed, usual
-from autosplit.deploying.baselines import COMPILE_SHARE, compiled, measured_backends, simple_ways, uncut_ways
+from autosplit.backends.base import Precision, get_backend, has_streams, installed, usual
 from autosplit.deploying.comparing import Observe, Progress, run_report
+from autosplit.deploying.compiling import COMPILE_SHARE, compile_baselines
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.discovering import as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError, listed
 from autosplit.exporting import onnxruntime
-from autosplit.planning.alternatives import today, unfit
+from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
+from autosplit.planning.predicting import measured_backends
 from autosplit.reports.accuracy import run_of, runs_of_report
 from autosplit.reports.runreport import PLAN, RunReport
 from autosplit.tracing import capturing, loading
@@ -167,22 +168,22 @@ def run(
     progress: Progress | None = None,
     observe: Observe | None = None,
 ) -> RunReport:
-    """Run a plan, checked against the unsplit model, beside the simple ways to run the same model.
+    """Run a plan, checked against the unsplit model, beside the baselines to run the same model.
 
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan.
         machine: the devices, or their names with commas between.
-        profile: gives the simple ways their prediction, and says which device is the fastest.
+        profile: gives the baselines their prediction, and says which device is the fastest.
         profiles: the store where predicted is kept beside measured; see ``autosplit profile --accuracy``.
-        baselines: whether the simple ways run too.
-        forced: whether the plan is to be kept even where a simple way is faster.
-        wanted: demands that a simple way must meet to become the plan.
+        baselines: whether the baselines run too.
+        forced: whether the plan is to be kept even where a baseline is faster.
+        wanted: demands that a baseline must meet to become the plan.
         backends: those that it may run on; None for any.
-        whole: the model traced for whole requests with its profile, where the plan cuts them: some simple ways then do not.
+        whole: the model traced for whole requests with its profile, where the plan cuts them: some baselines then do not.
         num_requests: requests of the plan, over all rounds; slower ways get as long. By default about 2 s a round.
         num_rounds: interleaved rounds.
-        also: backends whose simple ways run too, though plan and profile do not know them; the model is compiled for them first.
+        also: backends whose baselines run too, though plan and profile do not know them; the model is compiled for them first.
         compile_s: seconds that this may take for each of them.
         workspace: where stages are saved and prepared, if a search of the same model left them there.
         progress: called with the share done and what is being done.
@@ -193,27 +194,34 @@ def run(
     machine, tell = as_machine(machine), progress or (lambda share, text: None)
     with ExitStack() as stack:
         workspace = workspace or stack.enter_context(Workspace())
-        ready, failed = compiled(
+        ready, failed = compile_baselines(
             listed("also", also, str) if baselines else (), traced, plan, machine, profile, workspace, compile_s,
             lambda share, text: tell(COMPILE_SHARE * share, text),
         )  # fmt: skip
         begun = COMPILE_SHARE if also else 0.0
-        ways = simple_ways(traced, plan, machine, profile, ready) if baselines else ({}, {})
+        streaming = [name for name in installed() if has_streams(name)]
+        beside = Baselines()
+        if baselines:
+            beside = baselines_of(traced.graph, plan, machine, profile, compiled=ready, streaming=streaming)
         if baselines and whole is not None:
-            ways = uncut_ways(whole[0], plan, machine, whole[1], ways)
-        simple, left_out = ways
+            beside = with_whole_requests(beside, whole[0].graph, plan, machine, whole[1], streaming)
         of = {one.source.batch: one for one in (traced, *([whole[0]] if whole is not None else []))}
         report = run_report(
             traced,
             plan,
-            simple,
+            beside.plans,
             machine,
             whole=whole[0] if whole is not None else None,
-            keep=today(simple),
-            left_out=left_out | failed,
+            keep=without_autosplit(beside.plans),
+            left_out={**beside.left_out, **failed},
             forced=forced,
-            unfit=lambda way, latency_s: unfit(
-                way, latency_s, of.get(way.microbatch, traced).graph, wanted or Constraints(), backends
+            unfit=lambda way, latency_s: next(
+                iter(
+                    unmet_demands(
+                        way, latency_s, of.get(way.microbatch, traced).graph, machine, wanted or Constraints(), backends
+                    )
+                ),
+                "",
             ),
             num_requests=num_requests,
             num_rounds=num_rounds,
@@ -240,7 +248,7 @@ class AutoResult:
 
     @property
     def plan(self) -> Plan:
-        """The plan to use: the searched one, or the simple way that measured better."""
+        """The plan to use: the searched one, or the baseline that measured better."""
         return self.report.best.plan
 
     def __repr__(self) -> str:
@@ -274,7 +282,7 @@ def auto(
     """Trace, measure, search and run a model on devices: the arguments are those of the four calls.
 
     Without ``backends`` all that are installed are considered: of those that compile for long (see ``backends.base.usual``) the
-    simple ways run beside the plan, if compiling the unsplit model once takes no longer than twice the budget.
+    baselines run beside the plan, if compiling the unsplit model once takes no longer than twice the budget.
     ``progress`` is called with the name of each step and gives the step's progress function.
     """
     wanted = constraints or Constraints()
@@ -327,8 +335,8 @@ def auto(
             workspace=workspace,
             progress=step("run"),
         )
-    if profiles is not None:
-        report = replace(report, notes=(*report.notes, *keep_search(found, profiles)))
+    notes = (*wanted.notes(traced.graph), *report.notes, *(keep_search(found, profiles) if profiles is not None else ()))
+    report = replace(report, notes=notes)
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced
     return AutoResult(machine, found.profile, found, report, used)
 

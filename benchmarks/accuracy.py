@@ -29,7 +29,7 @@ from autosplit.deploying.arena import Arena
 from autosplit.devices.discovering import describe, machine_for, versions
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import AutosplitError
-from autosplit.planning.plans import moved_s, predict
+from autosplit.planning.predicting import moved_s, predict
 from autosplit.reports.accuracy import Run, run_of
 from autosplit.searching.correcting import Span, corrected, spans_of, taken_s
 from autosplit.tracing.capturing import Traced

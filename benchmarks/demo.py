@@ -1,4 +1,4 @@
-"""The main job on two real models and the devices found: predicted beside measured, and every simple way."""
+"""The main job on two real models and the devices found: predicted beside measured, and every baseline."""
 
 import sys
 import time

@@ -76,7 +76,7 @@ LEAST_REQUESTS, MOST_ROUND_S = 8, 3.0
 """Of a round here, which lasts longer where they do, but at most so many seconds: of few, the last of a slower core counts."""
 
 COMPILE_S = 240.0
-"""For what the simple ways run on; after ``--prepare`` it takes a second."""
+"""For what the baselines run on; after ``--prepare`` it takes a second."""
 
 FEW_ROUNDS = 3
 """In ``auto``, of a model whose request takes longer than a round."""

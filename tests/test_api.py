@@ -12,11 +12,12 @@ import torch
 import autosplit
 from autosplit.api import AutoResult
 from autosplit.deploying.arena import Arena
-from autosplit.deploying.baselines import measured_backends, simple_ways
 from autosplit.deploying.checking import distinct_inputs
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
 from autosplit.errors import ProfileError, UsageError
+from autosplit.planning.baselines import baselines_of
+from autosplit.planning.predicting import measured_backends
 from autosplit.reports.runreport import PLAN
 from autosplit.tracing.splitting import save_stage, split
 from autosplit.values.constraints import Constraints
@@ -58,7 +59,7 @@ def test_the_search_measured_its_candidates_and_kept_their_stages(found: AutoRes
 
 
 @pytest.mark.timeout(200)
-def test_a_plan_that_cuts_requests_runs_beside_simple_ways_that_do_not() -> None:
+def test_a_plan_that_cuts_requests_runs_beside_baselines_that_do_not() -> None:
     spec = "autosplit.examples.mlp:mlp?depth=4&width=64"
     whole, half = (autosplit.trace(spec, batch) for batch in (4, 2))
     profiles = [
@@ -124,8 +125,8 @@ def test_the_main_backends_own_ways_run_however_little_the_profile_promises_them
     profile = Profile.given(traced.graph, seconds)
     plan = autosplit.search(traced, profile, machine, Constraints(num_stages=2, max_replicas=1), budget_s=0).plan
     fast = replace(plan, prediction=replace(plan.prediction, throughput_per_s=1e6))
-    ways, left_out = simple_ways(traced, fast, machine, profile)
-    assert "replicas (eager)" in ways and "even split (eager)" in left_out
+    found = baselines_of(traced.graph, fast, machine, profile)
+    assert "replicas (eager)" in found.plans and "even split (eager)" in found.left_out
 
 
 def test_of_the_ops_that_a_backend_refuses_some_are_named_and_the_rest_counted() -> None:
@@ -138,11 +139,11 @@ def test_of_the_ops_that_a_backend_refuses_some_are_named_and_the_rest_counted()
     refusing = replace(measured, refused=dict.fromkeys(names[1:], "no rule"))
     profile = replace(profile, measured={setting: measured, setting._replace(backend="onnxruntime"): refusing})
     plan = autosplit.search(traced, profile, machine, backends=["eager"], budget_s=0).plan
-    reason = simple_ways(traced, plan, machine, profile)[1]["onnxruntime alone"]
+    reason = baselines_of(traced.graph, plan, machine, profile).left_out["onnxruntime alone"]
     assert reason.startswith(f"it refuses op '{names[1]}' (no rule), ") and reason.endswith(f"and {len(names) - 6} more")
 
 
-def test_a_simple_way_for_which_descriptors_are_short_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_for_which_descriptors_are_short_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(arena: Arena, name: str, *args: Any, load: Any = Arena.load) -> Any:
         if name != PLAN:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -196,8 +197,8 @@ def test_a_plan_is_not_run_as_that_of_another_model(tmp_path: Path) -> None:
 
 def test_a_plan_in_bf16_is_not_exported_in_f32(tmp_path: Path) -> None:
     traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
-    ways, _ = simple_ways(traced, Plan(traced.source, traced.graph.hash, "", (), UNKNOWN), TWO, None)
-    coarse = replace(next(iter(ways.values())), precision="bf16")
+    found = baselines_of(traced.graph, Plan(traced.source, traced.graph.hash, "", (), UNKNOWN), TWO, None)
+    coarse = replace(next(iter(found.plans.values())), precision="bf16")
     with pytest.raises(UsageError, match="the plan computes in bf16, and an export does in f32"):
         autosplit.export(traced, coarse, tmp_path / "exported")
     assert not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ LAYERS = """
     values/       graph machine machinefile samples fitting profile constraints explanation plan planfile timeline
     costs/        problem cost simulation schedule workloads
     planners
-    planning/     alternatives charging plans recutting explaining
+    planning/     charging predicting baselines plans recutting explaining
     reports/      results runreport accuracy status health
     -- torch --
     examples
@@ -25,7 +25,7 @@ LAYERS = """
     devices/      limits accelerators cuda forking processes discovering
     backends
     running
-    deploying/    workspace compiling checking microbatching arena comparing baselines
+    deploying/    workspace compiling checking microbatching arena comparing
     measuring
     searching/    correcting candidates tuning loop
     exporting

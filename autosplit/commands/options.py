@@ -29,7 +29,7 @@ FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth")
 
 BACKEND_HELP = (
     "Backends to consider: eager, onnxruntime, openvino, inductor with commas between; "
-    "'usual': all that are installed, but of inductor, which compiles for long, no more than the simple ways of auto; 'all'."
+    "'usual': all that are installed, but of inductor, which compiles for long, no more than the baselines of auto; 'all'."
 )
 
 MODEL_HELP = (
@@ -144,6 +144,7 @@ class Search(Profile):
     ] = "throughput"
     pin: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops on that device (again for more).")] = None
     forbid: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: these ops never on that device.")] = None
+    allow: Annotated[list[str] | None, typer.Option(help="PATTERN=DEVICE: that device supports these ops, and no others.")] = None
     together: Annotated[list[str] | None, typer.Option(help="PATTERN: these ops in one stage.")] = None
     max_replicas: Annotated[int | None, typer.Option(min=1, help="Most replicas of a stage; 1 forbids replication.")] = None
     max_latency: Annotated[str | None, typer.Option(help="Most that one request may take, such as 50ms.")] = None
@@ -162,16 +163,14 @@ class Search(Profile):
         """The demands as a value. Raises: UsageError: a pair without ``=``, an unknown objective, no duration."""
         if self.objective not in self.objectives:
             raise UsageError(f"objective '{self.objective}' is not known; valid: {', '.join(self.objectives)}")
-        forbids: dict[str, tuple[str, ...]] = {}
-        for pattern, device in _pairs(self.forbid, "--forbid"):
-            forbids[pattern] = (*forbids.get(pattern, ()), device)
         return Constraints(
             objective="latency" if self.objective == "latency" else "throughput",
             num_stages=self.stages,
             max_stages=self.max_stages,
             max_replicas=self.max_replicas or ANY_NUMBER,
             pins=_pins(self.pin),
-            forbids=forbids,
+            forbids=_device_lists(self.forbid, "--forbid"),
+            allows=_device_lists(self.allow, "--allow"),
             together=tuple(self.together or ()),
             max_latency_s=math.inf if self.max_latency is None else seconds(self.max_latency),
             min_stage_s=0.0 if self.min_stage is None else seconds(self.min_stage),
@@ -242,7 +241,7 @@ class Running:
         int | None,
         typer.Option(min=1, help="Requests of the plan in all rounds; slower ways get as long. Default: 2 s a round."),
     ] = None
-    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the simple ways.")] = 5
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the baselines.")] = 5
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
     picture: Annotated[Path | None, typer.Option(help="Draw all ways, measured beside predicted, as an SVG file.")] = None
 
@@ -278,7 +277,7 @@ class Run(Running, Devices):
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
     model: PlansModel = None
-    baselines: Annotated[bool, typer.Option(help="Run the simple ways beside the plan.")] = True
+    baselines: Annotated[bool, typer.Option(help="Run the baselines beside the plan.")] = True
     watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
     precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None
     profiles: Annotated[Path, typer.Option(help="Folder of the profile store, which keeps how well the run was predicted.")] = (
@@ -352,6 +351,14 @@ def _pins(texts: list[str] | None) -> dict[str, str]:
         if pins.setdefault(pattern, device) != device:
             raise UsageError(f"--pin '{pattern}' is given with '{pins[pattern]}' and with '{device}'; ops run on one device")
     return pins
+
+
+def _device_lists(texts: list[str] | None, flag: str) -> dict[str, tuple[str, ...]]:
+    """Pattern to all devices given with it. Raises: UsageError: a pair without ``=``."""
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern, device in _pairs(texts, flag):
+        found[pattern] = (*found.get(pattern, ()), device)
+    return found
 
 
 def _pairs(texts: list[str] | None, flag: str) -> list[tuple[str, str]]:

@@ -159,6 +159,6 @@ def run_table(report: RunReport) -> Group:
 
 
 def baselines_table(report: RunReport) -> Group:
-    """The plan beside the simple ways, fastest first, and why the chosen one was chosen."""
+    """The plan beside the baselines, fastest first, and why the chosen one was chosen."""
     left_out = [f"'{way}' was left out: {why}" for way, why in report.left_out.items()]
-    return table(report.rows(), f"{report.model}: the plan beside the simple ways", "\n".join([report.sentence, *left_out]))
+    return table(report.rows(), f"{report.model}: the plan beside the baselines", "\n".join([report.sentence, *left_out]))

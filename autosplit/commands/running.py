@@ -1,4 +1,4 @@
-"""A plan runs, beside the simple ways, or is written for another runtime."""
+"""A plan runs, beside the baselines, or is written for another runtime."""
 
 from dataclasses import replace
 
@@ -8,14 +8,13 @@ from autosplit.commands.watching import watched
 
 
 def run(given: options.Run) -> None:
-    """Run a plan, checked against the unsplit model, beside the simple ways to run the same model."""
+    """Run a plan, checked against the unsplit model, beside the baselines to run the same model."""
     from autosplit import api
     from autosplit.backends.base import get_backend
     from autosplit.commands.progress import bars
     from autosplit.commands.report import baselines_table, run_table
     from autosplit.devices.discovering import machine_for
     from autosplit.errors import each
-    from autosplit.planning.alternatives import in_precision
     from autosplit.values.planfile import read_plan
 
     with bars(err) as start:
@@ -24,7 +23,8 @@ def run(given: options.Run) -> None:
         each(f"plan '{given.plan}' cannot run here", get_backend, file.backends)  # tracing takes a while
         machine = machine_for(given.devices or (None if given.machine else ",".join(file.devices)), given.machine, given.memory)
         plan, traced, _ = api.load_plan(given.plan, given.model)
-        plan = in_precision(plan, given.precision or plan.precision)
+        if given.precision not in (None, plan.precision):
+            plan = replace(plan, precision=given.precision or "f32").unpredicted()
     with watched(err, given.watch) as (progress, observe):
         report = api.run(
             traced,

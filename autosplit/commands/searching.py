@@ -60,7 +60,7 @@ def search(given: options.Plans) -> None:
             log=log(given),
             progress=start("search"),
         )
-    notes = [*measured.notes, *api.keep_search(found, given.profiles)]
+    notes = [*wanted.notes(traced.graph), *measured.notes, *api.keep_search(found, given.profiles)]
     say_reused(measured, given.profiles, started)
     for note in notes:
         say(f"note: {note}")
@@ -97,8 +97,8 @@ def _simulation(found: Any, machine: Any) -> Any:
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any) -> tuple[list[dict[str, Any]], dict[Path, Any]]:
     """The rows of the front; and its plans by the files that are asked for."""
-    from autosplit.deploying.baselines import measured_backends
     from autosplit.planning.plans import plan_front
+    from autosplit.planning.predicting import measured_backends
 
     graph = found.traced.graph
     plans = plan_front(

@@ -11,7 +11,7 @@ from autosplit.commands.console import add_explanation, add_simulation, json_saf
 from autosplit.errors import InfeasibleError, UsageError
 
 FOR_MODELS = (
-    "devices", "machine", "memory", "pin", "forbid", "together", "front", "output", "backend", "precision", "batch", "seq_len",
+    "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "output", "backend", "precision", "batch", "seq_len",
     "profiles", "remeasure", "budget", "queue_depth",
 )  # fmt: skip
 """Flags that say something about a model or its machine."""

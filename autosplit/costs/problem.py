@@ -290,8 +290,7 @@ def problem_from(
     op_s: Mapping[tuple[str, str], float],
     machine: Machine,
     *,
-    pins: Mapping[str, str] | None = None,
-    forbids: Mapping[str, Sequence[str]] | None = None,
+    barred: Mapping[tuple[str, str], str] | None = None,
     colocations: Sequence[Sequence[str]] = (),
     pools: Sequence[tuple[Sequence[str], int]] = (),
     send_once: bool = False,
@@ -303,8 +302,7 @@ def problem_from(
         graph: the model; its inputs come from the host and its outputs go there.
         op_s: seconds by (op name, device name); a pair that is missing cannot be used.
         machine: devices with their memory caps, and links.
-        pins: op name to the device that it must run on.
-        forbids: op name to devices that it must not run on.
+        barred: (op name, device name) to the reason why the op must not run there, as words for a message.
         colocations: sets of op names that stay in one stage.
         pools: (device names, bytes): one cap for several devices, where a weight that several of them hold counts once.
         send_once: a sender pays once for each value instead of once for each destination stage.
@@ -313,17 +311,15 @@ def problem_from(
     """
     devices = tuple(device.name for device in machine.devices)
     place = {name: number for number, name in enumerate(devices)}
-    faults = _unknown_names(graph, place, pins or {}, forbids or {}, colocations, [names for names, _ in pools])
+    barred = barred or {}
+    faults = _unknown_names(graph, place, barred, colocations, [names for names, _ in pools])
     raise_faults(UsageError, f"the constraints do not fit graph '{graph.name}' and its machine", faults)
     compute_s = np.full((len(graph.ops), len(devices)), np.inf)
     reasons: dict[tuple[int, int], str] = {}
     for number, op in enumerate(graph.ops):
         for device, name in enumerate(devices):
-            pinned = (pins or {}).get(op.name, name)
-            if pinned != name:
-                reasons[number, device] = f"op '{op.name}' is pinned to '{pinned}'"
-            elif name in (forbids or {}).get(op.name, ()):
-                reasons[number, device] = f"op '{op.name}' is forbidden on '{name}'"
+            if (op.name, name) in barred:
+                reasons[number, device] = f"op '{op.name}': {barred[op.name, name]}"
             elif (op.name, name) not in op_s:
                 reasons[number, device] = f"op '{op.name}' has no time on '{name}': that device does not support it"
             else:
@@ -359,13 +355,12 @@ def problem_from(
 def _unknown_names(
     graph: Graph,
     place: Mapping[str, int],
-    pins: Mapping[str, str],
-    forbids: Mapping[str, Sequence[str]],
+    barred: Mapping[tuple[str, str], str],
     colocations: Sequence[Sequence[str]],
     pools: Sequence[Sequence[str]],
 ) -> list[str]:
-    ops = [*pins, *forbids, *(op for group in colocations for op in group)]
-    devices = [*pins.values(), *(device for group in [*forbids.values(), *pools] for device in group)]
+    ops = [*(op for op, _ in barred), *(op for group in colocations for op in group)]
+    devices = [*(device for _, device in barred), *(device for group in pools for device in group)]
     faults = [f"op '{op}' is not in the graph" for op in dict.fromkeys(ops) if op not in graph.index]
     known = ", ".join(place)
     return faults + [f"device '{d}' is not one of the machine's: {known}" for d in dict.fromkeys(devices) if d not in place]

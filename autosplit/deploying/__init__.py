@@ -1,4 +1,4 @@
-"""A plan on the machine: its stages prepared, opened as a pipeline, checked, and compared with the simple ways.
+"""A plan on the machine: its stages prepared, opened as a pipeline, checked, and compared with the baselines.
 
 A module a step::
 

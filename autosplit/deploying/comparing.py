@@ -13,7 +13,7 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 
 MOST_BESIDE = 4
-"""Simple ways that run beside the plan and the way to keep in all rounds; where there are more, short runs say which."""
+"""Baselines that run beside the plan and the way to keep in all rounds; where there are more, short runs say which."""
 
 SCREEN_S = 0.2
 
@@ -29,7 +29,7 @@ Run = Callable[[Sequence[str], int], None]
 
 
 class _Contest:
-    """Which of some simple ways stay in the arena beside the plan: the MOST_BESIDE best ones in short runs."""
+    """Which of some baselines stay in the arena beside the plan: the MOST_BESIDE best ones in short runs."""
 
     def __init__(self, arena: Arena, num_ways: int, objective: str, keep: str) -> None:
         self._arena = arena
@@ -77,17 +77,17 @@ def run_report(
     tell: Progress,
     observe: Observe | None,
 ) -> RunReport:
-    """Run the plan and the simple ways in the same rounds, and say which one to use.
+    """Run the plan and the baselines in the same rounds, and say which one to use.
 
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan; what it is for, throughput or latency, decides between the ways.
-        simple: the simple ways by name; the report names those that cannot be loaded or give wrong numbers, with the reason.
+        simple: the baselines by name; the report names those that cannot be loaded or give wrong numbers, with the reason.
         machine: the devices.
-        whole: the model traced for whole requests, where the plan cuts them and some simple ways do not.
+        whole: the model traced for whole requests, where the plan cuts them and some baselines do not.
         forced: whether the plan is to be used in any case.
-        unfit: why a simple way must not become the plan, or ''.
-        keep: the simple way that runs in all rounds however slow it is, or in one where requests of the plan take long.
+        unfit: why a baseline must not become the plan, or ''.
+        keep: the baseline that runs in all rounds however slow it is, or in one where requests of the plan take long.
         left_out: ways that were ruled out before, with the reason, for the report.
         num_requests: requests of the plan, over all full rounds; slower ways get as long. By default about ``ROUND_S`` a round.
         num_rounds: rounds, full ones for throughput, else of requests one at a time; each runs every plan once that is not far

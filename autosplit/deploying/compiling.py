@@ -4,19 +4,98 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 from autosplit.backends.base import get_backend
 from autosplit.deploying.workspace import Workspace
+from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
-from autosplit.errors import AutosplitError, BackendError
+from autosplit.errors import AutosplitError, BackendError, UsageError
 from autosplit.running.modules import StageFolder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import load_stage, unsplit
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
+COMPILE_SHARE = 0.25
+"""Of a run's progress, where something is compiled."""
+
+LEAST_COMPILE_S = 10.0
+"""Compiling is not begun where less is allowed: a small model took 7 s, one of 450 ops 23 s."""
+
+MOST_TIMES_EAGER = 2.5
+"""TorchInductor calls eager's kernels for matrix products and convolutions. With a process a core, where another backend was
+further ahead of eager, it stayed 10 to 66 % behind that one (MobileNetV2, ResNet-50, GPT-2), on BERT 5 %; where it was 2.1 to
+2.4 times as fast, inductor was ahead of it on ConvNeXt and level on T5 (``benchmarks/models.json``)."""
+
 LOOK_S = 0.25
+"""Seconds between two looks at the process that compiles."""
+
+
+def compile_baselines(
+    backends: Sequence[str],
+    traced: Traced,
+    plan: Plan,
+    machine: Machine,
+    profile: Profile | None,
+    workspace: Workspace,
+    limit_s: float,
+    tell: Callable[[float, str], None],
+) -> tuple[list[str], dict[str, str]]:
+    """Compile the unsplit model for backends that no search considers because they compile for long.
+
+    Args:
+        backends: their names.
+        traced: the model, traced for the plan's microbatch.
+        plan: what it is to run beside.
+        machine: the devices.
+        profile: says where another backend is too far ahead.
+        workspace: where the model is saved and prepared.
+        limit_s: seconds for each backend.
+        tell: called with the share done and what is being done.
+    Returns: the backends that are ready; and the reasons why the others are not.
+    Raises: UsageError: there is no such backend.
+    """
+    ready, reasons = [], {}
+    for number, backend in enumerate(backends):
+
+        def told(share: float, before: int = number, name: str = backend) -> None:
+            tell((before + share) / len(backends), f"compiling the model for {name}")
+
+        told(0.0)
+        try:
+            get_backend(backend)
+            if reason := _not_worth_it(plan, machine, profile, limit_s):
+                reasons[f"{backend} alone"] = reason
+                continue
+            if not all(is_accelerator(device) for device in machine.devices):
+                compile_whole(traced, backend, plan.precision, workspace, limit_s, told)
+            ready.append(backend)
+        except UsageError:
+            raise
+        except (AutosplitError, OSError) as failure:
+            reasons[f"{backend} alone"] = str(failure)
+    return ready, reasons
+
+
+def _not_worth_it(plan: Plan, machine: Machine, profile: Profile | None, limit_s: float) -> str:
+    """Why nothing is compiled, if that is so."""
+    if limit_s < LEAST_COMPILE_S:
+        return f"compiling takes {LEAST_COMPILE_S:.0f} s and more, and {limit_s:.3g} s are allowed; give a larger budget"
+    if profile is None or plan.objective != "throughput":
+        return ""
+    times = []
+    for device in machine.devices:
+        backends = {setting.backend for setting in profile.measured if setting.device == device.name}
+        if "eager" in backends:
+            whole_s = {backend: profile.whole_s(device.name, backend) for backend in backends}
+            times.append(whole_s["eager"] / min(whole_s.values()))
+    if min(times, default=0.0) > MOST_TIMES_EAGER:
+        return f"another backend is {min(times):.1f} times as fast as eager, which compiling has not caught up with"
+    return ""
 
 
 def compile_whole(

@@ -14,7 +14,7 @@ from autosplit.backends.base import Precision, get_backend, require_device, requ
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import as_machine
 from autosplit.files import content_hash
-from autosplit.planning.alternatives import machine_of
+from autosplit.planning.baselines import machine_of
 from autosplit.running.host import HostManager
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline

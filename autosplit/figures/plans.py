@@ -214,7 +214,7 @@ def plot_accuracy(
 
 
 def plot_baselines(report: RunReport) -> Picture:
-    """The measured throughput of the plan and of every simple way, the one to use in colour.
+    """The measured throughput of the plan and of every baseline, the one to use in colour.
 
     A thin line spans the slowest to the fastest round, a dark mark stands where the throughput was predicted.
     """

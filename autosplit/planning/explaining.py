@@ -17,7 +17,7 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners.objective import objective_s
 from autosplit.planners.portfolio import solve
 from autosplit.planners.sample import Sampler
-from autosplit.planning.plans import problem_of
+from autosplit.planning.predicting import problem_of
 from autosplit.planning.recutting import next_cuts
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.explanation import Change, DeviceLoad, Explanation, Reason, time_text

@@ -7,17 +7,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 
-from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate, latency_s, moves_s
-from autosplit.costs.problem import Block, Problem, Solution, problem_from
+from autosplit.costs.cost import evaluate, find_faults
+from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners.objective import demand_faults
 from autosplit.planners.pareto import front_of, pareto, point_of
 from autosplit.planners.portfolio import solve
-from autosplit.planning.charging import charge
-from autosplit.values.constraints import Constraints, Demands, matching_ops
+from autosplit.planning.predicting import backend_of_ops, blocks_of, bounded, predicted, problem_from_profile, threads_on
+from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import UNKNOWN, Plan, Prediction, Source, Stage
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 from autosplit.values.profile import Profile
 
 MAX_CHOICES = 9
@@ -135,7 +134,7 @@ class _Asked:
         refusal: InfeasibleError | None = None
         for number, choice in enumerate(choices):
             threads = {name: threads_on(self.machine, name, self.max_threads) for name in choice}
-            problem = _problem(self.graph, self.machine, self.profile, self.constraints, choice, threads)
+            problem = problem_from_profile(self.graph, self.machine, self.profile, self.constraints, choice, threads)
             most_replicas = max(Counter(choice.values()).values())
             demands = replace(self.constraints, max_replicas=min(self.constraints.max_replicas, most_replicas))
             try:
@@ -164,7 +163,7 @@ class _Asked:
                 raise InfeasibleError(
                     f"no plan was found without replicas on both of two backends ({devices}). Allow one replica only."
                 )
-            takers = _takers(graph, self.profile, devices[0], choice[devices[0]])
+            takers = backend_of_ops(graph, self.profile, devices[0], choice[devices[0]])
             for ops in graph.runs((problem.ops[op] for op in block.ops), takers):
                 least = min(threads[device] for device in devices)
                 stages.append(Stage(f"stage{len(stages)}", ops, devices, takers[ops[0]], least))
@@ -181,8 +180,8 @@ class _Asked:
             queue_depth=self.queue_depth,
             precision=self.profile.precision,
         )
-        blocks = _blocks(plan, graph, problem)
-        return _meeting(_predicted(plan, problem, blocks, solution.bound_s), problem, blocks, self.constraints)
+        blocks = blocks_of(plan, graph, problem)
+        return _meeting(predicted(plan, problem, blocks, solution.bound_s), problem, blocks, self.constraints)
 
 
 def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
@@ -190,18 +189,6 @@ def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
     if constraints.objective == "latency":
         return lambda plan: plan.prediction.latency_s
     return lambda plan: plan.prediction.bottleneck_s / plan.microbatch
-
-
-def bounded(plan: Plan, bound_s: float) -> Plan:
-    """The plan with what is proved of all plans that were asked for; nothing where it is better, and so none of these.
-
-    That may be less than what was proved of plans with its own choice of backends.
-    """
-    objective = plan.prediction.latency_s if plan.objective == "latency" else plan.prediction.bottleneck_s
-    proved_s = min(bound_s, objective) if bound_s <= objective * (1 + CLOSED) else 0.0
-    gap = 1 - proved_s / objective if objective > 0 else 0.0
-    status = "feasible" if plan.status == "optimal" and gap > CLOSED else plan.status
-    return replace(plan, prediction=replace(plan.prediction, bound_s=proved_s, gap=gap), status=status)
 
 
 def backend_choices(machine: Machine, backends: Sequence[str], profile: Profile | None = None) -> list[Mapping[str, str]]:
@@ -228,135 +215,14 @@ def backend_choices(machine: Machine, backends: Sequence[str], profile: Profile 
     return [choice for choice in choices if choice.items() <= measured] or choices
 
 
-def threads_on(machine: Machine, device: str, most: int | None = None) -> int:
-    """The threads of a stage on a device: one for each core, but not more than ``most``."""
-    cores = max(1, len(machine[device].cores))
-    return cores if most is None else min(cores, most)
-
-
-def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_s: float = 0.0) -> Plan:
-    """The same plan with the loads and the prediction that this profile gives it.
-
-    Args:
-        plan: any plan; its own stages count most, where they were measured.
-        graph: the model, traced for the plan's microbatch.
-        machine: the devices that the plan names.
-        profile: seconds of the ops there.
-        bound_s: what was proved for this profile: no plan is better.
-    Raises: ProfileError: the profile lacks a measurement that the plan needs.
-    """
-    profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
-    problem = _problem(graph, machine, profile, Constraints(), *_chosen(plan), plan.stages)
-    return _predicted(plan, problem, _blocks(plan, graph, problem), bound_s)
-
-
-def problem_of(
-    plan: Plan, graph: Graph, machine: Machine, profile: Profile, constraints: Constraints
-) -> tuple[Problem, list[Block]]:
-    """The problem that a plan answers, with the backends and threads that it chose, and its stages as blocks of that.
-
-    A device that the plan does not use gets the backend that most of its stages have, where the profile has it there.
-
-    Raises: ProfileError: the profile lacks a measurement that the plan needs.
-    """
-    choice, threads = _chosen(plan)
-    main = Counter(choice.values()).most_common(1)[0][0]
-    measured = {(setting.device, setting.backend) for setting in profile.measured}
-    choice |= {d.name: main for d in machine.devices if d.name not in choice and (d.name, main) in measured}
-    threads |= {name: threads_on(machine, name) for name in choice if name not in threads}
-    problem = _problem(graph, machine, profile, constraints, choice, threads, plan.stages)
-    return problem, _blocks(plan, graph, problem)
-
-
-def _chosen(plan: Plan) -> tuple[dict[str, str], dict[str, int]]:
-    """The backend and the threads of each device that a plan uses; of several stages there, those of the one with most ops."""
-    stages = sorted(plan.stages, key=lambda stage: len(stage.ops))
-    choice = {device: stage.backend for stage in stages for device in stage.devices}
-    return choice, {device: stage.threads for stage in stages for device in stage.devices}
-
-
-def _takers(graph: Graph, profile: Profile, device: str, backend: str) -> dict[str, str]:
-    """Op name to the backend that runs it on a device: the one chosen, or the first measured there that takes what it refuses."""
-    others = dict.fromkeys(setting.backend for setting in profile.measured if setting.device == device)
-    refused = {name: profile.measured[profile.setting(device, name)].refused for name in [backend, *others]}
-    return {op.name: next((name for name in refused if op.name not in refused[name]), backend) for op in graph.ops}
-
-
-def moved_s(plan: Plan, graph: Graph, machine: Machine, profile: Profile) -> list[float]:
-    """Seconds of a request that each worker of a plan is predicted to send and receive, in the order of stages and devices.
-
-    Raises: ProfileError: the profile lacks a measurement that the plan needs.
-    """
-    problem, blocks = problem_of(plan, graph, machine, profile, Constraints())
-    return [seconds for block in moves_s(problem, blocks) for seconds in block]
-
-
-def _blocks(plan: Plan, graph: Graph, problem: Problem) -> list[Block]:
-    places = {name: number for number, name in enumerate(problem.devices)}
-    return [Block(tuple(graph.index[op] for op in s.ops), tuple(places[name] for name in s.devices)) for s in plan.stages]
-
-
-def _predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], bound_s: float) -> Plan:
-    loads = evaluate(problem, blocks)
-    bottleneck_s = loads.bottleneck_s
-    alone_s = latency_s(problem, blocks) + (plan.source.batch // plan.microbatch - 1) * bottleneck_s
-    prediction = Prediction(
-        bottleneck_s=bottleneck_s,
-        latency_s=alone_s,
-        bound_s=0.0,
-        gap=1.0,
-        throughput_per_s=plan.microbatch / bottleneck_s if bottleneck_s > 0 else float("inf"),
-    )
-    stages = tuple(replace(s, load_s=float(seconds)) for s, seconds in zip(plan.stages, loads.block_s, strict=True))
-    used = {device for block in blocks for device in block.devices}
-    loads_s = {name: float(loads.device_s[number]) for number, name in enumerate(problem.devices) if number in used}
-    return bounded(replace(plan, stages=stages, prediction=prediction, loads_s=loads_s, why=None), bound_s)
-
-
-def _problem(
-    graph: Graph,
-    machine: Machine,
-    profile: Profile,
-    constraints: Constraints,
-    choice: Mapping[str, str],
-    threads: Mapping[str, int],
-    stages: Sequence[Stage] = (),
-) -> Problem:
-    """What is asked with a backend for each device; ``stages`` are known to run with theirs.
-
-    Another backend on the same device takes what one refuses, as a stage of its own; not where stages are counted.
-    """
-    counted = constraints.num_stages is not None or constraints.max_stages is not None
-    op_s: dict[tuple[str, str], float] = {}
-    for device, backend in choice.items():
-        op_s |= profile.table(graph, backend, [device], threads)
-        for op, taker in _takers(graph, profile, device, backend).items():
-            if taker != backend and not counted:
-                op_s[op, device] = profile.op_s(op, device, taker, threads.get(device))
-    for stage in stages:
-        for device in stage.devices:
-            if stage.backend != choice[device]:
-                op_s |= {(op, device): profile.op_s(op, device, stage.backend, stage.threads) for op in stage.ops}
-    charged, host_s = charge(graph, machine, profile, {device: (choice[device], threads.get(device)) for device in choice})
-    problem = problem_from(
-        graph,
-        op_s,
-        charged,
-        pins={op: device for pattern, device in constraints.pins.items() for op in matching_ops(graph, pattern)},
-        forbids={op: devices for pattern, devices in constraints.forbids.items() for op in matching_ops(graph, pattern)},
-        colocations=[matching_ops(graph, pattern) for pattern in constraints.together],
-    )
-    return replace(problem, host_s=host_s)
-
-
 def _meeting(plan: Plan, problem: Problem, blocks: Sequence[Block], constraints: Constraints) -> Plan:
     """Return the plan, or raise InfeasibleError where microbatches or stages of a second backend break a demand."""
-    demands = Demands(max_replicas=problem.num_devices, min_stage_s=constraints.min_stage_s, reuse=True)
-    faults = demand_faults(problem, demands, blocks)
-    alone_s, most_s = plan.prediction.latency_s, constraints.max_latency_s
-    if alone_s > most_s * (1 + TOLERANCE):
-        cut = f" in microbatches of {plan.microbatch}" if plan.microbatch < plan.source.batch else ""
-        faults.append(f"a request takes {alone_s:.3g} s{cut}, and at most {most_s:.3g} s are asked for")
+    widest, shortest_s = max(len(block.devices) for block in blocks), float(evaluate(problem, blocks).stage_s.min())
+    faults = find_faults(problem, blocks, contiguous=constraints.contiguous)
+    faults = faults or constraints.broken(len(blocks), widest, shortest_s, plan.prediction.latency_s)
     if faults:
-        raise InfeasibleError(f"no plan was found that meets all constraints: {faults[0]}. Relax it, or change the backends.")
+        cut = f" in microbatches of {plan.microbatch}" if plan.microbatch < plan.source.batch else ""
+        raise InfeasibleError(
+            f"no plan was found{cut} that meets all constraints: {faults[0]}. Relax it, or change the backends."
+        )
     return plan

@@ -1,5 +1,5 @@
 """What was measured while plans ran, as values, and what running hosts say of themselves. No torch.
 
-``results`` are the figures of one run, ``runreport`` a plan beside the simple ways and which to use, ``accuracy`` predicted
+``results`` are the figures of one run, ``runreport`` a plan beside the baselines and which to use, ``accuracy`` predicted
 beside measured over all runs; ``status`` is a locked file for each running host, ``health`` what happened between two looks.
 """

@@ -36,7 +36,7 @@ class Run:
 
     Attributes:
         kind: ``searched`` (a candidate, predicted by what was known when its turn came) or ``run`` (from a report).
-        way: ``plan``, or the name of a simple way.
+        way: ``plan``, or the name of a baseline.
         plan: the plan's hash.
         predicted_per_s: items per second, as the plan says.
         measured_per_s: the median over the rounds.

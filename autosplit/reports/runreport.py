@@ -1,4 +1,4 @@
-"""RunReport: a plan beside the simple ways to run the same model, all measured in the same rounds. No torch."""
+"""RunReport: a plan beside the baselines to run the same model, all measured in the same rounds. No torch."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +16,7 @@ from autosplit.values.timeline import Action, chrome_trace
 PLAN = "plan"
 
 FAR_BEHIND = (0.6, 0.8)
-"""A simple way that never reached this share of the fastest one stops after the first round, or after a later one."""
+"""A baseline that never reached this share of the fastest one stops after the first round, or after a later one."""
 
 RIVAL = 1.03
 """A way that was so many times as fast as the fastest one in some round may be the better one."""
@@ -99,7 +99,7 @@ class RunReport:
     Attributes:
         model: the model's name.
         batch: items in one request.
-        outcomes: the plan (``plan``) and each simple way, by name.
+        outcomes: the plan (``plan``) and each baseline, by name.
         chosen: the name of the one to use.
         sentence: why that one.
         left_out: ways that could not be run, or must not be used, with the reason.
@@ -130,7 +130,7 @@ class RunReport:
         return f"{self.batch} item{'s' * (self.batch != 1)} a request"
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for the plan and each simple way, the best one first, by what the plan is for."""
+        """One row for the plan and each baseline, the best one first, by what the plan is for."""
         objective = self.plan.plan.objective
         first = next(iter(self.plan.figures(objective)))
         rows = [
@@ -218,19 +218,19 @@ class RunReport:
 
 
 Unfit = Callable[[Plan, float], str]
-"""Why a simple way must not become the plan, given the seconds of a request alone; '' if it may."""
+"""Why a baseline must not become the plan, given the seconds of a request alone; '' if it may."""
 
 
 def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: Unfit = lambda way, s: "") -> tuple[str, str]:
     """The way to use, and a sentence that says why.
 
-    The best simple way takes the place of the plan if it measured better, or if the plan gives wrong numbers, unless the plan
+    The best baseline takes the place of the plan if it measured better, or if the plan gives wrong numbers, unless the plan
     is ``forced``, to be used in any case, or the way is ``unfit``.
     """
     plan = outcomes[PLAN]
     simple = {name: outcome for name, outcome in outcomes.items() if name != PLAN and outcome.outputs_equal}
     if not simple:
-        return PLAN, "No simple way ran beside the plan, so there is nothing to compare it with."
+        return PLAN, "No baseline ran beside the plan, so there is nothing to compare it with."
     reasons = {
         name: "its shape was asked for" if forced else unfit(outcome.plan, outcome.latency.p50_s)
         for name, outcome in simple.items()
@@ -255,8 +255,8 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: 
         because = reasons[fastest] if forced else f"that way is not what was asked for: {reasons[fastest]}"
         return PLAN, f"{verdict}; the plan is kept because {because}."
     if simple[best] is plan:
-        return PLAN, f"The plan is the simple way '{best}', and no other one measures better."
-    return PLAN, f"The plan measures {1 / ratio:.2f} times {what} as the best simple way, '{best}'."
+        return PLAN, f"The plan is the baseline '{best}', and no other one measures better."
+    return PLAN, f"The plan measures {1 / ratio:.2f} times {what} as the best baseline, '{best}'."
 
 
 def _best(ways: Mapping[str, Outcome], plan: Outcome, objective: str) -> str:

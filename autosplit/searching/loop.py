@@ -18,7 +18,7 @@ from autosplit.deploying.arena import Arena, Loaded
 from autosplit.deploying.comparing import Progress
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
-from autosplit.planning.plans import moved_s, predict
+from autosplit.planning.predicting import moved_s, predict
 from autosplit.reports.runreport import PLAN
 from autosplit.searching.candidates import Job, Subject, Trial
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s

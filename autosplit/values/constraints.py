@@ -1,6 +1,7 @@
 """Demands: what the user demands of a plan. Constraints: the same with patterns of ops; and the ops that a pattern means."""
 
 import fnmatch
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from math import inf
 from typing import Literal, get_args
 
 from autosplit.errors import UsageError, close_names, listed, raise_faults
+from autosplit.tables import seconds_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 
@@ -15,6 +17,10 @@ Objective = Literal["throughput", "latency"]
 
 ANY_NUMBER = sys.maxsize
 """More replicas than there are devices: the planner chooses."""
+
+
+ROUNDING = 1e-9
+"""Share by which sums differ that are rounded in another order: a limit is broken by more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,32 @@ class Demands:
             faults.append(f"max_latency_s must be above 0 s, but is {self.max_latency_s}")
         return faults
 
+    def broken(self, num_stages: int, num_replicas: int, shortest_s: float, latency_s: float) -> list[str]:
+        """Every demand on its shape and times that a plan breaks, a sentence each.
+
+        Args:
+            num_stages: its stages.
+            num_replicas: the replicas of its widest stage.
+            shortest_s: seconds per request of its shortest stage.
+            latency_s: seconds of one request through the idle pipeline.
+        """
+        faults = []
+        if self.num_stages not in (None, num_stages):
+            faults.append(f"the number of its stages is {num_stages}, and {self.num_stages} is asked for")
+        if self.max_stages is not None and num_stages > self.max_stages:
+            faults.append(f"the number of its stages is {num_stages}, and at most {self.max_stages} is allowed")
+        if num_replicas > self.max_replicas:
+            faults.append(f"a stage of it has {num_replicas} replicas, and at most {self.max_replicas} is allowed")
+        if shortest_s < self.min_stage_s * (1 - ROUNDING):
+            faults.append(
+                f"a stage of it takes {seconds_text(shortest_s)}, and at least {seconds_text(self.min_stage_s)} is asked for"
+            )
+        if latency_s > self.max_latency_s * (1 + ROUNDING):
+            faults.append(
+                f"a request takes it {seconds_text(latency_s)}, and at most {seconds_text(self.max_latency_s)} is allowed"
+            )
+        return faults
+
     def require_possible(self, num_ops: int) -> "Demands":
         """Return the demands. Raises: UsageError: with every fault, for a graph with so many ops."""
         raise_faults(UsageError, "the demands cannot be met", self.faults(num_ops))
@@ -79,18 +111,45 @@ class Demands:
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """What constraints mean for the ops of one graph.
+
+    Attributes:
+        barred: (op name, device name) to the demand that keeps the op off the device, as words for a message.
+        groups: names of ops that stay in one stage; each op is in one group at most.
+    """
+
+    barred: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    def conflicts(self, graph: Graph, machine: Machine) -> list[str]:
+        """The demands that leave an op no device at all, a sentence for each set of them."""
+        ops: dict[tuple[str, ...], list[str]] = {}
+        for op in graph.ops:
+            bars = [self.barred.get((op.name, device.name)) for device in machine.devices]
+            if None not in bars:
+                ops.setdefault(tuple(dict.fromkeys(map(str, bars))), []).append(op.name)
+        return [
+            f"these cannot hold together for op '{names[0]}'{f' and {len(names) - 1} more' * (len(names) > 1)}: {'; '.join(bars)}"
+            for bars, names in ops.items()
+        ]
+
+
+@dataclass(frozen=True, slots=True)
 class Constraints(Demands):
-    """Demands on a plan for a model: those on its shape, and those on where ops run. Replication is free by default.
+    """Demands on a plan for a model: on its shape, and on where ops run. All of them hold at once. Replication is free.
 
     Attributes:
         pins: op pattern to the device it must run on.
         forbids: op pattern to devices it must not run on.
-        together: op patterns; the ops that one matches stay in one stage.
+        allows: op pattern to devices that support it; a device that is named here runs no ops but those allowed on it.
+        together: op patterns; the ops that one matches stay in one stage, and so do patterns that share an op.
     """
 
     max_replicas: int = ANY_NUMBER
     pins: Mapping[str, str] = field(default_factory=dict)
     forbids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    allows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     together: tuple[str, ...] = ()
 
     @property
@@ -99,22 +158,68 @@ class Constraints(Demands):
         return self.num_stages is not None or bool(self.pins or self.forbids or self.together)
 
     def verify(self, graph: Graph, machine: Machine) -> "Constraints":
-        """Return the constraints, or raise UsageError with every fault: patterns without ops, unknown devices, bad numbers."""
-        names = {device.name for device in machine.devices}
-        faults = self.faults(len(graph.ops))
-        wanted = {**{p: (d,) for p, d in self.pins.items()}, **dict(self.forbids)}
-        for pattern, devices in wanted.items():
-            faults += [
-                f"'{pattern}' names device '{device}', which is not one of {', '.join(sorted(names))}"
-                for device in listed(f"forbids of '{pattern}'", devices, str)
-                if device not in names
-            ]
-        for pattern in [*wanted, *listed("together", self.together, str)]:
-            if not matching_ops(graph, pattern):
+        """Return the constraints.
+
+        Raises: UsageError: with every fault: bad numbers, unknown devices, patterns without ops, or demands that leave an op no
+            device.
+        """
+        faults = [*self.faults(len(graph.ops)), *self._unknown_devices(machine)]
+        for pattern in dict.fromkeys([*self.pins, *self.forbids, *listed("together", self.together, str)]):
+            listing = pattern in self.forbids and _GENERAL.search(pattern)
+            if not listing and not matching_ops(graph, pattern):
                 hint = close_names(pattern, [*graph.index, *sorted({op.module for op in graph.ops})])
                 faults.append(f"'{pattern}' matches no op, module path or operator{hint}")
-        raise_faults(UsageError, "the constraints do not fit", faults)
+        raise_faults(UsageError, "the constraints do not fit", faults or self.placement(graph, machine).conflicts(graph, machine))
         return self
+
+    def _unknown_devices(self, machine: Machine) -> list[str]:
+        names = {device.name for device in machine.devices}
+        named = [(pattern, (device,)) for pattern, device in self.pins.items()]
+        return [
+            f"'{pattern}' names device '{device}', which is not one of {', '.join(sorted(names))}"
+            for pattern, devices in (*named, *self.forbids.items(), *self.allows.items())
+            for device in listed(f"devices of '{pattern}'", devices, str)
+            if device not in names
+        ]
+
+    def notes(self, graph: Graph) -> list[str]:
+        """The patterns of ``forbids`` and ``allows`` that match no op of this graph: such lists are written for many models."""
+        return [
+            f"'{pattern}' matches no op of '{graph.name}', so it has no effect here"
+            for pattern in dict.fromkeys([*self.forbids, *self.allows])
+            if not matching_ops(graph, pattern)
+        ]
+
+    def placement(self, graph: Graph, machine: Machine) -> Placement:
+        """The op patterns as names of ops: the only place where they are resolved. Demands on the same op add up."""
+        names = [device.name for device in machine.devices]
+        barred: dict[tuple[str, str], str] = {}
+        for pattern, pinned in self.pins.items():
+            for op in matching_ops(graph, pattern):
+                for device in names:
+                    if device != pinned:
+                        barred.setdefault((op, device), f"'{pattern}' is pinned to '{pinned}'")
+        for pattern, devices in self.forbids.items():
+            for op in matching_ops(graph, pattern):
+                for device in devices:
+                    barred.setdefault((op, device), f"'{pattern}' is forbidden on '{device}'")
+        for device in dict.fromkeys(device for devices in self.allows.values() for device in devices):
+            patterns = [pattern for pattern, devices in self.allows.items() if device in devices]
+            allowed = {op for pattern in patterns for op in matching_ops(graph, pattern)}
+            words = f"'{device}' allows only {', '.join(map(repr, patterns))}"
+            for one in graph.ops:
+                if one.name not in allowed:
+                    barred.setdefault((one.name, device), words)
+        groups: list[set[str]] = []
+        for pattern in self.together:
+            ops = set(matching_ops(graph, pattern))
+            joined = ops.union(*(group for group in groups if group & ops))
+            groups = [*(group for group in groups if not group & ops), joined]
+        return Placement(barred, tuple(tuple(sorted(group, key=graph.index.__getitem__)) for group in groups))
+
+
+_GENERAL = re.compile(r"[*?]|^aten\.")
+"""Forbidden patterns that name kinds of ops: they may be meant for many models, and match none of this one."""
 
 
 def matching_ops(graph: Graph, pattern: str) -> tuple[str, ...]:

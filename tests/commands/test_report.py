@@ -25,7 +25,7 @@ REPORT = RunReport(
     4,
     {"plan": Outcome(PLAN, (150.0, 160.0, 155.0), (0.01,), LATENCY, LATENCY, True, 0.0, 0.0, STATS)},
     "plan",
-    "No simple way fits.",
+    "No baseline fits.",
     {"replicas": "weights [bold]too large[/bold]"},
 )
 
@@ -54,7 +54,7 @@ def test_the_baselines_table_says_why_and_keeps_brackets() -> None:
     shown = text(baselines_table(REPORT))
     assert "155" in shown
     assert "items/s" in shown
-    assert "No simple way fits." in shown
+    assert "No baseline fits." in shown
     assert "'replicas' was left out: weights [bold]too large[/bold]" in shown
 
 

@@ -39,19 +39,20 @@ def test_a_graph_on_a_machine():
     assert problem.device_classes == ((0,), (1,))
 
 
-def test_pins_forbids_and_missing_times_close_devices_and_keep_the_reason():
+def test_barred_pairs_and_missing_times_close_devices_and_keep_the_reason():
     times = {pair: s for pair, s in TIMES.items() if pair != ("b", "cpu:0")}
-    problem = problem_from(graph(), times, machine(), pins={"a": "cpu:1"}, colocations=[["b", "a"]])
+    problem = problem_from(
+        graph(), times, machine(), barred={("a", "cpu:0"): "'a' is pinned to 'cpu:1'"}, colocations=[["b", "a"]]
+    )
     assert np.isinf(problem.compute_s).tolist() == [[True, False], [True, False]]
-    assert problem.reasons[0, 0] == "op 'a' is pinned to 'cpu:1'"
+    assert problem.reasons[0, 0] == "op 'a': 'a' is pinned to 'cpu:1'"
     assert "does not support" in problem.reasons[1, 0]
     assert problem.groups == ((0, 1),)
-    assert "forbidden" in problem_from(graph(), TIMES, machine(), forbids={"a": ["cpu:0"]}).reasons[0, 0]
 
 
 def test_unknown_names_are_listed_together():
     pools = [(["cpu:0", "cuda:1"], 10)]
-    asked = {"pins": {"nope": "cpu:0"}, "forbids": {"a": ["cuda:0"]}, "colocations": [["a", "gone"]], "pools": pools}
+    asked = {"barred": {("nope", "cpu:0"): "", ("a", "cuda:0"): ""}, "colocations": [["a", "gone"]], "pools": pools}
     with pytest.raises(UsageError, match=r"4 faults") as caught:
         problem_from(graph(), TIMES, machine(), **asked)
     assert "op 'nope' is not in the graph" in str(caught.value)

@@ -11,7 +11,7 @@ import autosplit
 from autosplit.backends.base import installed
 from autosplit.deploying import compiling
 from autosplit.deploying.arena import Arena
-from autosplit.deploying.baselines import LEAST_COMPILE_S, compiled
+from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import WorkerProcess, spawn_worker
@@ -76,7 +76,7 @@ def test_a_compiled_way_runs_and_agrees_with_the_model_and_nothing_else_is_left(
     folder = workspace.save(program, program.ops)
     there = {*folder.iterdir(), folder / "inductor.so"}
     told: list[tuple[float, str]] = []
-    ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, 200, lambda *now: told.append(now))
+    ready, reasons = compile_baselines(["inductor"], mlp, plan, ONE, profile, workspace, 200, lambda *now: told.append(now))
     assert (ready, reasons) == (["inductor"], {})
     assert [share for share, _ in told] == sorted(share for share, _ in told)
     assert told[0] == (0.0, "compiling the model for inductor") and told[-1][0] < 1
@@ -104,7 +104,9 @@ def test_a_killed_compiler_is_a_reason_and_not_the_end(
 ) -> None:
     plan, profile = planned(mlp, 1.0, 1.0)
     monkeypatch.setattr(compiling, "LOOK_S", 0.05)
-    ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, 60, lambda *now: started and started[0].kill())
+    ready, reasons = compile_baselines(
+        ["inductor"], mlp, plan, ONE, profile, workspace, 60, lambda *now: started and started[0].kill()
+    )
     assert ready == [] and "was killed by SIGKILL during compiling for inductor" in reasons["inductor alone"]
 
 
@@ -144,7 +146,7 @@ def test_nothing_is_compiled_that_cannot_win_or_has_no_time(
     plan, profile = planned(mlp, 1.0, 0.25)
 
     def reason(plan: Plan, profile: Profile | None, limit_s: float) -> str:
-        ready, reasons = compiled(["inductor"], mlp, plan, ONE, profile, workspace, limit_s, lambda share, text: None)
+        ready, reasons = compile_baselines(["inductor"], mlp, plan, ONE, profile, workspace, limit_s, lambda share, text: None)
         assert not ready
         return reasons["inductor alone"]
 
@@ -152,7 +154,7 @@ def test_nothing_is_compiled_that_cannot_win_or_has_no_time(
     assert reason(plan, None, LEAST_COMPILE_S - 1) == "compiling takes 10 s and more, and 9 s are allowed; give a larger budget"
     assert reason(replace(plan, objective="latency"), profile, 3).startswith("compiling takes 10 s")
     with pytest.raises(UsageError, match="'tensorrt' does not exist"):
-        compiled(["tensorrt"], mlp, plan, ONE, profile, workspace, 60, lambda share, text: None)
+        compile_baselines(["tensorrt"], mlp, plan, ONE, profile, workspace, 60, lambda share, text: None)
     with pytest.raises(UsageError, match="also"):
         autosplit.run(mlp, plan, ONE, also="inductor")
     assert started == []

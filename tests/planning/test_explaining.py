@@ -19,7 +19,8 @@ from autosplit.costs.workloads import parse_dnn_partitioning
 from autosplit.errors import PlanError, UsageError
 from autosplit.planners.portfolio import solve
 from autosplit.planning.explaining import explain, explain_blocks, explain_solution
-from autosplit.planning.plans import plan_model, predict
+from autosplit.planning.plans import plan_model
+from autosplit.planning.predicting import predict
 from autosplit.searching.candidates import Job
 from autosplit.searching.loop import search
 from autosplit.values.constraints import Constraints, Demands

@@ -14,7 +14,8 @@ from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.planning import plans
 from autosplit.planning.explaining import explain
-from autosplit.planning.plans import bounded, moved_s, plan_front, plan_model, predict
+from autosplit.planning.plans import plan_front, plan_model
+from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import HOST, Link, Machine, parse_device
@@ -189,8 +190,8 @@ SLOW_LINKS = [Link(a, b, 0, 0.5, 0, 0.5, 0) for a in ("cpu:0", "cpu:1") for b in
     ("constraints", "message"),
     [
         (Constraints(together=("a[12]",)), "'a1' and 'a2' must stay together"),
-        (Constraints(min_stage_s=3.0, max_replicas=1), "a stage takes 1.5 s, and at least 3 s"),
-        (Constraints(max_latency_s=5.5), "a request takes 7 s, and at most 5.5 s"),
+        (Constraints(min_stage_s=3.0, max_replicas=1), "a stage of it takes 1.50 s, and at least 3.00 s"),
+        (Constraints(max_latency_s=5.5), "a request takes it 7.00 s, and at most 5.50 s"),
     ],
 )
 def test_no_demand_is_broken_by_the_stages_of_a_second_backend(constraints: Constraints, message: str) -> None:
@@ -203,7 +204,7 @@ def test_no_demand_is_broken_by_the_stages_of_a_second_backend(constraints: Cons
 
 def test_a_latency_limit_is_of_the_whole_request_not_of_its_first_microbatch() -> None:
     source = Source("m:f", batch=4)
-    with pytest.raises(InfeasibleError, match="takes 10 s in microbatches of 1, and at most 5 s"):
+    with pytest.raises(InfeasibleError, match=r"in microbatches of 1 that .* takes it 10.00 s, and at most 5.00 s"):
         plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=5.0), ["eager"], microbatch=1)
     plan = plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=10.1), ["eager"], microbatch=1)[0]
     assert plan.prediction.latency_s <= 10.1

@@ -1,4 +1,4 @@
-"""Which way is chosen, and the sentence that says why: never one that measured slower than a simple way."""
+"""Which way is chosen, and the sentence that says why: never one that measured slower than a baseline."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def outcome(*rounds_per_s: float, latency_s: float = 0.1, equal: bool = True) ->
     return Outcome(MADE, rounds_per_s, (latency_s,), latency, latency, equal, 0.0, 0.0, STATS)
 
 
-def test_a_faster_simple_way_becomes_the_plan() -> None:
+def test_a_faster_baseline_becomes_the_plan() -> None:
     chosen, sentence = judge({PLAN: outcome(10, 10), "replicas": outcome(12, 12)}, "throughput", forced=False)
     assert (chosen, "1.20 times as fast as the plan, so it becomes the plan" in sentence) == ("replicas", True)
 
@@ -57,7 +57,7 @@ def test_a_way_that_breaks_a_demand_is_not_chosen_however_fast_it_is() -> None:
         "it has 2 replicas.",
     )
     chosen, sentence = judge({**ways, PLAN: outcome(20)}, "throughput", False, unfit("replicas"))
-    assert chosen == PLAN and "as fast as the best simple way, 'all cores'" in sentence
+    assert chosen == PLAN and "as fast as the best baseline, 'all cores'" in sentence
 
 
 def test_rounds_are_compared_one_by_one_so_that_drift_cancels() -> None:
@@ -87,7 +87,7 @@ def test_rounds_of_requests_alone_are_compared_one_by_one_so_that_drift_cancels(
     plan, other = replace(outcome(10), alone_s=(0.1, 0.2, 0.2)), replace(outcome(10), alone_s=(0.11,))
     assert judge({PLAN: plan, "all cores": other}, "latency", forced=False) == (
         PLAN,
-        "The plan measures 1.10 times as low a latency as the best simple way, 'all cores'.",
+        "The plan measures 1.10 times as low a latency as the best baseline, 'all cores'.",
     )
 
 
@@ -106,15 +106,15 @@ def test_a_way_that_ran_in_one_round_has_no_spread() -> None:
     assert spreads[0] == pytest.approx(2 / 11) and spreads[1] != spreads[1]
 
 
-def test_a_plan_that_is_a_simple_way_is_called_one() -> None:
+def test_a_plan_that_is_a_baseline_is_called_one() -> None:
     same = outcome(10)
     assert judge({PLAN: same, "replicas": same, "all cores": outcome(5)}, "throughput", forced=False) == (
         PLAN,
-        "The plan is the simple way 'replicas', and no other one measures better.",
+        "The plan is the baseline 'replicas', and no other one measures better.",
     )
 
 
-def test_without_a_simple_way_there_is_nothing_to_compare() -> None:
+def test_without_a_baseline_there_is_nothing_to_compare() -> None:
     chosen, sentence = judge({PLAN: outcome(10)}, "throughput", forced=False)
     assert chosen == PLAN and "nothing to compare it with" in sentence
 

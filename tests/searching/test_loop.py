@@ -13,7 +13,7 @@ from pipelines import Once, fail_on_7, increment, local, request
 from autosplit.backends.base import NumericalError
 from autosplit.deploying.arena import Arena, Loaded
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, WorkerError
-from autosplit.planning.plans import predict
+from autosplit.planning.predicting import predict
 from autosplit.searching import loop
 from autosplit.searching.candidates import Job, Trial
 from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search

@@ -1,23 +1,23 @@
-"""The simple ways are plans that verify, and those that do not fit are left out."""
+"""The baselines are plans that verify, and those that do not fit are left out."""
 
 from dataclasses import replace
 
 import pytest
 
-from autosplit.planning.alternatives import (
+from autosplit.planning.baselines import (
     ALL_CORES,
     EVEN_SPLIT,
     ONE_DEVICE,
     REPLICAS,
     STREAMS,
     UNKNOWN,
-    every_way,
+    baselines_by_backend,
+    baselines_with,
     machine_of,
     out_of_reach,
-    simple_plans,
-    today,
-    unfit,
+    unmet_demands,
     with_streams_predicted,
+    without_autosplit,
 )
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
@@ -31,11 +31,14 @@ WEIGHTS = {f"w{i}": Weight(f"w{i}", (1024,), "float32", 4096) for i in range(NUM
 GRAPH = Graph("chain", ("x",), ("a4",), OPS, VALUES, WEIGHTS).verify()
 TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
 SOURCE = Source("m:f")
+APART = "op 'a0' and others that stay together are in several stages"
+FORBIDDEN = "'a3' is forbidden on 'cpu:1', and op 'a3' runs on 'cpu:1'"
+SHORT = "a stage of it takes 5.00 ms, and at least 8.00 ms is asked for"
 WAYS = [f"{name} (eager)" for name in (ONE_DEVICE, ALL_CORES, REPLICAS, EVEN_SPLIT)]
 
 
 def test_the_four_ways_verify() -> None:
-    plans = simple_plans(GRAPH, TWO, SOURCE, "eager", "cpu:1")
+    plans = baselines_with(GRAPH, TWO, SOURCE, "eager", "cpu:1")
     assert list(plans) == [ONE_DEVICE, ALL_CORES, REPLICAS, EVEN_SPLIT]
     for plan in plans.values():
         plan.verify(GRAPH, machine_of([plan], TWO))
@@ -47,38 +50,38 @@ def test_the_four_ways_verify() -> None:
 
 def test_a_memory_cap_leaves_out_what_does_not_fit() -> None:
     capped = TWO.with_memory({"cpu:0": 3 * 4096, "cpu:1": 3 * 4096})
-    assert list(simple_plans(GRAPH, capped, SOURCE, "eager", "cpu:0")) == [EVEN_SPLIT]
+    assert list(baselines_with(GRAPH, capped, SOURCE, "eager", "cpu:0")) == [EVEN_SPLIT]
     tight = TWO.with_memory({"cpu:0": 4096, "cpu:1": 4096})
-    assert simple_plans(GRAPH, tight, SOURCE, "eager", "cpu:0") == {}
+    assert baselines_with(GRAPH, tight, SOURCE, "eager", "cpu:0") == {}
 
 
 def test_one_device_has_neither_replicas_nor_a_split() -> None:
-    assert list(simple_plans(GRAPH, Machine.of([parse_device("cpu:0")]), SOURCE, "eager", "cpu:0")) == [ONE_DEVICE]
+    assert list(baselines_with(GRAPH, Machine.of([parse_device("cpu:0")]), SOURCE, "eager", "cpu:0")) == [ONE_DEVICE]
 
 
 def test_other_backends_add_the_ways_that_use_the_whole_machine() -> None:
-    ways = every_way(GRAPH, TWO, SOURCE, ["openvino", "eager"], "onnxruntime", "cpu:0")
+    ways = baselines_by_backend(GRAPH, TWO, SOURCE, ["openvino", "eager"], "onnxruntime", "cpu:0")
     others = [f"{name} ({backend})" for backend in ("openvino", "eager") for name in (ALL_CORES, REPLICAS)]
     assert list(ways) == [f"{name} (onnxruntime)" for name in (ONE_DEVICE, ALL_CORES, REPLICAS, EVEN_SPLIT)] + others
     assert all(way.chosen == name for name, way in ways.items())
-    assert (today(ways), today(["replicas (eager)"])) == ("all cores (eager)", "")
-    alone = every_way(GRAPH, Machine.of([parse_device("cpu:0-1")]), SOURCE, ["eager"], "openvino", "cpu:0-1")
-    assert list(alone) == ["one device (openvino)", "one device (eager)"] and today(alone) == "one device (eager)"
+    assert (without_autosplit(ways), without_autosplit(["replicas (eager)"])) == ("all cores (eager)", "")
+    alone = baselines_by_backend(GRAPH, Machine.of([parse_device("cpu:0-1")]), SOURCE, ["eager"], "openvino", "cpu:0-1")
+    assert list(alone) == ["one device (openvino)", "one device (eager)"] and without_autosplit(alone) == "one device (eager)"
 
 
 @pytest.mark.parametrize("devices", [["cpu:0", "cpu:1"], ["cpu:0-1"]])
 def test_a_backend_with_streams_adds_one_process_that_works_on_a_request_for_each_core(devices: list[str]) -> None:
     machine = Machine.of(map(parse_device, devices))
-    ways = every_way(GRAPH, machine, SOURCE, ["openvino", "eager"], "eager", devices[0], ["openvino"])
+    ways = baselines_by_backend(GRAPH, machine, SOURCE, ["openvino", "eager"], "eager", devices[0], ["openvino"])
     assert [name for name in ways if STREAMS in name] == ["streams (openvino)"]
     way = ways["streams (openvino)"].verify(GRAPH, machine_of([ways["streams (openvino)"]], machine))
     assert [(stage.devices, stage.threads, stage.streams) for stage in way.stages] == [(("cpu:0-1",), 2, 2)]
     one = Machine.of([parse_device("cpu:0")])
-    assert STREAMS not in simple_plans(GRAPH, one, SOURCE, "openvino", "cpu:0", streams=True)
+    assert STREAMS not in baselines_with(GRAPH, one, SOURCE, "openvino", "cpu:0", streams=True)
 
 
 def test_streams_are_predicted_as_replicas_on_their_cores() -> None:
-    ways = every_way(GRAPH, TWO, SOURCE, ["openvino"], "openvino", "cpu:0", ["openvino"])
+    ways = baselines_by_backend(GRAPH, TWO, SOURCE, ["openvino"], "openvino", "cpu:0", ["openvino"])
     streams, replicas = ways["streams (openvino)"], ways["replicas (openvino)"]
     assert with_streams_predicted(ways) == ways
     prediction = Prediction(0.02, 0.04, bound_s=0.01, gap=0.5, throughput_per_s=50.0)
@@ -91,7 +94,7 @@ def test_streams_are_predicted_as_replicas_on_their_cores() -> None:
 
 
 def test_a_way_that_cannot_be_the_fastest_by_the_profile_is_named_with_the_reason() -> None:
-    ways = every_way(GRAPH, TWO, SOURCE, ["eager"], "onnxruntime", "cpu:0")
+    ways = baselines_by_backend(GRAPH, TWO, SOURCE, ["eager"], "onnxruntime", "cpu:0")
     predicted = replace(UNKNOWN, throughput_per_s=100.0)
     ways["replicas (onnxruntime)"] = replace(ways["replicas (onnxruntime)"], prediction=predicted)
     ways["even split (onnxruntime)"] = replace(
@@ -105,7 +108,7 @@ def test_a_way_that_cannot_be_the_fastest_by_the_profile_is_named_with_the_reaso
 
 def test_a_backend_whose_devices_were_timed_together_at_a_slow_moment_is_tried() -> None:
     """Alone it was as fast as the plan's backend, beside its neighbour half as fast."""
-    ways = every_way(GRAPH, TWO, SOURCE, ["openvino"], "onnxruntime", "cpu:0")
+    ways = baselines_by_backend(GRAPH, TWO, SOURCE, ["openvino"], "onnxruntime", "cpu:0")
     name = "replicas (openvino)"
     ways[name] = replace(ways[name], prediction=replace(UNKNOWN, throughput_per_s=17.0))
     assert name not in out_of_reach(ways, 30.0, {"onnxruntime": 0.068, "openvino": 0.06})
@@ -113,7 +116,7 @@ def test_a_backend_whose_devices_were_timed_together_at_a_slow_moment_is_tried()
 
 
 def test_of_quick_models_more_ways_are_tried() -> None:
-    ways = every_way(GRAPH, TWO, SOURCE, ["eager"], "onnxruntime", "cpu:0")
+    ways = baselines_by_backend(GRAPH, TWO, SOURCE, ["eager"], "onnxruntime", "cpu:0")
     left_out = {
         alone_s: list(out_of_reach(ways, 1.7 / alone_s, {"onnxruntime": alone_s, "eager": 1.6 * alone_s}))
         for alone_s in (0.2, 0.002)
@@ -125,7 +128,7 @@ def test_of_quick_models_more_ways_are_tried() -> None:
     "wanted,backends,said",
     [
         (Constraints(), None, {}),
-        (Constraints(max_replicas=1), None, {"replicas (eager)": "the number of its replicas is 2, and at most 1 is allowed"}),
+        (Constraints(max_replicas=1), None, {"replicas (eager)": "a stage of it has 2 replicas, and at most 1 is allowed"}),
         (Constraints(max_stages=1), None, {"even split (eager)": "the number of its stages is 2, and at most 1 is allowed"}),
         (Constraints(), ["onnxruntime"], dict.fromkeys(WAYS, "it runs on eager, and asked for is onnxruntime")),
         (
@@ -133,7 +136,11 @@ def test_of_quick_models_more_ways_are_tried() -> None:
             None,
             dict.fromkeys(WAYS, "a request takes it 20.00 ms, and at most 10.00 ms is allowed"),
         ),
-        (Constraints(together=("a*",)), None, {"even split (eager)": "'a*' is in several stages"}),
+        (
+            Constraints(together=("a*",)),
+            None,
+            {"even split (eager)": APART},
+        ),
         (
             Constraints(num_stages=2),
             None,
@@ -142,24 +149,29 @@ def test_of_quick_models_more_ways_are_tried() -> None:
         (
             Constraints(pins={"a0": "cpu:0"}),
             None,
-            dict.fromkeys(["all cores (eager)", "replicas (eager)"], "'a0' is not on 'cpu:0' alone"),
+            dict.fromkeys(["all cores (eager)", "replicas (eager)"], "'a0' is pinned to 'cpu:0', and op 'a0' runs on 'cpu:1'"),
         ),
         (
             Constraints(forbids={"a3": ("cpu:1",)}),
             None,
-            dict.fromkeys(["all cores (eager)", "replicas (eager)", "even split (eager)"], "'a3' is on 'cpu:1'"),
+            dict.fromkeys(
+                ["all cores (eager)", "replicas (eager)", "even split (eager)"],
+                "'a3' is forbidden on 'cpu:1', and op 'a3' runs on 'cpu:1'",
+            ),
         ),
     ],
 )
 def test_a_way_is_unfit_where_it_breaks_a_demand_and_the_reason_names_it(wanted, backends, said) -> None:
-    ways = every_way(GRAPH, TWO, SOURCE, ["eager"], "eager", "cpu:0")
+    ways = baselines_by_backend(GRAPH, TWO, SOURCE, ["eager"], "eager", "cpu:0")
     assert set(ways) == set(WAYS)
-    found = {name: unfit(way, 0.02, GRAPH, wanted, backends) for name, way in ways.items()}
-    assert {name: reason for name, reason in found.items() if reason} == said
+    found = {name: unmet_demands(way, 0.02, GRAPH, TWO, wanted, backends) for name, way in ways.items()}
+    assert {name: reasons[0] for name, reasons in found.items() if reasons} == said
 
 
-@pytest.mark.parametrize(("least_s", "said"), [(0.004, ""), (0.008, "a stage of it is shorter than 8.00 ms")])
+@pytest.mark.parametrize(
+    ("least_s", "said"), [(0.004, []), (0.008, ["a stage of it takes 5.00 ms, and at least 8.00 ms is asked for"])]
+)
 def test_replicas_share_what_a_stage_takes_at_least(least_s, said) -> None:
-    way = every_way(GRAPH, TWO, SOURCE, ["eager"], "eager", "cpu:0")["replicas (eager)"]
+    way = baselines_by_backend(GRAPH, TWO, SOURCE, ["eager"], "eager", "cpu:0")["replicas (eager)"]
     way = replace(way, stages=tuple(replace(stage, load_s=0.01) for stage in way.stages))
-    assert unfit(way, 0.02, GRAPH, Constraints(min_stage_s=least_s)) == said
+    assert unmet_demands(way, 0.02, GRAPH, TWO, Constraints(min_stage_s=least_s)) == said

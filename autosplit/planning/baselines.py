@@ -1,0 +1,292 @@
+"""Baselines: the usual ways to run a model without a search, as plans; what a plan must beat before anybody is told to use it."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from autosplit.errors import refusals
+from autosplit.planning.predicting import bounded, measured_backends, predict
+from autosplit.tables import cell
+from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Device, Machine, parse_device, union
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+from autosplit.values.profile import Profile
+
+ONE_DEVICE = "one device"
+ALL_CORES = "all cores"
+REPLICAS = "replicas"
+STREAMS = "streams"
+EVEN_SPLIT = "even split"
+
+UNCERTAIN = 1.3
+"""A baseline may be this many times as fast as its prediction, or as its number of threads times the speed of one."""
+
+QUICK_S, UNCERTAIN_QUICK = 0.02, 1.8
+"""Models whose requests take less than this have the least certain predictions; trying one of their baselines costs a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baselines:
+    """The baselines to run beside a plan, by name, and those that cannot win or run, with the reason."""
+
+    plans: Mapping[str, Plan] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def baselines_of(
+    graph: Graph,
+    plan: Plan,
+    machine: Machine,
+    profile: Profile | None,
+    *,
+    compiled: Sequence[str] = (),
+    streaming: Collection[str] = (),
+) -> Baselines:
+    """The baselines of a model with every backend that may win: those of plan and profile, those compiled, and eager.
+
+    Args:
+        graph: the model.
+        plan: the plan that they run beside.
+        machine: the devices.
+        profile: gives the baselines their prediction, and says which device is the fastest.
+        compiled: backends without a profile for which the whole model was compiled.
+        streaming: the backends that can work on several requests at once.
+    """
+    known = measured_backends(profile, machine) if profile is not None else ()
+    refusing = {name: found for name in known if profile is not None and (found := profile.refused(name))}
+    left_out = {f"{name} alone": f"it refuses {refusals(found)}" for name, found in refusing.items()}
+    known = tuple(name for name in known if name not in refusing)
+    used = [stage.backend for stage in plan.stages for _ in stage.ops if stage.backend not in refusing] or ["eager"]
+    main = max(used, key=used.count)
+    fastest, alone_s = machine.devices[0].name, {}
+    if profile is not None and main in known:
+        there = [device.name for device in machine.devices if _is_measured(profile, device.name, main)]
+        fastest = min(there, key=lambda name: profile.whole_s(name, main))
+        alone_s = {b: profile.whole_s(fastest, b, busy=False) for b in known if _is_measured(profile, fastest, b)}
+    plans = baselines_by_backend(graph, machine, plan.source, [*known, *used, *compiled, "eager"], main, fastest, streaming)
+    shared = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
+    for name, baseline in plans.items():
+        plans[name] = baseline = replace(baseline, **shared, status="measured")
+        devices, first = {device for stage in baseline.stages for device in stage.devices}, baseline.stages[0]
+        one_at_a_time = first.streams == 1  # the profile holds nothing else
+        if profile is not None and one_at_a_time and all(_is_measured(profile, device, first.backend) for device in devices):
+            plans[name] = predict(baseline, graph, machine_of([baseline], machine), profile)
+            if devices <= {device.name for device in machine.devices} and first.backend in known:
+                plans[name] = bounded(plans[name], plan.prediction.bound_s)
+    plans = with_streams_predicted(plans)
+    if plan.objective == "throughput":
+        slow = out_of_reach(plans, plan.prediction.throughput_per_s, alone_s)
+        for name in (without_autosplit(plans), f"{ALL_CORES} ({main})", f"{REPLICAS} ({main})"):
+            slow.pop(name, None)
+        left_out |= slow
+    return Baselines({name: baseline for name, baseline in plans.items() if name not in left_out}, left_out)
+
+
+def with_whole_requests(
+    cut: Baselines, graph: Graph, plan: Plan, machine: Machine, profile: Profile | None, streaming: Collection[str] = ()
+) -> Baselines:
+    """The baselines of a plan that cuts requests, and those that do not: what runs without autosplit is one of these.
+
+    Args:
+        cut: the baselines that cut requests as the plan does; their names then say so.
+        graph: the model, traced for whole requests.
+        plan: the plan.
+        machine: the devices.
+        profile: of whole requests.
+        streaming: the backends that can work on several requests at once.
+    """
+    uncut = replace(plan, microbatch=plan.source.batch, prediction=replace(plan.prediction, bound_s=0.0))
+    whole = baselines_of(graph, uncut, machine, profile, streaming=streaming)
+    parts = f", {plan.microbatch} at a time"
+    return Baselines(
+        {**whole.plans, **{f"{name}{parts}": baseline for name, baseline in cut.plans.items()}},
+        {**whole.left_out, **{f"{name}{parts}": reason for name, reason in cut.left_out.items()}},
+    )
+
+
+def baselines_by_backend(
+    graph: Graph,
+    machine: Machine,
+    source: Source,
+    backends: Sequence[str],
+    main: str,
+    best_device: str,
+    streaming: Collection[str] = (),
+) -> dict[str, Plan]:
+    """All baselines with the main backend, and with each other backend those that use the whole machine.
+
+    Args:
+        graph: the model.
+        machine: its devices.
+        source: what the model was made from.
+        backends: the other backends.
+        main: the backend whose baselines are all wanted.
+        best_device: name of the device that is fastest on the whole model.
+        streaming: the backends that can work on several requests at once.
+    Returns: plans by name, which says the backend: ``replicas (openvino)``.
+    """
+    named = {}
+    for backend in dict.fromkeys([main, *backends]):
+        plans = baselines_with(graph, machine, source, backend, best_device, backend in streaming)
+        whole = {ALL_CORES if ALL_CORES in plans else ONE_DEVICE, REPLICAS, STREAMS}
+        for name, plan in plans.items():
+            if backend == main or name in whole:
+                title = f"{name} ({backend})"
+                named[title] = replace(plan, chosen=title)
+    return named
+
+
+def baselines_with(
+    graph: Graph, machine: Machine, source: Source, backend: str, best_device: str, streams: bool = False
+) -> dict[str, Plan]:
+    """The baselines with one backend, less those whose weights do not fit the memory caps.
+
+    - one device: the whole model on the fastest device;
+    - all cores: the whole model in one process that has every CPU core of the machine;
+    - streams: the same process works on a request for each core at once, with the weights in memory once;
+    - replicas: the whole model on each device, requests in turn;
+    - even split: as many stages as devices, equal numbers of ops in graph order.
+
+    Args:
+        graph: the model.
+        machine: its devices; ``all cores`` and ``streams`` are left out where they are not all CPU cores.
+        source: what the model was made from.
+        backend: the backend of every stage.
+        best_device: name of the device that is fastest on the whole model.
+        streams: whether the backend can work on several requests at once.
+    """
+    everything = tuple(op.name for op in graph.ops)
+    fitting = [device for device in machine.devices if _fits(graph, everything, device)]
+    plans: dict[str, Plan] = {}
+    if any(device.name == best_device for device in fitting):
+        plans[ONE_DEVICE] = _plan(graph, source, ONE_DEVICE, backend, [(everything, [machine[best_device]])])
+    if all(device.kind == "cpu" for device in machine.devices):
+        whole = union(machine.devices)
+        if _fits(graph, everything, whole) and whole.name not in {device.name for device in machine.devices}:
+            plans[ALL_CORES] = _plan(graph, source, ALL_CORES, backend, [(everything, [whole])])
+        if streams and len(whole.cores) > 1 and _fits(graph, everything, whole):
+            plan = _plan(graph, source, STREAMS, backend, [(everything, [whole])])
+            plans[STREAMS] = replace(plan, stages=tuple(replace(stage, streams=stage.threads) for stage in plan.stages))
+    if len(fitting) > 1:
+        plans[REPLICAS] = _plan(graph, source, REPLICAS, backend, [(everything, fitting)])
+    parts = list(zip(_even(everything, len(machine.devices)), machine.devices, strict=False))
+    if len(parts) > 1 and all(_fits(graph, ops, device) for ops, device in parts):
+        plans[EVEN_SPLIT] = _plan(graph, source, EVEN_SPLIT, backend, [(ops, [device]) for ops, device in parts])
+    return plans
+
+
+def with_streams_predicted(plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """The baselines, with streams predicted as replicas on each of their cores: the computing is the same.
+
+    The gain from sharing one copy of the weights is not predicted. Streams have no prediction where such replicas have none.
+    """
+    replicas = {(plan.stages[0].backend, len(plan.stages[0].devices)): plan for plan in plans.values() if len(plan.stages) == 1}
+    found = dict(plans)
+    for name, plan in plans.items():
+        alike = replicas.get((plan.stages[0].backend, plan.stages[0].streams))
+        if plan.stages[0].streams > 1 and alike is not None and alike.prediction.throughput_per_s > 0:
+            load_s = alike.prediction.bottleneck_s
+            stages = tuple(replace(stage, load_s=load_s) for stage in plan.stages)
+            loads_s = dict.fromkeys(plan.stages[0].devices, load_s)
+            prediction = replace(alike.prediction, bound_s=0.0, gap=1.0)
+            found[name] = replace(plan, stages=stages, loads_s=loads_s, prediction=prediction)
+    return found
+
+
+def without_autosplit(names: Iterable[str]) -> str:
+    """The baseline that users have before autosplit: torch eager in one process with every core; '' if it is not among them."""
+    found = set(names)
+    return next((name for name in (f"{ALL_CORES} (eager)", f"{ONE_DEVICE} (eager)") if name in found), "")
+
+
+def out_of_reach(plans: Mapping[str, Plan], planned_per_s: float, alone_s: Mapping[str, float]) -> dict[str, str]:
+    """The baselines that cannot be the fastest by what was measured of single devices, with the reason.
+
+    Args:
+        plans: the baselines, predicted where the profile can.
+        planned_per_s: items per second that the plan is predicted to reach.
+        alone_s: backend name to seconds of a request on the fastest device while the others are idle.
+    """
+    best_per_s = max([planned_per_s, *(plan.prediction.throughput_per_s for plan in plans.values())])
+    uncertain = UNCERTAIN_QUICK if min(alone_s.values(), default=QUICK_S) < QUICK_S else UNCERTAIN
+    reasons = {}
+    for name, plan in plans.items():
+        stage = plan.stages[0]
+        most_per_s = plan.prediction.throughput_per_s
+        if len(plan.stages) == 1 and alone_s.get(stage.backend):  # devices may have been timed together at a slow moment
+            most_per_s = max(most_per_s, len(stage.devices) * stage.threads * plan.microbatch / alone_s[stage.backend])
+        most_per_s *= uncertain
+        if 0 < most_per_s < best_per_s:
+            reasons[name] = f"the profile lets it reach {cell(most_per_s)} items/s at most, and {cell(best_per_s)} are predicted"
+    return reasons
+
+
+def unmet_demands(
+    plan: Plan,
+    latency_s: float,
+    graph: Graph,
+    machine: Machine,
+    constraints: Constraints,
+    backends: Collection[str] | None = None,
+) -> list[str]:
+    """Every demand that a baseline does not meet, a sentence each: it must not become the plan then, however fast it is.
+
+    Args:
+        plan: the baseline.
+        latency_s: seconds of a request alone, as measured.
+        graph: the model.
+        machine: the devices.
+        constraints: the user's demands.
+        backends: the backends that the user named; None for any.
+    """
+    others = [stage.backend for stage in plan.stages if backends is not None and stage.backend not in backends]
+    faults = [f"it runs on {others[0]}, and asked for is {', '.join(backends or ())}"] if others else []
+    num_replicas = max(len(stage.devices) for stage in plan.stages)
+    loads_s = [stage.load_s / len(stage.devices) for stage in plan.stages if stage.load_s > 0]
+    faults += constraints.broken(len(plan.stages), num_replicas, min(loads_s, default=float("inf")), latency_s)
+    placement, home = constraints.placement(graph, machine), {op: stage for stage in plan.stages for op in stage.ops}
+    for (op, device), demand in placement.barred.items():
+        barred = _places(device)
+        if op in home and any(barred & _places(name) for name in home[op].devices):
+            faults.append(f"{demand}, and op '{op}' runs on '{device}'")
+    for group in placement.groups:
+        if len({home[op].name for op in group}) > 1:
+            faults.append(f"op '{group[0]}' and others that stay together are in several stages")
+    return faults
+
+
+def _places(device: str) -> set[str]:
+    """The cores of a device, or the device itself if it has none: what two devices may share."""
+    return {f"cpu:{core}" for core in parse_device(device).cores} or {device}
+
+
+def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:
+    """The machine, or the one with its cores united, that the plans name: what each of them verifies against."""
+    names = {name for plan in plans for stage in plan.stages for name in stage.devices}
+    if names <= {device.name for device in machine.devices}:
+        return machine
+    return Machine.of([union(machine.devices)], machine.links.values())
+
+
+def _is_measured(profile: Profile, device: str, backend: str) -> bool:
+    return any((setting.device, setting.backend) == (device, backend) for setting in profile.measured)
+
+
+def _even(ops: Sequence[str], num_parts: int) -> list[tuple[str, ...]]:
+    ends = [round(len(ops) * part / num_parts) for part in range(num_parts + 1)]
+    return [tuple(ops[a:b]) for a, b in pairwise(ends) if b > a]
+
+
+def _fits(graph: Graph, ops: tuple[str, ...], device: Device) -> bool:
+    return device.memory_bytes is None or graph.stage_bytes(ops) <= device.memory_bytes
+
+
+def _plan(
+    graph: Graph, source: Source, name: str, backend: str, placed: Sequence[tuple[tuple[str, ...], Sequence[Device]]]
+) -> Plan:
+    stages = tuple(
+        Stage(f"stage{number}", ops, tuple(d.name for d in devices), backend, threads=max(1, min(len(d.cores) for d in devices)))
+        for number, (ops, devices) in enumerate(placed)
+    )
+    return Plan(source, graph.hash, "", stages, UNKNOWN, method="baseline", status="manual", chosen=name)
