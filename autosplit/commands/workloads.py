@@ -11,8 +11,8 @@ from autosplit.commands.console import add_explanation, add_simulation, json_saf
 from autosplit.errors import InfeasibleError, UsageError
 
 FOR_MODELS = (
-    "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "output", "backend", "precision", "batch", "seq_len",
-    "profiles", "remeasure", "budget", "queue_depth",
+    "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "output", "backend", "precision", "batch",
+    "seq_len", "profiles", "remeasure", "budget", "queue_depth",
 )  # fmt: skip
 """Flags that say something about a model or its machine."""
 

@@ -46,7 +46,7 @@ def test_two_pins_of_one_op_to_two_devices_are_refused_with_the_set() -> None:
 
 def test_a_pin_to_a_forbidden_device_is_refused_and_says_how_many_ops_it_is_about() -> None:
     with pytest.raises(
-        UsageError, match="op 'add' and 1 more: 'aten.add.*' is forbidden on 'cpu:0'; 'block' is pinned to 'cpu:0'"
+        UsageError, match=r"op 'add' and 1 more: 'aten.add.*' is forbidden on 'cpu:0'; 'block' is pinned to 'cpu:0'"
     ):
         Constraints(pins={"block": "cpu:0"}, forbids={"aten.add*": ("cpu:0",)}).verify(GRAPH, TWO)
 
