@@ -215,13 +215,8 @@ def run(
             keep=without_autosplit(beside.plans),
             left_out={**beside.left_out, **failed},
             forced=forced,
-            unfit=lambda way, latency_s: next(
-                iter(
-                    unmet_demands(
-                        way, latency_s, of.get(way.microbatch, traced).graph, machine, wanted or Constraints(), backends
-                    )
-                ),
-                "",
+            unfit=lambda way, latency_s: unmet_demands(
+                way, latency_s, of.get(way.microbatch, traced).graph, machine, wanted or Constraints(), backends
             ),
             num_requests=num_requests,
             num_rounds=num_rounds,

@@ -217,11 +217,11 @@ class RunReport:
         return tables.html(self.rows(), f"{self.model}, {self.request}: {self.sentence}") + stages
 
 
-Unfit = Callable[[Plan, float], str]
-"""Why a baseline must not become the plan, given the seconds of a request alone; '' if it may."""
+Unfit = Callable[[Plan, float], Sequence[str]]
+"""Why a baseline must not become the plan, given the seconds of a request alone: the demands that it does not meet."""
 
 
-def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: Unfit = lambda way, s: "") -> tuple[str, str]:
+def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: Unfit = lambda way, s: ()) -> tuple[str, str]:
     """The way to use, and a sentence that says why.
 
     The best baseline takes the place of the plan if it measured better, or if the plan gives wrong numbers, unless the plan
@@ -232,7 +232,7 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: 
     if not simple:
         return PLAN, "No baseline ran beside the plan, so there is nothing to compare it with."
     reasons = {
-        name: "its shape was asked for" if forced else unfit(outcome.plan, outcome.latency.p50_s)
+        name: "its shape was asked for" if forced else next(iter(unfit(outcome.plan, outcome.latency.p50_s)), "")
         for name, outcome in simple.items()
     }
     fastest = _best(simple, plan, objective)

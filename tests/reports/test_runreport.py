@@ -47,7 +47,7 @@ def test_a_way_that_breaks_a_demand_is_not_chosen_however_fast_it_is() -> None:
     ways = {name: replace(outcome(rate), plan=replace(MADE, chosen=name)) for name, rate in rates.items()}
 
     def unfit(*names: str) -> Unfit:
-        return lambda way, latency_s: "it has 2 replicas" if way.chosen in names else ""
+        return lambda way, latency_s: ["it has 2 replicas"] if way.chosen in names else []
 
     chosen, sentence = judge(ways, "throughput", False, unfit("replicas"))
     assert chosen == "all cores" and "'all cores' measures 1.20 times as fast as the plan" in sentence
