@@ -3,10 +3,7 @@
 from autosplit.running.copying import Copies
 from autosplit.running.provisioner import Deployment, host_channels
 from autosplit.running.request import Request
-from autosplit.running.ring import RingEnd
-
-FULL_S = 60.0
-"""A ring that has no free slot for so long is one that the window should have kept from being full."""
+from autosplit.running.ring import SKIPPED, RingEnd
 
 
 class Feeds:
@@ -36,11 +33,27 @@ class Feeds:
         )
 
     def write(self, request: Request) -> None:
-        """Hand the inputs of a request to the first stages, and those that are outputs as they are to itself."""
-        for name, position in self._passed:
-            request.values[name] = request.inputs[position].clone()
-        for ends, index in self._ends:
-            end = ends[request.sequence % len(ends)]
-            end.acquire(request.sequence, timeout_s=FULL_S).write([request.inputs[position] for position in index])
-            end.release(request.sequence)
+        """Hand the inputs of a request to the first stages, and those that are outputs as they are to itself.
+
+        Never waits: a worker frees the slots of its inputs before it hands over its last output, so a request that is done left
+        free slots behind. Raises: TimeoutError: a slot is not free all the same.
+        """
+        try:
+            for name, position in self._passed:
+                request.values[name] = request.inputs[position].clone()
+            for ends, index in self._ends:
+                end = ends[request.sequence % len(ends)]
+                end.acquire(request.sequence, timeout_s=0.0).write([request.inputs[position] for position in index])
+                end.release(request.sequence)
+        except BaseException:  # Ctrl-C in a caller's thread, say
+            self._void(request.sequence)
+            raise
         request.inputs = ()
+
+    def _void(self, sequence: int) -> None:
+        """Hand over a request whose inputs were not all written as one to skip, so that it holds up none behind it."""
+        for ends, _ in self._ends:
+            end = ends[sequence % len(ends)]
+            if end.ready(sequence):
+                end.acquire(sequence).write_text(SKIPPED)
+                end.release(sequence)

@@ -102,7 +102,8 @@ class HostManager:
     def remove_network(self, name: str, *, when_busy: Literal["drain", "refuse", "fail"] = "drain") -> None:
         """Unload a network: after its last answer (``drain``), only if it has no requests (``refuse``), or at once (``fail``).
 
-        Raises: UsageError: there is no such network. RefusedError: it has requests, or is being added or removed.
+        Raises: UsageError: there is no such network, or this is a callback of one of its answers. RefusedError: it has requests,
+            or is being added or removed. A network that is refused stays as it is.
         """
         with self._lock:
             network = self._known(name)
@@ -113,6 +114,7 @@ class HostManager:
                 raise RefusedError(
                     f"network '{name}' has {held} requests without an answer; wait, or remove it with when_busy='drain'"
                 )
+            network.pipeline.check_thread()
             network.phase = "draining"
         try:
             network.pipeline.close(drain=when_busy != "fail")
@@ -178,7 +180,12 @@ class HostManager:
         return prometheus_text(self._ready(), self.devices)
 
     def close(self, *, drain: bool = True) -> None:
-        """Remove every network, and be seen no more."""
+        """Remove every network, and end the status file.
+
+        Raises: UsageError: called in a callback of an answer; nothing is removed then.
+        """
+        for pipeline in self._ready().values():
+            pipeline.check_thread()
         with ExitStack() as stack:
             stack.callback(self._beacon.close)
             for name in list(self.networks()):

@@ -280,12 +280,16 @@ class Pipeline:
         """
         if self._closed or os.getpid() != self._owner:
             return
-        self._executor.check_thread()
+        self.check_thread()
         self._closed = True
         try:
             self._executor.close(drain=drain)
         finally:
             self._deployment.close(timeout_s=5.0 if drain else 0.5)
+
+    def check_thread(self) -> None:
+        """Raises: UsageError: this is a callback of an answer, which may not wait for the pipeline, nor close it."""
+        self._executor.check_thread()
 
     def __enter__(self) -> "Pipeline":
         return self

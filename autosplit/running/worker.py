@@ -190,7 +190,7 @@ class Stage:
         return sequence
 
     def _take(self, first: int) -> int:
-        """One request: wait for its inputs, run, hand over its outputs, free its inputs.
+        """One request: wait for its inputs, run, write its outputs, free its inputs, hand over the last output.
 
         Args:
             first: the oldest request that was not taken yet.
@@ -205,8 +205,8 @@ class Stage:
         ran = self._enter(words.SENDING, sequence)
         if self.versions.num_contexts > 1 and flag == DATA:
             result = result.outputs()
-        blocked = 0
-        for ends, index in self._sinks:
+        blocked, posted = 0, max([slot.header[POSTED_NS] for slot in slots])
+        for number, (ends, index) in enumerate(self._sinks, 1):
             end = self._end(ends, sequence)
             if not end.ready(sequence):
                 before = time.monotonic_ns()
@@ -217,12 +217,17 @@ class Stage:
                 slot.write([result[position] for position in index])
             else:
                 slot.write_text(flag, result)
+            if number == len(self._sinks):  # before the last output: who has the answer may fill the slots of the inputs
+                self._free_inputs(sequence)
             end.release(sequence)
-        posted = max([slot.header[POSTED_NS] for slot in slots])
-        for ends, _ in self._sources:
-            self._end(ends, sequence).release(sequence)
+        if not self._sinks:
+            self._free_inputs(sequence)
         self._count(sequence, flag, asked, posted, got, ran, time.monotonic_ns(), blocked)
         return self._after(sequence, first)
+
+    def _free_inputs(self, sequence: int) -> None:
+        for ends, _ in self._sources:
+            self._end(ends, sequence).release(sequence)
 
     def _next(self, first: int) -> tuple[int, list[Slot]]:
         """The request to run now, once its inputs are here: the oldest one, or the most urgent one of a pipeline as ready."""

@@ -1,0 +1,123 @@
+"""However a pipeline ends, every future resolves; and the thread that answers never waits for a ring."""
+
+import contextlib
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipelines import Gate, Once, increment, local, request
+
+from autosplit.errors import AutosplitError, UsageError
+from autosplit.running import draining
+from autosplit.running.host import HostManager
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.ring import RingEnd
+from autosplit.running.threads import SimulatedDeath
+
+pytestmark = pytest.mark.timeout(60)
+
+release = RingEnd.release
+
+
+def dies_once_while_it_frees(number: int) -> "type[RingEnd.release]":
+    """A ``RingEnd.release`` during which a worker dies instead of freeing the slot of one request, once."""
+    left = [number]
+
+    def release_or_die(self: RingEnd, sequence: int) -> None:
+        if not self._sends and threading.current_thread().name.startswith("a/") and sequence in left:
+            left.remove(sequence)
+            time.sleep(0.05)  # others are answered meanwhile, and room is made for requests that want this slot
+            raise SimulatedDeath
+        release(self, sequence)
+
+    return release_or_die  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_worker_that_dies_between_its_answer_and_its_slot_stalls_nobody(
+    in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Request 1 is overtaken by all others in flight, so its answer makes room for four more, and one of them wants its slot.
+
+    The thread that would have seen the death then waited a minute for the slot, and one future never resolved.
+    """
+    monkeypatch.setattr(RingEnd, "release", dies_once_while_it_frees(1))
+    gate = Gate()
+    stages = [local("a", lambda x: gate(x) if x[0] == 0 else x + 1, "x", "y")]
+    with Pipeline(stages, ["x"], ["y"], in_order=in_order, max_in_flight=4, room=40) as pipeline:
+        futures = [pipeline.submit(request(k), priority=int(k == 1)) for k in range(4)]
+        futures += [pipeline.submit(request(k)) for k in range(4, 40)]
+        gate.opened.set()
+        assert [float(future.result(10)[0][0]) for future in futures] == [k + 1 for k in range(40)]
+        assert pipeline.restarts == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    ending=st.sampled_from(["close", "fail", "give up", "crash", "exit in a callback"]),
+    in_order=st.booleans(),
+    priorities=st.lists(st.integers(-1, 1), min_size=12, max_size=12),
+    cancelled=st.sets(st.integers(0, 11)),
+    late=st.sets(st.integers(0, 11)),
+)
+def test_every_future_resolves_whatever_ends_the_pipeline(
+    ending: str, in_order: bool, priorities: list[int], cancelled: set[int], late: set[int]
+) -> None:
+    gate, deadly = Gate(), Once(5, 10 if ending == "give up" else 0)
+    stages = [local("a", gate, "x", "y", 2), local("b", lambda y: deadly(y - 1), "y", "z")]
+    pipeline = Pipeline(stages, ["x"], ["z"], in_order=in_order, max_in_flight=4, room=12)
+    futures = [pipeline.submit(request(k), priority=priorities[k], deadline_s=1e-4 if k in late else None) for k in range(12)]
+    if ending == "exit in a callback":
+        for future in futures[:3]:
+            with contextlib.suppress(SystemExit):  # where it is done already
+                future.add_done_callback(lambda done: exec("raise SystemExit"))
+    with pytest.MonkeyPatch.context() as patch:
+        if ending == "crash":
+            patch.setattr(draining.Drain, "take", lambda self: exec("raise MemoryError"))
+        for k in cancelled:
+            with contextlib.suppress(SystemExit):  # a cancelled future calls its callbacks in this thread
+                futures[k].cancel()
+        gate.opened.set()
+        pipeline.close(drain=ending != "fail")
+    for k, future in enumerate(futures):
+        assert future.done()
+        try:
+            assert float(future.result(0)[0][0]) == k + 1
+        except (AutosplitError, CancelledError) as failure:
+            assert ending in ("fail", "give up", "crash") or k in cancelled | late, failure
+
+
+def test_an_interrupt_while_inputs_are_written_holds_up_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pipeline([local("a", increment, "x", "y")], ["x"], ["y"]) as pipeline:
+        assert pipeline.run(request(0))[0][0] == 1
+        with monkeypatch.context() as patch:
+            patch.setattr("autosplit.running.ring.Slot.write", lambda self, tensors: exec("raise KeyboardInterrupt"))
+            with pytest.raises(KeyboardInterrupt):
+                pipeline.submit(request(1))
+        assert pipeline.submit(request(2)).result(10)[0][0] == 3
+
+
+def test_a_refused_removal_changes_nothing() -> None:
+    refused: list[BaseException] = []
+
+    def remove(host: HostManager, close: bool) -> None:
+        try:
+            host.close() if close else host.remove_network("net")
+        except UsageError as failure:
+            refused.append(failure)
+
+    with HostManager() as host:
+        pipeline = host.add_network("net", [local("a", increment, "x", "y")], ["x"], ["y"])
+        for close in (False, True):
+            answered = threading.Event()
+            future = pipeline.submit(request(0))
+            future.add_done_callback(lambda done, close=close, answered=answered: (remove(host, close), answered.set()))
+            assert answered.wait(10)
+        # In this thread the future may have been done before the callback was added; then the call was allowed.
+        if len(refused) == 2:
+            assert host.networks() == {"net": "ready"} and host.run("net", request(4))[0][0] == 5
+            host.remove_network("net")
+        assert host.networks() == {}
