@@ -10,7 +10,7 @@ import torch
 
 from autosplit.devices.limits import affinity
 from autosplit.running.modules import LocalFunction, PythonFunction
-from autosplit.running.threads import SimulatedDeath
+from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Device, parse_device

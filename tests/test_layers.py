@@ -25,6 +25,7 @@ LAYERS = """
     devices/      limits accelerators cuda forking processes discovering
     backends
     running
+    serving
     deploying/    workspace compiling checking microbatching arena comparing
     measuring
     searching/    correcting candidates tuning loop

@@ -12,9 +12,9 @@ from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Microbatch, Refer
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.reports.runreport import Outcome
-from autosplit.running.host import HostManager
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
+from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan

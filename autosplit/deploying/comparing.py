@@ -7,7 +7,7 @@ from autosplit.deploying.arena import Arena
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError
 from autosplit.reports.runreport import PLAN, Outcome, RunReport, Unfit, judge, still_running
-from autosplit.running.host import HostManager
+from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan

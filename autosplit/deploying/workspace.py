@@ -15,11 +15,11 @@ from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import as_machine
 from autosplit.files import content_hash
 from autosplit.planning.baselines import machine_of
-from autosplit.running.host import HostManager
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
 from autosplit.scratch import scratch_folder
+from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, save_stage, split
 from autosplit.values.machine import Device, Machine

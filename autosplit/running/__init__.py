@@ -2,21 +2,21 @@
 
 The way from a placement to an answer, a module a step::
 
-    modules      what a worker can run: StageFolder, PythonFunction, LocalFunction
-    wiring       StagePlacement; wire(): placements to channels
-    ring, words  shared memory: tensors; deadlines and the state of each worker
-    messages     what the host and a worker say to each other
-    inbox        what lies ready for a worker, the most urgent first, where requests may overtake each other
-    worker       the loop of one stage replica; threads: the same loop without a process, on null devices
-    provisioner  puts the stages on their devices, all or none
-    executor     takes requests in, feeds, drains, answers; request: one of them; flow: where they are, and who holds them up
-    recovery     kills hanging workers, replaces dead ones and replays
-    pipeline     Pipeline: all of it for one network; swapping: its weights, under way
-    config       PipelineConfig: modules joined by name; configfile: as a folder that can be moved
-    devices      DeviceManager: memory and health of a device
-    recording    record(): what a pipeline did, as a timeline
-    host         HostManager: several networks on one machine; chaining: one behind the other; metrics: as Prometheus text
-    session      Session: a pipeline one step at a time; batching: Batcher, requests of any number of rows (counting: how full)
+    modules         what a worker can run: StageFolder, PythonFunction, LocalFunction
+    wiring          StagePlacement; wire(): placements to channels
+    ring            shared memory: tensors, from one sender to one receiver; copying: into and out of it
+    statusblock     shared memory: deadlines and priorities of requests, and the state of each worker
+    messages        what the host and a worker say to each other
+    inbox           the requests that lie ready for a worker, where they may overtake each other
+    stageworker     the loop of one stage replica; versions: its weights; nullworker: the same loop in a thread
+    provisioner     puts the stages on their devices, all or none
+    executor        takes requests in, feeds, drains, answers; request: one of them; flow: where they are
+    recovery        kills hanging workers, replaces dead ones and replays
+    pipeline        Pipeline: all of it for one network; swapping: its weights while it runs
+    workerhealth    how each worker fares
+    recording       record(): what a pipeline did, as a timeline
+
+Several networks, batches, chains and configs of pipelines are in ``serving``, which imports this package and not the reverse.
 
 In code::
 

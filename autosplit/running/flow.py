@@ -7,9 +7,9 @@ taken that one either. Which requests lie in a ring, and who holds up whom, foll
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autosplit.running import words
+from autosplit.running import statusblock
+from autosplit.running.statusblock import StatusBlock
 from autosplit.running.wiring import HOST, Wiring
-from autosplit.running.words import Words
 
 
 class Place(NamedTuple):
@@ -24,15 +24,15 @@ class Flow:
 
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
-        self._at = words.SEQUENCE if wiring.in_order else words.FLOOR
+        self._at = statusblock.SEQUENCE if wiring.in_order else statusblock.FLOOR
         self._workers = list(wiring.workers())
         self._replicas = [len(stage.devices) for stage in wiring.stages]
         self._first = [sum(self._replicas[:stage]) for stage in range(len(self._replicas))]
 
-    def places(self, block: Words) -> list[Place]:
+    def places(self, block: StatusBlock) -> list[Place]:
         """Where each worker is now."""
         found = (block.status(number) for number in range(len(self._workers)))
-        return [Place(status[words.STATE], status[self._at]) for status in found]
+        return [Place(status[statusblock.STATE], status[self._at]) for status in found]
 
     def num_queued(self, number: int, places: Sequence[Place], nexts: Sequence[int]) -> int:
         """Requests that lie ready for a worker, all their inputs there.
@@ -43,11 +43,11 @@ class Flow:
             nexts: the request that the host will feed next, of each lane.
         """
         state, sequence = places[number]
-        if state in (words.STARTING, words.PAUSED):
+        if state in (statusblock.STARTING, statusblock.PAUSED):
             return 0
         stage, _ = self._workers[number]
         every = self._replicas[stage]
-        first = sequence if state == words.WAITING else sequence + every
+        first = sequence if state == statusblock.WAITING else sequence + every
         sources = {channel.source for channel in self._wiring.channels if channel.target == stage}
         count = 0
         while count < self._wiring.most_in_flight and all(
@@ -60,12 +60,12 @@ class Flow:
         """Whether it is up to this worker that its request goes on: it runs it, or waits although it need not."""
         state, sequence = places[number]
         match state:
-            case words.WAITING:
+            case statusblock.WAITING:
                 return self.num_queued(number, places, nexts) > 0
-            case words.SENDING:
+            case statusblock.SENDING:
                 return not self._blocked(self._workers[number][0], sequence, places)
             case _:
-                return state != words.STARTING
+                return state != statusblock.STARTING
 
     def _handed_over(self, source: int, sequence: int, places: Sequence[Place], nexts: Sequence[int]) -> bool:
         if source == HOST:

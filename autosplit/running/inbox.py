@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from autosplit.running.ring import EMPTY, SEQUENCE, Interrupted, RingEnd, Slot, fence
-from autosplit.running.words import Words
+from autosplit.running.statusblock import StatusBlock
 
 
 class Inbox:
@@ -27,7 +27,9 @@ class Inbox:
         spin_s: how long to look before blocking.
     """
 
-    def __init__(self, ports: Sequence[Sequence[RingEnd]], words: Words, interrupt_fd: int = -1, spin_s: float = 0.0) -> None:
+    def __init__(
+        self, ports: Sequence[Sequence[RingEnd]], words: StatusBlock, interrupt_fd: int = -1, spin_s: float = 0.0
+    ) -> None:
         self._ports = ports
         self._words = words
         self._interrupt_fd = interrupt_fd

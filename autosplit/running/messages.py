@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from autosplit.running.modules import Module
 from autosplit.running.ring import RingHandle
-from autosplit.running.words import WordsHandle
+from autosplit.running.statusblock import StatusBlockHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Duty:
     num_replicas: int
     sources: tuple[Port, ...]
     sinks: tuple[Port, ...]
-    words: WordsHandle
+    words: StatusBlockHandle
     number: int
     spin_s: float
     in_order: bool = True

@@ -15,9 +15,8 @@ import torch
 from autosplit.devices.processes import proportional_bytes
 from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
-from autosplit.running import words
+from autosplit.running import statusblock
 from autosplit.running.counting import BatchCounts
-from autosplit.running.devices import WorkerHealth, worker_health
 from autosplit.running.executor import Executor
 from autosplit.running.flow import Flow
 from autosplit.running.messages import Event, Events, Report
@@ -25,6 +24,7 @@ from autosplit.running.provisioner import provision
 from autosplit.running.request import Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.workerhealth import WorkerHealth, worker_health
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
 
@@ -328,9 +328,9 @@ class Pipeline:
             replica=duty.replica,
             backend=duty.module.kind,
             threads=duty.threads,
-            num_requests=status[words.DONE],
-            num_failed=status[words.FAILED],
-            num_skipped=status[words.SKIPPED],
+            num_requests=status[statusblock.DONE],
+            num_failed=status[statusblock.FAILED],
+            num_skipped=status[statusblock.SKIPPED],
             busy=LatencyStats.of([(event.ran_ns - event.got_ns) / 1e9 for event in events]),
             wait=LatencyStats.of([(event.got_ns - event.asked_ns + event.blocked_ns) / 1e9 for event in events]),
             transfer=LatencyStats.of([(event.sent_ns - event.ran_ns - event.blocked_ns) / 1e9 for event in events]),

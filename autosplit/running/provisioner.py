@@ -14,10 +14,10 @@ from autosplit.devices.limits import affinity, usable_threads
 from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
 from autosplit.running.messages import Duty, Failed, Port, Ready, Version
+from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
-from autosplit.running.threads import start_thread
+from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
 from autosplit.running.wiring import HOST, StagePlacement, Wiring
-from autosplit.running.words import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, Words
 from autosplit.values.machine import Device
 
 Answer = TypeVar("Answer")
@@ -33,7 +33,7 @@ class Deployment:
 
     wiring: Wiring
     rings: tuple[tuple[Ring, ...], ...]
-    words: Words
+    words: StatusBlock
     duties: list[Duty]
     workers: list[Worker] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
@@ -112,7 +112,7 @@ class Deployment:
             return start_thread(name, duty)
         handles = [handle for port in (*duty.sources, *duty.sinks) for handle in port.rings if handle is not None]
         fds = [duty.words.fd, *(fd for handle in handles for fd in handle.fds)]
-        worker = spawn_worker("autosplit.running.worker:main", name=name, cores=device.cores, fds=fds, threads=duty.threads)
+        worker = spawn_worker("autosplit.running.stageworker:main", name=name, cores=device.cores, fds=fds, threads=duty.threads)
         with contextlib.suppress(ConnectionError):
             worker.connection.send(duty)
         return worker
@@ -130,7 +130,7 @@ def provision(wiring: Wiring) -> Deployment:
     """Rings and duties for every worker of ``wiring``, and the workers, loaded and waiting to run."""
     workers = list(wiring.workers())
     rings: list[tuple[Ring, ...]] = []
-    words = Words.create(wiring.most_in_flight, len(workers), wiring.num_lanes)
+    words = StatusBlock.create(wiring.most_in_flight, len(workers), wiring.num_lanes)
     try:
         for channel in wiring.channels:
             made: list[Ring] = []
@@ -151,7 +151,7 @@ def provision(wiring: Wiring) -> Deployment:
 def _duty(
     wiring: Wiring,
     rings: Sequence[Sequence[Ring]],
-    words: Words,
+    words: StatusBlock,
     number: int,
     position: int,
     replica: int,

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from autosplit.errors import WorkerError
-from autosplit.running import words
+from autosplit.running import statusblock
 from autosplit.running.flow import Flow
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Pause, Paused, Run
@@ -73,12 +73,12 @@ class Recovery:
             if limit_s is None or not self._flow.at_fault(number, places, nexts):
                 self._seen.pop(number, None)
                 continue
-            mark = places[number].state, self._deployment.words.status(number)[words.SINCE_NS]
+            mark = places[number].state, self._deployment.words.status(number)[statusblock.SINCE_NS]
             if self._seen.get(number, (None,))[0] != mark:
                 self._seen[number] = mark, now_s
             age_s = now_s - self._seen[number][1]
             if age_s > limit_s:
-                worker, doing = self._deployment.workers[number], words.STATES[mark[0]]
+                worker, doing = self._deployment.workers[number], statusblock.STATES[mark[0]]
                 self._hung[number] = f"hung: it was killed after {doing} for {age_s:.1f} s (limit {limit_s:g} s)"
                 request = self._deployment.words.number(places[number].sequence)
                 log.warning("%s is %s at request %d for %.1f s and is killed", worker.name, doing, request, age_s)
@@ -127,8 +127,8 @@ class Recovery:
     def _running(self, number: int, lanes: Lanes) -> int | None:
         """The request that a worker was running when it died, if any."""
         status = self._deployment.words.status(number)
-        sequence = status[words.SEQUENCE]
-        return sequence if status[words.STATE] == words.RUNNING and sequence >= lanes.base(sequence) else None
+        sequence = status[statusblock.SEQUENCE]
+        return sequence if status[statusblock.STATE] == statusblock.RUNNING and sequence >= lanes.base(sequence) else None
 
     def _count_death(self, number: int, sequence: int | None) -> str:
         """Count one death, and tell its story. Raises: WorkerError: it was one too many in a row."""

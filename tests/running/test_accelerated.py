@@ -10,8 +10,8 @@ from autosplit.backends.base import get_backend
 from autosplit.backends.placing import place_runnable
 from autosplit.errors import StageError
 from autosplit.running.modules import LocalFunction, StageFolder
+from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model

@@ -12,10 +12,10 @@ from pipelines import Gate, Once, increment, local, request
 
 from autosplit.errors import AutosplitError, UsageError
 from autosplit.running import draining
-from autosplit.running.host import HostManager
+from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import RingEnd
-from autosplit.running.threads import SimulatedDeath
+from autosplit.serving.hostmanager import HostManager
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -19,9 +19,9 @@ from pipelines import Gate, Once, add, double, fail_on_7, increment, local, requ
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.executor import Executor
 from autosplit.running.messages import Event, Report
+from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
-from autosplit.running.threads import SimulatedDeath
 from autosplit.running.wiring import StagePlacement
 
 pytestmark = pytest.mark.timeout(60)

@@ -4,8 +4,8 @@ import pytest
 from pipelines import double, local
 
 from autosplit.running.flow import Flow, Place
+from autosplit.running.statusblock import PAUSED, RUNNING, SENDING, STARTING, WAITING
 from autosplit.running.wiring import wire
-from autosplit.running.words import PAUSED, RUNNING, SENDING, STARTING, WAITING
 
 CHAIN = Flow(wire([local("a", double, "x", "u"), local("b", double, "u", "y", 2, queue_depth=1)], ["x"], ["y"], 8))
 """a feeds the replicas b.0 and b.1 over rings of one slot each; the workers are a, b.0, b.1."""

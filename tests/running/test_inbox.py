@@ -10,7 +10,7 @@ from pipelines import Gate, Once, add, double, increment, local, request
 from autosplit.running.inbox import Inbox
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import Ring, RingEnd
-from autosplit.running.words import Words
+from autosplit.running.statusblock import StatusBlock
 from autosplit.tracing.tensorspec import TensorSpec
 
 pytestmark = pytest.mark.timeout(60)
@@ -25,7 +25,7 @@ def send(ring: Ring, sequence: int) -> None:
 
 
 def test_the_most_urgent_of_those_whose_inputs_are_all_here_is_taken() -> None:
-    words, rings = Words.create(8, 1), [Ring.create([SPEC], 8) for _ in range(2)]
+    words, rings = StatusBlock.create(8, 1), [Ring.create([SPEC], 8) for _ in range(2)]
     inbox = Inbox([[RingEnd(ring, sends=False)] for ring in rings], words)
     for sequence, priority in enumerate((0, 0, -1, 2**80, -5)):
         words.describe(sequence, 0, priority, sequence)
@@ -44,7 +44,7 @@ def test_the_most_urgent_of_those_whose_inputs_are_all_here_is_taken() -> None:
 
 
 def test_a_slot_that_is_being_filled_is_not_read() -> None:
-    words, ring = Words.create(4, 1), Ring.create([SPEC], 4)
+    words, ring = StatusBlock.create(4, 1), Ring.create([SPEC], 4)
     inbox = Inbox([[RingEnd(ring, sends=False)]], words)
     send(ring, 0)
     words.describe(1, 0, -1, 1)

@@ -13,7 +13,7 @@ import torch
 
 from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.processes import resident_bytes
-from autosplit.running import words
+from autosplit.running import statusblock
 from autosplit.running.inbox import Inbox
 from autosplit.running.messages import (
     Duty,
@@ -32,8 +32,8 @@ from autosplit.running.messages import (
 )
 from autosplit.running.modules import Module
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interrupted, Ring, RingEnd, RingHandle, Slot
+from autosplit.running.statusblock import StatusBlock
 from autosplit.running.versions import Versions
-from autosplit.running.words import Words
 from autosplit.tracing.tensorspec import is_dense, kind_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def live(control: Connection, duty: Duty) -> None:
         control.send(Failed(traceback.format_exc()))
         return
     after = resident_bytes()
-    stage.status[words.RESIDENT_BYTES] = after
+    stage.status[statusblock.RESIDENT_BYTES] = after
     control.send(Ready(before, after, time.perf_counter() - start, stage.versions.note))
     stage.serve()
 
@@ -112,10 +112,10 @@ class Stage:
         self.versions = Versions(duty)
         self._ahead: deque[_Ahead] = deque()
         self.control = control
-        self.words = Words(duty.words)
+        self.words = StatusBlock(duty.words)
         self.status = self.words.status(duty.number)
         self._place = memoryview(self.status).cast("B")
-        self._sums = [self.status[word] for word in words.SUMS]
+        self._sums = [self.status[word] for word in statusblock.SUMS]
         self.events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
         self._control_poll = select.poll()
         self._control_poll.register(control.fileno(), select.POLLIN)
@@ -168,13 +168,13 @@ class Stage:
                         self._inbox.restart()
                         self._early.clear()
                 case Pause():
-                    self._enter(words.PAUSED, 0)
-                    self.status[words.FLOOR] = 0
+                    self._enter(statusblock.PAUSED, 0)
+                    self.status[statusblock.FLOOR] = 0
                     self._ahead.clear()
                     self.control.send(Paused())
                     sequence = None
                 case Load(module):
-                    self.status[words.STATE] = words.STARTING  # loading is not hanging
+                    self.status[statusblock.STATE] = statusblock.STARTING  # loading is not hanging
                     try:
                         self.load(module)
                         self.control.send(Loaded())
@@ -197,12 +197,12 @@ class Stage:
         Returns: the same for the next call.
         """
         if self._inbox is not None:
-            self.status[words.FLOOR] = first
-        asked = self._enter(words.WAITING, first)
+            self.status[statusblock.FLOOR] = first
+        asked = self._enter(statusblock.WAITING, first)
         sequence, slots, begun = self._ahead.popleft() if self._ahead else (*self._next(first), None)
-        got = self._enter(words.RUNNING, sequence)
+        got = self._enter(statusblock.RUNNING, sequence)
         flag, result = self._compute(sequence, slots, begun)
-        ran = self._enter(words.SENDING, sequence)
+        ran = self._enter(statusblock.SENDING, sequence)
         if self.versions.num_contexts > 1 and flag == DATA:
             result = result.outputs()
         blocked, posted = 0, max([slot.header[POSTED_NS] for slot in slots])
@@ -261,11 +261,11 @@ class Stage:
 
     def _heed(self, sequence: int) -> None:
         """Obey messages that came during a wait. Raises: _Rewound: the worker was paused, and its requests begin anew."""
-        state = self.status[words.STATE]
+        state = self.status[statusblock.STATE]
         first = self._obey(sequence)
-        if self.status[words.STATE] == words.PAUSED:
+        if self.status[statusblock.STATE] == statusblock.PAUSED:
             raise _Rewound(first) from None
-        self.status[words.STATE] = state
+        self.status[statusblock.STATE] = state
 
     def _compute(self, sequence: int, slots: Sequence[Slot], begun: "Begun | None" = None) -> tuple[int, Any]:
         """The flag of the request's tokens from here on, and its outputs or the text of the error.
@@ -369,11 +369,11 @@ class Stage:
         sums[5] += sent - ran - blocked
         if got > posted:
             sums[6] += got - posted
-        words.write_sums(self._place, sums)
+        statusblock.write_sums(self._place, sums)
 
     def _enter(self, state: int, sequence: int) -> int:
         now = time.monotonic_ns()
-        words.write_place(self._place, now, sequence, state)
+        statusblock.write_place(self._place, now, sequence, state)
         return now
 
     def _ends(self, port: Port, *, sends: bool) -> list[RingEnd | None]:

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from autosplit.backends.base import Precision
 from autosplit.errors import PlanError, raise_faults
 from autosplit.files import field_faults, read_mapping, write_atomic
-from autosplit.running.config import ModuleEntry, PipelineConfig, Port
 from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
+from autosplit.serving.pipelineconfig import ModuleEntry, PipelineConfig, Port
 from autosplit.tracing.splitting import load_stage, save_stage
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device

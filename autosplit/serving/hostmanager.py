@@ -13,13 +13,14 @@ import torch
 
 from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
-from autosplit.running.chaining import Chain
-from autosplit.running.devices import DeviceManager, WorkerHealth, device_health
-from autosplit.running.metrics import prometheus_text
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record_all
 from autosplit.running.request import Tensors
 from autosplit.running.wiring import StagePlacement
+from autosplit.running.workerhealth import WorkerHealth
+from autosplit.serving.chaining import Chain
+from autosplit.serving.devicemanager import DeviceManager, device_health
+from autosplit.serving.metrics import prometheus_text
 from autosplit.values.machine import Machine
 from autosplit.values.timeline import Action
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pipelines import NULL, Gate
 
 from autosplit.errors import RefusedError, StageError, UsageError
-from autosplit.running.batching import Batcher
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
+from autosplit.serving.batching import Batcher
 from autosplit.tracing.tensorspec import TensorSpec
 
 pytestmark = pytest.mark.timeout(60)

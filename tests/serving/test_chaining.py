@@ -12,7 +12,7 @@ import torch
 from pipelines import add, double, fail_on_7, increment, local, request, spec
 
 from autosplit.errors import DeadlineError, RefusedError, StageError, UsageError
-from autosplit.running.host import HostManager
+from autosplit.serving.hostmanager import HostManager
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.timeline import chrome_trace
 

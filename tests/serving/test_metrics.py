@@ -7,7 +7,7 @@ import pytest
 from pipelines import double, fail_on_7, local, request
 
 from autosplit.errors import StageError
-from autosplit.running.host import HostManager
+from autosplit.serving.hostmanager import HostManager
 from autosplit.values.machine import Machine, parse_device
 
 pytestmark = pytest.mark.timeout(60)

@@ -43,7 +43,7 @@ def write_sums(status: memoryview, sums: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class WordsHandle:
+class StatusBlockHandle:
     """What a process needs to open the block whose descriptor it inherited."""
 
     fd: int
@@ -62,19 +62,19 @@ class WordsHandle:
         return self.window * self.num_lanes
 
 
-class Words:
+class StatusBlock:
     """The block, mapped."""
 
-    def __init__(self, handle: WordsHandle) -> None:
+    def __init__(self, handle: StatusBlockHandle) -> None:
         self.handle = handle
         self._words = map_shared(handle.fd, handle.num_bytes).numpy().data.cast("q")
 
     @staticmethod
-    def create(window: int, num_workers: int, num_lanes: int = 1) -> "Words":
+    def create(window: int, num_workers: int, num_lanes: int = 1) -> "StatusBlock":
         """A block of zeros for ``window`` requests in flight, be they all in one lane."""
-        fd = create_shared(WordsHandle(-1, window, num_workers, num_lanes).num_bytes)
+        fd = create_shared(StatusBlockHandle(-1, window, num_workers, num_lanes).num_bytes)
         try:
-            return Words(WordsHandle(fd, window, num_workers, num_lanes))
+            return StatusBlock(StatusBlockHandle(fd, window, num_workers, num_lanes))
         except BaseException:
             os.close(fd)
             raise

@@ -1,14 +1,12 @@
 """DeviceManager: what is loaded on a device, what memory is left, and how it fares."""
 
 import threading
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from autosplit.devices.processes import Worker
 from autosplit.errors import DeviceError
-from autosplit.running import words
+from autosplit.running.workerhealth import WorkerHealth
 from autosplit.tables import bytes_text
 from autosplit.values.machine import Device
 
@@ -52,59 +50,6 @@ class DeviceManager:
         """Give back what the stages of a network had reserved."""
         with self._lock:
             self.loaded = {key: size for key, size in self.loaded.items() if key[0] != network}
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerHealth:
-    """How one worker fares, read from shared memory without asking it.
-
-    ``state`` is ``dead`` or what it does now, for ``since_s`` seconds. ``num_queued`` requests lie ready for it, and
-    ``queue_s`` is how long requests lay so. Counts and seconds are sums since the pipeline was started, so the difference of
-    two looks is what happened between them.
-    """
-
-    network: str
-    stage: str
-    replica: int
-    device: str
-    pid: int
-    state: str
-    since_s: float
-    num_requests: int
-    num_failed: int
-    num_skipped: int
-    busy_s: float
-    wait_s: float
-    transfer_s: float
-    queue_s: float
-    num_queued: int
-    resident_bytes: int
-
-
-def worker_health(
-    network: str, stage: str, replica: int, device: str, worker: Worker, status: memoryview, num_queued: int
-) -> WorkerHealth:
-    """The health of a worker from its status words."""
-    alive = worker.alive()
-    since_s = (time.monotonic_ns() - status[words.SINCE_NS]) / 1e9 if status[words.SINCE_NS] else 0.0
-    return WorkerHealth(
-        network,
-        stage,
-        replica,
-        device,
-        worker.pid,
-        words.STATES[status[words.STATE]] if alive else "dead",
-        since_s,
-        status[words.DONE],
-        status[words.FAILED],
-        status[words.SKIPPED],
-        status[words.BUSY_NS] / 1e9,
-        status[words.WAIT_NS] / 1e9,
-        status[words.TRANSFER_NS] / 1e9,
-        status[words.QUEUE_NS] / 1e9,
-        num_queued,
-        status[words.RESIDENT_BYTES],
-    )
 
 
 def device_state(workers: Sequence[WorkerHealth], networks: Collection[str]) -> State:

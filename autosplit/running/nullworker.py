@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from autosplit.running import worker
+from autosplit.running import stageworker
 from autosplit.running.messages import Duty
 
 
@@ -65,7 +65,7 @@ def start_thread(name: str, duty: Duty) -> ThreadWorker:
 
 def _live(control: Connection, ended_fd: int, duty: Duty) -> None:
     try:
-        worker.live(control, duty)
+        stageworker.live(control, duty)
     except (EOFError, ConnectionError, SimulatedDeath):
         pass
     except BaseException:

@@ -16,11 +16,11 @@ from autosplit.devices.discovering import machine_for
 from autosplit.errors import AutosplitError, BackendError, ModelError, PlanError, UsageError
 from autosplit.files import content_hash
 from autosplit.measuring.host import measure
-from autosplit.running.config import ModuleEntry, PipelineConfig, config_of
-from autosplit.running.configfile import FILE, load_config, save_config
-from autosplit.running.host import HostManager
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
+from autosplit.serving.hostmanager import HostManager
+from autosplit.serving.pipelineconfig import ModuleEntry, PipelineConfig, config_of
+from autosplit.serving.pipelinefile import FILE, load_config, save_config
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.programs import packages

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from autosplit.running.devices import DeviceManager
 from autosplit.running.pipeline import Pipeline
+from autosplit.serving.devicemanager import DeviceManager
 
 
 class Sample(NamedTuple):

@@ -12,12 +12,12 @@ import torch
 from pipelines import CORES, double, increment, local, request, spawned
 
 from autosplit.errors import BackendError, DeviceError, RefusedError, StageError, UsageError
-from autosplit.running.devices import DeviceManager, device_health
-from autosplit.running.host import HostManager
 from autosplit.running.modules import LocalFunction
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.session import Session
 from autosplit.running.wiring import StagePlacement
+from autosplit.serving.devicemanager import DeviceManager, device_health
+from autosplit.serving.hostmanager import HostManager
+from autosplit.serving.session import Session
 from autosplit.values.machine import Machine, parse_device
 
 pytestmark = pytest.mark.timeout(60)

@@ -1,0 +1,60 @@
+"""How each worker of a pipeline fares, read from shared memory without asking it."""
+
+import time
+from dataclasses import dataclass
+
+from autosplit.devices.processes import Worker
+from autosplit.running import statusblock
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """How one worker fares, read from shared memory without asking it.
+
+    ``state`` is ``dead`` or what it does now, for ``since_s`` seconds. ``num_queued`` requests lie ready for it, and
+    ``queue_s`` is how long requests lay so. Counts and seconds are sums since the pipeline was started, so the difference of
+    two looks is what happened between them.
+    """
+
+    network: str
+    stage: str
+    replica: int
+    device: str
+    pid: int
+    state: str
+    since_s: float
+    num_requests: int
+    num_failed: int
+    num_skipped: int
+    busy_s: float
+    wait_s: float
+    transfer_s: float
+    queue_s: float
+    num_queued: int
+    resident_bytes: int
+
+
+def worker_health(
+    network: str, stage: str, replica: int, device: str, worker: Worker, status: memoryview, num_queued: int
+) -> WorkerHealth:
+    """The health of a worker from its status words."""
+    alive = worker.alive()
+    since_s = (time.monotonic_ns() - status[statusblock.SINCE_NS]) / 1e9 if status[statusblock.SINCE_NS] else 0.0
+    return WorkerHealth(
+        network,
+        stage,
+        replica,
+        device,
+        worker.pid,
+        statusblock.STATES[status[statusblock.STATE]] if alive else "dead",
+        since_s,
+        status[statusblock.DONE],
+        status[statusblock.FAILED],
+        status[statusblock.SKIPPED],
+        status[statusblock.BUSY_NS] / 1e9,
+        status[statusblock.WAIT_NS] / 1e9,
+        status[statusblock.TRANSFER_NS] / 1e9,
+        status[statusblock.QUEUE_NS] / 1e9,
+        num_queued,
+        status[statusblock.RESIDENT_BYTES],
+    )

@@ -1,0 +1,12 @@
+"""Serve networks: several pipelines on one machine, their callers, their configs, and how they fare.
+
+::
+
+    hostmanager     HostManager: networks are added, run and removed while others run
+    devicemanager   DeviceManager: memory and health of one device
+    session         Session: a pipeline one step at a time
+    batching        Batcher: requests of any number of rows
+    chaining        Chain: networks one behind the other
+    metrics         counters and gauges as Prometheus text
+    pipelineconfig  PipelineConfig: modules joined by name; pipelinefile: its folder, which can be moved
+"""
