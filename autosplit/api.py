@@ -1,6 +1,6 @@
 """The main job in five calls: ``trace``, ``measure``, ``search``, ``run``, ``export``; ``auto`` makes the first four."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -51,19 +51,29 @@ Model = str | Path | nn.Module | ExportedProgram
 
 
 def trace(
-    model: Model, batch: int = 1, seq_len: int | None = None, *, inputs: Inputs | None = None, trust: bool = False
+    model: Model,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    inputs: Inputs | None = None,
+    batch: int = 1,
+    seq_len: int | None = None,
+    trust: bool = False,
 ) -> Traced:
-    """The model as one flat graph for one batch size.
+    """Trace a model to one flat graph for one batch size.
 
     Args:
         model: a spec (see ``autosplit.tracing.loading``), a module, an ``fx.GraphModule`` or an ``ExportedProgram``.
+        args: positional example inputs, as in ``torch.export.export``. A module needs example inputs, a spec brings its own.
+        kwargs: example inputs by name.
+        inputs: example inputs that are all positional (a tensor or a sequence) or all by name (a mapping).
         batch: items in one request.
         seq_len: tokens in one item, for text models.
-        inputs: example inputs; a module needs them.
-        trust: whether a ``.pt2`` file may be read, which can run code of whoever made it.
+        trust: True to read a ``.pt2`` file, which can run code of its maker.
     Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured as one graph.
     """
-    return capturing.trace(loading.load_model(model, batch, seq_len, inputs=inputs, trust=trust))
+    given = loading.call_of(args, kwargs, inputs)
+    return capturing.trace(loading.load_model(model, batch, seq_len, inputs=given, trust=trust))
 
 
 def measure(
@@ -287,14 +297,14 @@ def auto(
     machine = as_machine(devices)
     step = progress or (lambda name: lambda share, text: None)
     prepare_to_spawn()
-    traced = trace(model, batch, seq_len, inputs=inputs)
+    traced = trace(model, inputs=inputs, batch=batch, seq_len=seq_len)
     wanted.verify(traced.graph, machine)
     with Workspace() as workspace:
         same: dict[str, Any] = {"profiles": profiles, "precision": precision, "workspace": workspace}
         profile = measure(traced, machine, names, remeasure=remeasure, progress=step("profile"), **same)
 
         def subject_for(microbatch: int) -> "Subject":
-            smaller = trace(model, microbatch, seq_len)
+            smaller = trace(model, batch=microbatch, seq_len=seq_len)
             require_independent(traced, smaller)
             return smaller, measure(smaller, machine, names, **same)
 
@@ -352,26 +362,38 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def load_plan(path: Path, model: str | None = None) -> tuple[Plan, Traced, Machine]:
-    """A plan file with its model, traced, and the devices that it names.
+def load_plan(
+    path: str | Path, model: Model | None = None, *, inputs: Inputs | None = None, trust: bool = False
+) -> tuple[Plan, Traced, Machine]:
+    """Read a plan file, trace its model, and parse the devices that it names.
 
     Args:
         path: the plan.yaml.
-        model: the spec in the plan, given again, where it names code of the user's own.
-    Raises: PlanError: the file is not a plan, or is of another model. UsageError: the plan names code that the user did not.
+        model: the module, which a plan made from a Python object needs; or the plan's spec, where that names code of the user's.
+        inputs: example inputs of ``model``.
+        trust: True to read a ``.pt2`` file, which can run code of its maker.
+    Raises: PlanError: the file is not a plan, or was made for another graph. UsageError: the model is missing, or the plan names
+        code that the user did not.
     """
-    file = read_plan(path)
+    file = read_plan(Path(path))
     spec = file.source.spec
-    if not spec:
-        raise UsageError(f"plan '{path}' was made for a Python object; run it from Python with autosplit.run")
-    if model is not None and model != spec:
-        raise UsageError(f"plan '{path}' is for model '{spec}', and not for '{model}'; name that one, or none")
+    if model is None and not spec:
+        raise UsageError(
+            f"plan '{path}' was made for a Python object, which a file cannot hold; "
+            "give it from Python: autosplit.load_plan(path, model=module, inputs=...)"
+        )
     if model is None and not spec.startswith(TRUSTED):
         raise UsageError(
             f"plan '{path}' is for model '{spec}', which is code that autosplit does not run unasked; "
             f"pass --model '{spec}' if you trust it"
         )
-    traced = trace(spec, file.microbatch, file.source.seq_len)
+    if isinstance(model, str) and model != spec:
+        made_for = f"model '{spec}'" if spec else "a Python object"
+        raise UsageError(f"plan '{path}' is for {made_for}, and not for '{model}'")
+    if model is None or isinstance(model, str):
+        traced = trace(spec, inputs=inputs, batch=file.microbatch, seq_len=file.source.seq_len, trust=trust)
+    else:
+        traced = trace(model, inputs=inputs, trust=trust)
     return file.resolve(traced.graph), traced, Machine.of(map(parse_device, file.devices))
 
 

@@ -105,7 +105,7 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
     """One row: let autosplit choose, then run its choice beside the runtimes."""
     begun_s = time.monotonic()
     prepare_to_spawn()
-    whole, machine = api.trace(MODELS[name], batch), machine_for(None)
+    whole, machine = api.trace(MODELS[name], batch=batch), machine_for(None)
     program, folder = _stage(whole)
     with ExitStack() as stack:
         if not given.keep:
@@ -183,7 +183,7 @@ def _choose(
     fastest_s = min(profile.whole_s(*setting) for setting in profile.measured) / len(machine.devices)
 
     def subject_for(microbatch: int) -> tuple[Traced, Profile]:
-        smaller = api.trace(MODELS[name], microbatch)
+        smaller = api.trace(MODELS[name], batch=microbatch)
         require_independent(whole, smaller)
         return smaller, api.measure(smaller, machine, usual(), profiles=PROFILES, workspace=workspace)
 
@@ -239,7 +239,7 @@ def _stage(traced: Traced) -> tuple[StageProgram, Path]:
 def prepare(name: str, batch: int, given: argparse.Namespace) -> None:
     """Write the files that the runtimes load."""
     begun_s = time.monotonic()
-    failures = natives.prepare_all(given.runtimes, *_stage(api.trace(MODELS[name], batch)))
+    failures = natives.prepare_all(given.runtimes, *_stage(api.trace(MODELS[name], batch=batch)))
     print(f"{name}, batch {batch}: prepared in {time.monotonic() - begun_s:.0f} s {failures or ''}", flush=True)
 
 

@@ -15,7 +15,7 @@ from autosplit.deploying.arena import Arena
 from autosplit.deploying.checking import distinct_inputs
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
-from autosplit.errors import ProfileError, UsageError
+from autosplit.errors import PlanError, ProfileError, UsageError
 from autosplit.planning.baselines import baselines_of
 from autosplit.planning.predicting import measured_backends
 from autosplit.reports.runreport import PLAN
@@ -61,7 +61,7 @@ def test_the_search_measured_its_candidates_and_kept_their_stages(found: AutoRes
 @pytest.mark.timeout(200)
 def test_a_plan_that_cuts_requests_runs_beside_baselines_that_do_not() -> None:
     spec = "autosplit.examples.mlp:mlp?depth=4&width=64"
-    whole, half = (autosplit.trace(spec, batch) for batch in (4, 2))
+    whole, half = (autosplit.trace(spec, batch=batch) for batch in (4, 2))
     profiles = [
         Profile.given(one.graph, {(op.name, device.name): 1e-4 for op in one.graph.ops for device in TWO.devices})
         for one in (whole, half)
@@ -195,6 +195,22 @@ def test_a_plan_is_not_run_as_that_of_another_model(tmp_path: Path) -> None:
         autosplit.load_plan(tmp_path / "plan.yaml", "my.module:net")
 
 
+def test_a_plan_of_a_python_object_is_loaded_with_the_object(tmp_path: Path) -> None:
+    module, inputs = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval(), (torch.ones(1, 4),)
+    traced = autosplit.trace(module, inputs)
+    profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
+    one = Machine.of([parse_device("cpu:0")])
+    plan = autosplit.search(traced, profile, one, budget_s=0).plan
+    path = tmp_path / "plan.yaml"
+    autosplit.write_plan(plan, traced.graph, path)
+    again, loaded, machine = autosplit.load_plan(str(path), model=module, inputs=inputs)
+    assert (again.hash, loaded.graph.hash, machine) == (plan.hash, traced.graph.hash, one)
+    with pytest.raises(UsageError, match=r"made for a Python object.*load_plan\(path, model=module, inputs=\.\.\.\)"):
+        autosplit.load_plan(path)
+    with pytest.raises(PlanError):
+        autosplit.load_plan(path, model=torch.nn.Linear(4, 4).eval(), inputs=inputs)
+
+
 def test_a_plan_in_bf16_is_not_exported_in_f32(tmp_path: Path) -> None:
     traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
     found = baselines_of(traced.graph, Plan(traced.source, traced.graph.hash, "", (), UNKNOWN), TWO, None)
@@ -209,7 +225,7 @@ def test_stages_of_other_microbatches_do_not_share_files() -> None:
     with Workspace() as workspace:
         folders = []
         for batch in (2, 4):
-            traced = autosplit.trace(TIED, batch)
+            traced = autosplit.trace(TIED, batch=batch)
             ops = tuple(op.name for op in traced.graph.ops)
             [program] = split(traced, [ops])
             folders.append(workspace.add(program, ops, "eager", "f32").folder)

@@ -44,7 +44,7 @@ def profile(given: options.Measure) -> None:
     machine, backends = machine_for(given.devices, given.machine, given.memory), given.backends
     with bars(err) as start:
         start("trace")
-        traced = api.trace(given.model, given.batch, given.seq_len)
+        traced = api.trace(given.model, batch=given.batch, seq_len=given.seq_len)
         measured = api.measure(
             traced,
             machine,

@@ -36,7 +36,7 @@ def search(given: options.Plans) -> None:
     budget_s, limit_s = options.seconds(given.budget), options.seconds(given.time_limit)
     with bars(err) as start:
         start("trace")
-        traced = api.trace(given.model, given.batch, given.seq_len)
+        traced = api.trace(given.model, batch=given.batch, seq_len=given.seq_len)
         wanted.verify(traced.graph, machine)
         measured = api.measure(
             traced,

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,17 @@ from autosplit.tracing.modelspec import parse_options, typed_options
 from autosplit.tracing.tensorspec import is_dense, kind_of
 from autosplit.values.plan import PYTHON_OBJECT, Source
 
-Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Example inputs of a model: positional ones and those by name."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | Call
+"""Example inputs: positional (a tensor or a sequence), by name (a mapping), or both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +90,10 @@ def load_model(
         found, default_name, own_args, own_kwargs = _load_spec(spec, batch, seq_len, given, trust)
     else:
         if not isinstance(source, nn.Module | ExportedProgram):
-            pair = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
-            raise ModelError(f"a model is a spec, a module or an ExportedProgram, but here it is {source!r:.60}{pair}")
+            way_out = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
+            if callable(source):
+                way_out = "; make a function the forward of a torch.nn.Module, and call a class to get its module"
+            raise ModelError(f"a model is a spec, a module or an ExportedProgram, but here it is {source!r:.60}{way_out}")
         found, default_name = source, _class_name(source)
         own_args, own_kwargs = (source.example_inputs or ((), {})) if isinstance(source, ExportedProgram) else ((), {})
     args, kwargs = given or (tuple(own_args), dict(own_kwargs))
@@ -176,7 +188,24 @@ def _import_function(place: str, attribute: str, subject: str) -> Any:
     return function
 
 
+def call_of(args: Any, kwargs: Mapping[str, Any] | None, inputs: Inputs | None) -> Inputs | None:
+    """The example inputs of ``trace(model, args, kwargs)``, or ``inputs``.
+
+    Raises: ModelError: both are given, or ``args`` is a number.
+    """
+    if args is None and kwargs is None:
+        return inputs
+    if inputs is not None:
+        raise ModelError("example inputs are given twice; give args and kwargs, or inputs")
+    if isinstance(args, int | float | str):
+        raise ModelError(f"args are the positional example inputs, not {args!r}; a batch size is given as batch={args!r}")
+    positional = (args,) if isinstance(args, torch.Tensor) else tuple(args or ())
+    return Call(positional, dict(kwargs or {}))
+
+
 def _given(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Call):
+        return inputs.args, dict(inputs.kwargs)
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs), {}

@@ -140,15 +140,21 @@ def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def is_dense(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether this is a tensor with a value for each element: not a sparse or nested one, not one of the meta device."""
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not (value.is_meta or value.is_nested)
+    """Whether this is a tensor that holds a value for each element in memory of its own."""
+    return kind_of(value) == ""
 
 
 def kind_of(value: object) -> str:
-    """What a value is that is not dense: its type, or its layout and device."""
+    """'' for a dense tensor, else what the value is: its type, or its layout and device."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    return f"{'nested' if value.is_nested else value.layout} on {value.device}"
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return type(value).__name__
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return "a tensor inside torch.func (vmap, grad or functionalize)"
+    if value.layout is not torch.strided or value.is_meta or value.is_nested:
+        return f"{'nested' if value.is_nested else value.layout} on {value.device}"
+    return ""
 
 
 def differences(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) -> list[str]:

@@ -7,11 +7,12 @@ import psutil
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autosplit.errors import MissingExtraError, ModelError
 from autosplit.examples.mlp import mlp
 from autosplit.tracing import architectures
-from autosplit.tracing.loading import load_model
+from autosplit.tracing.loading import Call, call_of, load_model
 
 TEXT = "hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64&vocab_size=100"
 SPECS = {
@@ -283,6 +284,8 @@ def test_what_is_no_model_is_said_to_be_none(tmp_path, monkeypatch):
         load_model((nn.Linear(3, 3).eval(), torch.zeros(1, 3)))
     with pytest.raises(ModelError, match=r"here it is 7$"):
         load_model(7)
+    with pytest.raises(ModelError, match=r"here it is <function .*; make a function the forward of a torch.nn.Module"):
+        load_model(lambda x: x)
     (tmp_path / "net_of_mine.py").write_text("from torch import nn\nnet = nn.Linear(3, 3).eval()\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModelError, match="'net_of_mine:net' is a module, not a function; write one"):
@@ -295,6 +298,7 @@ def test_what_is_no_model_is_said_to_be_none(tmp_path, monkeypatch):
     [
         (lambda: torch.eye(2).to_sparse(), "torch.sparse_coo on cpu"),
         (lambda: torch.nested.nested_tensor([[1.0]]), "nested on cpu"),
+        (lambda: FakeTensorMode().from_tensor(torch.ones(2)), "FakeTensor"),
     ],
 )
 def test_inputs_that_are_not_dense_are_refused_by_their_place(make, kind):
@@ -302,6 +306,25 @@ def test_inputs_that_are_not_dense_are_refused_by_their_place(make, kind):
         load_model(nn.Identity().eval(), inputs=(torch.ones(1), {"x": make()}))
 
 
+def test_tensors_inside_torch_func_are_refused():
+    with pytest.raises(
+        ModelError, match=r"input\[0\] is a tensor inside torch.func \(vmap, grad or functionalize\), and a dense"
+    ):
+        torch.func.vmap(lambda x: load_model(nn.Identity().eval(), inputs=(x,)))(torch.ones(2, 3))
+
+
 def test_traced_graph_module_is_taken_as_it_is():
     net = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval())
     assert load_model(net, inputs=(torch.zeros(1, 3),)).module is net
+
+
+def test_example_inputs_are_given_as_to_torch_export():
+    x, y = torch.zeros(1), torch.ones(1)
+    assert call_of((x,), {"y": y}, None) == Call((x,), {"y": y})
+    assert call_of(None, None, {"y": y}) == {"y": y}
+    model = load_model(nn.Identity().eval(), inputs=Call((x,), {"y": y}))
+    assert (model.args, model.kwargs) == ((x,), {"y": y})
+    with pytest.raises(ModelError, match="given twice"):
+        call_of((x,), None, (x,))
+    with pytest.raises(ModelError, match="not 4; a batch size is given as batch=4"):
+        call_of(4, None, None)
