@@ -64,16 +64,13 @@ def trace(
 
     Args:
         model: a spec (see ``autosplit.tracing.loading``), a module, an ``fx.GraphModule`` or an ``ExportedProgram``.
-        args: positional example inputs, as in ``torch.export.export``. A module needs example inputs, a spec brings its own.
-        kwargs: example inputs by name.
+        args, kwargs: example inputs, as in ``torch.export.export``; a module needs some, a spec brings its own.
         inputs: example inputs that are all positional (a tensor or a sequence) or all by name (a mapping).
-        batch: items in one request.
-        seq_len: tokens in one item, for text models.
+        batch, seq_len: items in one request, and tokens in one item for text models.
         trust: True to read a ``.pt2`` file, which can run code of its maker.
     Raises: ModelError: the model cannot be loaded. TraceError: it cannot be captured as one graph.
     """
-    given = loading.call_of(args, kwargs, inputs)
-    return capturing.trace(loading.load_model(model, batch, seq_len, inputs=given, trust=trust))
+    return capturing.trace(loading.load_model(model, batch, seq_len, inputs=loading.call_of(args, kwargs, inputs), trust=trust))
 
 
 def measure(
@@ -91,7 +88,6 @@ def measure(
 
     A backend that cannot compute in ``precision``, refuses the model, or gives wrong numbers is left out; a note says why.
     ``machine`` may be names with commas between. In ``workspace`` the model is saved and prepared for those that follow.
-
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
     from autosplit.measuring.host import measure as measure_ops
@@ -134,8 +130,7 @@ def search(
         backends: those to consider; by default all that the profile has on every device.
         budget_s: seconds for running candidates.
         queue_depth: slots of each ring, to begin with.
-        time_limit_s: most seconds for each question to the planner, all choices of backends together; where there is a budget, it
-            has a fifth of that, unless it finds no plan so soon.
+        time_limit_s: most seconds for each question to the planner; with a budget a fifth of that, if a plan is found by then.
         seed: of every random choice.
         storage: a journal of the trials, so that a search that was stopped goes on.
         subject_for: the traced model and profile for a microbatch, or an AutosplitError; without it requests are not cut.
@@ -198,8 +193,7 @@ def run(
         workspace: where stages are saved and prepared, if a search of the same model left them there.
         progress: called with the share done and what is being done.
         observe: called once with the host on which all of them run, to look at it meanwhile.
-    Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run. UsageError: ``also`` names
-        what is no backend.
+    Raises: PlanError, BackendError, WorkerError, StageError: the plan cannot be run. UsageError: ``also`` names no backend.
     """
     machine, tell = as_machine(machine), progress or (lambda share, text: None)
     with ExitStack() as stack:
@@ -367,33 +361,21 @@ def load_plan(
 ) -> tuple[Plan, Traced, Machine]:
     """Read a plan file, trace its model, and parse the devices that it names.
 
-    Args:
-        path: the plan.yaml.
-        model: the module, which a plan made from a Python object needs; or the plan's spec, where that names code of the user's.
-        inputs: example inputs of ``model``.
-        trust: True to read a ``.pt2`` file, which can run code of its maker.
-    Raises: PlanError: the file is not a plan, or was made for another graph. UsageError: the model is missing, or the plan names
-        code that the user did not.
+    ``model`` is the module, which a plan made from a Python object needs, or the plan's spec, where that names the user's code.
+    Raises: PlanError: the file is not a plan, or was made for another graph. UsageError: ``model`` is missing or another one.
     """
     file = read_plan(Path(path))
     spec = file.source.spec
+    source = spec if model is None else model
+    made_for = f"plan '{path}' is for {f'model {spec!r}' if spec else 'a Python object'}"
     if model is None and not spec:
-        raise UsageError(
-            f"plan '{path}' was made for a Python object, which a file cannot hold; "
-            "give it from Python: autosplit.load_plan(path, model=module, inputs=...)"
-        )
+        raise UsageError(f"{made_for}, which a file cannot hold; use autosplit.load_plan(path, model=module, inputs=...)")
     if model is None and not spec.startswith(TRUSTED):
-        raise UsageError(
-            f"plan '{path}' is for model '{spec}', which is code that autosplit does not run unasked; "
-            f"pass --model '{spec}' if you trust it"
-        )
-    if isinstance(model, str) and model != spec:
-        made_for = f"model '{spec}'" if spec else "a Python object"
-        raise UsageError(f"plan '{path}' is for {made_for}, and not for '{model}'")
-    if model is None or isinstance(model, str):
-        traced = trace(spec, inputs=inputs, batch=file.microbatch, seq_len=file.source.seq_len, trust=trust)
-    else:
-        traced = trace(model, inputs=inputs, trust=trust)
+        raise UsageError(f"{made_for}, code that autosplit does not run unasked; pass --model '{spec}' if you trust it")
+    if isinstance(source, str | Path) and str(source) != spec:
+        raise UsageError(f"{made_for}, and not for '{source}'")
+    sizes: dict[str, Any] = {"batch": file.microbatch, "seq_len": file.source.seq_len} if source == spec else {}
+    traced = trace(source, inputs=inputs, trust=trust, **sizes)
     return file.resolve(traced.graph), traced, Machine.of(map(parse_device, file.devices))
 
 

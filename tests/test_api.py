@@ -205,7 +205,7 @@ def test_a_plan_of_a_python_object_is_loaded_with_the_object(tmp_path: Path) -> 
     autosplit.write_plan(plan, traced.graph, path)
     again, loaded, machine = autosplit.load_plan(str(path), model=module, inputs=inputs)
     assert (again.hash, loaded.graph.hash, machine) == (plan.hash, traced.graph.hash, one)
-    with pytest.raises(UsageError, match=r"made for a Python object.*load_plan\(path, model=module, inputs=\.\.\.\)"):
+    with pytest.raises(UsageError, match=r"is for a Python object.*load_plan\(path, model=module, inputs=\.\.\.\)"):
         autosplit.load_plan(path)
     with pytest.raises(PlanError):
         autosplit.load_plan(path, model=torch.nn.Linear(4, 4).eval(), inputs=inputs)
