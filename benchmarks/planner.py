@@ -9,8 +9,8 @@ from time import monotonic
 from autosplit.costs.cost import find_faults, latency_s
 from autosplit.costs.problem import Problem, Solution
 from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
-from autosplit.planners.asking import rows_on_one_device
-from autosplit.planners.noncontiguous import solve_noncontiguous
+from autosplit.planners.cpsat.integer_program import rows_on_one_device
+from autosplit.planners.noncontiguous.partitioning import solve_noncontiguous
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 

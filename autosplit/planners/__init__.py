@@ -1,1 +1,20 @@
-"""Planners: one algorithm a file, all from problem and demands to blocks; ``portfolio.solve`` chooses and proves."""
+"""Planners: from a problem and demands on the plan to blocks of ops on devices, with a bound on every plan.
+
+``portfolio.solve`` is the entry; ``pareto`` asks it for a front. One room for each kind of problem, each with a map of its own:
+
+    noncontiguous/   any ops on any device: hypergraph partitioning, with bounds by column generation
+    contiguous/      chains of blocks: dynamic programs along one order and over all orders
+    cpsat/           integer programs for what the other rooms cannot say: links by pair, pools, shared devices
+    latency/         one sample as soon as possible: list scheduling, annealing, a bound by job-shop scheduling
+
+All rooms share these modules:
+
+    objective        what a plan costs, and which demands it breaks
+    incumbent        the best plan and bound of one solve, to which every planner adds
+    items            ops contracted to what can be decided apart; ``dominance`` merges items that a best plan keeps together
+    bounds           what no plan can beat, from the compute alone
+    clusters         the same problem with fewer ops
+    delays           the least time between two ops on different devices, and the critical path
+    infeasible       why there is no plan, in words
+    jit, warming     compilation of the inner loops, on the first call or ahead of time
+"""

@@ -10,7 +10,7 @@ import numpy as np
 from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
-from autosplit.planners.asking import is_hopeless
+from autosplit.planners.cpsat.integer_program import is_hopeless
 from autosplit.tables import bytes_text
 from autosplit.values.constraints import Demands
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Floats, Problem
-from autosplit.planners.merging import Nets, merge_dominated
+from autosplit.planners.dominance import Nets, merge_dominated
 from autosplit.values.constraints import Demands
 
 Ints = NDArray[np.int64]

@@ -17,7 +17,7 @@ from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds
 from autosplit.planners.items import contract
-from autosplit.planners.latency import with_reuse
+from autosplit.planners.latency.scheduling import with_reuse
 from autosplit.planners.objective import demand_faults
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands

@@ -12,18 +12,20 @@ import numpy as np
 from autosplit.costs.cost import latency_s
 from autosplit.costs.problem import HOST, Floats, Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners import bounds, compiled, infeasible, latency, linear, reusing
-from autosplit.planners.asking import MAX_OPS, MORE_BLOCKS, ask, rows_on_one_device
-from autosplit.planners.heft import Delays, critical_path_s
+from autosplit.planners import bounds, infeasible, jit
+from autosplit.planners.clusters import fewer_lumps, forced_lumps
+from autosplit.planners.contiguous import interleaved, linear
+from autosplit.planners.contiguous.device_usage import Usage, sequence_usage, usage_of
+from autosplit.planners.contiguous.latency_limited import quick_chains
+from autosplit.planners.contiguous.proving import chain_blocks, prove_chain
+from autosplit.planners.cpsat.integer_program import MAX_OPS, MORE_BLOCKS, ask, rows_on_one_device
+from autosplit.planners.delays import Delays, critical_path_s
+from autosplit.planners.incumbent import Search
 from autosplit.planners.items import Items, contract, kept_together
-from autosplit.planners.limited import quick_chains
-from autosplit.planners.lumps import fewer_lumps, forced_lumps
-from autosplit.planners.noncontiguous import solve_noncontiguous
+from autosplit.planners.latency import scheduling
+from autosplit.planners.latency.row_annealing import RowSearch
+from autosplit.planners.noncontiguous.partitioning import solve_noncontiguous
 from autosplit.planners.objective import demand_faults, objective_s
-from autosplit.planners.proving import chain_blocks, prove_chain
-from autosplit.planners.rows import RowSearch
-from autosplit.planners.search import Search
-from autosplit.planners.usage import Usage, sequence_usage, usage_of
 from autosplit.values.constraints import Demands
 
 SMALL = 200
@@ -42,7 +44,7 @@ PROOF_SHARE, PROOF_SHARE_OF_MANY = 0.8, 0.93
 """Of the time that is left, for chains over all orders; CP-SAT has the rest, where there are not too many ops for it."""
 
 
-@compiled.interruptible()
+@jit.interruptible()
 def solve(
     problem: Problem,
     demands: Demands = Demands(),  # noqa: B008 (a frozen value)
@@ -69,7 +71,7 @@ def solve(
     demands, reuse = replace(demands, max_replicas=min(demands.max_replicas, problem.num_devices)), demands.reuse
     if reuse is None:
         more = demands.num_stages is not None and demands.num_stages > problem.num_devices
-        demands = latency.with_reuse(replace(demands, reuse=more))
+        demands = scheduling.with_reuse(replace(demands, reuse=more))
     search = Search(problem, demands, started, started + time_limit_s, log or (lambda line: None))
     _refuse_hopeless(problem, demands)
     may_share = reuse is None and not demands.reuse and (demands.contiguous or demands.max_latency_s < inf)
@@ -189,7 +191,7 @@ def _reuse(search: Search, items: Items, weights: Floats) -> None:
     for count in (demands.num_stages,) if demands.num_stages else range(2, most + 1):
         if count != demands.num_stages and search.left_s <= 0:
             return
-        found = reusing.best_reuse(problem, items, demands, weights, count, monotonic() + REUSE_SHARE * search.left_s)
+        found = interleaved.best_reuse(problem, items, demands, weights, count, monotonic() + REUSE_SHARE * search.left_s)
         if found:
             search.offer(found[0], "beam search")
 
@@ -214,7 +216,7 @@ def _quickest(search: Search, seed: int, share: float) -> None:
     """The plan of the smallest latency, as a start where nothing else meets the limits."""
     starts = [search.blocks] if search.blocks else []
     quick = replace(search.demands, objective="latency")
-    found = latency.best_latency(search.problem, quick, starts, monotonic() + share * search.left_s, seed)
+    found = scheduling.best_latency(search.problem, quick, starts, monotonic() + share * search.left_s, seed)
     infeasible.refuse_latency(search.demands, found.bound_s, found.bound_method)
     search.offer(found.blocks, found.method)
     if found.blocks and not search.blocks:
@@ -228,7 +230,7 @@ def _anneal(search: Search, seed: int) -> None:
         return
     deadline = monotonic() + 0.5 * search.left_s
     forced = forced_lumps(search.problem, search.demands.contiguous)
-    for lumps in (fewer_lumps(forced, latency.MAX_LUMPS), forced):
+    for lumps in (fewer_lumps(forced, scheduling.MAX_LUMPS), forced):
         rows = RowSearch(lumps, search.demands, Random(seed), deadline)
         rows.offer(search.blocks, "start")
         rows.anneal(deadline, search.bound_s)
@@ -273,7 +275,7 @@ def _latency(search: Search, seed: int) -> None:
     """Schedules of one sample; where ops are few and these are not proved, CP-SAT is asked for the best row of blocks."""
     few = search.problem.num_ops * search.problem.num_devices <= FEW
     deadline = monotonic() + 0.5 * search.left_s if few else search.deadline
-    found = latency.best_latency(search.problem, search.demands, [search.blocks], deadline, seed)
+    found = scheduling.best_latency(search.problem, search.demands, [search.blocks], deadline, seed)
     search.offer(found.blocks, found.method)
     search.prove(found.bound_s, found.bound_method)
     if few:

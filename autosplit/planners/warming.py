@@ -10,12 +10,14 @@ from time import monotonic
 import numpy as np
 
 from autosplit.costs.problem import Block, Net, Problem, Transfers
-from autosplit.planners import annealing, bounds, columns, compiled, downsets, linear, resplitting, reusing
-from autosplit.planners.hypergraph import hypergraph_of
+from autosplit.planners import bounds, jit
+from autosplit.planners.contiguous import downsets, interleaved, linear
+from autosplit.planners.contiguous.device_usage import usage_of
+from autosplit.planners.contiguous.downset_table import grown, new_sets
 from autosplit.planners.items import contract
-from autosplit.planners.reached import grown, new_sets
-from autosplit.planners.sample import Sampler
-from autosplit.planners.usage import usage_of
+from autosplit.planners.latency.evaluation import Sampler
+from autosplit.planners.noncontiguous import annealing, column_generation, resplitting
+from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
 
 
@@ -40,7 +42,7 @@ def chains() -> None:
     usage, weights = usage_of(items, demands), bounds.multipliers(items)
     if usage is not None:
         linear.best_chain(items, demands, usage, weights, 0.0, inf, inf)
-    reusing.best_reuse(problem, items, demands, weights, 4, inf)
+    interleaved.best_reuse(problem, items, demands, weights, 4, inf)
     Sampler(problem).latency_s([Block((0, 1), (0,)), Block((2, 3, 4), (1,))])
 
 
@@ -62,7 +64,7 @@ def any_sets() -> None:
     tight = replace(graph, item_bytes=np.ones(5), memory_bytes=np.full(3, 3.0))
     resplitting.resplit(tight, home, 0, 1, limit_s=100.0, lean=0.5, seed=0)
     values = np.ones(5, dtype=np.int64)
-    for pricer in columns.pricers_of(graph, tries=2) or ():
+    for pricer in column_generation.pricers_of(graph, tries=2) or ():
         pricer.profile(values, 20.0)
         pricer.best_set(values, 20.0, 1)
 
@@ -76,7 +78,7 @@ PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
 
 def main() -> None:
     """Compile what is not compiled yet, and say how long each part took."""
-    logging.getLogger(compiled.__name__).setLevel(logging.ERROR)  # these lines say it better
+    logging.getLogger(jit.__name__).setLevel(logging.ERROR)  # these lines say it better
     for number, (name, part) in enumerate(PARTS, start=1):
         sys.stderr.write(f"compiling the planner, {number} of {len(PARTS)}: {name} … ")
         sys.stderr.flush()

@@ -14,9 +14,9 @@ import numpy as np
 from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.errors import InfeasibleError
+from autosplit.planners.latency.evaluation import Sampler
 from autosplit.planners.objective import objective_s
 from autosplit.planners.portfolio import solve
-from autosplit.planners.sample import Sampler
 from autosplit.planning.predicting import problem_of
 from autosplit.planning.recutting import next_cuts
 from autosplit.values.constraints import Constraints, Demands

@@ -1,0 +1,20 @@
+"""Chains of blocks: each value is read in the block that makes it or in a later one.
+
+    linear                  the best chain along one order of the items: a dynamic program over its prefixes
+    latency_limited         chains along one order that hold a latency limit, by bisection over ``linear``
+    interleaved             chains with several blocks on a device: a beam search along one order, without proof
+    downsets                the best chain over all orders, with proof (Tarnawski et al., 2020)
+    proving                 calls ``downsets`` between the bound and the best plan until they meet
+
+Parts of ``downsets``, all compiled:
+
+    downset_enumeration     walks from a down-set to all larger ones that one block reaches
+    downset_table           the down-sets reached, in a hash table, with the best values at each
+    pruning                 drops a down-set whose rest does not fit on the devices that are left
+    maximal_blocks          drops a block that has room for an item that is ready
+
+Shared by the dynamic programs:
+
+    growing_block           the cost of a block while items are added to it
+    device_usage            the devices that a prefix of a chain has taken, as a number
+"""

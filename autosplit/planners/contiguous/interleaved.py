@@ -1,0 +1,188 @@
+"""Chains with more blocks than devices: several blocks share a device, and their loads add up.
+
+A beam search along the depth-first orders: a label is a prefix with the load and memory of every device, and of the labels
+that end at one place those with the least possible bottleneck are kept. First on cuts spread over the whole order, then
+on all cuts near the best found. Good plans, no proof.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from time import monotonic
+
+import numpy as np
+
+from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.problem import Block, Floats, Problem
+from autosplit.planners.bounds import item_work
+from autosplit.planners.contiguous.growing_block import Costs, Filling, add, costs_of, empty_filling, price, remove, reset, shift
+from autosplit.planners.contiguous.linear import depth_first_orders
+from autosplit.planners.items import Ints, Items
+from autosplit.planners.jit import compiled
+from autosplit.planners.objective import demand_faults, objective_s
+from autosplit.values.constraints import Demands
+
+NUM_CUTS = 96
+KEPT = (3, 24, 24, 24)
+"""Labels kept at a cut in the first look, which no deadline ends, and in those after it."""
+NUM_CHECKED = 64
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Prefixes: where they end (an index into the cuts), what every device bears, and how they came about."""
+
+    end: Ints
+    load: Floats
+    memory: Floats
+    device: Ints
+    parent: Ints
+
+    def chosen(self, keep: Ints) -> "_Labels":
+        """Some of the labels."""
+        return _Labels(self.end[keep], self.load[keep], self.memory[keep], self.device[keep], self.parent[keep])
+
+
+def best_reuse(
+    problem: Problem, items: Items, demands: Demands, weights: Floats, num_stages: int, deadline: float
+) -> tuple[tuple[Block, ...], float] | None:
+    """The best chain of exactly ``num_stages`` blocks that was found, with its true objective in seconds, or None."""
+    best: tuple[tuple[Block, ...], float] | None = None
+    for order in depth_first_orders(items):
+        cuts = _spread_cuts(items, order, num_stages)
+        for kept in KEPT:
+            until = inf if best is None and kept == KEPT[0] else deadline
+            found = _beam(problem, items, demands, weights, order, cuts, num_stages, kept, until)
+            if found is None:
+                continue
+            blocks, value_s, used = found
+            if best is None or value_s < best[1]:
+                best = blocks, value_s
+            if kept < KEPT[-1]:
+                continue
+            width = max(2, NUM_CUTS // (2 * num_stages))
+            near = {cut + step for cut in used for step in range(-width, width + 1)}
+            cuts = np.array(sorted({0, items.num_items, *(cut for cut in near if 0 < cut < items.num_items)}), dtype=np.int64)
+        if monotonic() > deadline:
+            break
+    return best
+
+
+def _spread_cuts(items: Items, order: Ints, num_stages: int) -> Ints:
+    """Cuts at even steps of work and at even steps of count; all of them where they are few."""
+    if items.num_items <= NUM_CUTS:
+        return np.arange(items.num_items + 1)
+    work = np.cumsum(np.where(np.isfinite(items.compute_s), items.compute_s, 0).max(axis=1)[order])
+    even = np.linspace(0, items.num_items, max(NUM_CUTS // 2, num_stages + 1)).astype(np.int64)
+    by_work = np.searchsorted(work, np.linspace(0, work[-1], NUM_CUTS // 2))
+    return np.unique(np.concatenate([even, by_work.clip(0, items.num_items)]))
+
+
+def _beam(
+    problem: Problem,
+    items: Items,
+    demands: Demands,
+    weights: Floats,
+    order: Ints,
+    cuts: Ints,
+    num_stages: int,
+    kept: int,
+    deadline: float,
+) -> tuple[tuple[Block, ...], float, list[int]] | None:
+    costs = costs_of(items)
+    loads = np.full((len(cuts), len(cuts), len(items.classes)), inf)
+    sizes = np.full((len(cuts), len(cuts)), inf)
+    _intervals(costs, empty_filling(costs), order, cuts, loads, sizes)
+    class_of = {device: number for number, members in enumerate(items.classes) for device in members}
+    columns = [class_of[device] for device in range(problem.num_devices)]
+    by_class = {device: weights[class_of[device]] for device in class_of}
+    scale = np.array([by_class[device] for device in range(problem.num_devices)])
+    rest = np.zeros(len(cuts))
+    rest[:-1] = [item_work(items, weights)[order[cut:]].sum() for cut in cuts[:-1]]
+    twin = np.array([max((d for d in items.classes[k] if d < device), default=-1) for device, k in enumerate(columns)])
+    none = np.full((1, problem.num_devices), -1.0)
+    layers = [_Labels(np.zeros(1, dtype=np.int64), none, none * 0, np.full(1, -1), np.full(1, -1))]
+    for depth in range(num_stages):
+        left = num_stages - depth - 1
+        if monotonic() > deadline and depth:
+            return None
+        grown = _grow(layers[-1], loads[:, :, columns], sizes, problem.memory_bytes, twin, left, demands.min_stage_s)
+        borne = grown.load.clip(min=0)
+        keep = _keep(grown, np.maximum(borne.max(axis=1), borne @ scale + rest[grown.end]), kept)
+        layers.append(grown.chosen(keep))
+        if not len(keep):
+            return None
+    best = None
+    best_s = inf
+    for label in np.argsort(layers[-1].load.max(axis=1))[:NUM_CHECKED]:
+        blocks, used = _trace(items, order, cuts, layers, int(label))
+        if not demand_faults(problem, demands, blocks):
+            value_s = objective_s(problem, demands, blocks)
+            if value_s < best_s:
+                best, best_s = (blocks, value_s, used), value_s
+    return best
+
+
+def _grow(labels: _Labels, loads: Floats, sizes: Floats, caps: Floats, twin: Ints, blocks_left: int, least: float) -> _Labels:
+    """Every label extended by one block, to every later cut and on every device.
+
+    A load of -1 marks a device that bears nothing yet; of equal devices, the first such one is enough (``twin`` is the
+    equal device before, or -1).
+    """
+    num_cuts = len(loads)
+    parts: list[tuple[Ints, Floats, Floats, Ints, Ints]] = []
+    for device in range(loads.shape[2]):
+        open_ = (labels.load[:, twin[device]] >= 0) if twin[device] >= 0 else np.ones(len(labels.end), dtype=bool)
+        parent, end = np.nonzero((np.arange(num_cuts)[None, :] > labels.end[:, None]) & open_[:, None])
+        if blocks_left == 0:
+            parent, end = parent[end == num_cuts - 1], end[end == num_cuts - 1]
+        added, size = loads[labels.end[parent], end, device], sizes[labels.end[parent], end]
+        fits = np.isfinite(added) & (added >= least * (1 - TOLERANCE))
+        fits &= labels.memory[parent, device] + size <= caps[device] * (1 + TOLERANCE)
+        fits &= num_cuts - 1 - end >= blocks_left
+        parent, end = parent[fits], end[fits]
+        load, memory = labels.load[parent].copy(), labels.memory[parent].copy()
+        load[:, device] = load[:, device].clip(min=0) + added[fits]
+        memory[:, device] += size[fits]
+        parts.append((end, load, memory, np.full(len(end), device), parent))
+    end, load, memory, chosen, parent = (np.concatenate([part[field] for part in parts]) for field in range(5))
+    return _Labels(end, load, memory, chosen, parent)
+
+
+def _keep(labels: _Labels, promise: Floats, count: int) -> Ints:
+    """The most promising labels at each cut."""
+    order = np.lexsort((promise, labels.end))
+    ends = labels.end[order]
+    rank = np.arange(len(order)) - np.searchsorted(ends, ends)
+    return np.asarray(order[rank < count])
+
+
+def _trace(items: Items, order: Ints, cuts: Ints, layers: Sequence[_Labels], label: int) -> tuple[tuple[Block, ...], list[int]]:
+    blocks: list[Block] = []
+    used = []
+    for depth in range(len(layers) - 1, 0, -1):
+        layer = layers[depth]
+        parent = int(layer.parent[label])
+        start, end = cuts[layers[depth - 1].end[parent]], cuts[layer.end[label]]
+        used.append(int(start))
+        blocks.append(Block(items.expand(order[start:end].tolist()), (int(layer.device[label]),)))
+        label = parent
+    return tuple(reversed(blocks)), used
+
+
+@compiled
+def _intervals(costs: Costs, filling: Filling, order: Ints, cuts: Ints, loads: Floats, sizes: Floats) -> None:
+    """Fill in the loads (cut, later cut, class) and bytes (cut, later cut) of the intervals, capacity not checked."""
+    for begin in range(len(cuts) - 1):
+        reset(filling)
+        for later in range(begin + 1, len(cuts)):
+            for position in range(cuts[later - 1], cuts[later]):
+                add(costs, filling, order[position])
+            price(costs, filling)
+            for k in range(len(filling.load)):
+                loads[begin, later, k] = filling.load[k]
+            sizes[begin, later] = filling.memory[0]
+        for position in range(cuts[begin], cuts[-1]):
+            remove(costs, filling, order[position])
+        for position in range(cuts[begin], cuts[begin + 1]):
+            shift(costs, filling, order[position], 1)

@@ -1,0 +1,194 @@
+"""The best chain along one order of the items: a dynamic program over prefixes, run on several depth-first orders.
+
+A prefix is kept only while its value is below the limit and what is left fits the devices that are left. The limit
+starts near the bound and grows until a chain is found, so little more than the useful prefixes is ever seen.
+"""
+
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from time import monotonic
+
+import numpy as np
+
+from autosplit.costs.problem import Floats
+from autosplit.planners.bounds import item_work
+from autosplit.planners.contiguous.device_usage import Usage, capacity
+from autosplit.planners.contiguous.growing_block import (
+    ROUNDING,
+    Costs,
+    Filling,
+    add,
+    costs_of,
+    empty_filling,
+    price,
+    remove,
+    reset,
+    shift,
+    widest_load,
+)
+from autosplit.planners.items import Ints, Items, stack_order
+from autosplit.planners.jit import compiled, inner, whole
+from autosplit.values.constraints import Demands
+
+LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
+MANY_ITEMS = 5000
+MANY_SHARE = 0.1
+"""Of the time, after which on many items the first chain found is enough to begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Items in a row of blocks, the devices of each class that every block takes, and the largest load in seconds."""
+
+    blocks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    value_s: float
+
+
+def depth_first_orders(items: Items, count: int = 5) -> list[Ints]:
+    """Topological orders that finish what they began: the items' own, and others from the sinks and the sources."""
+    after = [items.after[item].tolist() for item in range(items.num_items)]
+    before = items.after.transposed(items.num_items)
+    sooner = [before[item].tolist() for item in range(items.num_items)]
+    work = np.where(np.isfinite(items.compute_s), items.compute_s, 0).sum(axis=1)
+    random = Random(2)
+    chance = np.array([random.random() for _ in after])
+    turned = ((sooner, -np.arange(items.num_items)), (sooner, work), (after, work), (sooner, chance))
+    orders = [np.arange(items.num_items)]
+    for goals, keys in turned[: count - 1]:
+        order = stack_order(goals, keys)
+        orders.append(order[::-1].copy() if goals is sooner else order)
+    return orders
+
+
+def best_chain(
+    items: Items, demands: Demands, usage: Usage, weights: Floats, bound_s: float, limit_s: float, deadline: float
+) -> Chain | None:
+    """The best chain over the depth-first orders with a value below ``limit_s``, or None.
+
+    Args:
+        items: what is to be put in a row.
+        demands: the limits on a plan.
+        usage: the devices.
+        weights: multipliers of the classes, for pruning.
+        bound_s: a bound on the value, from which the limit starts.
+        limit_s: only chains below this count.
+        deadline: monotonic seconds after which no further order is tried; on many items earlier, once there is a chain. Where no
+            plan is known and items are not many, one order is looked through to the end all the same.
+    """
+    best: Chain | None = None
+    many = items.num_items > MANY_ITEMS
+    enough = monotonic() + (MANY_SHARE if many else 1.0) * (deadline - monotonic())
+    orders = depth_first_orders(items, 2 if many else 5)
+    for growth in LIMITS[many:]:
+        limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)
+        for order in orders:
+            found = chain_in_order(items, demands, usage, weights, order, limit)
+            if found is not None:
+                best, limit = found, found.value_s
+            if monotonic() > (deadline if best is None else enough):
+                if best is None and limit_s == inf and not many:  # below no limit, one order gives a chain if it has any
+                    return chain_in_order(items, demands, usage, weights, orders[0], inf)
+                return best
+        if best is not None or limit >= limit_s:
+            break
+    return best
+
+
+def chain_in_order(
+    items: Items, demands: Demands, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float | None = None
+) -> Chain | None:
+    """Of the chains of intervals of the order with all loads below ``limit_s``, the one with the least of the largest load.
+
+    With ``delay_s`` it is the one with the least sum of block times and of so many seconds after each, which is its value then.
+    """
+    rest = np.zeros(items.num_items + 1)
+    rest[:-1] = np.cumsum(item_work(items, weights)[order][::-1])[::-1]
+    costs = costs_of(items)
+    room = capacity(usage, weights)
+    value = np.full((items.num_items + 1, len(usage.after)), inf)
+    parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
+    value[0, 0] = 0.0
+    _forward(
+        costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, demands.min_stage_s,
+        delay_s is not None, delay_s or 0.0, value, parent, np.zeros(len(usage.after), dtype=np.int64),
+    )  # fmt: skip
+    last = np.where(usage.final, value[-1], inf)
+    state = int(last.argmin())
+    if not last[state] < (limit_s if delay_s is None else inf):
+        return None
+    blocks = []
+    end = len(order)
+    while end > 0:
+        start, before, move = parent[end, state]
+        blocks.append((tuple(order[start:end].tolist()), tuple(usage.takes[move].tolist())))
+        end, state = int(start), int(before)
+    return Chain(tuple(reversed(blocks)), float(last.min()))
+
+
+@compiled
+def _forward(
+    costs: Costs, filling: Filling, order: Ints, after: Ints, takes: Ints, width: Ints, room: Floats, rest: Floats,
+    limit: float, least: float, total: bool, delay: float, value: Floats, parent: Ints, alive: Ints,
+) -> None:  # fmt: skip
+    """Fill in the values of (prefix length, usage), and for each the (prefix, usage, move) that it came from."""
+    count = len(order)
+    widest, one = 0, whole(1)
+    for move in range(len(width)):
+        widest = max(widest, width[move])
+    strict = limit * (1 - ROUNDING)
+    below = np.inf if total else strict
+    for start in range(count):
+        num_alive, most = _alive_usages(value, after, room, start, below, alive)
+        if num_alive > 0:
+            reset(filling)
+            end = start
+            while end < count:
+                add(costs, filling, order[end])
+                end += 1
+                if not price(costs, filling) < strict * widest:
+                    break
+                left = rest[end] / (1 + ROUNDING)
+                if left > most * limit:
+                    continue
+                for move in range(len(takes)):
+                    top = widest_load(filling.load, takes, move, width)
+                    if top < strict and top >= least * (1 - ROUNDING):
+                        cost = top * width[move] + delay if total else top
+                        _relax(value, parent, after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)
+            for position in range(start, end):
+                remove(costs, filling, order[position])
+        shift(costs, filling, order[start], one)
+
+
+@inner
+def _alive_usages(value: Floats, after: Ints, room: Floats, start: int, below: float, alive: Ints) -> tuple[int, float]:
+    """List the usages of a prefix with a value below the limit; how many there are, and the most room that a block leaves."""
+    count, most = 0, 0.0
+    for state in range(len(after)):
+        if value[start, state] < below:
+            alive[count] = state
+            count += 1
+            for move in range(after.shape[1]):
+                if after[state, move] >= 0:
+                    most = max(most, room[after[state, move]])
+    return count, most
+
+
+@inner
+def _relax(
+    value: Floats, parent: Ints, after: Ints, room: Floats, alive: Ints, num_alive: int, start: int, end: int, move: int,
+    cost: float, rest: float, limit: float, below: float, total: bool,
+) -> None:  # fmt: skip
+    """Extend every usage of the prefix ``start`` that is alive by one block that ends at ``end``."""
+    for place in range(num_alive):
+        state = alive[place]
+        goal = after[state, move]
+        if goal < 0 or rest > room[goal] * limit:
+            continue
+        new = value[start, state] + cost if total else max(cost, value[start, state])
+        if new < below and new < value[end, goal]:
+            value[end, goal] = new
+            parent[end, goal, 0] = start
+            parent[end, goal, 1] = state
+            parent[end, goal, 2] = move

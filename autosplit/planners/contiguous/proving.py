@@ -1,0 +1,141 @@
+"""Proving that no chain is better: walks over all orders between bound and best plan, pruned by what a device can hold at most.
+
+A walk that finds a chain has found a better plan; one that finds none and looked everywhere has raised the bound. Prices of
+column generation (`noncontiguous.column_generation`) and bytes say how much of the items a device below the limit holds, which no plan can go beyond,
+chain or not. Where memory is tight, merged items leave their bytes behind at first: what is proved then holds, and the chain
+found is often within the caps anyway.
+"""
+
+from dataclasses import replace
+from math import inf, isfinite
+from time import monotonic
+
+import numpy as np
+
+from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.problem import Block, Floats
+from autosplit.planners.contiguous import downsets, linear
+from autosplit.planners.contiguous.device_usage import Usage, usage_of
+from autosplit.planners.incumbent import Search
+from autosplit.planners.items import Items, contract
+from autosplit.planners.noncontiguous.column_generation import ColumnBound, rising_bound
+from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
+from autosplit.values.constraints import Demands
+
+MANY_ITEMS = 5000
+NEARLY = 0.991
+"""On many items, that no plan is better by this factor is proved first: it takes a fraction of the time."""
+LIGHT_SHARE, PLAIN_SHARE, PRICES_SHARE = 0.4, 0.5, 0.25
+"""Of the time left: for walks with the bytes of merged items left behind, for walks without prices, and for prices."""
+WALK_SHARE = 0.7
+"""Of the time left, for one walk: below a lower limit the next one takes less."""
+CLOSE = 0.003
+"""A walk that does not end is not tried again below a limit as near to the bound as this."""
+CELLS = 100_000_000
+"""States times values that one profile may take."""
+
+
+def prove_chain(search: Search, items: Items, weights: Floats, deadline: float) -> None:
+    """Better chains than the best one, over all orders; that there are none is the proof.
+
+    Where the items are not exact, a chain below the limit is a bound, and its true cost is evaluated like any plan's.
+
+    Args:
+        search: the best plan and bound, kept up to date.
+        items: what is to be put in a row.
+        weights: multipliers of the classes, for pruning.
+        deadline: monotonic seconds after which no walk goes on.
+    """
+    demands, limit_s = search.demands, search.objective_s
+    if search.closed or demands.objective != "throughput":
+        return
+    if not items.exact:
+        demands = replace(demands, min_stage_s=0.0)
+    if (items.compute_s >= limit_s * demands.max_replicas).any():
+        items = contract(search.problem, demands, limit_s=limit_s)
+    usage = usage_of(items, demands)
+    if usage is None:
+        return
+    many = items.num_items > MANY_ITEMS
+    light = items if many else contract(search.problem, demands, limit_s=limit_s, bytes_of_merged=False)
+    if light.num_items < items.num_items:
+        _close_in(search, light, demands, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
+    _close_in(search, items, demands, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
+    if not search.closed and not many and monotonic() < deadline:
+        bound = _priced(search, items, demands, monotonic() + PRICES_SHARE * (deadline - monotonic()))
+        _close_in(search, items, demands, usage, weights, deadline, bound)
+
+
+def _close_in(
+    search: Search,
+    items: Items,
+    demands: Demands,
+    usage: Usage,
+    weights: Floats,
+    deadline: float,
+    bound: ColumnBound | None = None,
+) -> None:
+    """Walks below the best plan and between it and the bound, until they meet; lower after one that did not end in time.
+
+    What is found may cost more than its items say; then the bound ends at what the items say.
+    """
+    high_s, unended_s = search.objective_s, inf
+    limit_s = NEARLY * high_s if items.num_items > MANY_ITEMS else high_s
+    while not search.closed and search.bound_s < high_s and (left_s := deadline - monotonic()) > 0:
+        prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
+        outcome = downsets.best_chain(items, demands, usage, weights, limit_s, monotonic() + WALK_SHARE * left_s, prices)
+        search.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
+        if outcome.chain is not None:
+            search.offer(chain_blocks(items, outcome.chain), "down-sets")
+            high_s = min(search.objective_s, outcome.chain.value_s)
+        if outcome.complete and usage.complete and min(limit_s, high_s) < inf:
+            search.prove(min(limit_s, high_s), "down-sets")
+        if outcome.chain is not None:
+            limit_s = _middle(search.bound_s, high_s)
+        elif outcome.complete:
+            if limit_s >= high_s:
+                return
+            limit_s = high_s if high_s < unended_s else _middle(limit_s, unended_s)
+        else:
+            unended_s = limit_s
+            if not usage.complete or unended_s <= search.bound_s * (1 + CLOSE):
+                return
+            limit_s = _middle(search.bound_s, unended_s)
+
+
+def _middle(low_s: float, high_s: float) -> float:
+    """Between the two; twice the lower one where the other is infinite."""
+    return 0.5 * (low_s + high_s) if high_s < inf else 2.0 * low_s
+
+
+def _priced(search: Search, items: Items, demands: Demands, deadline: float) -> ColumnBound | None:
+    """The bound by column generation on the items; None where replicas share a block, which it does not know."""
+    graph = hypergraph_of(search.problem, items)
+    if demands.max_replicas > 1 or not np.isfinite(graph.compute_s.min(axis=1)).all():
+        return None
+    value_s = search.objective_s if search.objective_s < inf else 2.0 * search.bound_s
+    return rising_bound(graph, lambda: (value_s, None), search.prove, deadline)
+
+
+def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:
+    """How much of the best prices, and of the bytes where caps bind, a device of each class holds below a limit."""
+    grain = int(np.clip(CELLS // bound.num_states, 1000, 20000))
+    kinds = [] if bound.prices is None else [np.round(bound.prices * grain)]
+    if np.isfinite(items.memory_bytes).any() and items.num_bytes.sum() > items.memory_bytes.min():
+        kinds.append(np.floor(items.num_bytes * (grain / items.num_bytes.sum())))
+    values = np.array(kinds).reshape(len(kinds), items.num_items)
+    most = np.array([[len(each.profile(row.astype(np.int64), limit_s)) - 1.0 for row in values] for each in bound.pricers])
+    most = most.reshape(len(bound.pricers), len(kinds))
+    if len(kinds) > (bound.prices is not None):
+        most[:, -1] = np.minimum(most[:, -1], items.memory_bytes * (grain / items.num_bytes.sum()) * (1.0 + TOLERANCE))
+    return downsets.Prices(np.ascontiguousarray(values.T), most)
+
+
+def chain_blocks(items: Items, chain: linear.Chain) -> tuple[Block, ...]:
+    """The chain with its devices by name: of each class, the next that are free."""
+    free = [list(members) for members in items.classes]
+    blocks = []
+    for members, takes in chain.blocks:
+        devices = [free[k].pop(0) for k, count in enumerate(takes) for _ in range(count)]
+        blocks.append(Block(items.expand(members), tuple(sorted(devices))))
+    return tuple(blocks)

@@ -1,0 +1,338 @@
+"""CP-SAT: what the dynamic programs cannot hold, with a bound: links by pair, pools, shared devices, non-contiguous plans.
+
+`slots` says where items stand, `stage_times` when blocks begin, this module what they cost. A value costs a slot through one
+Boolean for each slot that makes or reads it, or, where the price depends on the neighbour, for each pair of slots. Every
+coefficient is rounded down, so what the solver proves is a bound. Every plan is evaluated in float64; one that costs more than
+the model says, or breaks the demands, is excluded and the solver asked again (logic-based Benders, Hooker & Ottosson, 2003).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from math import floor, inf, isfinite
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from autosplit.costs.cost import TOLERANCE, most_s
+from autosplit.costs.problem import HOST, Block, Problem
+from autosplit.planners.cpsat.slots import Slots
+from autosplit.planners.cpsat.solver import solve
+from autosplit.planners.cpsat.stage_times import MOST_STEPS, Timing, price_spread_s
+from autosplit.planners.items import Items
+from autosplit.planners.objective import demand_faults, objective_s
+from autosplit.values.constraints import Demands
+
+SCALE = 1e9
+"""Steps that the limit is divided into."""
+CLOSED = 1e-7
+TERMS_PER_SECOND = 20_000
+"""A model with more terms than this for each second left takes too long to build."""
+
+MOST_ORDERED = 5
+"""Blocks that are no chain stand in every order of so few, to see which gives the least latency."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the solver says: blocks or None, a bound in seconds, and whether it proved that there is no plan below the limit."""
+
+    blocks: tuple[Block, ...] | None
+    bound_s: float
+    infeasible: bool
+
+
+def solve_ilp(
+    problem: Problem,
+    items: Items,
+    demands: Demands,
+    *,
+    num_slots: int,
+    limit_s: float,
+    bound_s: float,
+    hint: Sequence[Block],
+    time_limit_s: float,
+    seed: int = 0,
+    any_plan: bool = False,
+) -> Answer | None:
+    """The best plan with at most ``num_slots`` blocks that is no worse than ``limit_s``; None when the model is too large.
+
+    Args:
+        problem: for the true costs by device.
+        items: unmerged, or merged where the problem allows that.
+        demands: the limits on a plan.
+        num_slots: blocks; exactly so many when the demands counts stages.
+        limit_s: seconds that some known plan reaches (infinite if none is known).
+        bound_s: a known bound.
+        hint: blocks of a known plan.
+        time_limit_s: for the solver.
+        seed: of the solver.
+        any_plan: the first plan that meets the demands is enough.
+    """
+    timeless = any_plan and demands.min_stage_s <= 0 and demands.max_latency_s == inf
+    if _num_terms(problem, items, demands, num_slots, timeless) > TERMS_PER_SECOND * time_limit_s:
+        return None
+    deadline = monotonic() + time_limit_s
+    model = _Model(problem, items, demands, num_slots, limit_s, timeless)
+    if not any_plan:
+        model.bound_below(bound_s)
+        model.model.Minimize(model.goal)
+    if hint:
+        model.hint(hint)
+    return _answer(model, limit_s, bound_s, deadline, seed, any_plan)
+
+
+def _answer(model: "_Model", limit_s: float, bound_s: float, deadline: float, seed: int, any_plan: bool) -> Answer:
+    """Ask until a plan costs what the model says, or is enough."""
+    best: tuple[Block, ...] | None = None
+    best_s, proved_s = limit_s, bound_s
+    while True:
+        solver, status = solve(model.model, max(deadline - monotonic(), 0.01), seed)
+        if status == cp_model.INFEASIBLE:
+            return Answer(best, best_s, best is None)
+        if not any_plan:
+            proved_s = max(proved_s, min(best_s, (solver.BestObjectiveBound() - model.slack) / model.scale))
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return Answer(best, proved_s, False)
+        blocks = model.true_blocks(solver)
+        if not (blocks or model.sure):
+            return Answer(best, proved_s, False)
+        value_s = objective_s(model.problem, model.demands, blocks) if blocks else inf
+        if blocks and value_s <= best_s:
+            best, best_s = blocks, value_s
+        if _is_enough(best, best_s, proved_s, any_plan) or monotonic() > deadline:
+            return Answer(best, min(proved_s, best_s), False)
+        model.exclude(solver)
+        if not any_plan:
+            model.limit(best_s)
+
+
+def _is_enough(best: tuple[Block, ...] | None, best_s: float, proved_s: float, any_plan: bool) -> bool:
+    return best is not None and (any_plan or best_s <= proved_s * (1 + CLOSED))
+
+
+def _num_terms(problem: Problem, items: Items, demands: Demands, num_slots: int, timeless: bool) -> int:
+    types = problem.num_devices if demands.reuse else len(items.classes)
+    if timeless:
+        return num_slots * (types * items.num_items + len(items.weights.data))
+    pairs = 0 if _own_price(items, demands) else num_slots * num_slots * types * types
+    return num_slots * types * items.num_items + len(items.pins.data) * num_slots + len(problem.nets) * pairs
+
+
+def _own_price(items: Items, demands: Demands) -> bool:
+    """Whether what a slot pays depends on nothing but its own items and devices."""
+    return items.exact and not demands.reuse
+
+
+class _Model(Slots):
+    """The loads of the slots and of the devices, in whole steps of the limit.
+
+    ``goal`` is what is made small; ``sure`` says whether every order of the last blocks was looked at. A ``timeless``
+    model has no loads: it asks what fits.
+    """
+
+    def __init__(
+        self, problem: Problem, items: Items, demands: Demands, num_slots: int, limit_s: float, timeless: bool = False
+    ) -> None:
+        super().__init__(problem, items, demands, num_slots)
+        all_s = most_s(problem) + 1e-12
+        self.top_s = limit_s if isfinite(limit_s) else all_s
+        self.scale = SCALE / self.top_s if self.top_s > 0 else 1.0
+        self.sure = True
+        if timeless:
+            return
+        quick = demands.objective == "latency"
+        self.load = self.model.NewIntVar(0, int(MOST_STEPS if quick else SCALE + 1), "load")
+        own = _own_price(items, demands)
+        self.slack = 1 if demands.max_replicas > 1 else 0
+        work = [[self._work(s, column) for column in self.type_class] for s in range(num_slots)]
+        moved = self._own_transfers() if own else self._pair_transfers()
+        self._loads(work, moved)
+        timing = Timing(self, work, moved, self.scale)
+        if demands.min_stage_s > 0:
+            timing.least_stage(demands.min_stage_s, 0.0 if own or demands.max_replicas == 1 else price_spread_s(self))
+        self.goal = self.load
+        if quick or demands.max_latency_s < all_s:
+            makespan = timing.makespan(min(demands.max_latency_s, all_s, self.top_s if quick else inf))
+            self.goal = makespan if quick else self.load
+
+    def bound_below(self, bound_s: float) -> None:
+        """Nothing below a known bound."""
+        self.model.Add(self.goal >= min(floor(bound_s * self.scale * (1 - TOLERANCE)), int(SCALE)))
+
+    def limit(self, limit_s: float) -> None:
+        """Nothing above what a known plan reaches."""
+        if limit_s < self.top_s:
+            self.model.Add(self.goal <= int(np.ceil(limit_s * self.scale * (1 + TOLERANCE))))
+
+    def true_blocks(self, solver: cp_model.CpSolver) -> tuple[Block, ...]:
+        """The solver's blocks if they meet the demands, in the order that is best; else none."""
+        row = self.blocks(solver)
+        rows = [row]
+        if not self.demands.contiguous and (self.demands.objective == "latency" or self.demands.max_latency_s < inf):
+            self.sure = len(row) <= MOST_ORDERED
+            rows = list(permutations(row)) if self.sure else [row]
+        rows = [row for row in rows if not demand_faults(self.problem, self.demands, row)]
+        return min(rows, key=lambda row: objective_s(self.problem, self.demands, row), default=())
+
+    def _steps(self, seconds: float) -> int:
+        return floor(min(seconds * self.scale * (1 + 1e-15), MOST_STEPS / 10))
+
+    def _work(self, s: int, column: int) -> Any:
+        """Compute of a slot on a class."""
+        costs = self.items.compute_s[:, column]
+        return sum(self.inside[item][s] * self._steps(cost) for item, cost in enumerate(costs) if isfinite(cost) and cost)
+
+    def _loads(self, work: list[list[Any]], moved: list[list[Any]]) -> None:
+        """The load of each slot on each type, and of each device where slots share it."""
+        shares: list[list[Any]] = [[] for _ in self.types]
+        moves: list[list[Any]] = [[] for _ in self.types]
+        for s in range(self.num_slots):
+            for k in range(len(self.types)):
+                if self.demands.reuse:
+                    shares[k].append(self._share(work[s][k], s, k))
+                    moves[k].append(self._share(moved[s][k], s, k))
+                    continue
+                for r, flag in enumerate(self.wide[s]):
+                    parts = [work[s][k], moved[s][k]] if self.problem.overlap else [work[s][k] + moved[s][k]]
+                    for part in parts:
+                        self.model.Add((r + 1) * self.load >= part).OnlyEnforceIf(self.chosen[s][k], flag)
+        for k in range(len(self.types) if self.demands.reuse else 0):
+            parts = [sum(shares[k]), sum(moves[k])] if self.problem.overlap else [sum(shares[k]) + sum(moves[k])]
+            for part in parts:
+                self.model.Add(self.load >= part)
+
+    def _share(self, amount: Any, s: int, k: int) -> Any:
+        """What a device bears of a slot: the amount over the replicas if it is chosen, else nothing."""
+        share = self.model.NewIntVar(0, int(MOST_STEPS), "")
+        for r, flag in enumerate(self.wide[s]):
+            self.model.Add((r + 1) * share >= amount - r).OnlyEnforceIf(self.chosen[s][k], flag)
+        return share
+
+    def _own_transfers(self) -> list[list[Any]]:
+        """What each slot moves on each type: every net costs a sender and each receiver once."""
+        moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
+        for item, costs in enumerate(self.items.fixed_s):
+            for k, column in enumerate(self.type_class):
+                if costs[column]:
+                    for s in range(self.num_slots):
+                        moved[s][k] += self.inside[item][s] * self._steps(costs[column])
+        for net in range(len(self.items.pins)):
+            producer = int(self.items.producer[net])
+            readers = [item for item in self.items.pins[net] if item != producer]
+            for s in range(self.num_slots):
+                made = self.inside[producer][s] if producer != HOST else 0
+                sends, receives = self.model.NewBoolVar(""), self.model.NewBoolVar("")
+                self._only_if(sends, made, [1 - self.inside[reader][s] for reader in readers])
+                self._only_if(receives, 1 - made, [self.inside[reader][s] for reader in readers])
+                for reader in readers:
+                    if producer != HOST:
+                        self.model.Add(sends >= made - self.inside[reader][s])
+                    self.model.Add(receives >= self.inside[reader][s] - made)
+                for k, column in enumerate(self.type_class):
+                    moved[s][k] += sends * self._steps(self.items.send_s[net, column])
+                    moved[s][k] += receives * self._steps(self.items.receive_s[net, column])
+        return moved
+
+    def _only_if(self, flag: Any, needed: Any, causes: Sequence[Any]) -> None:
+        """A transfer that is not there may not make a stage longer: the flag needs one, and any of the causes."""
+        if self.demands.min_stage_s > 0:
+            self.model.Add(flag <= needed)
+            self.model.Add(flag <= sum(causes))
+
+    def _pair_transfers(self) -> list[list[Any]]:
+        """What each slot moves on each type when the price depends on the neighbour's device."""
+        home = self.item_of
+        moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
+        for net in self.problem.nets:
+            readers = {home[op] for op in net.consumers if op != HOST}
+            producer = home[net.producer] if net.producer != HOST else HOST
+            for t in range(self.num_slots):
+                if producer == HOST:
+                    self._from_host(net.num_bytes, readers, t, moved)
+            if producer != HOST:
+                for s in range(self.num_slots):
+                    self._send_from(net.num_bytes, producer, readers - {producer}, HOST in net.consumers, s, moved)
+        return moved
+
+    def _from_host(self, num_bytes: float, readers: set[int], t: int, moved: list[list[Any]]) -> None:
+        arrives = self.model.NewBoolVar("")
+        self._only_if(arrives, 1, [self.inside[reader][t] for reader in readers])
+        for reader in readers:
+            self.model.Add(arrives >= self.inside[reader][t])
+        transfers = self.problem.transfers
+        for k, group in enumerate(self.types):
+            cost = transfers.receive_s[HOST, group[0]] + num_bytes * transfers.receive_s_per_byte[HOST, group[0]]
+            moved[t][k] += arrives * self._steps(cost)
+
+    def _send_from(
+        self, num_bytes: float, producer: int, readers: set[int], to_host: bool, s: int, moved: list[list[Any]]
+    ) -> None:
+        """The price of one net if slot s makes it: to every slot that reads it, and to the host."""
+        transfers = self.problem.transfers
+        made = self.inside[producer][s]
+        once = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.types] if self.problem.send_once else None
+        for k, group in enumerate(self.types):
+            host_s = transfers.send_s[group[0], HOST] + num_bytes * transfers.send_s_per_byte[group[0], HOST]
+            if to_host and once is None:
+                moved[s][k] += made * self._steps(host_s)
+            elif to_host and once is not None:
+                self.model.Add(once[k] >= made * self._steps(host_s))
+        for t in range(self.num_slots):
+            if t == s or not readers:
+                continue
+            crosses = self.model.NewBoolVar("")
+            self._only_if(crosses, made, [self.inside[reader][t] for reader in readers])
+            for reader in readers:
+                self.model.Add(crosses >= made + self.inside[reader][t] - 1)
+            self._pair_prices(num_bytes, crosses, s, t, once, moved)
+        if once is not None:
+            for k in range(len(self.types)):
+                moved[s][k] += once[k]
+
+    def _pair_prices(
+        self, num_bytes: float, crosses: Any, s: int, t: int, once: list[Any] | None, moved: list[list[Any]]
+    ) -> None:
+        """One crossing from slot s to slot t, for each type that either may have; a type whose price is one needs no pair."""
+        send, receive = self._prices(num_bytes)
+        for k in range(len(self.types)):
+            for price, flag, other in self._cases(send[k], self.chosen[t]):
+                when = [crosses, self.chosen[s][k], *other]
+                if once is not None and price:
+                    self.model.Add(once[k] >= price).OnlyEnforceIf(*when)
+                elif price:
+                    moved[s][k] += (crosses if flag else self._product(when)) * price
+            for price, flag, other in self._cases(receive[:, k], self.chosen[s]):
+                if price:
+                    moved[t][k] += (crosses if flag else self._product([crosses, self.chosen[t][k], *other])) * price
+
+    def _cases(self, prices: NDArray[np.int64], chosen: Sequence[Any]) -> list[tuple[int, bool, list[Any]]]:
+        """(price, whether it holds whatever the neighbour's type, the neighbour's type otherwise); -1 marks no such pair."""
+        known = prices[prices >= 0]
+        if not len(known):
+            return []
+        if self.demands.max_replicas > 1 or (known == known[0]).all():
+            return [(int(known.min()), True, [])]
+        return [(int(price), False, [flag]) for price, flag in zip(prices, chosen, strict=True) if price >= 0]
+
+    def _prices(self, num_bytes: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Steps of sending and of receiving a value between types, shape (types, types); -1 where there is no such pair."""
+        tr = self.problem.transfers
+        seconds = (tr.send_s + num_bytes * tr.send_s_per_byte, tr.receive_s + num_bytes * tr.receive_s_per_byte)
+        tables = np.full((2, len(self.types), len(self.types)), -1, dtype=np.int64)
+        for k, group in enumerate(self.types):
+            for j, other in enumerate(self.types):
+                pair = next(((d, e) for d in group for e in other if d != e or self.demands.reuse), None)
+                if pair is not None:
+                    tables[:, k, j] = [self._steps(float(table[pair])) for table in seconds]
+        return tables[0], tables[1]
+
+    def _product(self, flags: Sequence[Any]) -> Any:
+        both = self.model.NewBoolVar("")
+        for flag in flags:
+            self._only_if(both, flag, [1])
+        self.model.AddBoolOr([both, *(flag.Not() for flag in flags)])
+        return both

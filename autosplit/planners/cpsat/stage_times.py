@@ -1,0 +1,179 @@
+"""How long a block takes and when it may begin, in a CP-SAT model of slots: the shortest stage, and the latency of one sample.
+
+Both follow ``cost.evaluate`` and ``cost.latency_s`` as far as linear constraints can; where they cannot, they let more pass than
+those do, so that what the solver refutes cannot be.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import floor, isfinite
+from typing import Any
+
+import numpy as np
+
+from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.problem import HOST
+from autosplit.planners.clusters import net_edges
+from autosplit.planners.cpsat.slots import Slots
+from autosplit.planners.delays import Delays
+
+Moved = list[list[Any]]
+MOST_STEPS = 1e13
+"""Times above so many steps could overflow sums."""
+
+
+class Timing:
+    """Work and transfers of every slot on every type, in steps, and the constraints that hang on them.
+
+    Args:
+        slots: what stands where.
+        work: ``work[slot][type]``, compute of the slot there.
+        moved: ``moved[slot][type]``, its transfers.
+        scale: steps in a second.
+    """
+
+    def __init__(self, slots: Slots, work: Moved, moved: Moved, scale: float) -> None:
+        self.slots, self.work, self.moved, self.scale = slots, work, moved, scale
+        self.model, self.problem = slots.model, slots.problem
+
+    def _parts(self, slot: int, kind: int) -> list[Any]:
+        """What keeps a device of the kind busy for one sample: the largest of these."""
+        work, moved = self.work[slot][kind], self.moved[slot][kind]
+        return [work, moved] if self.problem.overlap else [work + moved]
+
+    def least_stage(self, least_s: float, spare_s: float) -> None:
+        """Every used slot takes at least so long a sample on one of its devices, over the number of its replicas.
+
+        Args:
+            least_s: seconds.
+            spare_s: seconds that the transfers of the model may fall short of the true ones.
+        """
+        items = self.slots.items
+        num_rounded = items.num_items + 2 * len(self.problem.pins[0]) * (self.slots.num_slots + 1)
+        for s in range(self.slots.num_slots):
+            reasons = []
+            for k, chosen in enumerate(self.slots.chosen[s]):
+                for part in self._parts(s, k):
+                    long = self.model.NewBoolVar("")
+                    self.model.AddImplication(long, chosen)
+                    for r, wide in enumerate(self.slots.wide[s]):
+                        least = (least_s * (r + 1) - spare_s) * self.scale * (1 - TOLERANCE)
+                        least = floor(min(least, MOST_STEPS)) - num_rounded
+                        if least > 0:
+                            self.model.Add(part >= least).OnlyEnforceIf(long, wide)
+                    reasons.append(long)
+            self.model.AddBoolOr([*reasons, self.slots.used[s].Not()])
+
+    def makespan(self, most_s: float) -> Any:
+        """A variable that is at least the steps of one sample through the slots, and at most ``most_s``."""
+        total = self.model.NewIntVar(0, int(min(most_s * self.scale * (1 + TOLERANCE) + 1, MOST_STEPS)), "makespan")
+        busy = []
+        for s in range(self.slots.num_slots):
+            seconds = self.model.NewIntVar(0, int(MOST_STEPS), "")
+            for k, chosen in enumerate(self.slots.chosen[s]):
+                for part in self._parts(s, k):
+                    self.model.Add(seconds >= part).OnlyEnforceIf(chosen)
+            busy.append(seconds)
+        if not self.slots.demands.contiguous or not net_edges(self.problem) <= set(self.problem.order):
+            self._loose(busy, total)
+            return total
+        begin = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
+        self._waits(begin, [start + seconds for start, seconds in zip(begin, busy, strict=True)], total)
+        return total
+
+    def _waits(self, begin: Sequence[Any], end: Sequence[Any], total: Any) -> None:
+        """A slot begins after those that it reads from, with the delay between them, and after its devices are free."""
+        for s in range(self.slots.num_slots):
+            self.model.Add(total >= end[s])
+            arrives, leaves = self._host(s)
+            for k, chosen in enumerate(self.slots.chosen[s]):
+                there = self._delay_of(HOST, self.slots.types[k][0])
+                back = self._delay_of(self.slots.types[k][0], HOST)
+                if arrives is not None and there:
+                    self.model.Add(begin[s] >= there).OnlyEnforceIf(arrives, chosen)
+                if leaves is not None and back:
+                    self.model.Add(total >= end[s] + back).OnlyEnforceIf(leaves, chosen)
+            for t in range(s + 1, self.slots.num_slots):
+                reads = self._reads(s, t)
+                self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(reads)
+                for wait, flags in self._delays(s, t):
+                    self.model.Add(begin[t] >= end[s] + wait).OnlyEnforceIf(reads, *flags)
+                if self.slots.demands.reuse:
+                    for one, other in zip(self.slots.chosen[s], self.slots.chosen[t], strict=True):
+                        self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(one, other)
+
+    def _loose(self, busy: Sequence[Any], total: Any) -> None:
+        """Where blocks are run in pieces: a device does all its own in turn, and a path of ops takes what it least can."""
+        for k in range(len(self.slots.types) if self.slots.demands.reuse else 0):
+            parts = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
+            for part, seconds, row in zip(parts, busy, self.slots.chosen, strict=True):
+                self.model.Add(part >= seconds).OnlyEnforceIf(row[k])
+            self.model.Add(total >= sum(parts))
+        for seconds in busy:
+            self.model.Add(total >= seconds)
+        delays = Delays(self.problem, self.slots.demands.max_replicas)
+        end = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.problem.ops]
+        least = [self._floor(float(costs.min())) for costs in self.problem.compute_s]
+        apart = ~np.eye(self.problem.num_devices, dtype=bool) | self.slots.demands.reuse
+        for op, last in enumerate(end):
+            self.model.Add(last >= least[op])
+            self.model.Add(total >= last)
+        for maker, reader in delays.edges:
+            if HOST in (maker, reader):
+                continue
+            self.model.Add(end[reader] >= end[maker] + least[reader])
+            one, other = self.slots.inside[self.slots.item_of[maker]], self.slots.inside[self.slots.item_of[reader]]
+            wait = self._floor(float(delays.between(maker, reader)[apart].min(initial=np.inf)))
+            if wait and one is not other:
+                crosses = self.model.NewBoolVar("")
+                for here, there in zip(one, other, strict=True):
+                    self.model.Add(crosses >= here - there)
+                self.model.Add(end[reader] >= end[maker] + wait + least[reader]).OnlyEnforceIf(crosses)
+
+    def _floor(self, seconds: float) -> int:
+        return floor(min(seconds * self.scale * (1 - 1e-12), MOST_STEPS / 10))
+
+    def _delay_of(self, sender: int, receiver: int) -> int:
+        return self._floor(float(self.problem.transfers.latency_s[sender, receiver]))
+
+    def _delays(self, s: int, t: int) -> Iterator[tuple[int, list[Any]]]:
+        """(steps, the types that they hold for) from slot s to slot t."""
+        cases = []
+        for k, group in enumerate(self.slots.types):
+            for j, other in enumerate(self.slots.types):
+                pair = next(((d, e) for d in group for e in other if d != e or self.slots.demands.reuse), None)
+                if pair is not None:
+                    cases.append((self._delay_of(*pair), [self.slots.chosen[s][k], self.slots.chosen[t][j]]))
+        if len({wait for wait, _ in cases}) == 1:
+            cases = [(cases[0][0], [])]
+        yield from ((wait, flags) for wait, flags in cases if wait)
+
+    def _host(self, s: int) -> tuple[Any, Any]:
+        """Whether slot s reads from the host, and whether it sends there; None where no op does."""
+        home = self.slots.item_of
+        flags: list[Any] = []
+        for ops in (
+            {op for net in self.problem.nets if net.producer == HOST for op in net.consumers if op != HOST},
+            {net.producer for net in self.problem.nets if HOST in net.consumers and net.producer != HOST},
+        ):
+            flags.append(self.model.NewBoolVar("") if ops else None)
+            for item in {home[op] for op in ops}:
+                self.model.Add(flags[-1] >= self.slots.inside[item][s])
+        return flags[0], flags[1]
+
+    def _reads(self, s: int, t: int) -> Any:
+        """Whether slot t reads anything that slot s makes."""
+        home, inside = self.slots.item_of, self.slots.inside
+        reads = self.model.NewBoolVar("")
+        for maker, reader in {(home[a], home[b]) for a, b in net_edges(self.problem) if home[a] != home[b]}:
+            self.model.Add(reads >= inside[maker][s] + inside[reader][t] - 1)
+        return reads
+
+
+def price_spread_s(slots: Slots) -> float:
+    """The most that transfers may be dearer than a model that takes the cheapest pair of devices for each, in seconds."""
+    t = slots.problem.transfers
+    seconds = 0.0
+    for size, readers in zip(slots.problem.net_bytes, slots.problem.nets, strict=True):
+        sends, receives = t.send_s + size * t.send_s_per_byte, t.receive_s + size * t.receive_s_per_byte
+        seconds += len(readers.consumers) * float(np.ptp(sends) + np.ptp(receives))
+    return seconds if isfinite(seconds) else 0.0

@@ -1,0 +1,9 @@
+"""One sample through the devices as soon as possible, branches side by side.
+
+scheduling          the entry: starts, annealing, a bound, and annealing again from the bound's timetable
+list_scheduling     HEFT (Topcuoglu et al., 2002), and blocks from a timetable
+row_annealing       annealing over rows of blocks by the true evaluator (Kirkpatrick et al., 1983)
+evaluation          the latency of a row of blocks, compiled
+timetable           job-shop scheduling by CP-SAT; its optimum is a bound on every latency
+segments            bounds from the parts between forks and joins
+"""

@@ -1,0 +1,129 @@
+"""List scheduling: each op in turn goes to the device where it ends first (HEFT, Topcuoglu et al., 2002).
+
+A timetable says which device runs an op, and when it starts. It knows no blocks: ``blocks_of`` makes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.planners.clusters import net_edges
+from autosplit.planners.delays import Delays, readers_of
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """Device of each op, and when it starts in seconds, both of shape (num_ops,)."""
+
+    device: NDArray[np.int64]
+    start_s: Floats
+
+
+def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caution: float = 1.0) -> Timetable | None:
+    """HEFT on some of the devices, or None where an op can run on none of them; a full device takes no more while others can.
+
+    Args:
+        problem: the ops in topological order.
+        delays: between ops on two devices.
+        devices: those that may be used.
+        caution: delays count so many times while a device is chosen.
+    """
+    allowed = problem.compute_s[:, list(devices)]
+    if np.isinf(allowed).all(axis=1).any():
+        return None
+    mean = np.where(np.isfinite(allowed), allowed, 0).sum(axis=1) / np.isfinite(allowed).sum(axis=1)
+    after = readers_of(problem)
+    spread = 1 - 1 / len(devices)
+    rank = np.zeros(problem.num_ops)
+    for op in reversed(range(problem.num_ops)):
+        tails = [float(delays.between(op, r)[np.ix_(devices, devices)].mean()) * spread + rank[r] for r in after[op]]
+        rank[op] = mean[op] + max(tails, default=0.0)
+    before: list[list[int]] = [[] for _ in range(problem.num_ops)]
+    for op in range(problem.num_ops):
+        for reader in after[op]:
+            before[reader].append(op)
+    busy: dict[int, list[tuple[float, float]]] = {device: [] for device in devices}
+    held = np.zeros(problem.num_devices)
+    place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
+    for op in sorted(range(problem.num_ops), key=lambda op: (-rank[op], op)):
+        best_s, chosen = inf, (-1, 0.0)
+        incoming = [(end_s[maker], delays.between(maker, op)[place[maker]] * caution) for maker in before[op]]
+        from_host = delays.between(HOST, op)[0] if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
+        able = [device for device in devices if problem.compute_s[op, device] < inf]
+        roomy = [device for device in able if held[device] + problem.op_bytes[op] <= problem.memory_bytes[device]]
+        for device in roomy or able:
+            ready_s = max([float(from_host[device]), *(float(end + delay[device]) for end, delay in incoming)])
+            begin_s = _gap(busy[device], ready_s, float(problem.compute_s[op, device]))
+            ends_s = begin_s + float(problem.compute_s[op, device])
+            if ends_s < best_s:
+                best_s, chosen = ends_s, (device, begin_s)
+        place[op], start_s[op], end_s[op] = *chosen, best_s
+        held[chosen[0]] += problem.op_bytes[op]
+        busy[chosen[0]].append((chosen[1], best_s))
+        busy[chosen[0]].sort()
+    return Timetable(place, start_s)
+
+
+def _gap(busy: Sequence[tuple[float, float]], ready_s: float, work_s: float) -> float:
+    """The first time from ``ready_s`` on when a device has so long nothing to do."""
+    begin_s = ready_s
+    for from_s, to_s in busy:
+        if begin_s + work_s <= from_s:
+            return begin_s
+        begin_s = max(begin_s, to_s)
+    return begin_s
+
+
+Joining = Literal["seldom", "next", "often"]
+JOININGS: tuple[Joining, ...] = get_args(Joining)
+
+
+def blocks_of(problem: Problem, table: Timetable, joining: Joining) -> list[Block]:
+    """The ops in order of their start as blocks that stand in a legal order.
+
+    Args:
+        problem: the ops in topological order.
+        table: devices and times.
+        joining: when an op joins the last block of its device: ``seldom``, if neither waits for the other's transfers to
+            other devices; ``next``, if it follows directly; ``often``, wherever that is legal.
+    """
+    before: list[list[int]] = [[] for _ in range(problem.num_ops)]
+    for source, target in {*net_edges(problem), *problem.order}:
+        before[target].append(source)
+    sends, receives = np.zeros((2, problem.num_ops), dtype=bool)
+    for op in range(problem.num_ops):
+        for maker in before[op]:
+            if table.device[maker] != table.device[op]:
+                sends[maker] = receives[op] = True
+    home = np.full(problem.num_ops, -1)
+    blocks: list[tuple[int, list[int]]] = []
+    last: dict[int, int] = {}
+    for op in _in_order(problem, table, before):
+        device = int(table.device[op])
+        block = last.get(device, -1)
+        fits = block >= 0 and all(home[maker] <= block for maker in before[op])
+        if fits and joining == "seldom":
+            fits = not receives[op] and not sends[blocks[block][1][-1]]
+        if not fits or not (joining != "next" or block == len(blocks) - 1):
+            block = last[device] = len(blocks)
+            blocks.append((device, []))
+        blocks[block][1].append(op)
+        home[op] = block
+    return [Block(tuple(sorted(ops)), (device,)) for device, ops in blocks]
+
+
+def _in_order(problem: Problem, table: Timetable, before: Sequence[Sequence[int]]) -> list[int]:
+    """Ops by start, and none before what it depends on (times may be equal, and an order may not be the values' own)."""
+    depth = np.zeros(problem.num_ops, dtype=np.int64)
+    start_s = table.start_s.copy()
+    for _ in range(2):
+        for op in range(problem.num_ops):
+            for maker in before[op]:
+                start_s[op] = max(start_s[op], start_s[maker])
+                depth[op] = max(depth[op], depth[maker] + 1)
+    return sorted(range(problem.num_ops), key=lambda op: (start_s[op], depth[op], op))

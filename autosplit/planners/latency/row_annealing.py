@@ -1,0 +1,259 @@
+"""Annealing over rows of blocks: single ops, whole blocks and their borders move; what a row costs is the evaluator's to say.
+
+The cost is the latency of one sample, or, where that is only limited, the largest load and what the latency lies above its limit.
+A device may run several blocks where the demands lets it: the time between two blocks on one device is what lets another device
+work beside it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import exp, inf
+from random import Random
+from time import monotonic
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.costs.cost import CLOSED, TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
+from autosplit.costs.problem import Block, Floats
+from autosplit.planners.clusters import Lumps
+from autosplit.planners.items import kept_together
+from autosplit.planners.latency.evaluation import Sampler
+from autosplit.planners.latency.list_scheduling import JOININGS, Timetable, blocks_of
+from autosplit.planners.objective import demand_faults, objective_s
+from autosplit.values.constraints import Demands
+
+TIDY_S = 0.1
+"""For joining blocks of the best plan, even where the search has taken all the time."""
+
+NUM_STEPS = 500
+"""Moves of one annealing run, and so many more for each lump."""
+
+STEPS_A_LUMP = 200
+NUM_RUNS = 3
+WARMTH = 0.05
+"""A move that makes the cost worse by this share is taken with probability 1/e at the beginning of a run."""
+
+Row = tuple[Block, ...]
+
+
+class RowSearch:
+    """The best row so far, and annealing from it (Kirkpatrick et al., 1983); rows are blocks of lumps."""
+
+    def __init__(self, lumps: Lumps, demands: Demands, random: Random, deadline: float) -> None:
+        self.lumps, self.demands, self.random, self.deadline = lumps, demands, random, deadline
+        self.problem = lumps.problem
+        self.row: Row | None = None
+        self.value_s = inf
+        self.method = ""
+        self._sampler = Sampler(self.problem)
+        self._atoms = kept_together(self.problem, contiguous=False)
+        self._atom_of = {op: atom for atom, ops in enumerate(self._atoms) for op in ops}
+        self._tight = bool(self.problem.pools) or self.problem.total_bytes > float(self.problem.memory_bytes.min())
+        self._order = np.array(self.problem.order, dtype=np.int64).reshape(-1, 2)
+        self._neighbours = [self._around(ops) for ops in self._atoms]
+        self._allowed: list[NDArray[np.bool_]] = [
+            np.asarray(np.isfinite(self.problem.compute_s[list(ops)]).all(axis=0)) for ops in self._atoms
+        ]
+
+    def _around(self, ops: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What may not stand after these ops, and what may not stand before them."""
+        sources, targets = self._order[:, 0], self._order[:, 1]
+        inside = np.zeros(self.problem.num_ops, dtype=bool)
+        inside[list(ops)] = True
+        return sources[inside[targets] & ~inside[sources]], targets[inside[sources] & ~inside[targets]]
+
+    def _cost_s(self, row: Row) -> float:
+        """What annealing makes small, in seconds; for a row that meets the demands, its objective."""
+        if self.demands.objective == "latency":
+            return self._sampler.latency_s(row)
+        load_s = evaluate(self.problem, row).bottleneck_s
+        if self.demands.max_latency_s == inf or load_s == inf:
+            return load_s
+        return load_s + max(0.0, self._sampler.latency_s(row) - self.demands.max_latency_s)
+
+    def offer(self, blocks: Sequence[Block], method: str) -> None:
+        """Keep blocks of ops if they are better than all before."""
+        row = self.lumps.shrink(blocks)
+        if row is not None:
+            self._offer_row(row, method)
+            self._offer_row(self._joined(row, self.deadline), method)
+
+    def offer_timetable(self, table: Timetable, method: str) -> None:
+        """Keep a timetable's blocks, or what comes of joining them one by one."""
+        for joining in JOININGS:
+            if self.row is not None and monotonic() > self.deadline:
+                return
+            row = tuple(blocks_of(self.problem, table, joining))
+            self._offer_row(row, method)
+            self._offer_row(self._joined(row, self.deadline), method)
+
+    def _offer_row(self, row: Row, method: str) -> None:
+        """Keep blocks of lumps if they are better, by more than rounding, than all before, and meet the demands."""
+        if self._cost_s(row) < self.value_s * (1 - TOLERANCE) and not demand_faults(self.problem, self.demands, row):
+            self.row, self.value_s, self.method = row, objective_s(self.problem, self.demands, row), method
+
+    def tidy(self) -> None:
+        """Of equally good plans, the one with fewer blocks; there is a moment for it after the deadline too."""
+        if self.row is not None:
+            row = self._joined(self.row, max(self.deadline, monotonic() + TIDY_S))
+            if not demand_faults(self.problem, self.demands, row):
+                self.row, self.value_s = row, min(self.value_s, objective_s(self.problem, self.demands, row))
+
+    def _joined(self, row: Row, deadline: float) -> Row:
+        """Blocks of one device joined as long as that does not make the latency worse."""
+        value_s = self._cost_s(row)
+        position = 0
+        while position < len(row) and monotonic() < deadline:
+            block = row[position]
+            for later in range(position + 1, len(row)):
+                if row[later].devices == block.devices:
+                    break
+            else:
+                position += 1
+                continue
+            both = Block(tuple(sorted((*block.ops, *row[later].ops))), block.devices)
+            first = (*row[:position], both, *row[position + 1 : later], *row[later + 1 :])
+            second = (*row[:position], *row[position + 1 : later], both, *row[later + 1 :])
+            found = next((r for r in (first, second) if self._legal(r) and self._cost_s(r) <= value_s * (1 + 1e-12)), None)
+            if found is None:
+                position += 1
+            else:
+                row, value_s = found, self._cost_s(found)
+        return row
+
+    def _legal(self, row: Sequence[Block]) -> bool:
+        """Whether the blocks stand in an order that the demands allows."""
+        if not self.demands.contiguous or not len(self._order):
+            return True
+        home = block_of(self.problem, row)
+        return bool((home[self._order[:, 0]] <= home[self._order[:, 1]]).all())
+
+    def _fits(self, row: Row) -> bool:
+        """Whether a row meets the demands, as far as moves may break it; quicker than a list of faults."""
+        demands, problem = self.demands, self.problem
+        if demands.num_stages not in (None, len(row)) or len(row) > (demands.max_stages or inf):
+            return False
+        if self._tight and (self._memory_bytes(row) > problem.memory_bytes * (1 + TOLERANCE)).any():
+            return False
+        if problem.pools and any(
+            held > pool.num_bytes * (1 + TOLERANCE) for pool, held in zip(problem.pools, pool_bytes(problem, row), strict=True)
+        ):
+            return False
+        least_s = demands.min_stage_s * (1 - TOLERANCE)
+        return least_s <= 0 or bool((evaluate(problem, row).stage_s >= least_s).all())
+
+    def _memory_bytes(self, row: Row) -> Floats:
+        if self.problem.weights or any(len(block.devices) > 1 for block in row):
+            return memory_bytes(self.problem, row)
+        devices = np.array([block.devices[0] for block in row])[block_of(self.problem, row)]
+        return np.bincount(devices, self.problem.op_bytes, self.problem.num_devices).astype(np.float64)
+
+    def anneal(self, deadline: float, bound_s: float) -> None:
+        """Several runs from the best row so far; a better row that meets the demands is kept at once."""
+        if self.row is None:
+            return
+        steps = NUM_STEPS + STEPS_A_LUMP * len(self._atoms)
+        for _ in range(NUM_RUNS):
+            row, value_s = self.row, self.value_s
+            for step in range(steps):
+                if step % 16 == 0 and (monotonic() > deadline or self.value_s - bound_s <= CLOSED * self.value_s):
+                    return
+                moved = self._move(row)
+                if moved is None or not self._legal(moved):
+                    continue
+                new_s = self._cost_s(moved)
+                warmth = WARMTH * self.value_s * (1 - step / steps)
+                worse = new_s - value_s
+                if worse > 0 and (warmth <= 0 or self.random.random() >= exp(-worse / warmth)):
+                    continue
+                if not self._fits(moved):
+                    continue
+                row, value_s = moved, new_s
+                self._offer_row(row, "annealing")
+
+    def _move(self, row: Row) -> Row | None:
+        """A random neighbour: an op, a block or a border elsewhere; None where the dice make no sense."""
+        kind = self.random.random()
+        if kind < 0.45:
+            return self._move_atom(row)
+        if kind < 0.6:
+            return self._move_device(row)
+        if kind < 0.75:
+            return self._join_two(row)
+        if kind < 0.9:
+            return self._split_one(row)
+        return self._move_block(row)
+
+    def _free_devices(self, row: Sequence[Block]) -> list[int]:
+        used = set() if self.demands.reuse else {device for block in row for device in block.devices}
+        return [device for device in range(self.problem.num_devices) if device not in used]
+
+    def _move_atom(self, row: Row) -> Row | None:
+        """An op, with its group, to another block or to a new one."""
+        atom = self.random.randrange(len(self._atoms))
+        ops = set(self._atoms[atom])
+        rest = [Block(tuple(op for op in block.ops if op not in ops), block.devices) for block in row]
+        first, last = self._window(row, atom)
+        if first <= last and self.random.random() < 0.8:
+            target = self.random.randint(first, last)
+            rest[target] = Block(tuple(sorted((*rest[target].ops, *ops))), rest[target].devices)
+            return tuple(block for block in rest if block.ops)
+        free = [device for device in self._free_devices([b for b in rest if b.ops]) if self._allowed[atom][device]]
+        if not free:
+            return None
+        rest.insert(self.random.randint(*sorted((first, last + 1))), Block(self._atoms[atom], (self.random.choice(free),)))
+        return tuple(block for block in rest if block.ops)
+
+    def _window(self, row: Row, atom: int) -> tuple[int, int]:
+        """The first and the last block that a chain lets an op join; the last may be the one before the first."""
+        if not self.demands.contiguous:
+            return 0, len(row) - 1
+        home = block_of(self.problem, row)
+        before, after = self._neighbours[atom]
+        return int(home[before].max(initial=0)), int(home[after].min(initial=len(row) - 1))
+
+    def _move_device(self, row: Row) -> Row | None:
+        """A block to another device, or two blocks exchange theirs."""
+        chosen = self.random.randrange(len(row))
+        changed = list(row)
+        if len(row) > 1 and self.random.random() < 0.4:
+            other = self.random.randrange(len(row))
+            changed[chosen] = replace(row[chosen], devices=row[other].devices)
+            changed[other] = replace(row[other], devices=row[chosen].devices)
+            return tuple(changed)
+        free = self._free_devices([block for number, block in enumerate(row) if number != chosen])
+        if not free:
+            return None
+        changed[chosen] = replace(row[chosen], devices=(self.random.choice(free),))
+        return tuple(changed)
+
+    def _join_two(self, row: Row) -> Row | None:
+        if len(row) < 2:
+            return None
+        one, other = sorted(self.random.sample(range(len(row)), 2))
+        stay, gone = (one, other) if self.random.random() < 0.5 else (other, one)
+        devices = row[self.random.choice((one, other))].devices
+        both = Block(tuple(sorted((*row[one].ops, *row[other].ops))), devices)
+        return tuple(both if number == stay else block for number, block in enumerate(row) if number != gone)
+
+    def _split_one(self, row: Row) -> Row | None:
+        """A block in two, at a place in the order of its ops; the second part, or the first, elsewhere."""
+        chosen = self.random.randrange(len(row))
+        atoms = sorted({self._atom_of[op] for op in row[chosen].ops})
+        free = self._free_devices(row)
+        if len(atoms) < 2 or not free:
+            return None
+        cut = self.random.randrange(1, len(atoms))
+        parts = [tuple(sorted(op for atom in side for op in self._atoms[atom])) for side in (atoms[:cut], atoms[cut:])]
+        devices = [row[chosen].devices, (self.random.choice(free),)]
+        self.random.shuffle(devices)
+        halves = [Block(ops, where) for ops, where in zip(parts, devices, strict=True)]
+        return (*row[:chosen], *halves, *row[chosen + 1 :])
+
+    def _move_block(self, row: Row) -> Row | None:
+        if len(row) < 2:
+            return None
+        changed = list(row)
+        changed.insert(self.random.randrange(len(row)), changed.pop(self.random.randrange(len(row))))
+        return tuple(changed)

@@ -1,0 +1,25 @@
+"""Any ops on any device: a partition of a hypergraph whose largest load is small, and a proof that none is smaller.
+
+``partitioning`` is the entry. It runs the search and the proof side by side, each with what the other knows.
+
+    hypergraph          the problem without order: items, nets and what a net costs a device whose border it crosses
+
+Search:
+
+    local_search        iterated local search (Lourenço, Martin and Stützle, 2003) over coarse and fine graphs
+    coarsening          the coarse graphs (Karypis et al., 1999)
+    resplitting         its neighbourhood: the items of two devices divided anew by a dynamic program
+    annealing           its starts (Kirkpatrick et al., 1983)
+    polishing           annealing by the true evaluator, where a hypergraph does not say all
+
+Proof:
+
+    column_generation   bounds from prices on items (Gilmore and Gomory, 1961; Wentges, 1997)
+    restricted_master   its linear program over the sets known so far
+    pricing             its subproblem: the set of most value that one device holds
+
+Both are dynamic programs over a sweep along the items:
+
+    frontier            the states of a sweep that keeps few nets open
+    memory_caps         a sweep whose states know bytes too: a relaxed decision diagram (Bergman et al., 2016)
+"""

@@ -1,0 +1,212 @@
+"""Simulated annealing of a hypergraph: any item may go to any device; two loads change with each move.
+
+After Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing" (Science 1983). The energy is how far the
+devices are above a target load, summed; when it reaches zero the target is lowered below what was found. A move takes
+an item, or a patch of items that share nets, from one device to another.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autosplit.costs.problem import Floats
+from autosplit.planners.items import Ints
+from autosplit.planners.jit import allocating, inner
+from autosplit.planners.noncontiguous.hypergraph import Hypergraph
+
+PATCH = 24
+"""Most items that one move takes along."""
+
+MOST_FINES = 40
+"""While no assignment within the memory caps is known, what breaks them is fined twice as much, so many times in a walk."""
+
+STEP = 0.002
+"""By how much of the value found the target is below it."""
+
+
+@dataclass(frozen=True)
+class Annealed:
+    """An assignment of items to devices and its largest load in seconds; infinite where it breaks a memory cap."""
+
+    home: Ints
+    value_s: float
+
+
+def anneal(graph: Hypergraph, home: Ints, *, seed: int, num_moves: int, heat: float = 0.02, target_s: float = 0.0) -> Annealed:
+    """The best assignment met on a walk of `num_moves` proposals from `home`.
+
+    Args:
+        graph: items, nets and devices.
+        home: device of each item to start from, shape (num_items,); every item must be allowed there.
+        seed: of the walk.
+        num_moves: proposals.
+        heat: temperature at the start, as a share of the largest load of `home`; it falls to a thousandth of that.
+        target_s: load to aim for; 0 for a little below what `home` has.
+    """
+    best, value_s = _walk(
+        graph.compute_s, graph.net_start, graph.net_pins, graph.net_s, graph.net_outside, graph.item_start, graph.item_nets,
+        graph.item_bytes, graph.memory_bytes, home.astype(np.int64), seed, num_moves, heat, target_s,
+    )  # fmt: skip
+    return Annealed(best, float(value_s))
+
+
+def random_home(graph: Hypergraph, seed: int) -> Ints:
+    """A device for each item, drawn from those allowed; items that share nets are drawn together, in patches."""
+    rng = np.random.default_rng(seed)
+    home = np.full(graph.num_items, -1, dtype=np.int64)
+    fast = np.isfinite(graph.compute_s) & (graph.compute_s <= 3.0 * graph.compute_s.min(axis=1, keepdims=True))
+    size = max(1, graph.num_items // (3 * graph.num_devices))
+    for seed_item in rng.permutation(graph.num_items):
+        if home[seed_item] >= 0:
+            continue
+        device = int(rng.choice(np.flatnonzero(fast[seed_item])))
+        queue, taken = [int(seed_item)], 0
+        while queue and taken < size:
+            item = queue.pop(int(rng.integers(len(queue))))
+            if home[item] >= 0 or not fast[item, device]:
+                continue
+            home[item], taken = device, taken + 1
+            queue += [int(other) for net in graph.nets(item) for other in graph.pins(net) if home[other] < 0]
+    return home
+
+
+@inner
+def _relocate(
+    item: int, goal: int, home: Ints, inside: Ints, loads: Floats, held: Floats, compute_s: Floats, net_start: Ints,
+    net_s: Floats, net_outside: np.ndarray, item_start: Ints, item_nets: Ints, item_bytes: Floats,
+) -> None:  # fmt: skip
+    """Move one item, and bring the loads and what devices hold up to date."""
+    source = home[item]
+    loads[source] -= compute_s[item, source]
+    loads[goal] += compute_s[item, goal]
+    held[source] -= item_bytes[item]
+    held[goal] += item_bytes[item]
+    for entry in range(item_start[item], item_start[item + 1]):
+        net = item_nets[entry]
+        whole = net_start[net + 1] - net_start[net]
+        if net_outside[net]:
+            whole += 1
+        before, after = inside[net, source], inside[net, goal]
+        if before == whole:
+            loads[source] += net_s[net, source]
+        elif before == 1:
+            loads[source] -= net_s[net, source]
+        if after == 0:
+            loads[goal] += net_s[net, goal]
+        elif after + 1 == whole:
+            loads[goal] -= net_s[net, goal]
+        inside[net, source] = before - 1
+        inside[net, goal] = after + 1
+    home[item] = goal
+
+
+@inner
+def _patch(
+    root: int, limit: int, home: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, mark: Ints,
+    stamp: int, patch: Ints,
+) -> int:  # fmt: skip
+    """Up to `limit` items of the root's device that hang together through nets, written to `patch`; how many."""
+    patch[0] = root
+    mark[root] = stamp
+    count, head = 1, 0
+    while head < count and count < limit:
+        item = patch[head]
+        head += 1
+        degree = item_start[item + 1] - item_start[item]
+        turn = np.random.randint(degree) if degree else 0
+        for step in range(degree):
+            net = item_nets[item_start[item] + (step + turn) % degree]
+            for entry in range(net_start[net], net_start[net + 1]):
+                other = net_pins[entry]
+                if count < limit and mark[other] != stamp and home[other] == home[root]:
+                    mark[other] = stamp
+                    patch[count] = other
+                    count += 1
+    return count
+
+
+@inner
+def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float, fine_s: float) -> float:
+    """Seconds above the target, summed over devices, and `fine_s` for each share above the memory caps."""
+    total = 0.0
+    for device in range(len(loads)):
+        total += max(0.0, loads[device] - target_s)
+        if held[device] > memory_bytes[device]:
+            total += fine_s * (0.05 + held[device] / max(memory_bytes[device], 1.0) - 1.0)
+    return total
+
+
+@allocating
+def _walk(  # noqa: C901 - one compiled loop
+    compute_s: Floats, net_start: Ints, net_pins: Ints, net_s: Floats, net_outside: np.ndarray, item_start: Ints,
+    item_nets: Ints, item_bytes: Floats, memory_bytes: Floats, start: Ints, seed: int, num_moves: int, heat: float,
+    target_s: float,
+) -> tuple[Ints, float]:  # fmt: skip
+    np.random.seed(seed)
+    num_items, num_devices = compute_s.shape
+    home = start.copy()
+    inside = np.zeros((len(net_s), num_devices), np.int64)
+    loads, held = np.zeros(num_devices), np.zeros(num_devices)
+    for item in range(num_items):
+        loads[home[item]] += compute_s[item, home[item]]
+        held[home[item]] += item_bytes[item]
+        for entry in range(item_start[item], item_start[item + 1]):
+            inside[item_nets[entry], home[item]] += 1
+    for net in range(len(net_s)):
+        for device in range(num_devices):
+            cut = inside[net, device] < net_start[net + 1] - net_start[net] or net_outside[net]
+            if inside[net, device] and cut:
+                loads[device] += net_s[net, device]
+    peak_s = loads.max()
+    best, best_s = home.copy(), np.inf
+    if (held <= memory_bytes).all():
+        best_s = peak_s
+    if target_s <= 0.0:
+        target_s = peak_s * (1.0 - STEP)
+    fine_s, patience = target_s, max(1, num_moves // MOST_FINES)
+    energy = _energy(loads, held, memory_bytes, target_s, fine_s)
+    hot = max(heat * peak_s, 1e-300)
+    mark, patch = np.full(num_items, -1, np.int64), np.zeros(PATCH + 1, np.int64)
+    allowed = np.isfinite(compute_s)
+    for move in range(num_moves):
+        temperature = hot * 0.001 ** (move / num_moves)
+        if best_s == np.inf and move % patience == patience - 1:
+            fine_s *= 2.0
+            energy = _energy(loads, held, memory_bytes, target_s, fine_s)
+        item = np.random.randint(num_items)
+        source = home[item]
+        degree = item_start[item + 1] - item_start[item]
+        goal = np.random.randint(num_devices)
+        if degree and np.random.random() < 0.75:
+            net = item_nets[item_start[item] + np.random.randint(degree)]
+            goal = home[net_pins[net_start[net] + np.random.randint(net_start[net + 1] - net_start[net])]]
+        if goal == source or not allowed[item, goal]:
+            continue
+        limit = 1
+        if np.random.random() < 0.3:
+            limit = 2 + np.random.randint(PATCH - 1) if np.random.random() < 0.5 else 2 + np.random.randint(3)
+        count = _patch(item, limit, home, net_start, net_pins, item_start, item_nets, mark, move, patch)
+        fits = True
+        for entry in range(count):
+            fits = fits and allowed[patch[entry], goal]
+        if not fits:
+            continue
+        load_a, load_b, held_a, held_b = loads[source], loads[goal], held[source], held[goal]
+        for entry in range(count):
+            _relocate(patch[entry], goal, home, inside, loads, held, compute_s, net_start, net_s, net_outside, item_start,
+                      item_nets, item_bytes)  # fmt: skip
+        after = _energy(loads, held, memory_bytes, target_s, fine_s)
+        if after > energy and np.random.random() >= np.exp((energy - after) / temperature):
+            for entry in range(count):
+                _relocate(patch[entry], source, home, inside, loads, held, compute_s, net_start, net_s, net_outside,
+                          item_start, item_nets, item_bytes)  # fmt: skip
+            loads[source], loads[goal], held[source], held[goal] = load_a, load_b, held_a, held_b
+            continue
+        energy = after
+        if loads.max() < best_s * (1.0 - 1e-12) and (held <= memory_bytes).all():
+            best_s = loads.max()
+            best = home.copy()
+            if energy == 0.0:
+                target_s = best_s * (1.0 - STEP)
+                energy = _energy(loads, held, memory_bytes, target_s, fine_s)
+    return best, best_s

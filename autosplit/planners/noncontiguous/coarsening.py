@@ -1,0 +1,109 @@
+"""Coarsening: the same hypergraph with fewer items, each standing for items that hang together through dear nets.
+
+The first half of multilevel partitioning (Karypis, Aggarwal, Kumar and Shekhar, "Multilevel hypergraph partitioning", 1999). An
+assignment of the few items costs what it costs when each stands for all of its own, so that a walk over it moves whole groups
+and its resplits are quick.
+"""
+
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from autosplit.planners.dominance import roots
+from autosplit.planners.items import Ints
+from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
+
+MOST_PINS = 8
+"""Nets of more items say little about which of them belong together."""
+
+HEAVIEST = 0.4
+"""Share of a device's even part of the compute, or of a memory cap, that no group grows beyond."""
+
+
+def coarsened(graph: Hypergraph, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Hypergraph, Ints]:
+    """The graph with about so many items, and the new item of each old one; the graph itself if it has no more.
+
+    Args:
+        graph: items, nets and devices.
+        num_items: where joining ends, unless nothing may be joined before.
+        seed: of the small chances that make each coarse graph another.
+        home: only items of one device are joined, so that the assignment is one of the coarse graph too.
+    """
+    if num_items >= graph.num_items:
+        return graph, np.arange(graph.num_items)
+    one_device = np.zeros(graph.num_items, dtype=np.int64)
+    group = _groups(graph, num_items, np.random.default_rng(seed), one_device if home is None else home)
+    return contracted(graph, group), group
+
+
+def _groups(graph: Hypergraph, num_items: int, rng: np.random.Generator, home: Ints) -> Ints:
+    """The new item of each old one: pairs with the dearest shared nets for their size are joined first."""
+    near = _affinities(graph, home)
+    work, size, allowed = graph.compute_s.min(axis=1), graph.item_bytes.copy(), np.isfinite(graph.compute_s)
+    floor = float(work.sum()) / graph.num_items or 1.0
+    most_work, most_bytes = HEAVIEST * work.sum() / graph.num_devices, HEAVIEST * graph.memory_bytes.min()
+    target, left = list(range(graph.num_items)), graph.num_items
+
+    def rated(first: int, second: int) -> tuple[float, int, int]:
+        share = near[first][second] * rng.uniform(0.5, 1.0)
+        return -share / ((work[first] + floor) * (work[second] + floor)) ** 0.5, first, second
+
+    def fits(first: int, second: int) -> bool:
+        light = work[first] + work[second] <= most_work and size[first] + size[second] <= most_bytes
+        return bool(light and (allowed[first] == allowed[second]).all())
+
+    queue = [rated(first, second) for first in range(graph.num_items) for second in near[first] if first < second]
+    heapify(queue)
+    while queue and left > num_items:
+        _, first, second = heappop(queue)
+        if second not in near[first] or not fits(first, second):  # who was joined to another is near nobody
+            continue
+        target[second] = first
+        left -= 1
+        work[first] += work[second]
+        size[first] += size[second]
+        for other, cost in near[second].items():
+            near[other].pop(second)
+            if other != first:
+                near[first][other] = near[other][first] = near[first].get(other, 0.0) + cost
+        near[second] = {}
+        for other in near[first]:
+            heappush(queue, rated(first, other))
+    return np.unique(roots(target), return_inverse=True)[1].astype(np.int64)
+
+
+def _affinities(graph: Hypergraph, home: Ints) -> list[dict[int, float]]:
+    """For each item the items of its device that it shares nets with, and what they cost, divided among the pins."""
+    near: list[dict[int, float]] = [{} for _ in range(graph.num_items)]
+    for net in range(graph.num_nets):
+        pins, cost = graph.pins(net).tolist(), float(graph.net_s[net].max())
+        for first in pins if len(pins) <= MOST_PINS else []:
+            for second in pins:
+                if second != first and home[first] == home[second]:
+                    near[first][second] = near[first].get(second, 0.0) + cost / (len(pins) - 1)
+    return near
+
+
+def contracted(graph: Hypergraph, group: Ints) -> Hypergraph:
+    """The hypergraph of groups; nets within a group are gone, and nets with the same groups are one."""
+    count = int(group.max()) + 1
+    compute_s, item_bytes = np.zeros((count, graph.num_devices)), np.zeros(count)
+    np.add.at(compute_s, group, graph.compute_s)
+    np.add.at(item_bytes, group, graph.item_bytes)
+    merged: dict[tuple[tuple[int, ...], bool], np.ndarray] = {}
+    for net in range(graph.num_nets):
+        pins, outside = tuple(np.unique(group[graph.pins(net)]).tolist()), bool(graph.net_outside[net])
+        if len(pins) == 1:
+            compute_s[pins[0]] += graph.net_s[net] * outside
+        else:
+            merged[pins, outside] = merged.get((pins, outside), 0.0) + graph.net_s[net]
+    return replace(
+        graph,
+        item_of=group[graph.item_of],
+        compute_s=compute_s,
+        net_s=np.array(list(merged.values())).reshape(len(merged), graph.num_devices),
+        net_outside=np.array([outside for _, outside in merged], dtype=np.bool_),
+        item_bytes=item_bytes,
+        **incidence([pins for pins, _ in merged], count),
+    )

@@ -1,0 +1,371 @@
+"""Columns: a lower bound on the largest device load from prices on items, improved by column generation.
+
+Give every item a price. If no device can hold, within a load T, items worth enough for all devices together to reach the price
+of everything, then T is too low. For any prices the least T that is not refuted is a bound; `pricing` gives it exactly. Prices
+equal to compute make it the cut profile, a price on one item alone the anchored minimum cut. Better prices are the duals
+of a linear program that covers all items with device sets of load at most T (Gilmore and Gomory 1961), steadied by staying near
+the best prices so far (Wentges 1997).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from time import monotonic
+
+import numpy as np
+
+from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.problem import Floats
+from autosplit.planners.items import Ints
+from autosplit.planners.noncontiguous.frontier import Sweep, cheap_nets, narrow_order, sifted_order, sweep_of
+from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
+from autosplit.planners.noncontiguous.memory_caps import capped_sweep
+from autosplit.planners.noncontiguous.pricing import Pricer
+from autosplit.planners.noncontiguous.restricted_master import Cover, Members
+
+MOST_STRETCHES = 400
+"""Sets of neighbouring items that column generation begins with, for each class."""
+
+MOST_ROWS = 6000
+"""Items above which no linear program is solved."""
+
+MOST_ANCHORS = 64
+"""The heaviest items, each of which some device has to hold."""
+
+LEAST_STATES = 60_000
+"""A sweep may have so many states, and eight for each item."""
+
+MANY_TRIES = 3000
+"""Items above which fewer orders are tried."""
+
+FAR = 0.97
+"""A bound below this share of the best plan is first brought half the way."""
+
+TABLE_CELLS = 120_000_000
+"""Most cells of a table of states and values, 8 bytes each."""
+
+BYTE_LEVELS, MOST_CAPPED = (32, 16, 8, 4, 2), 30_000
+"""Levels of bytes that a sweep tells apart where a memory cap binds: the first that leaves few enough states."""
+
+PATIENCE = 0.25
+"""Share of the time left that one target gets; the next one is closer."""
+
+PER_ITEM, FIRST_CELLS = 40, 20_000_000
+"""Whole numbers for each item, and states times values, that column generation begins with."""
+
+FINEST_CELLS = 300_000_000
+"""States times values that one cut profile may take."""
+
+
+def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
+    """A pricer for each class of devices; where the graph is too wide, its cheapest nets are left aside.
+
+    After the deadline, by `time.monotonic`, no further order is tried.
+    """
+    everything = np.ones(graph.num_items, dtype=np.bool_)
+    max_states = max(LEAST_STATES, 8 * graph.num_items)
+    found = []
+    for members in graph.classes:
+        device = members[0]
+        paying = _only(graph, graph.net_s[:, device] > 0)
+        sweep, order = _narrowest(paying, device, tries, max_states, deadline)
+        room = float(max_states)
+        while sweep is None:
+            thin = _only(paying, ~cheap_nets(paying, order, device, max(room, 4.0 * graph.num_items)))
+            sweep = sweep_of(thin, order, everything, device, device, max_states=max_states)
+            room /= 2.0
+        found.append(Pricer(sweep, np.ascontiguousarray(graph.compute_s[:, device]), len(members)))
+    return found
+
+
+def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer]) -> list[Pricer]:
+    """The same pricers without most of the sets that are above a memory cap; slower, where a cap binds at all."""
+    found = []
+    for pricer, members in zip(pricers, graph.classes, strict=True):
+        room_bytes, sweep = float(graph.memory_bytes[members[0]]), pricer.sweep
+        if room_bytes < graph.item_bytes.sum():
+            tried = (capped_sweep(sweep, graph.item_bytes, room_bytes, num_levels) for num_levels in BYTE_LEVELS)
+            sweep = next((each for each in tried if each.num_states <= MOST_CAPPED), sweep)
+        found.append(Pricer(sweep, pricer.work_s, pricer.count))
+    return found
+
+
+def _narrowest(graph: Hypergraph, device: int, tries: int, max_states: int, deadline: float) -> tuple[Sweep | None, Ints]:
+    """The sweep with the fewest states of those along several orders, and its order; None where all have too many."""
+    everything = np.ones(graph.num_items, dtype=np.bool_)
+    best, order = None, np.arange(graph.num_items)
+    for tried in _orders(graph, tries):
+        most = max_states if best is None else best.num_states
+        sweep = sweep_of(graph, tried, everything, device, device, max_states=most)
+        if sweep is not None and (best is None or sweep.num_states < best.num_states):
+            best, order = sweep, tried
+        elif best is None:
+            order = tried
+        if not graph.num_nets or monotonic() > deadline:
+            break
+    return best, order
+
+
+def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
+    """Orders of all items that may be narrow, each made when it is asked for: that takes up to seconds."""
+    given = np.arange(graph.num_items)
+    yield given
+    yield sifted_order(graph, given, seed=0)
+    everything = np.ones(graph.num_items, dtype=np.bool_)
+    greedy = narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=0)
+    yield greedy
+    yield sifted_order(graph, greedy, seed=0)
+
+
+def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
+    """The graph with some of its nets."""
+    nets = incidence([graph.pins(int(net)).tolist() for net in np.flatnonzero(chosen)], graph.num_items)
+    return replace(graph, net_s=graph.net_s[chosen], net_outside=graph.net_outside[chosen], **nets)
+
+
+def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:
+    """The least load at which the devices can hold items worth `total` together; `limit_s` where that is above it."""
+    loads = np.unique(np.concatenate(profiles))
+    low, high = 0, len(loads)
+    while low < high:
+        middle = (low + high) // 2
+        held = sum(
+            pricer.count * (int(np.searchsorted(profile, loads[middle], side="right")) - 1)
+            for pricer, profile in zip(pricers, profiles, strict=True)
+        )
+        if held >= total:
+            high = middle
+        else:
+            low = middle + 1
+    return float(loads[low]) if low < len(loads) else limit_s
+
+
+def anchored_bound_s(graph: Hypergraph, pricers: Sequence[Pricer], limit_s: float, deadline: float = inf) -> float:
+    """The dearest item to hold: for each of the heaviest, the least load of any device that has it, until the deadline."""
+    bound_s = 0.0
+    for item in np.argsort(-graph.compute_s.min(axis=1))[:MOST_ANCHORS]:
+        if monotonic() > deadline:
+            break
+        values = np.zeros(graph.num_items, dtype=np.int64)
+        values[item] = 1
+        profiles = [pricer.profile(values, limit_s) for pricer in pricers]
+        bound_s = max(bound_s, refuted_s(pricers, profiles, 1, limit_s))
+    return bound_s
+
+
+@dataclass
+class ColumnBound:
+    """A bound that rises while time is spent on it.
+
+    Attributes:
+        graph: what is bounded.
+        pricers: one for each class of devices.
+        limit_s: the load of a known plan; bounds end there.
+        bound_s: proved so far.
+        prices: of the best bound, adding up to 1.
+        grain: whole numbers that prices are rounded to add up to about this.
+        deadline: by `time.monotonic`.
+        seconds_per_cell: what the last profile took for each state and value.
+    """
+
+    graph: Hypergraph
+    pricers: Sequence[Pricer]
+    limit_s: float
+    bound_s: float = 0.0
+    prices: Floats | None = None
+    grain: int = 4000
+    deadline: float = np.inf
+    seconds_per_cell: float = 5e-9
+
+    @property
+    def num_states(self) -> int:
+        """States of all sweeps together; times the grain, the cells of one pricing."""
+        return sum(pricer.sweep.num_states for pricer in self.pricers)
+
+    def affords(self, grain: int) -> bool:
+        """Whether a pricing with this grain should end before the deadline."""
+        return monotonic() + self.num_states * grain * self.seconds_per_cell < self.deadline
+
+    def whole(self, prices: Floats) -> Ints:
+        """Prices as whole numbers that add up to about the grain."""
+        return np.asarray(np.round(prices * (self.grain / prices.sum())), dtype=np.int64)
+
+    def try_prices(self, prices: Floats) -> None:
+        """Raise the bound to the least load that these prices do not refute; coarser where time is short."""
+        while self.grain > 1000 and not self.affords(self.grain):
+            self.grain //= 2
+        started, cells = monotonic(), self.num_states * self.grain
+        values = self.whole(prices)
+        profiles = [pricer.profile(values, self.limit_s) for pricer in self.pricers]
+        found_s = refuted_s(self.pricers, profiles, int(values.sum()), self.limit_s)
+        self.seconds_per_cell = max(1e-10, (monotonic() - started) / cells)
+        if found_s > self.bound_s:
+            self.bound_s, self.prices = found_s, values / values.sum()
+
+    def price(self, prices: Floats, target_s: float, known: Sequence[Sequence[Members]]) -> tuple[float, list[Members]]:
+        """The share of all value that the devices can hold within a target, and the best set of each class.
+
+        Raises the bound to the target where the share is below 1.
+        """
+        values, held, sets = self.whole(prices), 0, []
+        for pricer, columns in zip(self.pricers, known, strict=True):
+            floor = int((np.array(columns) @ values).max()) if columns else 0
+            members = pricer.best_set(values, target_s, floor)
+            held += pricer.count * int(values[members].sum())
+            sets.append(members)
+        if held < values.sum() and target_s > self.bound_s:
+            self.bound_s, self.prices = target_s, values / values.sum()
+        return held / int(values.sum()), sets
+
+
+def generate_columns(
+    bound: ColumnBound,
+    known: Sequence[Sequence[Members]],
+    target_s: float,
+    halt: Callable[[], bool],
+    centre: Floats | None,
+) -> tuple[str, Floats, list[list[Members]]]:
+    """Raise a bound by column generation until it reaches a target, the target proves out of reach, or a halt.
+
+    Args:
+        bound: raised in place.
+        known: for each class, sets that one of its devices may hold; those above the target are left aside.
+        target_s: load to refute.
+        halt: asked after each pricing.
+        centre: prices to begin near; those of the sets known where none are given.
+    Returns: ``refuted``, ``covered`` (fractional sets within the target exist: no prices can refute it), ``stalled`` (prices as
+        coarse as these bring nothing new) or ``halted``; the best prices; and all sets known now.
+    """
+    graph, pricers = bound.graph, bound.pricers
+    cover = _starting_cover(graph, pricers, known, target_s)
+    _, fresh = cover.solve()
+    centre = fresh if centre is None else centre
+    weight, best_share = 0.9, np.inf
+    while True:
+        mix, added, better = weight, False, False
+        while not added and not better and mix >= 0.0:
+            prices = mix * centre + (1.0 - mix) * fresh
+            held, sets = bound.price(prices, target_s, cover.columns)
+            better = held < best_share
+            if better:
+                best_share, centre = held, prices
+            for kind, part in enumerate(sets):
+                added = cover.add(kind, part) or added
+            if bound.bound_s >= target_s:
+                return "refuted", centre, cover.columns
+            if halt():
+                return "halted", centre, cover.columns
+            mix = -1.0 if mix == 0.0 else 0.5 * mix if mix > 0.1 else 0.0
+        if not added and not better:
+            return "stalled", centre, cover.columns
+        weight = min(0.95, max(mix, 0.0) * 2.0 + (0.1 if better else 0.02))
+        share, fresh = cover.solve()
+        if share >= 1.0 - 1e-7:
+            return "covered", centre, cover.columns
+
+
+def _starting_cover(graph: Hypergraph, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float) -> Cover:
+    """The known sets and stretches of the sweeps that are within the target."""
+    cover = Cover.of(graph.num_items, [pricer.count for pricer in pricers])
+    for kind, members in enumerate(graph.classes):
+        for part in (*known[kind], *_stretches(graph, pricers[kind], members[0], target_s)):
+            fits = graph.item_bytes[part].sum() <= graph.memory_bytes[members[0]]
+            if fits and graph.load_s(part, members[0]) <= target_s:
+                cover.add(kind, part)
+    return cover
+
+
+def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
+    """Try single items, then compute, rounded ever more finely."""
+    graph = bound.graph
+    bound.bound_s = max(bound.bound_s, anchored_bound_s(graph, bound.pricers, bound.limit_s, bound.deadline))
+    report(bound.bound_s * (1.0 - TOLERANCE), "anchored cut")
+    for grain in (4000, 20000, 60000):
+        if monotonic() > bound.deadline:
+            return
+        if grain == 4000 or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
+            bound.grain = grain
+            bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
+            report(bound.bound_s * (1.0 - TOLERANCE), "cut profile")
+
+
+def _grains(bound: ColumnBound) -> list[int]:
+    """How finely prices are rounded, from coarse to fine."""
+    finest = max(PER_ITEM * bound.graph.num_items, FIRST_CELLS // bound.num_states)
+    most = min(int(TABLE_CELLS * pricer.count / (1.3 * pricer.sweep.num_states)) for pricer in bound.pricers)
+    most = max(1500, min(60000, most, FINEST_CELLS // bound.num_states))
+    return [int(np.clip(finest * factor, 1500, most)) for factor in (0.2, 1, 3, 9)]
+
+
+def rising_bound(
+    graph: Hypergraph, best: Callable[[], tuple[float, Ints | None]], report: Callable[[float, str], None], deadline: float
+) -> ColumnBound | None:
+    """Prove what can be proved until a deadline: anchors, the cut profile, then columns for ever closer targets.
+
+    Args:
+        graph: what is bounded.
+        best: the load of the best plan known by now, and its assignment if there is one.
+        report: called with each better bound and what gave it.
+        deadline: by `time.monotonic`.
+    Returns: the bound with its prices; None without a plan to begin with.
+    """
+    value_s, home = best()
+    if not 0.0 < value_s < np.inf:
+        return None
+    bound = ColumnBound(graph, pricers_of(graph, deadline=deadline), value_s, deadline=deadline)
+    _first_prices(bound, report)
+    if (graph.memory_bytes < graph.item_bytes.sum()).any() and monotonic() < deadline:
+        bound.pricers = capped_pricers(graph, bound.pricers)
+        _first_prices(bound, report)
+    grains = _grains(bound)
+    columns: list[list[Members]] = [[] for _ in graph.classes]
+    prices = bound.prices
+    reach, level = 1.0 if bound.bound_s > FAR * value_s else 0.5, 0
+    while monotonic() < deadline and graph.num_items <= MOST_ROWS:
+        value_s, home = best()
+        if bound.bound_s >= value_s * (1.0 - TOLERANCE):
+            break
+        for found, devices in zip(columns, graph.classes, strict=True):
+            found += [np.asarray(home == device, dtype=np.bool_) for device in devices if home is not None]
+        target_s = (bound.bound_s + (value_s - bound.bound_s) * reach) * (1.0 - TOLERANCE)
+        bound.grain, bound.limit_s = grains[level], value_s
+        until = monotonic() + PATIENCE * (deadline - monotonic())
+
+        def halt(value_s: float = value_s, until: float = until) -> bool:
+            return monotonic() > until or not bound.affords(2 * bound.grain) or best()[0] < value_s * (1.0 - 1e-4)
+
+        outcome, prices, columns = generate_columns(bound, columns, target_s, halt, prices)
+        bound.try_prices(prices)
+        report(bound.bound_s * (1.0 - TOLERANCE), "columns")
+        if outcome == "stalled" and level + 1 < len(grains):
+            level += 1
+        elif outcome == "halted" and bound.bound_s > FAR * value_s and level + 1 < len(grains) and best()[0] == value_s:
+            level, reach = level + 1, 0.8 * reach
+        elif outcome == "refuted":
+            reach = min(1.0, 1.3 * reach)
+        elif best()[0] == value_s:
+            reach *= 0.6
+        if reach < 0.02:
+            break
+    return bound
+
+
+def _stretches(graph: Hypergraph, pricer: Pricer, device: int, limit_s: float) -> list[Members]:
+    """The longest runs of the sweep's order that fit the limit, from each item or, in large graphs, from some."""
+    found, order = [], pricer.sweep.order
+    for first in range(0, len(order), max(1, len(order) // MOST_STRETCHES)):
+        members, fits = np.zeros(graph.num_items, dtype=np.bool_), None
+        work_s = np.cumsum(graph.compute_s[order[first:], device])
+        last = first + int(np.searchsorted(work_s, limit_s, side="right"))
+        low, high = first, last
+        while low < high:
+            middle = (low + high + 1) // 2
+            members[:] = False
+            members[order[first:middle]] = True
+            if graph.load_s(members, device) <= limit_s:
+                fits, low = members.copy(), middle
+            else:
+                high = middle - 1
+        if fits is not None:
+            found.append(fits)
+    return found

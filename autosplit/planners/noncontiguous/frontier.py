@@ -1,0 +1,365 @@
+"""Frontier: a sweep over the items of a hypergraph that keeps few nets open, and what can happen along it.
+
+Items are taken one after the other, each to side 1 or side 0. A net is open between its first and its last item; all
+that later items need to know is, for each open net, whether its items so far are all on side 0, all on side 1, or on both. Graphs
+of models are narrow: 2 to 11 nets are open at a time if the order is chosen for it, so that there are few such states. Dynamic
+programs over them price device sets exactly (`pricing`) and divide two devices' items optimally (`resplitting`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.costs.problem import Floats
+from autosplit.planners.items import Ints
+from autosplit.planners.jit import allocating, inner
+from autosplit.planners.noncontiguous.hypergraph import Hypergraph
+
+BOTH = 2
+"""State of an open net with items on both sides; 0 and 1 are the sides."""
+
+MAX_OPEN = 30
+"""Nets that may be open at once: states are written in base 3 in 64 bits, and are far too many long before that."""
+
+
+SIFTING_STEPS = 200_000_000
+"""After so many steps no further item is sifted."""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The states along an order of items, and the steps between them.
+
+    Attributes:
+        order: the items, in the order in which they are taken.
+        layer: where the states of each position start, shape (num_steps + 2,); position 0 has one state, numbered 0.
+        into: where the steps into each state start, shape (num_states + 1,). States are numbered through all positions.
+        source: the state that each step comes from.
+        side: the side that it gives the item.
+        cost_1: what side 1 pays for nets on this step, in seconds.
+        cost_0: what side 0 pays.
+    """
+
+    order: Ints
+    layer: Ints
+    into: Ints
+    source: Ints
+    side: NDArray[np.int8]
+    cost_1: Floats
+    cost_0: Floats
+
+    @property
+    def num_states(self) -> int:
+        """How many states there are."""
+        return len(self.into) - 1
+
+    @property
+    def width(self) -> int:
+        """Most states of one position."""
+        return int(np.diff(self.layer).max())
+
+
+def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
+    """The given items in an order with few open nets: greedy, the best of several with random ties."""
+    best: tuple[float, Ints] | None = None
+    for number in range(tries):
+        order, area = _greedy_order(
+            graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, members, seed + number, number > 0
+        )
+        if best is None or area < best[0]:
+            best = float(area), order
+    return best[1] if best else np.zeros(0, dtype=np.int64)
+
+
+def sifted_order(graph: Hypergraph, order: Ints, *, seed: int) -> Ints:
+    """An order of all items with fewer open nets: each item is moved beside those that it shares nets with while that helps.
+
+    After Rudell's sifting of decision diagrams (1993). The sum of 2 to the number open stands for the states.
+
+    Args:
+        graph: items and nets.
+        order: all items.
+        seed: of the sequence in which items are tried.
+    """
+    found: Any = _sift(order, graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, SIFTING_STEPS, seed)
+    return np.asarray(found)
+
+
+def cheap_nets(graph: Hypergraph, order: Ints, device: int, most: float) -> NDArray[np.bool_]:
+    """The nets to leave aside for a narrow sweep: the cheapest at the widest place, until the sum of 2 to the number open fits.
+
+    What is proved without them holds with them, for they only add to loads.
+    """
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    nets = [place[graph.pins(net)] for net in range(graph.num_nets)]
+    first, last = np.array([pins.min() for pins in nets]), np.array([pins.max() for pins in nets])
+    num_open = np.zeros(len(order), dtype=np.int64)
+    for net in range(graph.num_nets):
+        num_open[first[net] : last[net]] += 1
+    dropped = np.zeros(graph.num_nets, dtype=np.bool_)
+    while (2.0**num_open).sum() > most:
+        widest = int(num_open.argmax())
+        there = np.flatnonzero(~dropped & (first <= widest) & (widest < last))
+        net = int(there[graph.net_s[there, device].argmin()])
+        dropped[net] = True
+        num_open[first[net] : last[net]] -= 1
+    return dropped
+
+
+def sweep_of(
+    graph: Hypergraph, order: Ints, members: NDArray[np.bool_], device_1: int, device_0: int, *, max_states: int = 2_000_000
+) -> Sweep | None:
+    """The states along an order, or None where there are more than `max_states`.
+
+    Args:
+        graph: items and nets.
+        order: the members, in the order of the sweep.
+        members: items that are divided; all others are on a third side.
+        device_1: pays as side 1.
+        device_0: pays as side 0.
+        max_states: limit over all positions.
+    """
+    found: Any = _states(
+        order, graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, graph.net_outside, members,
+        np.ascontiguousarray(graph.net_s[:, device_1]), np.ascontiguousarray(graph.net_s[:, device_0]), max_states,
+    )  # fmt: skip
+    layer, into, source, side, cost_1, cost_0 = found
+    return None if len(layer) < len(order) + 2 else Sweep(order, layer, into, source, side, cost_1, cost_0)
+
+
+@inner
+def _area(place: Ints, net_start: Ints, net_pins: Ints, change: Ints) -> float:
+    """Sum over positions of 2 to the number of open nets."""
+    change[:] = 0
+    for net in range(len(net_start) - 1):
+        low, high = len(place), -1
+        for entry in range(net_start[net], net_start[net + 1]):
+            low, high = min(low, place[net_pins[entry]]), max(high, place[net_pins[entry]])
+        change[low] += 1
+        change[high] -= 1
+    area, num_open = 0.0, 0
+    for position in range(len(place)):
+        num_open += change[position]
+        area += 2.0**num_open
+    return area
+
+
+@allocating
+def _sift(  # noqa: C901 - one compiled loop
+    start: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, work: int, seed: int
+) -> Ints:
+    np.random.seed(seed)
+    count, order = len(start), start.copy()
+    place = np.zeros(count, np.int64)
+    for position in range(count):
+        place[order[position]] = position
+    trial, change = place.copy(), np.zeros(count + 1, np.int64)
+    best, cost, spent = _area(place, net_start, net_pins, change), count + len(net_pins), 0
+    better = True
+    while better and spent < work:
+        better = False
+        for item in np.random.permutation(count):
+            old, goal = place[item], -1
+            for spot in range(item_start[item], item_start[item + 1]):
+                net = item_nets[spot]
+                for entry in range(net_start[net], net_start[net + 1]):
+                    for side in range(2):
+                        new = place[net_pins[entry]] + side
+                        if new > old:
+                            new -= 1
+                        if new == old or spent > work:
+                            continue
+                        shift = -1 if old < new else 1
+                        for position in range(min(old, new), max(old, new) + 1):
+                            trial[order[position]] = position + shift
+                        trial[item] = new
+                        area = _area(trial, net_start, net_pins, change)
+                        spent += cost
+                        if area < best * (1.0 - 1e-9):
+                            best, goal = area, new
+                        for position in range(min(old, new), max(old, new) + 1):
+                            trial[order[position]] = position
+            if goal >= 0:
+                shift = 1 if old < goal else -1
+                for position in range(old, goal, shift):
+                    order[position] = order[position + shift]
+                order[goal] = item
+                for position in range(min(old, goal), max(old, goal) + 1):
+                    place[order[position]] = trial[order[position]] = position
+                better = True
+    return order
+
+
+@allocating
+def _greedy_order(  # noqa: C901 - one compiled loop
+    net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, members: Any, seed: int, random: bool
+) -> tuple[Ints, float]:
+    """Take the item that opens the fewest nets less those it closes; also the sum of 3 to the number open, a measure of work."""
+    np.random.seed(seed)
+    num_items, num_nets = len(item_start) - 1, len(net_start) - 1
+    left, total = np.zeros(num_nets, np.int64), np.zeros(num_nets, np.int64)
+    for net in range(num_nets):
+        for entry in range(net_start[net], net_start[net + 1]):
+            if members[net_pins[entry]]:
+                total[net] += 1
+        left[net] = total[net]
+    waiting = members.copy()
+    count = 0
+    for item in range(num_items):
+        count += members[item]
+    order = np.zeros(count, np.int64)
+    touched = np.zeros(num_items, np.bool_)
+    near = np.zeros(num_items, np.int64)
+    num_near, num_open, area = 0, 0, 0.0
+    for position in range(count):
+        best, best_key, kept = -1, np.inf, 0
+        for entry in range(num_near):
+            item = near[entry]
+            if not waiting[item]:
+                continue
+            near[kept] = item
+            kept += 1
+            key = 0.0
+            for spot in range(item_start[item], item_start[item + 1]):
+                net = item_nets[spot]
+                if left[net] == total[net]:
+                    key += 1.0 if left[net] > 1 else 0.0
+                elif left[net] == 1:
+                    key -= 1.0
+            if random:
+                key += 0.9 * np.random.random()
+            if key < best_key:
+                best, best_key = item, key
+        num_near = kept
+        if best < 0:
+            for item in range(num_items):
+                if waiting[item]:
+                    key = float(item_start[item + 1] - item_start[item])
+                    if random:
+                        key += 2.0 * np.random.random()
+                    if key < best_key:
+                        best, best_key = item, key
+        order[position] = best
+        waiting[best] = False
+        for spot in range(item_start[best], item_start[best + 1]):
+            net = item_nets[spot]
+            if left[net] == total[net]:
+                num_open += 1
+                for entry in range(net_start[net], net_start[net + 1]):
+                    other = net_pins[entry]
+                    if waiting[other] and not touched[other]:
+                        touched[other] = True
+                        near[num_near] = other
+                        num_near += 1
+            left[net] -= 1
+            if left[net] == 0:
+                num_open -= 1
+        area += 3.0 ** min(num_open, 40)
+    return order, area
+
+
+@allocating
+def _states(  # noqa: C901 - one compiled loop
+    order: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, net_outside: Any, members: Any,
+    price_1: Floats, price_0: Floats, max_states: int,
+) -> Any:  # fmt: skip
+    """Sweep arrays; they end early where there are too many states."""
+    num_nets, num_steps = len(net_start) - 1, len(order)
+    left = np.zeros(num_nets, np.int64)
+    outside = net_outside.copy()
+    for net in range(num_nets):
+        for entry in range(net_start[net], net_start[net + 1]):
+            if members[net_pins[entry]]:
+                left[net] += 1
+            else:
+                outside[net] = True
+    slot_of = np.full(num_nets, -1, np.int64)
+    slots = np.zeros(MAX_OPEN, np.int64)
+    num_slots = 0
+    codes = np.zeros(1, np.int64)
+    layer = np.zeros(num_steps + 2, np.int64)
+    layer[1] = 1
+    size = 1024
+    into, source = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    side, cost_1, cost_0 = np.zeros(size, np.int8), np.zeros(size), np.zeros(size)
+    num_states, num_edges = 1, 0
+    digits = np.zeros(MAX_OPEN + 64, np.int64)
+    for step in range(num_steps):
+        item = order[step]
+        nets = item_nets[item_start[item] : item_start[item + 1]]
+        old_slots = num_slots
+        for net in nets:
+            if slot_of[net] < 0:
+                if num_slots == MAX_OPEN:
+                    return layer[: step + 1], into[:1], source[:0], side[:0], cost_1[:0], cost_0[:0]
+                slot_of[net] = num_slots
+                slots[num_slots] = net
+                num_slots += 1
+            left[net] -= 1
+        count = len(codes)
+        fresh, paid_1, paid_0 = np.zeros(2 * count, np.int64), np.zeros(2 * count), np.zeros(2 * count)
+        for state in range(count):
+            for choice in range(2):
+                code = codes[state]
+                for slot in range(old_slots):
+                    digits[slot] = code % 3
+                    code //= 3
+                bill_1, bill_0 = 0.0, 0.0
+                for net in nets:
+                    slot = slot_of[net]
+                    opening = slot >= old_slots
+                    turning = not opening and digits[slot] != choice and digits[slot] != BOTH
+                    if outside[net] and (opening or turning):
+                        if choice == 1:
+                            bill_1 += price_1[net]
+                        else:
+                            bill_0 += price_0[net]
+                    elif turning:
+                        bill_1 += price_1[net]
+                        bill_0 += price_0[net]
+                    if opening:
+                        digits[slot] = choice
+                    elif turning:
+                        digits[slot] = BOTH
+                code = 0
+                for slot in range(num_slots - 1, -1, -1):
+                    if left[slots[slot]] > 0:
+                        code = code * 3 + digits[slot]
+                fresh[2 * state + choice] = code
+                paid_1[2 * state + choice], paid_0[2 * state + choice] = bill_1, bill_0
+        rank = np.argsort(fresh, kind="mergesort")
+        codes = np.zeros(2 * count, np.int64)
+        found = 0
+        while num_edges + 2 * count + 1 > len(source):
+            source, side = np.append(source, source), np.append(side, side)
+            cost_1, cost_0 = np.append(cost_1, cost_1), np.append(cost_0, cost_0)
+        for place in range(2 * count):
+            edge = rank[place]
+            if place == 0 or fresh[edge] != codes[found - 1]:
+                codes[found] = fresh[edge]
+                found += 1
+                if num_states + found + 1 > len(into):
+                    into = np.append(into, into)
+                into[num_states + found - 1] = num_edges
+            source[num_edges] = layer[step] + edge // 2
+            side[num_edges] = edge % 2
+            cost_1[num_edges], cost_0[num_edges] = paid_1[edge], paid_0[edge]
+            num_edges += 1
+        codes = codes[:found]
+        num_states += found
+        layer[step + 2] = num_states
+        kept = 0
+        for slot in range(num_slots):
+            net = slots[slot]
+            if left[net] > 0:
+                slots[kept] = net
+                slot_of[net] = kept
+                kept += 1
+        num_slots = kept
+        if num_states > max_states:
+            return layer[: step + 1], into[:1], source[:0], side[:0], cost_1[:0], cost_0[:0]
+    into[num_states] = num_edges
+    return layer, into[: num_states + 1], source[:num_edges], side[:num_edges], cost_1[:num_edges], cost_0[:num_edges]

@@ -1,0 +1,145 @@
+"""Descending: resplit two devices after another, from many starts, until nothing gives any more.
+
+An iterated local search (Lourenco, Martin and Stuetzle 2003) on coarse and fine graphs. The devices above the target are
+resplit with others; between times any two devices are resplit so that one of them becomes as light as the other allows, which
+carries slack to where it is needed.
+"""
+
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+import numpy as np
+
+from autosplit.costs.cost import TOLERANCE
+from autosplit.planners.items import Ints
+from autosplit.planners.noncontiguous.annealing import anneal, random_home
+from autosplit.planners.noncontiguous.coarsening import coarsened
+from autosplit.planners.noncontiguous.hypergraph import Hypergraph
+from autosplit.planners.noncontiguous.resplitting import resplit
+
+STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
+"""By how much of the best value the target is below it; drawn anew for each try."""
+
+HEATS = (0.001, 0.003, 0.01, 0.03)
+"""How strongly a known assignment is shaken, as shares of its largest load."""
+
+FIRST_PATIENCE, NEXT_PATIENCE = 6, 3
+"""Resplits in vain for each pair of devices: on the first graph of a round, and on the finer ones after it."""
+
+QUICK_ROUNDS, FEW_ITEMS, LAST_PATIENCE = 12, 400, 30
+"""After so many rounds only graphs of more items are made coarse: it takes the interpreter's lock from the proof beside it."""
+
+ITEMS_A_DEVICE, NUM_COARSE = 5, 3
+"""Items for each device of the coarsest graph; and on how many sizes of graph random assignments begin."""
+
+NUM_KNOWN, NEAR = 5, 0.01
+"""Assignments that are walked from again; and how far from the best one may be to go on, for each finer graph that is left."""
+
+
+def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
+    """The best load and assignment met on a walk by resplits from `home`, after `patience` of them in vain.
+
+    Args:
+        graph: items, nets and devices.
+        home: device of each item, within the memory caps.
+        seed: of the walk.
+        patience: resplits without a better value after which the walk ends.
+        halt: asked before each resplit.
+    """
+    rng = np.random.default_rng(seed)
+    loads = graph.loads_s(home)
+    best_s, best, vain = float(loads.max()), home, 0
+    while vain < patience and not halt() and graph.num_devices > 1:
+        target_s = best_s * (1.0 - STEPS[int(rng.integers(len(STEPS)))])
+        above = np.flatnonzero(loads > target_s)
+        one = int(rng.choice(above)) if len(above) and rng.random() < 0.6 else int(rng.integers(graph.num_devices))
+        other = int(rng.integers(graph.num_devices - 1))
+        other += other >= one
+        highest_s = max(loads[one], loads[other])
+        lean = 0.5 if highest_s > target_s else float(rng.integers(2))
+        limit_s = max(highest_s, target_s) * (1.0 + 1e-12)
+        vain += 1
+        found = resplit(graph, home, one, other, limit_s=limit_s, lean=lean, seed=int(rng.integers(1 << 30)))
+        if found is None:
+            continue
+        home, loads[one], loads[other] = found
+        if loads.max() < best_s * (1.0 - TOLERANCE):
+            best_s, best, vain = float(loads.max()), home, 0
+    return best_s, best
+
+
+def descents(
+    graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable[[], bool], num_moves: int = 300_000
+) -> Iterator[tuple[float, Ints]]:
+    """Better and better assignments: from the starts, by turns from random ones and from the best ones shaken.
+
+    Each round walks on a coarse graph and carries what it finds to ever finer ones (a V-cycle, Karypis et al. 1999), as long as
+    it is about as good as the best known. Each size of graph gets about the same time.
+
+    Args:
+        graph: items, nets and devices.
+        starts: assignments to begin with.
+        seed: of everything random.
+        halt: asked often; the iteration ends when it says so.
+        num_moves: proposals of the annealing that precedes each walk.
+    """
+    rng, sizes = np.random.default_rng(seed), _sizes(graph)
+    spent_s = np.zeros(len(sizes))
+    known: list[tuple[float, Ints]] = []
+    for number in range(1 << 30):
+        if halt():
+            return
+        fresh_seed = int(rng.integers(1 << 30))
+        home = starts[number] if number < len(starts) else None
+        if home is None and known and number % 2:
+            home = known[0 if rng.random() < 0.7 else int(rng.integers(len(known)))][1]
+        level = int(spent_s[: len(sizes) if home is not None else NUM_COARSE].argmin())
+        patience = FIRST_PATIENCE
+        if number >= QUICK_ROUNDS and graph.num_items <= FEW_ITEMS:
+            level, patience = len(sizes) - 1, LAST_PATIENCE
+        began = monotonic()
+        coarse, home, group = _begin(graph, home, sizes[level], fresh_seed, num_moves, shaken=number >= len(starts), rng=rng)
+        spent_s[level] += monotonic() - began
+        began = monotonic()
+        while coarse.fits(home):
+            pairs = graph.num_devices * (graph.num_devices - 1) // 2
+            value_s, home = descend(coarse, home, seed=fresh_seed, patience=patience * max(1, pairs), halt=halt)
+            spent_s[level] += monotonic() - began
+            began, home, patience = monotonic(), home[group], NEXT_PATIENCE
+            if not known or value_s < known[0][0] * (1.0 - TOLERANCE):
+                known = [(value_s, home), *known[: NUM_KNOWN - 1]]
+                yield value_s, home
+            level += 1
+            if level == len(sizes) or value_s > known[0][0] * (1.0 + NEAR * (len(sizes) - level)) or halt():
+                break
+            coarse, group = coarsened(graph, sizes[level], seed=fresh_seed, home=home)
+            home = _gathered(home, group)
+
+
+def _sizes(graph: Hypergraph) -> list[int]:
+    """Items of the graphs to walk on, from coarse to the graph itself."""
+    size, sizes = ITEMS_A_DEVICE * max(2, graph.num_devices), []
+    while size < 0.7 * graph.num_items:
+        sizes.append(size)
+        size *= 2
+    return [*sizes, graph.num_items]
+
+
+def _begin(
+    graph: Hypergraph, home: Ints | None, size: int, seed: int, num_moves: int, *, shaken: bool, rng: np.random.Generator
+) -> tuple[Hypergraph, Ints, Ints]:
+    """A coarse graph, an assignment of it to walk from, random or near `home`, and its item for each item."""
+    coarse, group = coarsened(graph, size, seed=seed, home=home)
+    if home is None:
+        return coarse, anneal(coarse, random_home(coarse, seed), seed=seed, num_moves=num_moves).home, group
+    home = _gathered(home, group)
+    if shaken:
+        home = anneal(coarse, home, seed=seed, num_moves=num_moves // 10, heat=float(rng.choice(HEATS))).home
+    return coarse, home, group
+
+
+def _gathered(home: Ints, group: Ints) -> Ints:
+    """The device of each group; all items of one are on one device."""
+    gathered = np.zeros(int(group.max()) + 1, dtype=np.int64)
+    gathered[group] = home
+    return gathered

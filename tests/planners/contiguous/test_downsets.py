@@ -1,0 +1,92 @@
+"""A chain may be laid from either end: both walks find the same value."""
+
+from dataclasses import replace
+from functools import partial
+from math import inf
+
+import numpy as np
+import pytest
+from problems import random_problem
+
+from autosplit.costs.problem import Transfers
+from autosplit.planners import bounds
+from autosplit.planners.contiguous import downsets
+from autosplit.planners.contiguous.device_usage import usage_of
+from autosplit.planners.items import contract
+from autosplit.values.constraints import Demands
+
+
+def last_below(walk_below):
+    """The chains found below ever lower limits: the value of the last one, which is the best one."""
+    limit_s = inf
+    while (chain := walk_below(limit_s)) is not None:
+        assert chain.value_s < limit_s
+        limit_s = chain.value_s
+    return limit_s
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_both_ends_give_the_same_value(seed):
+    demands = Demands()
+    items = contract(random_problem(seed), demands)
+    usage, weights = usage_of(items, demands), bounds.multipliers(items)
+    values = []
+
+    def from_one_end(turned, limit_s):
+        way = downsets._Way(turned, demands, usage, weights, limit_s, downsets.Prices.none(turned))
+        way.go_on(1 << 40, inf)
+        assert way.code == downsets.DONE
+        return way.chain()
+
+    def from_either_end(turned, limit_s):
+        outcome = downsets.best_chain(turned, demands, usage, weights, limit_s, inf)
+        assert outcome.complete or outcome.chain is not None
+        if outcome.chain is not None:
+            placed = [item for block, _ in outcome.chain.blocks for item in block]
+            assert sorted(placed) == list(range(items.num_items))
+            block_of = {item: number for number, (block, _) in enumerate(outcome.chain.blocks) for item in block}
+            for item in range(items.num_items):
+                assert all(block_of[item] <= block_of[int(goal)] for goal in turned.after[item])
+        return outcome.chain
+
+    for turned in (items, items.reversed()):
+        values.append(last_below(partial(from_one_end, turned)))
+        assert last_below(partial(from_either_end, turned)) == pytest.approx(values[-1])
+    assert values[0] == pytest.approx(values[1])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_full_blocks_are_enough(seed):
+    """Walks that leave blocks with room aside, against walks that do not."""
+    rng = np.random.default_rng(seed)
+    problem = random_problem(seed, num_ops=int(rng.integers(4, 12)), pooled=False, loose_order=False, host=False)
+    transfers, price = Transfers.free(problem.num_devices), rng.choice([0.3, 1.0])
+    for array in (transfers.send_s_per_byte, transfers.receive_s_per_byte):
+        array += price
+    uneven = np.where(np.isfinite(problem.compute_s), rng.random((problem.num_ops, 1)), 0.0)
+    problem = replace(problem, transfers=transfers, send_once=True, compute_s=problem.compute_s + uneven)
+    demands = Demands(max_replicas=1 + seed % 2)
+    items = contract(problem, demands, merge=bool(rng.random() < 0.5))
+    items = items.reversed() if rng.random() < 0.5 else items
+    usage, weights = usage_of(items, demands), bounds.multipliers(items)
+    assert downsets.full_blocks_suffice(items, demands)
+
+    def walk_below(full, limit_s):
+        way = downsets._Way(items, demands, usage, weights, limit_s, downsets.Prices.none(items))
+        way.rules = way.rules._replace(full=full)
+        way.go_on(1 << 40, inf)
+        return way.chain()
+
+    values = [last_below(partial(walk_below, full)) for full in (False, True)]
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
+
+
+def test_items_turned_twice_are_the_same():
+    items = contract(random_problem(3), Demands())
+    again = items.reversed().reversed()
+    assert again.ops == items.ops
+    np.testing.assert_array_equal(again.pins.data, items.pins.data)
+    np.testing.assert_array_equal(again.producer, items.producer)
+    assert [again.after[item].tolist() for item in range(items.num_items)] == [
+        items.after[item].tolist() for item in range(items.num_items)
+    ]

@@ -1,0 +1,67 @@
+"""Walks below rising limits: what they prove holds for every chain, and what they find is the best one."""
+
+from math import inf
+from time import monotonic
+
+import exhaustive
+import numpy as np
+import pytest
+from problems import random_problem
+
+from autosplit.planners import bounds
+from autosplit.planners.contiguous import proving
+from autosplit.planners.contiguous.device_usage import usage_of
+from autosplit.planners.incumbent import Search
+from autosplit.planners.items import contract
+from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
+from autosplit.values.constraints import Demands
+
+
+def board_of(problem) -> Search:
+    now = monotonic()
+    return Search(problem, Demands(), now, now + 20.0, lambda line: None)
+
+
+@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_climbing_to_the_optimum_and_never_above_it(seed, light):
+    problem = random_problem(seed, num_ops=5, caps=True, pooled=False)
+    best = exhaustive.best_blocks(problem, Demands())
+    optimum_s = inf if best is None else best[1]
+    items = contract(problem, Demands(), bytes_of_merged=not light)
+    usage, weights = usage_of(items, Demands()), bounds.multipliers(items)
+    board = board_of(problem)
+    board.prove(min(bounds.compute_bound_s(items, Demands(), weights), 1e9), "compute bound")
+    if best is not None:
+        board.offer(best[0], "exhaustive")
+    proving._close_in(board, items, Demands(), usage, weights, board.deadline)
+    assert board.bound_s <= optimum_s * (1 + 1e-9)
+    if best is not None and items.exact and not light and board.bound_s > 0:
+        assert board.closed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_prices_never_cut_off_the_best_chain(seed):
+    problem = random_problem(seed, num_ops=6, caps=True, pooled=False, overlap=False)
+    items = contract(problem, Demands())
+    graph = hypergraph_of(problem, items)
+    best = exhaustive.best_blocks(problem, Demands())
+    if best is None or not np.isfinite(graph.compute_s.min(axis=1)).all() or best[1] == 0:
+        return
+    board = board_of(problem)
+    board.offer(best[0], "exhaustive")
+    bound = proving._priced(board, items, Demands(), monotonic() + 0.1)
+    assert bound is not None
+    prices = proving._holding(bound, items, best[1] * (1 + 1e-6))
+    class_of = {device: kind for kind, devices in enumerate(items.classes) for device in devices}
+    for block in best[0]:
+        inside = [number for number, ops in enumerate(items.ops) if set(ops) <= set(block.ops)]
+        assert (prices.values[inside].sum(axis=0) <= prices.most[class_of[block.devices[0]]] + 1e-9).all()
+
+
+def test_bytes_of_merged_items_are_left_behind():
+    for seed in range(20):
+        problem = random_problem(seed, num_ops=6, caps=True, pooled=False)
+        all_bytes, fewer = contract(problem, Demands()), contract(problem, Demands(), bytes_of_merged=False)
+        assert fewer.num_items <= all_bytes.num_items
+        assert fewer.num_bytes.sum() <= all_bytes.num_bytes.sum()

@@ -1,0 +1,74 @@
+"""Orders and sweeps that column generation stands on: a sifted order is no worse, and nets left aside only lower a bound."""
+
+from math import inf
+
+import exhaustive
+import numpy as np
+import pytest
+from problems import random_problem
+
+from autosplit.planners.noncontiguous import column_generation
+from autosplit.planners.noncontiguous.column_generation import ColumnBound, _only, pricers_of, rising_bound
+from autosplit.planners.noncontiguous.frontier import cheap_nets, narrow_order, sifted_order
+from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
+from autosplit.planners.noncontiguous.pricing import Pricer
+from autosplit.values.constraints import Demands
+
+
+def area(graph, order) -> float:
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    num_open = np.zeros(len(order))
+    for net in range(graph.num_nets):
+        pins = place[graph.pins(net)]
+        num_open[pins.min() : pins.max()] += 1
+    return float((2.0**num_open).sum())
+
+
+def drawn(seed, num_ops=7):
+    return random_problem(seed, num_ops=num_ops, num_devices=2, unsupported=False, caps=False, host=False, pooled=False)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_sifted_order_is_a_permutation_and_no_worse(seed):
+    graph = hypergraph_of(drawn(seed, num_ops=12))
+    for start in (np.random.default_rng(seed).permutation(graph.num_items), narrow_order(graph, np.ones(graph.num_items, bool))):
+        order = sifted_order(graph, start, seed=seed)
+        assert sorted(order.tolist()) == list(range(graph.num_items))
+        assert area(graph, order) <= area(graph, start)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_bound_without_the_cheapest_nets_still_holds(seed):
+    problem = drawn(seed, num_ops=5)
+    graph = hypergraph_of(problem)
+    order, least = np.arange(graph.num_items), 2.0 * graph.num_items
+    dropped = cheap_nets(graph, order, 0, least)
+    thin = _only(graph, ~dropped)
+    assert area(thin, order) <= least and thin.num_nets == graph.num_nets - dropped.sum()
+    best = exhaustive.best_blocks(problem, Demands(contiguous=False))
+    assert best is not None
+    bound = ColumnBound(thin, pricers_of(thin, tries=2), 10 * best[1] + 1.0)
+    bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
+    assert bound.bound_s <= best[1] * (1 + 1e-9)
+
+
+def test_after_the_deadline_no_order_is_made_and_each_class_still_has_its_pricer(monkeypatch):
+    # each order of a model of 1500 ops takes up to a second, and a limit of 1 s became 8 s
+    graph = hypergraph_of(drawn(4))
+    made = []
+    monkeypatch.setattr(column_generation, "sifted_order", lambda graph, order, *, seed: made.append(seed) or order)
+    monkeypatch.setattr(
+        column_generation, "narrow_order", lambda graph, members, *, tries, seed: made.append(seed) or np.arange(7)
+    )
+    assert len(pricers_of(graph, deadline=-inf)) == len(graph.classes) and not made
+    assert len(pricers_of(graph)) == len(graph.classes) and made
+
+
+def test_after_the_deadline_no_prices_are_tried(monkeypatch):
+    # a sweep of 290,000 states took 8 s for prices on each of 60 items, where 0.2 s were left
+    graph, priced, profile = hypergraph_of(drawn(4)), [], Pricer.profile
+    monkeypatch.setattr(Pricer, "profile", lambda *args: priced.append(args) or profile(*args))
+    bound = rising_bound(graph, lambda: (100.0, None), lambda *_: None, deadline=-inf)
+    assert bound is not None and (bound.bound_s, bound.prices, priced) == (0.0, None, [])
+    assert rising_bound(graph, lambda: (100.0, None), lambda *_: None, deadline=inf).bound_s > 0 and priced

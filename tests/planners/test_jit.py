@@ -1,0 +1,71 @@
+"""Machine code is kept by the sources of all compiled modules, and everything can be compiled ahead of time."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autosplit.planners import jit, warming
+from autosplit.planners.contiguous import downset_enumeration
+from autosplit.planners.contiguous.growing_block import add
+from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
+
+
+def test_a_changed_module_changes_the_stamp_of_all(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("from autosplit.planners.jit import inner\n")
+    (tmp_path / "other.py").write_text("x = 1\n")
+    before = jit.source_stamp(tmp_path)
+    (tmp_path / "other.py").write_text("x = 2\n")
+    jit.source_stamp.cache_clear()
+    assert jit.source_stamp(tmp_path) == before
+    (tmp_path / "one.py").write_text("from autosplit.planners.jit import inner, compiled\n")
+    jit.source_stamp.cache_clear()
+    assert jit.source_stamp(tmp_path) != before
+
+
+def test_numba_keeps_machine_code_by_that_stamp() -> None:
+    stamp = jit.source_stamp(Path(jit.__file__).parent)
+    for function in (add, downset_enumeration.run):
+        assert function._cache._cache_file._source_stamp == stamp
+
+
+def test_everything_is_compiled_ahead(capsys) -> None:
+    warming.main()
+    assert len(capsys.readouterr().err.splitlines()) == len(warming.PARTS)
+    assert hypergraph_of(warming.small_problem()).exact
+    assert downset_enumeration.run.signatures
+
+
+CALLED = """
+import autosplit.planners
+from importlib import import_module
+from numba.core.registry import CPUDispatcher
+from pkgutil import walk_packages
+from autosplit.planners import warming
+
+warming.main()
+for module in [import_module(one.name) for one in walk_packages(autosplit.planners.__path__, "autosplit.planners.")]:
+    for name, function in vars(module).items():
+        called = isinstance(function, CPUDispatcher) and not function.targetoptions.get("no_cpython_wrapper")
+        if called and not function.signatures:
+            print(f"{module.__name__}.{name}")
+"""
+
+
+def test_no_function_that_python_calls_is_left_out() -> None:
+    """In a process of its own, where no other test has called one; what only compiled code calls is ``inner``."""
+    found = subprocess.run([sys.executable, "-c", CALLED], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == []
+
+
+@pytest.mark.parametrize(("cause", "seen"), [(KeyboardInterrupt(), KeyboardInterrupt), (ValueError(), SystemError)])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_an_interrupt_that_python_calls_a_system_error_is_one_again(cause: BaseException, seen: type, depth: int) -> None:
+    failure = cause
+    for _ in range(depth):
+        outer = SystemError("returned a result with an exception set")
+        outer.__cause__ = failure
+        failure = outer
+    with pytest.raises(seen), jit.interruptible():
+        raise failure
