@@ -1,9 +1,9 @@
-"""Proving that no chain is better: walks over all orders between bound and best plan, pruned by what a device can hold at most.
+"""Prove that no chain is better: searches over all orders below limits between the bound and the best plan.
 
-A walk that finds a chain has found a better plan; one that finds none and looked everywhere has raised the bound. Prices of
-column generation (`noncontiguous.column_generation`) and bytes say how much of the items a device below the limit holds, which no plan can go beyond,
-chain or not. Where memory is tight, merged items leave their bytes behind at first: what is proved then holds, and the chain
-found is often within the caps anyway.
+A search that finds a chain has found a better plan. One that finds none and looked everywhere has raised the bound. Prices of
+column generation and bytes say how much of the items a device below the limit can hold; no plan, chain or not, goes beyond that.
+Where memory is tight, the first searches ignore the bytes of merged items: what they prove holds for the problem, and the chain
+that they find is often within the caps.
 """
 
 from dataclasses import replace
