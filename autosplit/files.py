@@ -8,22 +8,21 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import yaml
+from autosplit.errors import AutosplitError, raise_faults
+from autosplit.parsing import MAX_BYTES, parse_json, parse_yaml, read_text, shown
 
-from autosplit.errors import AutosplitError, UsageError
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What taking data apart ends with, where a file holds something else than was written."""
+_MAPPING_TYPES = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
+"""Pydantic's names of the fault that a value is not a mapping. Its messages name a class of ours, so they are replaced."""
 
-NOT_YAML = (yaml.YAMLError, *MALFORMED)
-"""What PyYAML ends with: of a date, a number or a flag that is none, or of brackets in brackets, Python's own errors."""
 
-MAPPING_TYPES = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
-"""What pydantic calls it where something else stands in the place of a mapping: its message names a class of ours."""
+M = TypeVar("M", bound="BaseModel")
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -108,31 +107,71 @@ def content_hash(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which PyYAML would keep the last."""
+def read_data(
+    path: Path,
+    kind: str,
+    error: type[AutosplitError],
+    parse: Callable[[str], Any] | None = None,
+    most_bytes: int = MAX_BYTES,
+) -> Any:
+    """The content of a JSON or YAML file.
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        names = [(key.tag, key.value) for key in keys]
-        twice = [key for at, key in enumerate(keys) if names[at] in names[:at]]
-        if twice:
-            named = ", ".join(f"'{key.value}' (line {key.start_mark.line + 1})" for key in twice)
-            raise yaml.YAMLError(f"given twice: {named}; keep one of each")
-        return super().construct_mapping(node, deep)
+    Args:
+        path: the file.
+        kind: what the file is, for the message ("plan", "profile").
+        error: the class to raise.
+        parse: ``parse_json`` or ``parse_yaml``; by default the suffix says which.
+        most_bytes: the largest size.
+    Raises: ``error``: the file is missing, malformed, or above a limit of ``parsing``.
+    """
+    parse = parse or (parse_json if path.suffix == ".json" else parse_yaml)
+    try:
+        return parse(read_text(path, most_bytes))
+    except FileNotFoundError:
+        raise error(f"{kind} file '{path}' does not exist") from None
+    except OSError as failure:
+        raise error(f"{kind} file '{path}' cannot be read: {failure.strerror}") from None
+    except ValueError as failure:
+        name = "JSON" if parse is parse_json else "YAML"
+        raise error(f"{kind} file '{path}' is truncated or not valid {name}: {failure}") from None
 
 
-def read_yaml(path: Path) -> Any:
-    """What a YAML file holds. Raises: OSError; one of NOT_YAML, also where a mapping has a key twice."""
-    return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError], most_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """The mapping in a JSON or YAML file that says ``schema: N``; the arguments are those of ``read_data``.
+
+    Raises: ``error``: as ``read_data``, or the file holds no mapping or another schema version.
+    """
+    data = read_data(path, kind, error, most_bytes=most_bytes)
+    if data is None:
+        raise error(f"{kind} file '{path}' is empty: it was cut off, or is another kind of file")
+    if not isinstance(data, dict):
+        raise error(f"{kind} file '{path}' holds {type(data).__name__}, not a mapping: it is truncated or another kind of file")
+    found = data.get("schema")
+    if isinstance(found, bool) or found != schema:
+        hint = "Make it again with this version." if "schema" in data else "It is truncated or another kind of file."
+        raise error(f"{kind} file '{path}' has schema version {shown(found)}, and this autosplit reads version {schema}. {hint}")
+    return data
 
 
-def field_faults(found: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What pydantic found in a file (``ValidationError.errors()``), each with its field and the value that stands there.
+def validated(model: type[M], data: Any, error: type[AutosplitError], subject: str) -> M:
+    """The data of a file as a pydantic model. Raises: ``error``: with every fault, each with its field and value."""
+    from pydantic import ValidationError  # workers read no such file, and the import takes 0.1 s
+
+    try:
+        return model.model_validate(data)
+    except ValidationError as failure:
+        raise_faults(error, subject, field_faults(failure.errors(include_url=False)))
+        raise
+
+
+def field_faults(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The faults that pydantic found in a file (``ValidationError.errors()``), each with its field and the value there.
 
     >>> field_faults([{"loc": ("stages", 0, "threads"), "type": "int_type", "msg": "Input should be an integer", "input": "x"}])
     ["stages.0.threads: Input should be an integer, but is 'x'"]
     """
-    return [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {_field_fault(fault)}" for fault in found]
+    places = [".".join(f"{part:.60}" for part in map(str, fault["loc"])) or "the file" for fault in found]
+    return [f"{place}: {_field_fault(fault)}" for place, fault in zip(places, found, strict=True)]
 
 
 def _field_fault(fault: Mapping[str, Any]) -> str:
@@ -142,49 +181,8 @@ def _field_fault(fault: Mapping[str, Any]) -> str:
         return f"{fault['msg']}; there is no such field"
     if fault["type"] == "value_error":
         return str(fault["msg"]).removeprefix("Value error, ")
-    message = "Input should be a mapping of names to values" if fault["type"] in MAPPING_TYPES else fault["msg"]
-    return f"{message}, but is {fault['input']!r:.60}"
-
-
-def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]) -> dict[str, Any]:
-    """Read a JSON or YAML file (by its suffix) that holds one mapping with ``schema: N``.
-
-    Args:
-        path: the file.
-        kind: what the file is, for the message ("plan", "profile").
-        schema: the schema version that this autosplit reads.
-        error: the class to raise.
-    Raises: ``error``: the file is missing, truncated, no mapping, or of another schema version.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8")) if path.suffix == ".json" else read_yaml(path)
-    except FileNotFoundError:
-        raise error(f"{kind} file '{path}' does not exist") from None
-    except OSError as failure:
-        raise error(f"{kind} file '{path}' cannot be read: {failure.strerror}") from None
-    except NOT_YAML as failure:
-        reason = " ".join(str(failure).split())
-        raise error(f"{kind} file '{path}' is truncated or not valid: {reason}. Make it again.") from None
-    if data is None:
-        raise error(f"{kind} file '{path}' is empty: it was cut off, or is another kind of file")
-    if not isinstance(data, dict):
-        raise error(f"{kind} file '{path}' holds {type(data).__name__}, not a mapping: it is truncated or another kind of file")
-    if data.get("schema") != schema:
-        hint = "Make it again with this version." if "schema" in data else "It is truncated or another kind of file."
-        raise error(
-            f"{kind} file '{path}' has schema version {data.get('schema')!r}, and this autosplit reads version {schema}. {hint}"
-        )
-    return data
-
-
-def read_user_yaml(path: Path, kind: str) -> Any:
-    """What a YAML file of the user's holds. Raises: UsageError: it cannot be read, or is no YAML; ``kind`` is for the message."""
-    try:
-        return read_yaml(path)
-    except OSError as failure:
-        raise UsageError(f"{kind} file '{path}' cannot be read: {failure.strerror}") from None
-    except NOT_YAML as failure:
-        raise UsageError(f"{kind} file '{path}' is not YAML: {' '.join(str(failure).split())}") from None
+    message = "Input should be a mapping of names to values" if fault["type"] in _MAPPING_TYPES else fault["msg"]
+    return f"{message}, but is {shown(fault['input'])}"
 
 
 def typed(what: str, value: Any, *kinds: type) -> Any:
@@ -196,7 +194,7 @@ def typed(what: str, value: Any, *kinds: type) -> Any:
     TypeError: date must be str, but is 2026
     """
     if not isinstance(value, kinds):
-        raise TypeError(f"{what} must be {' or '.join(kind.__name__ for kind in kinds)}, but is {value!r:.60}")
+        raise TypeError(f"{what} must be {' or '.join(kind.__name__ for kind in kinds)}, but is {shown(value)}")
     return value
 
 

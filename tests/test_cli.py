@@ -371,7 +371,7 @@ def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch
     assert done.exit_code == 1 and "close names: 'stages'" in str(done.exception)
     (tmp_path / "wrong.yaml").write_text("budget: 2026-13-45\n")
     done = inside("auto", MLP, "--config", "wrong.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
-    assert isinstance(done.exception, UsageError) and "is not YAML" in str(done.exception)
+    assert isinstance(done.exception, UsageError) and "is truncated or not valid YAML" in str(done.exception)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch
     [
         (
             "bugdet: 3s\nzzz: 1\nconfig: x",
-            ["(3 faults)", "'bugdet' is no flag of 'search'; close names: 'budget'", "'zzz' is no", "'config' is"],
+            ["(3 faults)", "'bugdet' is not a flag of 'search'; close names: 'budget'", "'zzz' is not", "'config' is not"],
         ),
         (
             "batch: 0\nstages: two\nseed: true",

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
-    errors files scratch tables
+    errors parsing files scratch tables
     values/       graph machine machinefile samples fitting profile constraints explanation plan planfile timeline
     costs/        problem cost simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays

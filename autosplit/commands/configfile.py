@@ -5,8 +5,9 @@ from typing import Any
 
 import typer
 
-from autosplit.errors import UsageError, close_names, raise_faults
-from autosplit.files import read_user_yaml
+from autosplit.errors import SHOWN_FAULTS, UsageError, close_names, raise_faults
+from autosplit.files import read_data
+from autosplit.parsing import shown
 
 
 def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -16,18 +17,18 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    content = read_user_yaml(path, "options")
+    content = read_data(path, "options", UsageError)
     if not isinstance(content, dict | None):
         raise UsageError(f"options file '{path}' holds {type(content).__name__}, not a mapping of flags to values")
     flags = {parameter.name or "": parameter for parameter in ctx.command.params}
     del flags["config"]
     values: dict[str, Any] = {}
-    faults = []
+    faults: list[str] = []
     for key, value in (content or {}).items():
         name = str(key).replace("-", "_")
         if name not in flags:
-            hint = close_names(name, flags) or f"; it has {', '.join(flags)}"
-            faults.append(f"'{key}' is no flag of '{ctx.command.name}'{hint}")
+            hint = (close_names(name, flags) or f"; it has {', '.join(flags)}") if len(faults) < SHOWN_FAULTS else ""
+            faults.append(f"{shown(str(key))} is not a flag of '{ctx.command.name}'{hint}")
         elif name in values:
             faults.append(f"'{name}' is given twice, with '-' and with '_'")
         elif fault := _fault(ctx, flags[name], value):
@@ -44,13 +45,15 @@ def _fault(ctx: typer.Context, flag: Any, value: Any) -> str:
         return ""
     many = getattr(flag, "multiple", False)
     if isinstance(value, dict) or (isinstance(value, list) and not many):
-        return f"takes one value, as on the command line, but is {value}"
+        return f"takes one value, as on the command line, but is {shown(value)}"
     if many and not isinstance(value, list):
-        return f"takes a list, so write [{value}]"
+        return f"takes a list, so write [{str(value)[:60]}]"
+    if many and any(isinstance(item, list | dict) for item in value):
+        return f"takes a list of single values, but is {shown(value)}"
     if isinstance(value, bool) and not getattr(flag, "is_flag", False):
         return f"takes no true or false, but is {value}"
     try:
         flag.process_value(ctx, value)
     except typer.BadParameter as failure:
-        return f"{failure.message.removeprefix('Value error, ')}, but is {value!r}"
+        return f"{failure.message.removeprefix('Value error, '):.300}, but is {shown(value)}"
     return ""

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autosplit.errors import GraphError, ProfileError
-from autosplit.files import MALFORMED, content_hash, locked, read_mapping, write_atomic
+from autosplit.files import content_hash, locked, read_mapping, write_atomic
+from autosplit.parsing import MALFORMED
 from autosplit.reports.accuracy import Accuracy, Run
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Link

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from autosplit.backends.base import Precision
-from autosplit.errors import PlanError, raise_faults
-from autosplit.files import field_faults, read_mapping, write_atomic
+from autosplit.errors import PlanError
+from autosplit.files import read_mapping, validated, write_atomic
 from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
 from autosplit.serving.pipelineconfig import ModuleEntry, PipelineConfig, Port
 from autosplit.tracing.splitting import load_stage, save_stage
@@ -98,11 +98,7 @@ def load_config(folder: Path, allowed: Sequence[str] = (), *, allow_native: bool
     """
     path = folder / FILE
     data = read_mapping(path, "pipeline", SCHEMA, PlanError)
-    try:
-        content = _File.model_validate(data)
-    except ValidationError as failure:
-        raise_faults(PlanError, f"pipeline file '{path}' is not understood", field_faults(failure.errors()))
-        raise
+    content = validated(_File, data, PlanError, f"pipeline file '{path}' is not understood")
     config = PipelineConfig()
     for name, entry in content.modules.items():
         _add(config, folder, name, entry, allowed, allow_native)

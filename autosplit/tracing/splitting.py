@@ -23,7 +23,8 @@ import torch
 from torch import fx
 
 from autosplit.errors import PlanError, raise_faults
-from autosplit.files import MALFORMED, content_hash, hidden_beside, read_mapping, typed
+from autosplit.files import content_hash, hidden_beside, read_mapping, typed
+from autosplit.parsing import MALFORMED
 from autosplit.tables import bytes_text
 from autosplit.tracing import programs
 from autosplit.tracing.capturing import Traced
@@ -231,7 +232,7 @@ def _incomplete(folder: Path, failure: Exception) -> PlanError:
 
 
 def _spec(data: Mapping[str, Any]) -> TensorSpec:
-    """A spec that is of a tensor. Raises: one of ``files.MALFORMED``: it is of none."""
+    """A spec that is of a tensor. Raises: one of ``parsing.MALFORMED``: it is of none."""
     name, dtype = (typed(field, data[field], str) for field in ("name", "dtype"))
     shape, stride = (tuple(typed(field, size, int) for size in data[field]) for field in ("shape", "stride"))
     if not isinstance(getattr(torch, dtype, None), torch.dtype):

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt
 
 from autosplit.errors import DeviceError, UsageError, raise_faults
-from autosplit.files import field_faults, read_user_yaml
+from autosplit.files import read_data, validated
 from autosplit.values.machine import HOST, Link, Machine, parse_bytes, parse_device
 
 
@@ -49,11 +49,8 @@ def read_machine(path: Path) -> Machine:
 
     Raises: DeviceError, UsageError: every fault of the file.
     """
-    try:
-        content = _MachineFile.model_validate(read_user_yaml(path, "machine"))
-    except ValidationError as failure:
-        raise_faults(UsageError, f"machine file '{path}' is not understood", field_faults(failure.errors()))
-        raise
+    data = read_data(path, "machine", UsageError)
+    content = validated(_MachineFile, data, UsageError, f"machine file '{path}' is not understood")
     devices = [parse_device(entry.name) for entry in content.devices]
     pairs = [(entry.source, entry.target) for entry in content.links]
     faults = [f"the link from '{a}' to '{b}' is given {n} times" for (a, b), n in Counter(pairs).items() if n > 1]

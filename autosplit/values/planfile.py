@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from autosplit.errors import SHOWN_FAULTS, PlanError, raise_faults
-from autosplit.files import content_hash, field_faults, read_mapping, write_atomic
+from autosplit.files import content_hash, read_mapping, validated, write_atomic
 from autosplit.values.constraints import Objective
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
@@ -195,11 +195,7 @@ class PlanFile(_Strict):
 def read_plan(path: Path) -> PlanFile:
     """Read a plan.yaml. Raises: PlanError: missing, truncated, of another schema, or with unknown or missing fields."""
     data = read_mapping(path, "plan", SCHEMA, PlanError)
-    try:
-        return PlanFile.model_validate(data)
-    except ValidationError as failure:
-        raise_faults(PlanError, f"plan file '{path}' is truncated or wrong", field_faults(failure.errors()))
-        raise
+    return validated(PlanFile, data, PlanError, f"plan file '{path}' is truncated or wrong")
 
 
 def _figures(plan: Plan) -> str:

@@ -1,9 +1,8 @@
 """Profile: the seconds that every op, stage and whole model took on each device and backend, and the links. No torch.
 
-All samples are kept; the statistic is the median. An op is looked up by its signature (in-graph timing, all occurrences
-pooled) or by its own name (backends that fuse, where neighbours decide). Raw op times are corrected twice when read: a
-scale for each setting makes the sum of the ops equal the whole model, and measured stages pull their ops to what the stage
-took as it runs, with its neighbours busy.
+All samples are kept; the statistic is the median. Samples belong to an op's signature (all its occurrences together), or to
+its name where the backend fuses ops. Op times are corrected when they are read: a scale for each setting makes their sum equal
+the whole model, and a factor for each op makes the sums of measured stages right.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.errors import ProfileError, raise_faults
-from autosplit.files import MALFORMED, content_hash, read_mapping, typed_items
+from autosplit.files import content_hash, read_mapping, typed_items
+from autosplit.parsing import MALFORMED
 from autosplit.values.fitting import fit_factors
 from autosplit.values.graph import Graph, Op
 from autosplit.values.machine import Link

@@ -156,7 +156,7 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
 
 
 def measured_from_dict(data: Mapping[str, Any]) -> Measured:
-    """The inverse of measured_to_dict. Raises: one of ``files.MALFORMED``: a field is missing or of another type."""
+    """The inverse of measured_to_dict. Raises: one of ``parsing.MALFORMED``: a field is missing or of another type."""
     if data["per"] not in ("signature", "op"):
         raise ValueError(f"per must be 'signature' or 'op', but is {data['per']!r}")
     return Measured(
@@ -184,13 +184,13 @@ def stage_to_dict(stage: StageMeasured) -> dict[str, Any]:
 
 
 def stage_from_dict(data: Mapping[str, Any]) -> StageMeasured:
-    """The inverse of stage_to_dict. Raises: one of ``files.MALFORMED``: a field is missing or of another type."""
+    """The inverse of stage_to_dict. Raises: one of ``parsing.MALFORMED``: a field is missing or of another type."""
     ops, busy = frozenset(typed("ops", data["ops"], list)), tuple(typed("busy", device, str) for device in data["busy"])
     return StageMeasured(ops, setting_from_dict(data), _samples(data["samples"]), busy, typed("date", data["date"], str))
 
 
 def setting_from_dict(data: Mapping[str, Any]) -> Setting:
-    """The setting in what ``_asdict`` gave. Raises: one of ``files.MALFORMED``: a field is missing or of another type."""
+    """The setting in what ``_asdict`` gave. Raises: one of ``parsing.MALFORMED``: a field is missing or of another type."""
     device, backend = (typed(name, data[name], str) for name in ("device", "backend"))
     return Setting(device, backend, typed("threads", data["threads"], int))
 

@@ -19,11 +19,11 @@ def test_machine_file(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("devices: [", "not YAML"),
-        ("[" * 2_000, "not YAML"),
-        ("devices: [{name: 2026-13-45}]", "not YAML"),
-        ("devices: !!timestamp x", "not YAML"),
-        ("devices: !!bool x", "not YAML"),
+        ("devices: [", "not valid YAML"),
+        ("[" * 2_000, "not valid YAML"),
+        ("devices: [{name: 2026-13-45}]", "not valid YAML"),
+        ("devices: !!timestamp x", "not valid YAML"),
+        ("devices: !!bool x", "not valid YAML"),
         ("[]", "not understood"),
         ("devices: []", "no devices"),
         ("devices: [{name: 'cpu:0', speed: 3}]", "devices.0.speed"),
@@ -68,10 +68,10 @@ def test_all_faults_of_a_machine_file_are_named_at_once(tmp_path) -> None:
 
 def test_a_machine_file_that_is_no_text(tmp_path) -> None:
     (tmp_path / "machine.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="not YAML"):
+    with pytest.raises(UsageError, match="not valid YAML"):
         read_machine(tmp_path / "machine.yaml")
 
 
 def test_machine_file_that_is_absent(tmp_path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="does not exist"):
         read_machine(tmp_path / "absent.yaml")
