@@ -6,7 +6,6 @@ A timetable says which device runs an op, and when it starts. It knows no blocks
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,18 +78,14 @@ def _gap(busy: Sequence[tuple[float, float]], ready_s: float, work_s: float) -> 
     return begin_s
 
 
-Joining = Literal["seldom", "next", "often"]
-JOININGS: tuple[Joining, ...] = get_args(Joining)
-
-
-def blocks_of(problem: Problem, table: Timetable, joining: Joining) -> list[Block]:
+def blocks_of(problem: Problem, table: Timetable) -> tuple[Block, ...]:
     """The ops in order of their start as blocks that stand in a legal order.
+
+    An op joins the last block of its device where that is legal and neither has to wait for the other's transfers.
 
     Args:
         problem: the ops in topological order.
         table: devices and times.
-        joining: when an op joins the last block of its device: ``seldom``, if neither waits for the other's transfers to
-            other devices; ``next``, if it follows directly; ``often``, wherever that is legal.
     """
     before: list[list[int]] = [[] for _ in range(problem.num_ops)]
     for source, target in {*net_edges(problem), *problem.order}:
@@ -106,15 +101,13 @@ def blocks_of(problem: Problem, table: Timetable, joining: Joining) -> list[Bloc
     for op in _in_order(problem, table, before):
         device = int(table.device[op])
         block = last.get(device, -1)
-        fits = block >= 0 and all(home[maker] <= block for maker in before[op])
-        if fits and joining == "seldom":
-            fits = not receives[op] and not sends[blocks[block][1][-1]]
-        if not fits or not (joining != "next" or block == len(blocks) - 1):
+        waits = block >= 0 and (receives[op] or sends[blocks[block][1][-1]])
+        if block < 0 or waits or any(home[maker] > block for maker in before[op]):
             block = last[device] = len(blocks)
             blocks.append((device, []))
         blocks[block][1].append(op)
         home[op] = block
-    return [Block(tuple(sorted(ops)), (device,)) for device, ops in blocks]
+    return tuple(Block(tuple(sorted(ops)), (device,)) for device, ops in blocks)
 
 
 def _in_order(problem: Problem, table: Timetable, before: Sequence[Sequence[int]]) -> list[int]:

@@ -19,7 +19,7 @@ from autosplit.costs.problem import Block, Floats
 from autosplit.planners.clusters import Lumps
 from autosplit.planners.items import kept_together
 from autosplit.planners.latency.evaluation import Sampler
-from autosplit.planners.latency.list_scheduling import JOININGS, Timetable, blocks_of
+from autosplit.planners.latency.list_scheduling import Timetable, blocks_of
 from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
@@ -81,12 +81,9 @@ class RowSearch:
 
     def offer_timetable(self, table: Timetable, method: str) -> None:
         """Keep a timetable's blocks, or what comes of joining them one by one."""
-        for joining in JOININGS:
-            if self.row is not None and monotonic() > self.deadline:
-                return
-            row = tuple(blocks_of(self.problem, table, joining))
-            self._offer_row(row, method)
-            self._offer_row(self._joined(row, self.deadline), method)
+        row = blocks_of(self.problem, table)
+        self._offer_row(row, method)
+        self._offer_row(self._joined(row, self.deadline), method)
 
     def _offer_row(self, row: Row, method: str) -> None:
         """Keep blocks of lumps if they are better, by more than rounding, than all before, and meet the demands."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from autosplit.costs.cost import CLOSED, most_s
 from autosplit.costs.problem import Block, Problem
-from autosplit.planners.clusters import Lumps, fewer_lumps, forced_lumps
+from autosplit.planners.clusters import fewer_lumps, forced_lumps
 from autosplit.planners.delays import Delays, critical_path_s
-from autosplit.planners.latency.list_scheduling import JOININGS, Timetable, blocks_of, list_schedule
+from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
 from autosplit.planners.latency.row_annealing import Row, RowSearch
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.latency.timetable import best_timetable
@@ -80,16 +80,13 @@ def best_latency(problem: Problem, demands: Demands, starts: Sequence[Row], dead
             delays,
             search.value_s if isfinite(search.value_s) else most_s(forced.problem),
             proof[0],
-            None if search.row is None else _timetable(forced, search.lumps.expand(search.row)),
             0.6 * (deadline - monotonic()),
             seed,
         )
         if answer.bound_s > proof[0]:
             proof = (answer.bound_s, "CP-SAT schedule")
         if answer.table is not None:
-            for joining in JOININGS:
-                row = tuple(blocks_of(forced.problem, answer.table, joining))
-                search.offer(forced.expand(row), "CP-SAT schedule")
+            search.offer(forced.expand(blocks_of(forced.problem, answer.table)), "CP-SAT schedule")
             search.anneal(deadline, proof[0])
     search.tidy()
     blocks = () if search.row is None else search.lumps.expand(search.row)
@@ -110,30 +107,3 @@ def _list_schedules(problem: Problem, deadline: float) -> Iterator[Timetable]:
             table = list_schedule(problem, delays, order[:count], caution)
             if table is not None:
                 yield table
-
-
-def _timetable(lumps: Lumps, blocks: Sequence[Block]) -> Timetable | None:
-    """The timetable of blocks, roughly: ops in the order of the blocks, each as soon as its device and its makers allow."""
-    row = lumps.shrink(blocks)
-    if row is None:
-        return None
-    problem = lumps.problem
-    place = np.zeros(problem.num_ops, dtype=np.int64)
-    for block in row:
-        place[list(block.ops)] = block.devices[0]
-    delays = Delays(problem)
-    before: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for maker, reader in delays.edges:
-        if reader >= 0:
-            before[reader].append(maker)
-    start_s, end_s = np.zeros(problem.num_ops), np.zeros(problem.num_ops)
-    free_s = np.zeros(problem.num_devices)
-    for op in (op for block in row for op in sorted(block.ops)):
-        device = int(place[op])
-        ready = [
-            float(delays.between(m, op)[0, device]) if m < 0 else end_s[m] + float(delays.between(m, op)[place[m], device])
-            for m in before[op]
-        ]
-        start_s[op] = max([float(free_s[device]), *ready])
-        end_s[op] = free_s[device] = start_s[op] + problem.compute_s[op, device]
-    return Timetable(place, start_s)

@@ -35,7 +35,6 @@ def best_timetable(
     delays: Delays,
     limit_s: float,
     bound_s: float,
-    hint: Timetable | None,
     time_limit_s: float,
     seed: int,
     busy: bool = False,
@@ -47,7 +46,6 @@ def best_timetable(
         delays: between ops on two devices.
         limit_s: latency of a known plan.
         bound_s: a known bound.
-        hint: where to start.
         time_limit_s: for the solver.
         seed: of the solver.
         busy: sending and receiving keep devices busy; not where these overlap with compute, nor with replicas.
@@ -55,8 +53,6 @@ def best_timetable(
     if len(delays.edges) * problem.num_devices**2 > MAX_TERMS or time_limit_s <= 0 or limit_s <= 0:
         return Answer(None, bound_s)
     model = _Model(problem, delays, limit_s, bound_s, busy)
-    if hint is not None:
-        model.hint(hint)
     solver, status = solve(model.model, time_limit_s, seed)
     if status == cp_model.INFEASIBLE:
         return Answer(None, limit_s)
@@ -187,13 +183,6 @@ class _Model:
                 sends = sum(flag * self._steps(float(table[d, 0])) for d, flag in self.on[maker].items())
                 ends.append(self.end[maker] + sends)
         return ends
-
-    def hint(self, table: Timetable) -> None:
-        """Start from a known timetable."""
-        for op, flags in enumerate(self.on):
-            for device, flag in flags.items():
-                self.model.AddHint(flag, int(table.device[op] == device))
-            self.model.AddHint(self.start[op], min(self._steps(float(table.start_s[op])), int(SCALE)))
 
     def table(self, solver: cp_model.CpSolver) -> Timetable:
         """The solver's timetable."""

@@ -16,7 +16,7 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners.clusters import fewer_lumps, forced_lumps
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.latency.evaluation import Sampler
-from autosplit.planners.latency.list_scheduling import JOININGS, blocks_of, list_schedule
+from autosplit.planners.latency.list_scheduling import blocks_of, list_schedule
 from autosplit.planners.latency.row_annealing import RowSearch
 from autosplit.planners.latency.scheduling import with_reuse
 from autosplit.planners.objective import demand_faults
@@ -160,10 +160,9 @@ def test_list_schedules_become_legal_blocks_not_below_the_critical_path(seed):
     delays = Delays(problem)
     table = list_schedule(problem, delays, [0, 1, 2])
     assert table is not None
-    for joining in JOININGS:
-        blocks = blocks_of(problem, table, joining)
-        assert find_faults(problem, blocks) == []
-        assert critical_path_s(problem, delays) <= latency_s(problem, blocks) * (1 + 1e-9)
+    blocks = blocks_of(problem, table)
+    assert find_faults(problem, blocks) == []
+    assert critical_path_s(problem, delays) <= latency_s(problem, blocks) * (1 + 1e-9)
 
 
 def test_an_order_against_the_values_leaves_the_lumps_as_they_are():
