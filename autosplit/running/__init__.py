@@ -10,7 +10,11 @@ The way from a placement to an answer, a module a step::
     inbox           the requests that lie ready for a worker, where they may overtake each other
     stageworker     the loop of one stage replica; versions: its weights; nullworker: the same loop in a thread
     provisioner     puts the stages on their devices, all or none
-    executor        takes requests in, feeds, drains, answers; request: one of them; flow: where they are
+    executor        one thread that takes results and sees to workers; it owns what follows
+    admission       which requests are fed, wait in the queue or are refused
+    inflight        the requests between the first stage and their answer; lanes: their numbers
+    hostrings       the host's ends of the rings: InputRings, ResultRings
+    answers         gives answers to callers; request: one request; flow: where requests are
     recovery        kills hanging workers, replaces dead ones and replays
     pipeline        Pipeline: all of it for one network; swapping: its weights while it runs
     workerhealth    how each worker fares

@@ -1,4 +1,4 @@
-"""Copies between places of memory that stay: one ``memmove`` where two tensors lie alike, and answers in memory used again.
+"""CopyPool between places of memory that stay: one ``memmove`` where two tensors lie alike, and answers in memory used again.
 
 A kernel of torch would do, but it shares a copy of more than 32,768 elements among its threads, and in the host these
 threads wait on the cores of the workers. New memory for each answer is as bad: glibc takes it from the kernel and gives it
@@ -27,7 +27,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Copier:
-    """Copies values into tensors of one spec."""
+    """CopyPool values into tensors of one spec."""
 
     __slots__ = ("_num_bytes", "_stride")
 
@@ -52,7 +52,7 @@ class Copier:
                 copy_into(target, source)
 
 
-class Copies:
+class CopyPool:
     """Private copies of tensors of one spec, in memory that is used again once nobody holds the copy any more.
 
     Args:

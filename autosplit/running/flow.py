@@ -12,7 +12,7 @@ from autosplit.running.statusblock import StatusBlock
 from autosplit.running.wiring import HOST, Wiring
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """The state of a worker (see words) and the request that it is at, or the first it has not handed over if they overtake."""
 
     state: int
@@ -29,12 +29,12 @@ class Flow:
         self._replicas = [len(stage.devices) for stage in wiring.stages]
         self._first = [sum(self._replicas[:stage]) for stage in range(len(self._replicas))]
 
-    def places(self, block: StatusBlock) -> list[Place]:
+    def places(self, block: StatusBlock) -> list[Position]:
         """Where each worker is now."""
         found = (block.status(number) for number in range(len(self._workers)))
-        return [Place(status[statusblock.STATE], status[self._at]) for status in found]
+        return [Position(status[statusblock.STATE], status[self._at]) for status in found]
 
-    def num_queued(self, number: int, places: Sequence[Place], nexts: Sequence[int]) -> int:
+    def num_queued(self, number: int, places: Sequence[Position], nexts: Sequence[int]) -> int:
         """Requests that lie ready for a worker, all their inputs there.
 
         Args:
@@ -56,7 +56,7 @@ class Flow:
             count += 1
         return count
 
-    def at_fault(self, number: int, places: Sequence[Place], nexts: Sequence[int]) -> bool:
+    def at_fault(self, number: int, places: Sequence[Position], nexts: Sequence[int]) -> bool:
         """Whether it is up to this worker that its request goes on: it runs it, or waits although it need not."""
         state, sequence = places[number]
         match state:
@@ -67,12 +67,12 @@ class Flow:
             case _:
                 return state != statusblock.STARTING
 
-    def _handed_over(self, source: int, sequence: int, places: Sequence[Place], nexts: Sequence[int]) -> bool:
+    def _handed_over(self, source: int, sequence: int, places: Sequence[Position], nexts: Sequence[int]) -> bool:
         if source == HOST:
             return sequence < nexts[sequence % len(nexts)]
         return places[self._worker(source, sequence)].sequence > sequence
 
-    def _blocked(self, stage: int, sequence: int, places: Sequence[Place]) -> bool:
+    def _blocked(self, stage: int, sequence: int, places: Sequence[Position]) -> bool:
         """Whether a ring that takes the outputs of this request is full: its slot still holds an older request."""
         targets = (channel for channel in self._wiring.channels if channel.source == stage and channel.target != HOST)
         return any(

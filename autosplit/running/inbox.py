@@ -22,16 +22,16 @@ class Inbox:
 
     Args:
         ports: for each source, the ends of its rings; a request is here once each source has brought its part.
-        words: who tells the priorities.
+        status_block: tells the priorities.
         interrupt_fd: a descriptor that ends a wait when it is readable, or -1.
         spin_s: how long to look before blocking.
     """
 
     def __init__(
-        self, ports: Sequence[Sequence[RingEnd]], words: StatusBlock, interrupt_fd: int = -1, spin_s: float = 0.0
+        self, ports: Sequence[Sequence[RingEnd]], status_block: StatusBlock, interrupt_fd: int = -1, spin_s: float = 0.0
     ) -> None:
         self._ports = ports
-        self._words = words
+        self._status_block = status_block
         self._interrupt_fd = interrupt_fd
         self._spin_s = spin_s
         self._ends = [end for ends in ports for end in ends]
@@ -53,7 +53,7 @@ class Inbox:
         if not here:
             return None
         fence()
-        sequence = min(here, key=lambda one: (self._words.priority(one), one))
+        sequence = min(here, key=lambda one: (self._status_block.priority(one), one))
         slots = [port[sequence] for port in found]
         self._taken.update(dict.fromkeys(slots, sequence))
         return sequence, slots

@@ -10,7 +10,7 @@ from autosplit.running.statusblock import StatusBlockHandle
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class RingPort:
     """A worker's end of a channel: request ``k`` is on ``rings[k % len(rings)]``, or on none of this worker's.
 
     ``index``: for each tensor of the ring, its position among the stage's inputs (or outputs).
@@ -29,7 +29,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
+class WorkerConfig:
     """The first message to a worker: what to load, which requests to take, where from and where to.
 
     There is more than one of ``versions`` while requests from before a swap may have to be replayed.
@@ -43,9 +43,9 @@ class Duty:
     threads: int
     replica: int
     num_replicas: int
-    sources: tuple[Port, ...]
-    sinks: tuple[Port, ...]
-    words: StatusBlockHandle
+    sources: tuple[RingPort, ...]
+    sinks: tuple[RingPort, ...]
+    status_block: StatusBlockHandle
     number: int
     spin_s: float
     in_order: bool = True

@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from autosplit.running import stageworker
-from autosplit.running.messages import Duty
+from autosplit.running.messages import WorkerConfig
 
 
 class SimulatedDeath(BaseException):
@@ -54,18 +54,18 @@ class ThreadWorker:
         return "is alive" if self.alive() else "died"
 
 
-def start_thread(name: str, duty: Duty) -> ThreadWorker:
-    """A worker thread with this duty."""
+def start_thread(name: str, config: WorkerConfig) -> ThreadWorker:
+    """A worker thread with this config."""
     ours, theirs = Pipe()
     ended_fd = os.eventfd(0, os.EFD_CLOEXEC)
-    thread = threading.Thread(target=_live, args=(theirs, ended_fd, duty), name=name, daemon=True)
+    thread = threading.Thread(target=_run, args=(theirs, ended_fd, config), name=name, daemon=True)
     thread.start()
     return ThreadWorker(name, ours, ended_fd, thread)
 
 
-def _live(control: Connection, ended_fd: int, duty: Duty) -> None:
+def _run(control: Connection, ended_fd: int, config: WorkerConfig) -> None:
     try:
-        stageworker.live(control, duty)
+        stageworker.serve_stage(control, config)
     except (EOFError, ConnectionError, SimulatedDeath):
         pass
     except BaseException:

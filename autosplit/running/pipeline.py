@@ -1,7 +1,6 @@
 """Pipeline: one network on its devices, from placements to answers."""
 
 import contextlib
-import itertools
 import os
 import time
 from collections import deque
@@ -115,25 +114,25 @@ class Pipeline:
 
         Raises: RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
-        return self._executor.submit(Request(tuple(inputs), deadline_ns, time.monotonic_ns(), keep=True), priority, None)
+        return self._executor.submit(Request(tuple(inputs), deadline_ns, time.monotonic_ns(), borrowed=True), priority, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """One request, start to end."""
         request = self._request(inputs)
         self._executor.enter(request)
-        return self._answer(request)
+        return self._executor.result(request)
 
     def run_many(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
         """All requests, answers in the same order; the inputs must stay as they are until then.
 
         Raises: StageError, WorkerError: the first request that failed, once all are done.
         """
-        taken = [self._request(inputs, keep=True) for inputs in requests]
+        taken = [self._request(inputs, borrowed=True) for inputs in requests]
         for request in taken:
             self._executor.enter(request)
         for request in reversed(taken):  # the last is done when all are, or nearly so
             request.wait()
-        return [self._answer(request) for request in taken]
+        return [self._executor.result(request) for request in taken]
 
     def stream(self, requests: Iterable[Sequence[torch.Tensor]]) -> Iterator[Tensors]:
         """The answers to any number of requests, in the same order, with no more than a few of either in memory at a time.
@@ -144,15 +143,15 @@ class Pipeline:
         """
         under_way: deque[Request] = deque()
         for inputs in requests:
-            request = self._request(inputs, keep=True)
+            request = self._request(inputs, borrowed=True)
             self._executor.enter(request)
             under_way.append(request)
             while len(under_way) >= 2 * self._executor.pace.size:
                 if not under_way[0].answered:
                     under_way[self._executor.pace.num_soon - 1].wait()
-                yield self._answer(under_way.popleft())
+                yield self._executor.result(under_way.popleft())
         while under_way:
-            yield self._answer(under_way.popleft())
+            yield self._executor.result(under_way.popleft())
 
     @property
     def pids(self) -> list[int]:
@@ -167,32 +166,32 @@ class Pipeline:
     @property
     def num_waiting(self) -> int:
         """Requests at the door."""
-        return self._executor.num_waiting
+        return self._executor.occupancy().num_waiting
 
     @property
     def num_held(self) -> int:
         """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers, and take no room at the door."""
-        return self._executor.num_held
+        return self._executor.occupancy().num_held
 
     @property
     def num_running(self) -> int:
         """Requests between the first stage and their answer."""
-        return self._executor.num_running
+        return self._executor.occupancy().num_running
 
     @property
     def window(self) -> int:
         """Requests between the first stage and their answer at most, for now: more of small ones while they come fast."""
-        return self._executor.pace.size
+        return self._executor.occupancy().window
 
     @property
     def num_answered(self) -> int:
         """Requests that were let in and have their answer, and so have all before them."""
-        return self._executor.num_answered
+        return self._executor.occupancy().num_answered
 
     @property
     def room(self) -> int:
         """Requests that may wait at the door."""
-        return self._executor.room
+        return self._executor.occupancy().room
 
     @property
     def num_rows(self) -> int | None:
@@ -207,7 +206,7 @@ class Pipeline:
 
     def latency(self, last: int = 16_384) -> LatencyStats:
         """From the first stage to the answer, of the ``last`` requests; asks no worker."""
-        times = list(itertools.islice(reversed(self._executor.times), last))
+        times = self._executor.last_times()[-last:]
         return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
 
     def made_ns(self, count: int) -> list[list[int]]:
@@ -217,18 +216,18 @@ class Pipeline:
         of earlier requests, in other lanes, are there.
         """
         lanes: dict[int, list[int]] = {}
-        for one in list(self._executor.times)[-count:]:
+        for one in self._executor.last_times()[-count:]:
             lanes.setdefault(one.sequence % self._executor.lanes.num, []).append(one.made_ns)
         return [sorted(times_ns) for times_ns in lanes.values()]
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """How each worker fares now, read without asking it."""
         found = []
-        places = self._flow.places(self._deployment.words)
-        for number, (duty, worker) in enumerate(zip(self._deployment.duties, self._deployment.workers, strict=True)):
-            status = self._deployment.words.status(number)
+        places = self._flow.places(self._deployment.status_block)
+        for number, (config, worker) in enumerate(zip(self._deployment.worker_configs, self._deployment.workers, strict=True)):
+            status = self._deployment.status_block.status(number)
             num_queued = self._flow.num_queued(number, places, self._executor.lanes.nexts)
-            found.append(worker_health(network, duty.stage, duty.replica, duty.device, worker, status, num_queued))
+            found.append(worker_health(network, config.stage, config.replica, config.device, worker, status, num_queued))
         return found
 
     def stats(self, *, clear: bool = False) -> RunStats:
@@ -297,7 +296,7 @@ class Pipeline:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(drain=kind is None)
 
-    def _request(self, inputs: Sequence[torch.Tensor], deadline_s: float | None = None, *, keep: bool = False) -> Request:
+    def _request(self, inputs: Sequence[torch.Tensor], deadline_s: float | None = None, *, borrowed: bool = False) -> Request:
         names = self.wiring.inputs
         if len(inputs) != len(names):
             raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
@@ -310,24 +309,17 @@ class Pipeline:
         for position, name in self._unread:
             if not is_dense(inputs[position]):
                 raise UsageError(f"input '{name}' is {kind_of(inputs[position])}, and a dense tensor is expected")
-        return Request(tuple(inputs), monotonic_deadline(deadline_s), time.monotonic_ns(), keep=keep)
-
-    def _answer(self, request: Request) -> Tensors:
-        """The answer, as soon as it is there. Raises: what made the request fail."""
-        if not request.answered:
-            self._executor.check_thread()
-            request.wait()
-        return self._executor.outputs(request)
+        return Request(tuple(inputs), monotonic_deadline(deadline_s), time.monotonic_ns(), borrowed=borrowed)
 
     def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:
-        duty, ready = self._deployment.duties[number], self._deployment.ready[number]
-        status = self._deployment.words.status(number)
+        config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
+        status = self._deployment.status_block.status(number)
         return StageStats(
-            stage=duty.stage,
-            device=duty.device,
-            replica=duty.replica,
-            backend=duty.module.kind,
-            threads=duty.threads,
+            stage=config.stage,
+            device=config.device,
+            replica=config.replica,
+            backend=config.module.kind,
+            threads=config.threads,
             num_requests=status[statusblock.DONE],
             num_failed=status[statusblock.FAILED],
             num_skipped=status[statusblock.SKIPPED],

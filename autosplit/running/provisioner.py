@@ -13,14 +13,15 @@ from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.limits import affinity, usable_threads
 from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
-from autosplit.running.messages import Duty, Failed, Port, Ready, Version
+from autosplit.running.lanes import Lanes
+from autosplit.running.messages import Failed, Ready, RingPort, Run, Version, WorkerConfig
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
 from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
 from autosplit.running.wiring import HOST, StagePlacement, Wiring
 from autosplit.values.machine import Device
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 LOAD_TIMEOUT_S = 300.0
 SPIN_S = 50e-6
@@ -33,8 +34,8 @@ class Deployment:
 
     wiring: Wiring
     rings: tuple[tuple[Ring, ...], ...]
-    words: StatusBlock
-    duties: list[Duty]
+    status_block: StatusBlock
+    worker_configs: list[WorkerConfig]
     workers: list[Worker] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
     control_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -43,10 +44,10 @@ class Deployment:
     def start(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
         """Start every worker and wait until all stages are loaded; end them all if one fails."""
         try:
-            for number in range(len(self.duties)):
+            for number in range(len(self.worker_configs)):
                 self.workers.append(self._launch(number))
             deadline = time.monotonic() + timeout_s
-            for number in range(len(self.duties)):
+            for number in range(len(self.worker_configs)):
                 self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
         except BaseException:
             self.close(timeout_s=0.5)
@@ -67,11 +68,17 @@ class Deployment:
             return False
         return True
 
+    def run(self, lanes: Lanes) -> None:
+        """Let every worker take requests, from the oldest unfinished one of its lane on."""
+        for worker, config in zip(self.workers, self.worker_configs, strict=True):
+            with contextlib.suppress(OSError):  # the death of a worker is found by its descriptor
+                worker.connection.send(Run(lanes.base(config.replica)))
+
     def device(self, number: int) -> Device:
         """The device of a worker."""
-        duty = self.duties[number]
-        stage = next(stage for stage in self.wiring.stages if stage.name == duty.stage)
-        return stage.devices[duty.replica]
+        config = self.worker_configs[number]
+        stage = next(stage for stage in self.wiring.stages if stage.name == config.stage)
+        return stage.devices[config.replica]
 
     def ask(self, number: int, question: object, what: str) -> None:
         """Tell a worker something, and forget what it answered too late to be heard. Raises: WorkerError: it died before."""
@@ -83,7 +90,7 @@ class Deployment:
         except (EOFError, OSError):
             raise WorkerError(f"worker '{worker.name}' died before {what}; try again") from None
 
-    def hear(self, number: int, timeout_s: float, what: str, *kinds: type[Answer]) -> Answer:
+    def hear(self, number: int, timeout_s: float, what: str, *kinds: type[Reply]) -> Reply:
         """What a worker answers; another kind of answer is a late one to an earlier question. Raises: WorkerError: as receive."""
         while True:
             answer = receive(self.workers[number], timeout_s, what)
@@ -100,37 +107,39 @@ class Deployment:
             worker.close(max(0.0, until - time.monotonic()))
         for ring in (ring for rings in self.rings for ring in rings):
             ring.close()
-        self.words.close()
+        self.status_block.close()
 
     def _launch(self, number: int) -> Worker:
-        duty, device = self.duties[number], self.device(number)
-        status = self.words.status(number)
+        config, device = self.worker_configs[number], self.device(number)
+        status = self.status_block.status(number)
         # What the one before it did last is not what it does now.
         status[STATE], status[SEQUENCE], status[FLOOR], status[SINCE_NS] = STARTING, 0, 0, time.monotonic_ns()
-        name = f"{duty.stage}/{duty.replica} on {device.name}"
+        name = f"{config.stage}/{config.replica} on {device.name}"
         if device.kind == "null":
-            return start_thread(name, duty)
-        handles = [handle for port in (*duty.sources, *duty.sinks) for handle in port.rings if handle is not None]
-        fds = [duty.words.fd, *(fd for handle in handles for fd in handle.fds)]
-        worker = spawn_worker("autosplit.running.stageworker:main", name=name, cores=device.cores, fds=fds, threads=duty.threads)
+            return start_thread(name, config)
+        handles = [handle for port in (*config.sources, *config.sinks) for handle in port.rings if handle is not None]
+        fds = [config.status_block.fd, *(fd for handle in handles for fd in handle.fds)]
+        worker = spawn_worker(
+            "autosplit.running.stageworker:main", name=name, cores=device.cores, fds=fds, threads=config.threads
+        )
         with contextlib.suppress(ConnectionError):
-            worker.connection.send(duty)
+            worker.connection.send(config)
         return worker
 
     def _await(self, number: int, timeout_s: float) -> Ready:
-        worker, duty = self.workers[number], self.duties[number]
+        worker, config = self.workers[number], self.worker_configs[number]
         answer = receive(worker, timeout_s, "loading its stage")
         if isinstance(answer, Failed):
-            raise BackendError(f"stage '{duty.stage}' could not be loaded on device '{duty.device}':\n{answer.text}")
+            raise BackendError(f"stage '{config.stage}' could not be loaded on device '{config.device}':\n{answer.text}")
         assert isinstance(answer, Ready)
         return answer
 
 
 def provision(wiring: Wiring) -> Deployment:
-    """Rings and duties for every worker of ``wiring``, and the workers, loaded and waiting to run."""
+    """Rings and configs for every worker of ``wiring``, and the workers, loaded and waiting to run."""
     workers = list(wiring.workers())
     rings: list[tuple[Ring, ...]] = []
-    words = StatusBlock.create(wiring.most_in_flight, len(workers), wiring.num_lanes)
+    status_block = StatusBlock.create(wiring.most_in_flight, len(workers), wiring.num_lanes)
     try:
         for channel in wiring.channels:
             made: list[Ring] = []
@@ -139,29 +148,32 @@ def provision(wiring: Wiring) -> Deployment:
                 made.append(Ring.create(channel.specs, channel.num_slots, channel.every))
                 rings[-1] = tuple(made)
         shared = Counter(core for stage in wiring.stages for device in stage.devices for core in device.cores)
-        duties = [_duty(wiring, rings, words, number, stage, replica, shared) for number, (stage, replica) in enumerate(workers)]
+        configs = [
+            _config_of(wiring, rings, status_block, number, stage, replica, shared)
+            for number, (stage, replica) in enumerate(workers)
+        ]
     except BaseException:
-        Deployment(wiring, tuple(rings), words, []).close()
+        Deployment(wiring, tuple(rings), status_block, []).close()
         raise
-    deployment = Deployment(wiring, tuple(rings), words, duties)
+    deployment = Deployment(wiring, tuple(rings), status_block, configs)
     deployment.start()
     return deployment
 
 
-def _duty(
+def _config_of(
     wiring: Wiring,
     rings: Sequence[Sequence[Ring]],
-    words: StatusBlock,
+    status_block: StatusBlock,
     number: int,
     position: int,
     replica: int,
     shared: Counter[int],
-) -> Duty:
+) -> WorkerConfig:
     stage: StagePlacement = wiring.stages[position]
     device = stage.devices[replica]
     owns = bool(device.cores) and len(affinity()) > 1 and all(shared[core] == 1 for core in device.cores)
 
-    def ports(side: int) -> tuple[Port, ...]:
+    def ports(side: int) -> tuple[RingPort, ...]:
         """The ports of this worker as target (side 1) or source (side 0), last those that lead to its own cores.
 
         A worker that is woken on the core of who wakes it takes that core at once: the others have theirs to do by then.
@@ -175,10 +187,10 @@ def _duty(
                 near = any(
                     set(device.cores) & set(others[pair[1 - side]].cores) for pair in pairs if pair[side] == replica and others
                 )
-                found.append((near, Port(tuple(handles), (channel.source_index, channel.target_index)[side])))
+                found.append((near, RingPort(tuple(handles), (channel.source_index, channel.target_index)[side])))
         return tuple(port for _, port in sorted(found, key=itemgetter(0)))
 
-    return Duty(
+    return WorkerConfig(
         stage=stage.name,
         device=device.name,
         versions=(Version(0, stage.module),),
@@ -189,16 +201,9 @@ def _duty(
         num_replicas=len(stage.devices),
         sources=ports(1),
         sinks=ports(0),
-        words=words.handle,
+        status_block=status_block.handle,
         number=number,
         spin_s=SPIN_S if owns else 0.0,
         in_order=wiring.in_order,
         providers=dict(PROVIDERS),
     )
-
-
-def host_channels(wiring: Wiring) -> tuple[list[int], list[int]]:
-    """Positions of the channels that the host feeds, and of those that it drains."""
-    feeds = [number for number, channel in enumerate(wiring.channels) if channel.source == HOST]
-    drains = [number for number, channel in enumerate(wiring.channels) if channel.target == HOST]
-    return feeds, drains

@@ -8,7 +8,6 @@ request is not written again before its answer is given. Everything else is new 
 A request during which a worker died twice is given up, so that it cannot take the others with it.
 """
 
-import contextlib
 import logging
 import math
 import time
@@ -19,7 +18,7 @@ from autosplit.errors import WorkerError
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
 from autosplit.running.lanes import Lanes
-from autosplit.running.messages import Pause, Paused, Run
+from autosplit.running.messages import Pause, Paused
 from autosplit.running.provisioner import Deployment
 from autosplit.running.wiring import HOST
 
@@ -41,7 +40,8 @@ class Recovery:
         self._in_a_row = 0
         self._tries: Counter[int] = Counter()
         self._limits_s = [
-            next(stage.hang_s for stage in deployment.wiring.stages if stage.name == duty.stage) for duty in deployment.duties
+            next(stage.hang_s for stage in deployment.wiring.stages if stage.name == config.stage)
+            for config in deployment.worker_configs
         ]
         self._flow = Flow(deployment.wiring)
         self._hung: dict[int, str] = {}
@@ -68,19 +68,19 @@ class Recovery:
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + self.look_s
-        places = self._flow.places(self._deployment.words)
+        places = self._flow.places(self._deployment.status_block)
         for number, limit_s in enumerate(self._limits_s):
             if limit_s is None or not self._flow.at_fault(number, places, nexts):
                 self._seen.pop(number, None)
                 continue
-            mark = places[number].state, self._deployment.words.status(number)[statusblock.SINCE_NS]
+            mark = places[number].state, self._deployment.status_block.status(number)[statusblock.SINCE_NS]
             if self._seen.get(number, (None,))[0] != mark:
                 self._seen[number] = mark, now_s
             age_s = now_s - self._seen[number][1]
             if age_s > limit_s:
                 worker, doing = self._deployment.workers[number], statusblock.STATES[mark[0]]
                 self._hung[number] = f"hung: it was killed after {doing} for {age_s:.1f} s (limit {limit_s:g} s)"
-                request = self._deployment.words.number(places[number].sequence)
+                request = self._deployment.status_block.number(places[number].sequence)
                 log.warning("%s is %s at request %d for %.1f s and is killed", worker.name, doing, request, age_s)
                 worker.kill()
 
@@ -120,23 +120,21 @@ class Recovery:
                 base = lanes.base(first)
                 oldest = base + (first - base) % channel.every
                 ring.refill(range(oldest, lanes.next(first), channel.every) if channel.source == HOST else ())
-        for worker, duty in zip(deployment.workers, deployment.duties, strict=True):
-            with contextlib.suppress(OSError):  # one that has died since is found by its descriptor
-                worker.connection.send(Run(lanes.base(duty.replica)))
+        deployment.run(lanes)
 
     def _running(self, number: int, lanes: Lanes) -> int | None:
         """The request that a worker was running when it died, if any."""
-        status = self._deployment.words.status(number)
+        status = self._deployment.status_block.status(number)
         sequence = status[statusblock.SEQUENCE]
         return sequence if status[statusblock.STATE] == statusblock.RUNNING and sequence >= lanes.base(sequence) else None
 
     def _count_death(self, number: int, sequence: int | None) -> str:
         """Count one death, and tell its story. Raises: WorkerError: it was one too many in a row."""
-        worker, duty = self._deployment.workers[number], self._deployment.duties[number]
-        story = f"the worker of stage '{duty.stage}' (replica {duty.replica}, device '{duty.device}') "
+        worker, config = self._deployment.workers[number], self._deployment.worker_configs[number]
+        story = f"the worker of stage '{config.stage}' (replica {config.replica}, device '{config.device}') "
         story += self._hung.pop(number, "") or worker.fate()
         if sequence is not None:
-            story += f" while it ran request {self._deployment.words.number(sequence)}"
+            story += f" while it ran request {self._deployment.status_block.number(sequence)}"
         if self._in_a_row >= self._max_restarts:
             noun = "restart" if self._max_restarts == 1 else "restarts"
             raise WorkerError(f"{story}; the pipeline gives up after {self._max_restarts} {noun} without a request done")

@@ -58,7 +58,7 @@ class Request:
     deadline_ns: int
     submitted_ns: int
     future: Answer | None = None
-    keep: bool = False
+    borrowed: bool = False
     """The caller leaves the inputs as they are until the answer, and answers for the room they take."""
     sequence: int = -1
     """Its number in its lane (see ``lanes``), once it was fed; ``number``: how many were fed before it."""
@@ -72,9 +72,9 @@ class Request:
     waiter: "threading.Lock | None" = None
 
     @property
-    def hurries(self) -> bool:
+    def awaited(self) -> bool:
         """Whether somebody may wait for this very answer, not for the last of many."""
-        return self.future is not None or not self.keep
+        return self.future is not None or not self.borrowed
 
     def times(self) -> RequestTimes:
         """Of a request that is answered now."""
@@ -90,7 +90,7 @@ class Request:
             if not self.answered:  # else it may have been before anybody could see the lock
                 waiter.acquire()
 
-    def late(self) -> bool:
+    def expired(self) -> bool:
         """Whether its deadline passed; asked while it waits at the door."""
         if not 0 < self.deadline_ns <= time.monotonic_ns():
             return False

@@ -16,19 +16,19 @@ from autosplit.devices.processes import resident_bytes
 from autosplit.running import statusblock
 from autosplit.running.inbox import Inbox
 from autosplit.running.messages import (
-    Duty,
     Events,
     Failed,
     Load,
     Loaded,
     Pause,
     Paused,
-    Port,
     Ready,
     Report,
+    RingPort,
     Run,
     Use,
     Using,
+    WorkerConfig,
 )
 from autosplit.running.modules import Module
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Interrupted, Ring, RingEnd, RingHandle, Slot
@@ -80,19 +80,19 @@ class _Ahead(NamedTuple):
 
 
 def main(control: Connection) -> None:
-    """The whole life of a worker process: its duty is the first message."""
-    live(control, control.recv())
+    """The whole life of a worker process: its config is the first message."""
+    serve_stage(control, control.recv())
 
 
-def live(control: Connection, duty: Duty) -> None:
+def serve_stage(control: Connection, config: WorkerConfig) -> None:
     """Load the stage, say so, and serve until the host closes the control channel."""
     start = time.perf_counter()
     try:
-        PROVIDERS.update(duty.providers)
-        duty.module.import_packages()
+        PROVIDERS.update(config.providers)
+        config.module.import_packages()
         before = resident_bytes()
-        stage = Stage(duty, control)
-        for version in duty.versions:
+        stage = StageWorker(config, control)
+        for version in config.versions:
             stage.load(version.module)
             stage.versions.use(version.first)
     except Exception:
@@ -104,29 +104,29 @@ def live(control: Connection, duty: Duty) -> None:
     stage.serve()
 
 
-class Stage:
+class StageWorker:
     """The loop of one worker over its rings."""
 
-    def __init__(self, duty: Duty, control: Connection) -> None:
-        self.duty = duty
-        self.versions = Versions(duty)
+    def __init__(self, config: WorkerConfig, control: Connection) -> None:
+        self.config = config
+        self.versions = Versions(config)
         self._ahead: deque[_Ahead] = deque()
         self.control = control
-        self.words = StatusBlock(duty.words)
-        self.status = self.words.status(duty.number)
+        self.status_block = StatusBlock(config.status_block)
+        self.status = self.status_block.status(config.number)
         self._place = memoryview(self.status).cast("B")
         self._sums = [self.status[word] for word in statusblock.SUMS]
         self.events: deque[tuple[int, ...]] = deque(maxlen=KEPT_EVENTS)
         self._control_poll = select.poll()
         self._control_poll.register(control.fileno(), select.POLLIN)
-        self._sources = [(self._ends(port, sends=False), port.index) for port in duty.sources]
-        self._sinks = [(self._ends(port, sends=True), port.index) for port in duty.sinks]
+        self._sources = [(self._ends(port, sends=False), port.index) for port in config.sources]
+        self._sinks = [(self._ends(port, sends=True), port.index) for port in config.sinks]
         self._inbox: Inbox | None = None
         self._early: set[int] = set()
         """Requests that were handed over before others that came before them."""
-        if not duty.in_order:
+        if not config.in_order:
             ports = [[end for end in ends if end is not None] for ends, _ in self._sources]
-            self._inbox = Inbox(ports, self.words, control.fileno(), duty.spin_s)
+            self._inbox = Inbox(ports, self.status_block, control.fileno(), config.spin_s)
         self._announced = [
             (position, view.shape, view.dtype)
             for ends, index in self._sinks
@@ -162,7 +162,7 @@ class Stage:
         while sequence is None or self._control_poll.poll(0):
             match self.control.recv():
                 case Run(first):
-                    replica, count = self.duty.replica, self.duty.num_replicas
+                    replica, count = self.config.replica, self.config.num_replicas
                     sequence = first + (replica - first) % count
                     if self._inbox is not None:
                         self._inbox.restart()
@@ -241,7 +241,7 @@ class Stage:
 
     def _after(self, sequence: int, first: int) -> int:
         """The oldest request that was not taken yet, now that this one was."""
-        step = self.duty.num_replicas
+        step = self.config.num_replicas
         if sequence != first:
             self._early.add(sequence)
             return first
@@ -276,7 +276,7 @@ class Stage:
         for flag in (ERROR, SKIPPED):
             if flag in passed:
                 return flag, passed[flag].read_text()
-        if self.words.expired(sequence):
+        if self.status_block.expired(sequence):
             return SKIPPED, b""
         inputs = self._inputs(slots)
         version, run = self.versions.of(sequence)
@@ -291,7 +291,7 @@ class Stage:
 
     def _inputs(self, slots: Sequence[Slot]) -> list[Any]:
         """The stage's inputs, as views of the slots."""
-        inputs: list[Any] = [None] * self.duty.num_inputs
+        inputs: list[Any] = [None] * self.config.num_inputs
         for slot, (_, index) in zip(slots, self._sources, strict=True):
             for position, view in zip(index, slot.tensors, strict=True):
                 inputs[position] = view
@@ -315,7 +315,7 @@ class Stage:
         while len(self._ahead) < self.versions.num_contexts - 1 and (found := self._following(newest)) is not None:
             newest, slots = found
             ahead = _Ahead(newest, slots)
-            if all(slot.header[FLAG] == DATA for slot in slots) and not self.words.expired(newest):
+            if all(slot.header[FLAG] == DATA for slot in slots) and not self.status_block.expired(newest):
                 ahead = _Ahead(newest, slots, self._begin(newest, self._inputs(slots)))
             self._ahead.append(ahead)
 
@@ -330,15 +330,15 @@ class Stage:
         """The request to run after this one, if its inputs are here."""
         if self._inbox is not None:
             return self._inbox.pick()
-        following = sequence + self.duty.num_replicas
+        following = sequence + self.config.num_replicas
         ends = [self._end(ends, following) for ends, _ in self._sources]
         ready = all(end.ready(following) for end in ends)
         return (following, [end.acquire(following) for end in ends]) if ready else None
 
     def _check(self, outputs: Sequence[torch.Tensor]) -> None:
         """Raise if the outputs do not fit the slots they go to: a copy would stretch some of them in silence."""
-        if len(outputs) != self.duty.num_outputs:
-            raise ValueError(f"it returned {len(outputs)} outputs instead of the {self.duty.num_outputs} announced")
+        if len(outputs) != self.config.num_outputs:
+            raise ValueError(f"it returned {len(outputs)} outputs instead of the {self.config.num_outputs} announced")
         for position, shape, dtype in self._announced:
             made = outputs[position]
             if not is_dense(made):
@@ -347,7 +347,7 @@ class Stage:
                 raise ValueError(f"output {position} is {made.dtype} {list(made.shape)}, and {dtype} {list(shape)} was announced")
 
     def _explain(self, sequence: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
-        duty = self.duty
+        config = self.config
         try:
             op = module.failing_op(inputs)
         except Exception:
@@ -355,8 +355,8 @@ class Stage:
         where = f" while executing '{op}'" if op else ""
         cause = trace.strip().splitlines()[-1]
         return (
-            f"stage '{duty.stage}' (replica {duty.replica} of {duty.num_replicas}, device '{duty.device}') failed on request "
-            f"{self.words.number(sequence)}{where}: {cause}\nThe worker's traceback follows.\n{trace}"
+            f"stage '{config.stage}' (replica {config.replica} of {config.num_replicas}, device '{config.device}') failed on "
+            f"request {self.status_block.number(sequence)}{where}: {cause}\nThe worker's traceback follows.\n{trace}"
         ).encode()
 
     def _count(self, sequence: int, flag: int, asked: int, posted: int, got: int, ran: int, sent: int, blocked: int) -> None:
@@ -376,12 +376,12 @@ class Stage:
         statusblock.write_place(self._place, now, sequence, state)
         return now
 
-    def _ends(self, port: Port, *, sends: bool) -> list[RingEnd | None]:
+    def _ends(self, port: RingPort, *, sends: bool) -> list[RingEnd | None]:
         def open_end(handle: RingHandle | None) -> RingEnd | None:
             if handle is None:
                 return None
             ring = Ring(handle)
-            return RingEnd(ring, sends=sends, interrupt_fd=self.control.fileno(), spin_s=0.0 if sends else self.duty.spin_s)
+            return RingEnd(ring, sends=sends, interrupt_fd=self.control.fileno(), spin_s=0.0 if sends else self.config.spin_s)
 
         return [open_end(handle) for handle in port.rings]
 

@@ -31,7 +31,7 @@ def swap_weights(
     if group not in groups:
         raise UsageError(f"there is no parameter group '{group}'; the groups are: {', '.join(groups) or 'none'}")
     stages = {stage.name: stage for stage in deployment.wiring.stages if stage.name in groups[group]}
-    present = {duty.stage: duty.module for duty in deployment.duties if duty.stage in stages}
+    present = {config.stage: config.module for config in deployment.worker_configs if config.stage in stages}
     programs = {name: load_stage(module.folder) for name, module in present.items() if isinstance(module, StageFolder)}
     raise_faults(UsageError, f"the weights do not fit group '{group}'", _faults(programs, weights))
     modules: dict[str, Module] = {}
@@ -56,19 +56,19 @@ def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> 
 
 def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[str, Module]) -> int:
     """Let stages run other modules from the next request on; return its number. Raises: BackendError, WorkerError."""
-    numbers = [number for number, duty in enumerate(deployment.duties) if duty.stage in modules]
+    numbers = [number for number, config in enumerate(deployment.worker_configs) if config.stage in modules]
     switched = []
 
     def switch(lanes: Lanes, fed: int) -> None:
         """Every worker knows the new version before the first request of its time is fed."""
         for number in numbers:
-            duty = deployment.duties[number]
-            base, first = lanes.base(duty.replica), lanes.next(duty.replica)
-            versions = (*duty.versions, Version(first, modules[duty.stage]))
+            config = deployment.worker_configs[number]
+            base, first = lanes.base(config.replica), lanes.next(config.replica)
+            versions = (*config.versions, Version(first, modules[config.stage]))
             kept = [
                 one for one, after in zip(versions, (*versions[1:], None), strict=True) if after is None or after.first > base
             ]
-            deployment.duties[number] = replace(duty, versions=tuple(kept))
+            deployment.worker_configs[number] = replace(config, versions=tuple(kept))
             with contextlib.suppress(WorkerError):  # it died: its successor starts with both versions
                 deployment.ask(number, Use(first), "the swap")
                 deployment.hear(number, LOAD_TIMEOUT_S, "a swap", Using)
@@ -76,7 +76,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
 
     with deployment.control_lock:
         for number in numbers:
-            deployment.ask(number, Load(modules[deployment.duties[number].stage]), "the swap")
+            deployment.ask(number, Load(modules[deployment.worker_configs[number].stage]), "the swap")
         answers = [deployment.hear(number, LOAD_TIMEOUT_S, "loading new weights", Loaded, Failed) for number in numbers]
         for answer in answers:
             if isinstance(answer, Failed):

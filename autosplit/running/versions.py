@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autosplit.running.messages import Duty, Version
+from autosplit.running.messages import Version, WorkerConfig
 from autosplit.running.modules import Module
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ class Versions:
     """The modules of a stage, oldest first; swapped weights are a version of their own.
 
     Args:
-        duty: the worker's.
+        config: the worker's.
 
     Attributes:
         num_contexts: requests that the stage can have under way at once; above 1 they are begun one by one.
     """
 
-    def __init__(self, duty: Duty) -> None:
+    def __init__(self, config: WorkerConfig) -> None:
         self.num_contexts = 1
-        self._duty = duty
+        self._config = config
         self._used: list[tuple[Version, Runnable]] = []
 
     @property
@@ -40,7 +40,7 @@ class Versions:
     def load(self, module: Module, zeros: Callable[[], Sequence[torch.Tensor]]) -> None:
         """Load a module beside those in use, and warm it up on the inputs that ``zeros`` makes."""
         with torch.inference_mode(False):
-            run = module.load(self._duty.threads, self._duty.device, shared=self._duty.spin_s == 0)
+            run = module.load(self._config.threads, self._config.device, shared=self._config.spin_s == 0)
         self._loaded = module, run
         if module.warms_up:
             _warm_up(run, zeros())
@@ -54,7 +54,7 @@ class Versions:
     def of(self, sequence: int) -> "tuple[Version, Runnable]":
         """What a request runs on; a version goes once no request of its time can come again."""
         used = self._used
-        while len(used) > 1 and sequence >= used[1][0].first + self._duty.words.num_places:
+        while len(used) > 1 and sequence >= used[1][0].first + self._config.status_block.num_places:
             used.pop(0)
         if len(used) == 1:
             return used[0]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipelines import Gate, Once, increment, local, request
 
 from autosplit.errors import AutosplitError, UsageError
-from autosplit.running import draining
+from autosplit.running import hostrings
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import RingEnd
@@ -76,7 +76,7 @@ def test_every_future_resolves_whatever_ends_the_pipeline(
                 future.add_done_callback(lambda done: exec("raise SystemExit"))
     with pytest.MonkeyPatch.context() as patch:
         if ending == "crash":
-            patch.setattr(draining.Drain, "take", lambda self: exec("raise MemoryError"))
+            patch.setattr(hostrings.ResultRing, "take", lambda self: exec("raise MemoryError"))
         for k in cancelled:
             with contextlib.suppress(SystemExit):  # a cancelled future calls its callbacks in this thread
                 futures[k].cancel()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipelines import Gate, Once, add, double, fail_on_7, increment, local, request, spawned
 
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
-from autosplit.running.executor import Executor
+from autosplit.running.admission import Admission
 from autosplit.running.messages import Event, Report
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
@@ -349,19 +349,19 @@ def test_a_request_that_kills_twice_is_given_up_and_the_others_go_on() -> None:
 @pytest.mark.timeout(30)
 def test_a_request_that_comes_while_an_idle_pipeline_recovers_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     recovering, asked = threading.Event(), threading.Event()
-    replace_dead, wait_for = Recovery.replace_dead, Executor._wait_for
+    replace_dead, wait_for = Recovery.replace_dead, Admission._wait_for
 
     def replace(*args: Any) -> Any:
         recovering.set()
         asked.wait(20)
         return replace_dead(*args)
 
-    def ask(executor: Executor, *args: Any) -> bool:
+    def ask(admission: Admission, *args: Any) -> bool:
         asked.set()  # the lock is held, and is free once it waits
-        return wait_for(executor, *args)
+        return wait_for(admission, *args)
 
     monkeypatch.setattr(Recovery, "replace_dead", replace)
-    monkeypatch.setattr(Executor, "_wait_for", ask)
+    monkeypatch.setattr(Admission, "_wait_for", ask)
     with Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"], room=0) as pipeline:
         os.kill(pipeline.pids[0], signal.SIGKILL)
         assert recovering.wait(20)
@@ -410,7 +410,7 @@ def test_close_ends_all_that_it_holds_also_when_it_is_interrupted(monkeypatch: p
         threading.Timer(0.1, gate.opened.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Executor, "_wait_for", interrupt)
+    monkeypatch.setattr(Admission, "_wait_for", interrupt)
     with pytest.raises(KeyboardInterrupt):
         pipeline.close()
     assert [thread.name for thread in threading.enumerate() if thread.name in ("autosplit-executor", "a/0 on null:0")] == []

@@ -3,7 +3,7 @@
 import pytest
 from pipelines import double, local
 
-from autosplit.running.flow import Flow, Place
+from autosplit.running.flow import Flow, Position
 from autosplit.running.statusblock import PAUSED, RUNNING, SENDING, STARTING, WAITING
 from autosplit.running.wiring import wire
 
@@ -26,12 +26,12 @@ JOIN = Flow(wire([local("a", double, "x", "u"), local("b", double, "x", "v"), lo
     ],
 )
 def test_what_lies_ready(places: list[tuple[int, int]], next_sequence: int, queued: list[int]) -> None:
-    found = [CHAIN.num_queued(number, [Place(*one) for one in places], [next_sequence]) for number in range(3)]
+    found = [CHAIN.num_queued(number, [Position(*one) for one in places], [next_sequence]) for number in range(3)]
     assert found == queued
 
 
 def test_a_request_is_ready_when_all_its_inputs_are() -> None:
-    places = [Place(WAITING, 5), Place(RUNNING, 2), Place(RUNNING, 0)]
+    places = [Position(WAITING, 5), Position(RUNNING, 2), Position(RUNNING, 0)]
     assert JOIN.num_queued(2, places, [5]) == 1
     assert [JOIN.at_fault(number, places, [5]) for number in range(3)] == [False, True, True]
 
@@ -48,4 +48,4 @@ def test_a_request_is_ready_when_all_its_inputs_are() -> None:
     ],
 )
 def test_who_holds_up_the_others(places: list[tuple[int, int]], guilty: list[bool]) -> None:
-    assert [CHAIN.at_fault(number, [Place(*one) for one in places], [6]) for number in range(3)] == guilty
+    assert [CHAIN.at_fault(number, [Position(*one) for one in places], [6]) for number in range(3)] == guilty

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pipelines import local, request
 
-from autosplit.running.pacing import SOON_NS, Pace
+from autosplit.running.inflight import SOON_NS, Pace
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import RequestTimes
 

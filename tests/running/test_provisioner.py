@@ -22,7 +22,7 @@ def test_a_worker_hands_over_to_other_cores_before_it_wakes_one_on_its_own() -> 
     deployment = provision(wire(stages, ["x"], ["u", "v", "w"]))
     try:
         names = {ring.handle.fds: deployment.wiring.channels[number] for number, [ring] in enumerate(deployment.rings)}
-        targets = [names[port.rings[0].fds].target for port in deployment.duties[0].sinks if port.rings[0]]
+        targets = [names[port.rings[0].fds].target for port in deployment.worker_configs[0].sinks if port.rings[0]]
         assert [stages[target].name if target >= 0 else "host" for target in targets] == ["far", "host", "near"]
     finally:
         deployment.close()

@@ -1,0 +1,250 @@
+"""Admission control: a request is fed at once if the window has room, waits in the admission queue, or is refused."""
+
+import heapq
+import itertools
+import math
+import threading
+from collections.abc import Callable, Collection, Sequence
+
+from autosplit.errors import AutosplitError, RefusedError
+from autosplit.running.hostrings import InputRings
+from autosplit.running.inflight import InFlight
+from autosplit.running.lanes import Lanes
+from autosplit.running.request import Answer, Request, RequestTimes
+
+
+class AdmissionQueue:
+    """Requests that wait, the most urgent first, then in order of arrival. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, Request]] = []
+        self._arrivals = itertools.count()
+        self.num_borrowed = 0
+        """Requests that take no room, as their callers keep the inputs for them."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that take room."""
+        return len(self._waiting) - self.num_borrowed
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def push(self, request: Request, priority: int) -> None:
+        """Let a request wait."""
+        heapq.heappush(self._waiting, (priority, next(self._arrivals), request))
+        self.num_borrowed += request.borrowed
+
+    def pop(self) -> tuple[Request, int]:
+        """The next request, and its priority."""
+        priority, _, request = heapq.heappop(self._waiting)
+        self.num_borrowed -= request.borrowed
+        return request, priority
+
+    def pop_expired(self) -> list[Request]:
+        """Take away the requests whose deadline has passed."""
+        found = [request for _, _, request in self._waiting if request.expired()]
+        self.remove(found)
+        return found
+
+    def next_deadline_ns(self) -> float:
+        """The first deadline of a waiting request; infinity if there is none."""
+        return min((request.deadline_ns for _, _, request in self._waiting if request.deadline_ns), default=math.inf)
+
+    def remove(self, leaving: Collection[Request]) -> list[Request]:
+        """Take these requests away; return those that were here."""
+        leaving = set(leaving)
+        found = [request for _, _, request in self._waiting if request in leaving]
+        if found:
+            self._waiting = [entry for entry in self._waiting if entry[2] not in leaving]
+            heapq.heapify(self._waiting)
+            self.num_borrowed -= sum(request.borrowed for request in found)
+        return found
+
+    def clear(self) -> list[Request]:
+        """Take all requests away, and return them."""
+        return self.remove([request for _, _, request in self._waiting])
+
+
+class Admission:
+    """Decides which requests are fed, wait or are refused; its lock guards them until their results are here.
+
+    Args:
+        in_flight: the requests that were fed.
+        inputs: where requests are fed.
+        room: requests that may wait in the admission queue while the window is full.
+        wake: wakes the executor's thread.
+        check_thread: raises UsageError in the executor's thread, which must never wait for room.
+
+    Attributes:
+        lock: held around each change; waiters for room, or for the end, are notified.
+        failure: why every further request is refused, once there is a reason.
+        alarm_ns: no deadline of a waiting request passes before.
+    """
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        inputs: InputRings,
+        room: int,
+        wake: Callable[[], None],
+        check_thread: Callable[[], None],
+    ) -> None:
+        self.lock = threading.Condition()
+        self.room = room
+        self.queue = AdmissionQueue()
+        self.failure: AutosplitError | None = None
+        self.alarm_ns: float = math.inf
+        self._in_flight = in_flight
+        self._inputs = inputs
+        self._wake = wake
+        self._check_thread = check_thread
+        self._num_blocked = 0
+        """Threads that wait for room, or for the end."""
+        self._is_open = True
+        self._is_feeding = True
+        self._last_awaited = -1
+        """Number of the last request in flight that a caller may wait for alone."""
+        self._idle = False
+        """Whether the executor's thread waits for more than the next result."""
+
+    def enter(self, request: Request, priority: int, timeout_s: float | None) -> bool:
+        """Feed a request, or let it wait; True if its deadline has passed already, so that it is to be answered now.
+
+        Args:
+            request: the request; its inputs were checked.
+            priority: lower is sooner, then arrival counts.
+            timeout_s: how long to wait for room in the queue; 0 refuses at once, None waits.
+        Raises: RefusedError: no room in time, or closed. WorkerError: the pipeline has given up.
+        """
+        with self.lock:
+            if not request.borrowed and not self._has_room() and not self._wait_for(self._has_room, timeout_s):
+                raise RefusedError(
+                    f"the request was refused: {self._in_flight.num_running} requests are running "
+                    f"(limit {self._in_flight.pace.size}) and {self.queue.num_waiting} are waiting (limit {self.room}). "
+                    "Submit with a longer timeout_s, or less often."
+                )
+            if not self._is_open:
+                raise RefusedError("the request was refused: the pipeline is closed")
+            if self.failure is not None:
+                raise type(self.failure)(str(self.failure))
+            if self._may_feed():  # then the queue is empty
+                return self._feed(request, priority)
+            self.queue.push(request, priority)
+            if not request.borrowed:
+                self._inputs.copy_inputs(request)
+            if 0 < request.deadline_ns < self.alarm_ns:
+                self.alarm_ns = request.deadline_ns
+                self._wake()
+            elif request.awaited and self._idle:
+                self._wake()
+        return False
+
+    def settle(self, done: list[Request], times: Sequence[RequestTimes]) -> list[Request]:
+        """Let go of finished requests and feed waiting ones; return those to be answered now, also the late ones."""
+        with self.lock:
+            due = self._in_flight.settle(done, times)  # with the lock: new room is for waiting requests, not for new ones
+            due += self._feed_waiting()
+            if self._num_blocked:
+                self.lock.notify_all()
+        return due
+
+    def pop_expired(self) -> list[Request]:
+        """Take the requests whose deadline has passed out of the queue."""
+        with self.lock:
+            expired = self.queue.pop_expired()
+            self.alarm_ns = self.queue.next_deadline_ns()
+            self.lock.notify_all()
+        return expired
+
+    def cancel(self, request: Request, future: Answer) -> None:
+        """End a request: the stages skip it, or it leaves the queue."""
+        with self.lock:
+            if not self._in_flight.skip(request.sequence) and self.queue.remove([request]):
+                future.set_running_or_notify_cancel()
+                self.lock.notify_all()
+
+    def suspend(self) -> None:
+        """Feed no request until ``resume``."""
+        with self.lock:
+            self._is_feeding = False
+
+    def resume(self, restart: Callable[[Lanes], None]) -> list[Request]:
+        """Run all requests in flight again, which ``restart`` prepares, and feed waiting ones; return those that are late."""
+        with self.lock:
+            self._in_flight.restart()
+            restart(self._in_flight.lanes)
+            self._is_feeding = True
+            late = self._feed_waiting()
+            self.lock.notify_all()
+        return late
+
+    def fail(self, error: AutosplitError) -> list[Request]:
+        """Refuse every further request with ``error``; return the requests without an answer."""
+        with self.lock:
+            self.failure = self.failure or error
+            requests = [*self._in_flight.clear(), *self.queue.clear()]
+            self.lock.notify_all()
+        return requests
+
+    def close(self, *, drain: bool) -> None:
+        """Refuse new requests; wait for the end of those taken in if ``drain``."""
+        with self.lock:
+            self._is_open = False
+            self.lock.notify_all()
+            if drain:
+                self._wait_for(lambda: self.failure is not None or not (self.queue or self._in_flight), None)
+
+    def num_to_await(self) -> int:
+        """Results that the executor's thread waits for now: several if no caller waits for one of them alone.
+
+        From here to ``awake``, a request that a caller waits for alone wakes the thread.
+        """
+        in_flight = self._in_flight
+        alone = self._last_awaited >= in_flight.num_answered or self.queue.num_waiting > 0
+        self._idle = in_flight.in_order and in_flight.pace.num_soon > 1 and in_flight.num_running > 0 and not alone
+        return in_flight.pace.num_soon if self._idle else 1
+
+    def awake(self) -> None:
+        """The executor's thread does not wait any more."""
+        self._idle = False
+
+    def _wait_for(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until the condition holds, which is looked at when a request is done (the lock is held)."""
+        if timeout_s is None or timeout_s > 0:
+            self._check_thread()
+        self._num_blocked += 1
+        try:
+            return self.lock.wait_for(condition, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        finally:
+            self._num_blocked -= 1
+
+    def _has_room(self) -> bool:
+        return self.queue.num_waiting < self.room or self._may_feed() or not self._is_open or self.failure is not None
+
+    def _may_feed(self) -> bool:
+        return self._is_feeding and self._in_flight.has_room()
+
+    def _feed_waiting(self) -> list[Request]:
+        """Feed waiting requests while the window has room (the lock is held); return those past their deadline."""
+        late = []
+        while self.queue and self._may_feed():
+            request, priority = self.queue.pop()
+            if self._feed(request, priority):
+                late.append(request)
+        return late
+
+    def _feed(self, request: Request, priority: int) -> bool:
+        """Feed a request, unless it was cancelled; True if its deadline has passed (the lock is held)."""
+        if request.deadline_ns and request.expired():
+            return True
+        if request.future is not None and request.future.cancelled():
+            request.future.set_running_or_notify_cancel()
+            return False
+        self._in_flight.add(request, priority)
+        if request.awaited:
+            self._last_awaited = request.number
+            if self._idle:
+                self._wake()
+        self._inputs.write(request)
+        return False

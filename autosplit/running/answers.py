@@ -1,0 +1,62 @@
+"""Give answers to callers, and keep the times of the last requests."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from autosplit.running.request import Request, RequestTimes, Tensors
+
+NUM_TIMES = 16_384
+
+log = logging.getLogger(__name__)
+
+
+class Answers:
+    """The answers of one pipeline.
+
+    Args:
+        outputs: names of the pipeline's outputs, in the order in which answers bring them.
+        thread: the executor's thread, which no callback may end.
+
+    Attributes:
+        times: the times of the last ``NUM_TIMES`` requests.
+    """
+
+    def __init__(self, outputs: Sequence[str], thread: threading.Thread) -> None:
+        self.times: deque[RequestTimes] = deque(maxlen=NUM_TIMES)
+        self._outputs = outputs
+        self._thread = thread
+
+    def deliver(self, requests: Sequence[Request]) -> None:
+        """Answer requests; those that have an answer already are left out."""
+        for request in requests:
+            if request.answered:
+                continue
+            self.times.append(request.times())
+            request.answered = True
+            if request.waiter is not None:
+                request.waiter.release()
+            future, request.future = request.future, None  # without a reference cycle the answer's memory is free at once
+            if future is None or not future.set_running_or_notify_cancel():
+                continue
+            try:
+                if request.error is not None:
+                    future.set_exception(request.error)
+                else:
+                    future.set_result(self.result(request))
+            except BaseException:  # a callback raised SystemExit, for example; a future catches every Exception
+                if threading.current_thread() is not self._thread:
+                    raise
+                log.exception("a callback of request %d ended its thread, which goes on with the other requests", request.number)
+
+    def result(self, request: Request) -> Tensors:
+        """The outputs of an answered request. Raises: the error with which it failed."""
+        if request.error is not None:
+            raise request.error
+        values = request.values
+        return tuple([values[name] for name in self._outputs])
+
+    def take_times(self, *, clear: bool) -> list[RequestTimes]:
+        """The times of the last requests; with ``clear``, each comes once."""
+        return [self.times.popleft() for _ in range(len(self.times))] if clear else list(self.times)

@@ -1,0 +1,202 @@
+"""The host's ends of the rings: requests go into some, results come out of others.
+
+::
+
+    caller or executor's thread -> InputRings -> stages -> ResultRings -> executor's thread
+"""
+
+import contextlib
+import os
+import select
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autosplit.errors import AutosplitError, DeadlineError, StageError
+from autosplit.running.copying import CopyPool
+from autosplit.running.inbox import Inbox
+from autosplit.running.lanes import Lanes
+from autosplit.running.provisioner import Deployment
+from autosplit.running.request import Request
+from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, RingEnd, Slot
+from autosplit.running.wiring import HOST
+
+
+class InputRings:
+    """The sending ends of the rings that lead from the host to stages.
+
+    Args:
+        deployment: the rings.
+        room: requests that may wait in the admission queue, whose inputs are copied.
+    """
+
+    def __init__(self, deployment: Deployment, room: int) -> None:
+        wiring = deployment.wiring
+        self._ends = [
+            ([RingEnd(ring, sends=True) for ring in rings], channel.source_index)
+            for channel, rings in zip(wiring.channels, deployment.rings, strict=True)
+            if channel.source == HOST
+        ]
+        self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
+        self._copies = [
+            CopyPool(wiring.input_specs[name], room) if name in wiring.input_specs and name not in wiring.outputs else None
+            for name in wiring.inputs
+        ]
+
+    def copy_inputs(self, request: Request) -> None:
+        """Copy the inputs of a request that has to wait: its caller may write into its tensors once submit returns."""
+        request.inputs = tuple(
+            copies.copy(value) if copies else value.clone() for copies, value in zip(self._copies, request.inputs, strict=True)
+        )
+
+    def write(self, request: Request) -> None:
+        """Hand the inputs of a request to the first stages; inputs that are outputs too go into its values.
+
+        This never waits. A worker frees the slots of its inputs before it hands over its last output, so the slots of a
+        finished request are free. Raises: TimeoutError: a slot is not free all the same.
+        """
+        try:
+            for name, position in self._passed:
+                request.values[name] = request.inputs[position].clone()
+            for ends, index in self._ends:
+                end = ends[request.sequence % len(ends)]
+                end.acquire(request.sequence, timeout_s=0.0).write([request.inputs[position] for position in index])
+                end.release(request.sequence)
+        except BaseException:  # Ctrl-C in a caller's thread, for example
+            self._skip(request.sequence)
+            raise
+        request.inputs = ()
+
+    def _skip(self, sequence: int) -> None:
+        """Hand over a partly written request as one to skip, so that it does not block the requests behind it."""
+        for ends, _ in self._ends:
+            end = ends[sequence % len(ends)]
+            if end.ready(sequence):
+                end.acquire(sequence).write_text(SKIPPED)
+                end.release(sequence)
+
+
+@dataclass(slots=True)
+class ResultRing:
+    """The receiving end of one ring that leads to the host: its values by name, and the number of its next request."""
+
+    end: RingEnd
+    copies: dict[str, CopyPool]
+    first: int
+    every: int
+    next: int
+    inbox: Inbox | None
+    """Takes results in the order in which they come, where requests may overtake each other."""
+
+    def rewind(self, lanes: Lanes) -> None:
+        """Expect the oldest unfinished request of this ring next."""
+        base = lanes.base(self.first)
+        self.next = base + (self.first - base) % self.every
+        if self.inbox is not None:
+            self.inbox.restart()
+
+    def last_of(self, num_results: int, lanes: Lanes) -> int:
+        """The request to wait for if ``num_results`` of those that were fed are to be taken together."""
+        ahead = min(num_results, lanes.next(self.first) - self.next) - 1
+        return self.next + max(0, ahead) // self.every * self.every
+
+    def ready(self, until: int) -> bool:
+        """Whether a result is here; in order: that of request ``until``."""
+        return self.end.ready(until) if self.inbox is None else self.inbox.waits()
+
+    def take(self) -> Iterator[tuple[int, Slot]]:
+        """The requests whose results are here, with their slots."""
+        if self.inbox is not None:
+            while (found := self.inbox.pick()) is not None:
+                yield found[0], found[1][0]
+            return
+        while self.end.ready(sequence := self.next):
+            self.next += self.every
+            yield sequence, self.end.acquire(sequence)
+
+    def read(self, slot: Slot, request: Request) -> None:
+        """Copy a result, or its error, into the request, and free the slot."""
+        if slot.header[FLAG] == DATA:
+            for (name, copies), value in zip(self.copies.items(), slot.tensors, strict=True):
+                request.values[name] = copies.copy(value)
+        elif request.error is None:
+            request.error = error_of(slot, request.number)
+        request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
+        self.end.release(request.sequence)
+        request.tokens -= 1
+
+
+def error_of(slot: Slot, number: int) -> AutosplitError:
+    """The error of request ``number``, whose slot brings no tensors."""
+    if slot.header[FLAG] == ERROR:
+        return StageError(slot.read_text().decode(errors="replace"))
+    return DeadlineError(f"request {number} was skipped: its deadline passed before the last stage")
+
+
+class ResultRings:
+    """All result rings, and the other descriptors that wake the executor's thread: the end of a worker, and ``wake``."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        wiring = deployment.wiring
+        self._deployment = deployment
+        self._rings: list[ResultRing] = []
+        for channel, rings in zip(wiring.channels, deployment.rings, strict=True):
+            for first, ring in enumerate(rings if channel.target == HOST else ()):
+                end = RingEnd(ring, sends=False)
+                copies = {spec.name: CopyPool(spec, 4 * wiring.most_in_flight) for spec in channel.specs}
+                inbox = None if wiring.in_order else Inbox([[end]], deployment.status_block)
+                self._rings.append(ResultRing(end, copies, first, channel.every, first, inbox))
+        self._ring_fds = {ring.end.fd for ring in self._rings}
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        for fd in (*self._ring_fds, self._wake_fd):
+            self._poll.register(fd, select.POLLIN)
+        self.watch_workers()
+
+    def __iter__(self) -> Iterator[ResultRing]:
+        return iter(self._rings)
+
+    def wake(self) -> None:
+        """End the present or the next ``wait``; may be called from any thread."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def watch_workers(self) -> None:
+        """Let the end of a worker end a ``wait``."""
+        for worker in self._deployment.workers:
+            self._poll.register(worker.pidfd, select.POLLIN)
+
+    def forget_workers(self) -> None:
+        """Stop waking up for workers, which are about to be replaced."""
+        for worker in self._deployment.workers:
+            with contextlib.suppress(KeyError, OSError):
+                self._poll.unregister(worker.pidfd)
+
+    def rewind(self, lanes: Lanes) -> None:
+        """Expect the oldest unfinished request of each ring next."""
+        for ring in self._rings:
+            ring.rewind(lanes)
+
+    def wait(self, patience_ms: int | None, num_results: int, lanes: Lanes) -> bool:
+        """Wait until results are here, a worker has ended, or ``wake`` was called; True if a worker has ended.
+
+        Args:
+            patience_ms: the longest wait; None waits without limit. There is no wait if results are here already.
+            num_results: results to wait for, at most as many as there are requests under way.
+            lanes: the requests that were fed.
+        """
+        here = False
+        for ring in self._rings:
+            until = ring.last_of(num_results, lanes) if ring.inbox is None else 0
+            ring.end.fall_asleep(until)
+            here = ring.ready(until) or here
+        found = {fd for fd, _ in self._poll.poll(0 if here else patience_ms)}
+        for ring in self._rings:
+            ring.end.wake_up(called=ring.end.fd in found)
+        if self._wake_fd in found:
+            os.eventfd_read(self._wake_fd)
+        return not found <= self._ring_fds | {self._wake_fd}
+
+    def close(self) -> None:
+        """Close the descriptor of ``wake``."""
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
