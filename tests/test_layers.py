@@ -23,7 +23,7 @@ LAYERS = """
     -- torch --
     examples
     tracing/      modelspec tensorspec differing programs architectures loading flattening capturing weightsfile splitting
-    devices/      limits accelerators cuda forking processes discovering
+    devices/      limits accelerators cuda forking forkserver processes discovering
     backends
     running
     serving
@@ -58,7 +58,14 @@ ALLOWED = {
     "optuna": {"searching.loop", "searching.tuning"},
     "pandas": {"tables", "figures"},
     "matplotlib": {"figures"},
-    "multiprocessing": {"devices.forking", "devices.processes", "deploying.compiling", "measuring", "running"},
+    "multiprocessing": {
+        "devices.forking",
+        "devices.forkserver",
+        "devices.processes",
+        "deploying.compiling",
+        "measuring",
+        "running",
+    },
     "typer": {"commands", "cli"},
     "rich": {"commands"},
     "transformers": {"tracing.architectures"},

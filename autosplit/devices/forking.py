@@ -1,7 +1,7 @@
-"""The process that workers are forked from: it has imported what they all need, which takes each of them more than a second.
+"""Fork server, the process: it has imported torch and what all workers need, which takes more than a second, and forks them.
 
-It has one thread and computes nothing, so its children may do whatever a fresh process may. It never imports code of the user;
-the kernel kills it when the host dies, and its children with it. It is told what to fork, and asked how its children ended.
+It has one thread and computes nothing, so its children may do whatever a fresh process may. It never imports code of the user.
+The kernel kills it when the host dies, and its children with it.
 """
 
 import contextlib
@@ -70,24 +70,29 @@ def send_descriptors(sock: socket.socket, descriptors: Sequence[int]) -> None:
 
 
 def main() -> None:
-    """The whole life of the process: arguments are the descriptor of its socket and the host's process id."""
+    """Import, tell the host '' or what failed, then serve. Arguments: descriptor of the socket, process id of the host."""
     number, host = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _tie_to(host)
     sock = socket.socket(fileno=number)
     # What is imported stays: looking for garbage in it takes an eighth of the start, and a while in every collection after it.
     gc.disable()
-    for module in PRELOADED:
-        importlib.import_module(module)
-    gc.freeze()
-    gc.enable()
+    connection = Connection(os.dup(sock.fileno()))
     with contextlib.suppress(EOFError, ConnectionError):
-        _serve(sock)
+        try:
+            for module in PRELOADED:
+                importlib.import_module(module)
+        except Exception as failure:
+            connection.send(f"{type(failure).__name__}: {failure}")
+            os._exit(1)
+        gc.freeze()
+        gc.enable()
+        connection.send("")
+        _serve(sock, connection)
     os._exit(0)
 
 
-def _serve(sock: socket.socket) -> None:
-    connection = Connection(os.dup(sock.fileno()))
+def _serve(sock: socket.socket, connection: Connection) -> None:
     while True:
         match connection.recv():
             case Fork() as order:

@@ -1,38 +1,36 @@
 """Worker processes: forked, pinned, tied to the host by inherited file descriptors only.
 
-A worker is a fork of a process of its own kind (``forking``), which never imports the user's ``__main__``, so scripts
-need no main guard. It inherits one end of a socket pair for control and the descriptors that the caller names, and leaves no
-name anywhere: no file, no port, no ``/dev/shm`` entry. The kernel kills it when the host dies, however the host dies.
+A worker is a fork of the fork server, which never imports the user's ``__main__``, so scripts need no main guard. It inherits
+one end of a socket pair for control and the descriptors that the caller names, and leaves no name anywhere: no file, no port,
+no ``/dev/shm`` entry. The kernel kills it when the host dies, however the host dies.
 """
 
-import atexit
 import contextlib
 import os
-import queue
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from autosplit.devices.forking import Fork, Reap, send_descriptors
+from autosplit.devices import forkserver
+from autosplit.devices.forking import Fork
 from autosplit.devices.limits import affinity
 from autosplit.errors import UsageError, WorkerError
-
-Result = TypeVar("Result")
 
 MOST_WAIT_S = 1e6
 """The kernel counts milliseconds in 31 bits."""
 
 MOST_TRIES = 3
-"""The process that workers are forked from is started anew if it is killed while it should fork one."""
+"""Fork servers that may die or stop answering while they should fork one worker."""
+
+KILL_TIMEOUT_S = 10.0
+"""Seconds within which the kernel must end a killed worker; one that hangs in a driver takes longer and is left behind."""
 
 
 class Worker(Protocol):
@@ -106,14 +104,23 @@ class WorkerProcess:
         connection: the host's end of the control channel.
         pidfd: readable once the process has ended, so that the host can wait on it beside other descriptors.
         pid: the process id.
+        server: the fork server that it was forked from.
     """
 
     name: str
     connection: Connection
     pidfd: int
     pid: int
+    server: forkserver.ForkServer
+    _ended: bool = False
+    _reaped: bool = False
     _code: int | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its fork server has ended too, which ends all workers of that fork server."""
+        return self.server.dead
 
     def alive(self) -> bool:
         """Whether the process still runs."""
@@ -121,28 +128,29 @@ class WorkerProcess:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the process, at most ``timeout_s``; True if it has ended."""
-        if self._code is None:
+        if not self._ended:
             poll = select.poll()
             poll.register(self.pidfd, select.POLLIN)
-            if not poll.poll(1000 * min(MOST_WAIT_S, max(0.0, timeout_s))):
-                return False
-            with self._lock:
-                if self._code is None:
-                    self._code = _nursery.reap(self.pid)
-        return True
+            self._ended = bool(poll.poll(1000 * min(MOST_WAIT_S, max(0.0, timeout_s))))
+        return self._ended
 
     def kill(self) -> None:
-        """Kill the process if it still runs, and reap it."""
+        """Kill the process if it still runs, and wait for its end, at most ``KILL_TIMEOUT_S``."""
         if not self.wait(0.0):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            self.wait(MOST_WAIT_S)
+            self.wait(KILL_TIMEOUT_S)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``."""
+        """Close the control channel, which ends a worker that reads it; kill it if it is not gone in ``timeout_s``.
+
+        Takes at most ``timeout_s``, ``KILL_TIMEOUT_S`` and, once for all workers of a fork server, ``ANSWER_TIMEOUT_S``.
+        """
         hang_up(self.connection)
         if not self.wait(timeout_s):
             self.kill()
+        if self._ended:
+            self._reap()
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -151,8 +159,16 @@ class WorkerProcess:
         """How it ended: ``was killed by SIGKILL``, ``exited with code 1``, or ``is alive``."""
         if self.alive():
             return "is alive"
-        code = self._code or 0
+        code = self._reap()
+        if code is None:
+            return "ended, and the stopped process that it was forked from does not say how"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+    def _reap(self) -> int | None:
+        with self._lock:
+            if not self._reaped:
+                self._reaped, self._code = True, forkserver.reap(self.server, self.pid)
+        return self._code
 
 
 def spawn_worker(
@@ -167,7 +183,7 @@ def spawn_worker(
         fds: descriptors that it inherits, under the same numbers.
         threads: size of the torch and OpenMP pools; the number of cores by default.
     Raises: UsageError: a core is not available to this process. OSError: one of ``fds`` is not open. WorkerError: the kernel
-        refuses another process or descriptor.
+        refuses another process or descriptor, or no fork server answers.
     """
     refused = sorted(set(cores) - set(affinity()))
     if refused:
@@ -175,30 +191,36 @@ def spawn_worker(
         raise UsageError(f"worker '{name}' asks for core {', '.join(map(str, refused))}; this process may use {usable}")
     num_threads = threads or len(cores) or len(affinity())
     size = str(num_threads)
-    ours, theirs = socket.socketpair()
-    with theirs:
-        descriptors = (theirs.fileno(), *filter(_is_open, (1, 2)), *fds)
-        order = Fork(
-            target,
-            theirs.fileno(),
-            descriptors,
-            tuple(cores),
-            num_threads,
-            {**os.environ, "OMP_NUM_THREADS": size, "MKL_NUM_THREADS": size},
-            tuple(entry or str(Path.cwd()) for entry in sys.path),
-            str(Path.cwd()),
-        )
-        try:
-            pid, pidfd = _nursery.fork(order)
-        except BaseException:
-            ours.close()
-            raise
-    return WorkerProcess(name, Connection(ours.detach()), pidfd, pid)
+    for _ in range(MOST_TRIES):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            order = Fork(
+                target,
+                theirs.fileno(),
+                (theirs.fileno(), *filter(_is_open, (1, 2)), *fds),
+                tuple(cores),
+                num_threads,
+                {**os.environ, "OMP_NUM_THREADS": size, "MKL_NUM_THREADS": size},
+                tuple(entry or str(Path.cwd()) for entry in sys.path),
+                str(Path.cwd()),
+            )
+            try:
+                pid, pidfd, server = forkserver.fork(order)
+                return WorkerProcess(name, Connection(ours.detach()), pidfd, pid, server)
+            except forkserver.ForkServerLost:
+                ours.close()
+            except BaseException:
+                ours.close()
+                raise
+    raise WorkerError(
+        f"worker '{name}' could not be forked: the process that forks it died or did not answer within "
+        f"{forkserver.ANSWER_TIMEOUT_S:g} s, {MOST_TRIES} times; close other programs, or allow more memory"
+    )
 
 
 def prepare_to_spawn() -> None:
-    """Start the process that workers are forked from, unless it runs: it imports beside what the host does meanwhile."""
-    _nursery.open()
+    """Start the fork server unless it runs: it imports while the host does other work."""
+    forkserver.start()
 
 
 def resident_bytes() -> int:
@@ -237,141 +259,3 @@ def _is_open(descriptor: int) -> bool:
         os.fstat(descriptor)
         return True
     return False
-
-
-class _Nursery:
-    """The host's end of the process that workers are forked from, which is started when the first one is wanted.
-
-    All that is said to it is said in the spawner thread, one thing at a time, and to the end, whoever interrupts the caller.
-    """
-
-    def __init__(self) -> None:
-        self._owner = 0
-        self._sock: socket.socket | None = None
-        self._connection: Connection | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def open(self) -> None:
-        """Start the process unless it runs."""
-        _in_spawner(self._running)
-
-    def fork(self, order: Fork) -> tuple[int, int]:
-        """Fork a worker; its process id, and a descriptor of it.
-
-        Raises: OSError: one of its descriptors is not open. WorkerError: the kernel refuses, or kills who should fork.
-        """
-        # Of a worker whose order is under way all must be sent, even if the caller is interrupted and closes its own.
-        with contextlib.ExitStack() as stack:
-            copies = []
-            for number in order.numbers:
-                copies.append(os.dup(number))
-                stack.callback(os.close, copies[-1])
-            held = stack.pop_all()
-        return _in_spawner(lambda: self._fork(order, copies, held))
-
-    def reap(self, pid: int) -> int:
-        """The exit code of a worker that has ended."""
-        return _in_spawner(lambda: self._reap(pid))
-
-    def close(self) -> None:
-        """End the process, and workers that are left."""
-        if self._owner == os.getpid() and self._process is not None:
-            _in_spawner(self._end)
-
-    def _running(self) -> None:
-        if self._owner == os.getpid() and self._process is not None and self._process.poll() is None:
-            return
-        self._end()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            code = "from autosplit.devices.forking import main; main()"
-            command = [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid())]
-            path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-            # One thread for each library that starts its threads when it is imported: a process with several must not fork.
-            one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, "PYTHONPATH": path, **one},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
-        self._sock, self._connection, self._owner = ours, Connection(os.dup(ours.fileno())), os.getpid()
-
-    def _fork(self, order: Fork, descriptors: Sequence[int], held: contextlib.ExitStack) -> tuple[int, int]:
-        with held:
-            for _ in range(MOST_TRIES):
-                self._running()
-                assert self._connection is not None and self._sock is not None
-                try:
-                    self._connection.send(order)
-                    send_descriptors(self._sock, descriptors)
-                    answer = self._connection.recv()
-                    if isinstance(answer, int):
-                        return answer, self._open(answer)
-                    way_out = "raise that limit ('ulimit -u' or '-n', or the container's), or name fewer devices"
-                    raise WorkerError(f"no worker could be forked: {answer}; {way_out}")
-                except (EOFError, ConnectionError, ProcessLookupError):  # it was killed meanwhile, and the worker with it
-                    self._end()
-        raise WorkerError(f"the process that workers are forked from ended {MOST_TRIES} times before it had forked one")
-
-    def _open(self, pid: int) -> int:
-        """A descriptor of a worker, which is ended if there is none left."""
-        try:
-            return os.pidfd_open(pid)
-        except OSError as failure:
-            if not isinstance(failure, ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                self._reap(pid)
-            raise
-
-    def _reap(self, pid: int) -> int:
-        try:
-            assert self._connection is not None
-            self._connection.send(Reap(pid))
-            return int(self._connection.recv())
-        except (EOFError, OSError):
-            return -signal.SIGKILL  # the kernel killed it when the process that it was forked from died
-
-    def _end(self) -> None:
-        if self._sock is not None and self._owner == os.getpid():
-            _shut(self._sock)
-        for end in (self._connection, self._sock):
-            if end is not None:
-                end.close()
-        if self._process is not None and self._owner == os.getpid():
-            self._process.wait()
-        self._process = self._connection = self._sock = None
-
-
-_nursery = _Nursery()
-atexit.register(_nursery.close)
-
-
-_jobs: "queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]]" = queue.SimpleQueue()
-_spawner: threading.Thread | None = None
-_spawner_lock = threading.Lock()
-
-
-def _in_spawner(function: Callable[[], Result]) -> Result:
-    """Run ``function`` in a thread that lives as long as the host.
-
-    The kernel sends the parent-death signal when the *thread* that forked ends, so a short-lived thread must not fork.
-    """
-    global _spawner
-    with _spawner_lock:
-        if _spawner is None or not _spawner.is_alive():
-            _spawner = threading.Thread(target=_spawn_forever, name="autosplit-spawner", daemon=True)
-            _spawner.start()
-    future: Future[Result] = Future()
-    _jobs.put((function, future))
-    return future.result()
-
-
-def _spawn_forever() -> None:
-    while True:
-        function, future = _jobs.get()
-        try:
-            future.set_result(function())
-        except BaseException as failure:
-            future.set_exception(failure)

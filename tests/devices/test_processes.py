@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autosplit.devices import processes
+from autosplit.devices import forkserver
 from autosplit.devices.forking import Fork, _serve, send_descriptors
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import proportional_bytes, receive, resident_bytes, spawn_worker
@@ -173,8 +173,8 @@ def test_an_order_of_which_the_descriptors_never_come_is_the_end() -> None:
     with theirs:
         with Connection(ours.detach()) as host:
             host.send(Fork("os:getpid", 0, (0,), (), 1, {}, (), "/"))
-        with pytest.raises(EOFError):
-            _serve(theirs)
+        with pytest.raises(EOFError), Connection(os.dup(theirs.fileno())) as connection:
+            _serve(theirs, connection)
 
 
 def test_workers_end_with_the_process_that_they_are_forked_from_and_the_next_gets_a_new_one(targets: str) -> None:
@@ -206,22 +206,70 @@ def test_a_worker_of_the_process_before_is_buried_without_harm_to_those_of_the_n
 def test_a_process_that_is_killed_before_it_has_forked_a_worker_is_replaced(targets: str) -> None:
     def killing(sock: socket.socket, descriptors: Sequence[int]) -> None:
         patch.undo()
-        assert processes._nursery._process is not None
-        processes._nursery._process.kill()
+        assert forkserver._server is not None
+        os.kill(forkserver._server.pid, signal.SIGKILL)
         send_descriptors(sock, descriptors)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "send_descriptors", killing)
+        patch.setattr(forkserver, "send_descriptors", killing)
         worker = spawn_worker(f"{targets}:sleeper")
     assert receive(worker, 30, "its start") == worker.pid
     worker.close(timeout_s=0.0)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A fork server of this test alone, which must answer within a second."""
+    monkeypatch.setattr(forkserver, "ANSWER_TIMEOUT_S", 1.0)
+    forkserver.close()
+    yield
+    forkserver.close()
+
+
+def test_a_stopped_fork_server_holds_up_nobody_for_longer_than_its_limit(targets: str, impatient: None) -> None:
+    dead, alive = (spawn_worker(f"{targets}:listener") for _ in range(2))
+    stopped = dead.server
+    os.kill(stopped.pid, signal.SIGSTOP)
+    dead.kill()
+    start_s = time.monotonic()
+    assert dead.fate() == "ended, and the stopped process that it was forked from does not say how"
+    dead.close()
+    another = spawn_worker(f"{targets}:sleeper")
+    assert receive(another, 30, "its start") == another.pid and another.server is not stopped
+    another.close(timeout_s=0.0)
+    assert alive.alive() and not stopped.dead
+    alive.close(timeout_s=0.0)
+    assert stopped.dead and forkserver._retired == [stopped]
+    assert time.monotonic() - start_s < 30
+    spawn_worker(f"{targets}:listener").close()
+    assert forkserver._retired == []
+
+
+def test_a_fork_server_that_is_stopped_while_it_should_fork_is_replaced(targets: str, impatient: None) -> None:
+    spawn_worker(f"{targets}:listener").close()
+    assert forkserver._server is not None
+    stopped = forkserver._server
+    os.kill(stopped.pid, signal.SIGSTOP)
+    worker = spawn_worker(f"{targets}:sleeper")
+    assert receive(worker, 30, "its start") == worker.pid
+    worker.close(timeout_s=0.0)
+    assert stopped.dead
+
+
+def test_a_fork_server_that_cannot_import_says_why_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise MemoryError('no room for a library')")
+    forkserver.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", [str(tmp_path), *sys.path])
+        with pytest.raises(WorkerError, match=r"could not start: MemoryError: no room for a library; raise that limit \('ulimit"):
+            spawn_worker("os:getpid")
+
+
 def test_what_the_kernel_refuses_the_process_that_forks_is_told_and_hurts_no_worker(targets: str) -> None:
     worker = spawn_worker(f"{targets}:sleeper")
     receive(worker, 30, "its start")
-    assert processes._nursery._process is not None
-    pid = processes._nursery._process.pid
+    assert forkserver._server is not None
+    pid = forkserver._server.pid
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE, (6, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with pytest.raises(WorkerError, match=r"no worker could be forked: .*Too many open files; raise that limit \('ulimit"):
         spawn_worker(f"{targets}:sleeper")
@@ -234,8 +282,8 @@ def test_what_the_kernel_refuses_the_process_that_forks_is_told_and_hurts_no_wor
 
 def test_a_worker_for_which_the_host_has_no_descriptor_left_is_ended_and_buried(targets: str) -> None:
     spawn_worker(f"{targets}:listener").close()
-    assert processes._nursery._process is not None
-    pid = processes._nursery._process.pid
+    assert forkserver._server is not None
+    pid = forkserver._server.pid
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for most in range(3, 60):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
