@@ -107,14 +107,14 @@ class Pipeline:
         """
         if not isinstance(priority, int):
             raise UsageError(f"priority must be a whole number, lower is sooner, but is {priority!r}")
-        return self._executor.submit(self._request(inputs, deadline_s), priority, timeout_s)
+        return self._executor.submit(self._request(inputs, monotonic_deadline(deadline_s)), priority, timeout_s)
 
     def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> "Future[Tensors]":
-        """Take in tensors that fit and that nobody writes to any more, room or not: the caller bounds how many come.
+        """Take in tensors that nobody writes to any more, whether there is room or not: the caller bounds their number.
 
-        Raises: RefusedError: the pipeline is closed. WorkerError: it has given up.
+        Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
-        return self._executor.submit(Request(tuple(inputs), deadline_ns, time.monotonic_ns(), borrowed=True), priority, None)
+        return self._executor.submit(self._request(inputs, deadline_ns, borrowed=True), priority, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """One request, start to end."""
@@ -296,7 +296,7 @@ class Pipeline:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(drain=kind is None)
 
-    def _request(self, inputs: Sequence[torch.Tensor], deadline_s: float | None = None, *, borrowed: bool = False) -> Request:
+    def _request(self, inputs: Sequence[torch.Tensor], deadline_ns: int = 0, *, borrowed: bool = False) -> Request:
         names = self.wiring.inputs
         if len(inputs) != len(names):
             raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
@@ -309,7 +309,7 @@ class Pipeline:
         for position, name in self._unread:
             if not is_dense(inputs[position]):
                 raise UsageError(f"input '{name}' is {kind_of(inputs[position])}, and a dense tensor is expected")
-        return Request(tuple(inputs), monotonic_deadline(deadline_s), time.monotonic_ns(), borrowed=borrowed)
+        return Request(tuple(inputs), deadline_ns, time.monotonic_ns(), borrowed=borrowed)
 
     def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:
         config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]

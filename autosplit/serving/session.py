@@ -1,22 +1,50 @@
-"""Session: a pipeline one step at a time, with inputs set by name, non-blocking runs and outputs fetched in order."""
+"""Session: a pipeline one step at a time, with inputs queued by name, non-blocking runs and outputs fetched in order.
+
+::
+
+    set_input("x", 1)  run()  set_input("x", 2)  set_input("x", 3)  run()  run()  get_output() -> the answers to 1, 2, 3
+"""
 
 from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Literal
 
 import torch
 
-from autosplit.errors import UsageError
+from autosplit.errors import RefusedError, UsageError, raise_faults
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors
+from autosplit.tracing.tensorspec import differences
+
+Policy = Literal["block", "refuse", "drop_oldest"]
+POLICIES: tuple[Policy, ...] = ("block", "refuse", "drop_oldest")
 
 
 class Session:
-    """The requests of one caller to a pipeline; not for use by several threads at once."""
+    """The runs of one caller; not for use by several threads at once.
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    Args:
+        pipeline: may have other callers, whose requests do not make a run of this session wait.
+        limit: runs that may be unfinished; up to here ``run`` does not block.
+        when_full: what ``run`` does at the limit. ``block`` waits until a run has finished, ``refuse`` raises RefusedError,
+            ``drop_oldest`` cancels the oldest unfinished run, whose ``get_output`` then raises RefusedError.
+    Raises: UsageError: the limit is below 1, or there is no such policy.
+    """
+
+    def __init__(self, pipeline: Pipeline, *, limit: int = 64, when_full: Policy = "block") -> None:
+        if limit < 1:
+            raise UsageError(f"limit must be at least 1 run, but is {limit}")
+        if when_full not in POLICIES:
+            raise UsageError(f"when_full must be one of {', '.join(POLICIES)}, but is {when_full!r}")
         self._pipeline = pipeline
-        self._inputs: dict[str, torch.Tensor] = {}
+        self._limit = limit
+        self._when_full = when_full
+        self._inputs: dict[str, deque[torch.Tensor]] = {name: deque() for name in pipeline.wiring.inputs}
+        """By name, the values for the runs to come; the first one may have been used already."""
+        self._used: set[str] = set()
+        """Inputs whose first value was used: it goes once there is another."""
         self._futures: deque[Future[Tensors]] = deque()
+        self._unfinished: list[Future[Tensors]] = []
 
     @property
     def num_outputs_due(self) -> int:
@@ -24,33 +52,73 @@ class Session:
         return len(self._futures)
 
     def set_input(self, name: str, value: torch.Tensor) -> None:
-        """Set an input for the runs to come. Raises: UsageError: there is no such input."""
-        names = self._pipeline.wiring.inputs
-        if name not in names:
-            raise UsageError(f"there is no input '{name}'; the inputs are: {', '.join(names)}")
-        self._inputs[name] = value
+        """Queue a value of an input: each run takes the next one, and the last one serves all further runs.
+
+        The tensor is read by ``run``, so changes to it until then count.
+
+        Raises: UsageError: there is no such input, or the tensor does not fit it.
+        """
+        if name not in self._inputs:
+            raise UsageError(f"there is no input '{name}'; the inputs are: {', '.join(self._inputs)}")
+        specs = [spec for spec in self._pipeline.wiring.input_specs.values() if spec.name == name]
+        raise_faults(UsageError, "the input does not fit the pipeline", differences(specs, [value][: len(specs)]))
+        self._inputs[name].append(value)
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Start a run with the inputs as they are now; later changes to them belong to later runs.
+        """Start a run with the next value of each input; what is written to these tensors afterwards does not reach it.
 
-        Raises: UsageError: an input was never set. RefusedError: no room at the door within ``timeout_s``.
+        Args:
+            timeout_s: how long to block at the limit, for the policy ``block``; None waits as long as it takes.
+        Raises: UsageError: an input was never set. RefusedError: the limit is reached (see ``when_full``).
         """
-        names = self._pipeline.wiring.inputs
-        missing = [name for name in names if name not in self._inputs]
+        missing = [name for name, values in self._inputs.items() if not values]
         if missing:
             raise UsageError(f"inputs were not set: {', '.join(missing)}")
-        self._futures.append(self._pipeline.submit([self._inputs[name] for name in names], timeout_s=timeout_s))
+        self._make_room(timeout_s)
+        following = [values[name in self._used and len(values) > 1] for name, values in self._inputs.items()]
+        future = self._pipeline.forward([value.clone() for value in following])
+        self._futures.append(future)
+        self._unfinished.append(future)
+        for name, values in self._inputs.items():
+            if name in self._used and len(values) > 1:
+                values.popleft()
+            self._used.add(name)
 
     def has_next_output(self) -> bool:
-        """Whether the outputs of the oldest run are there."""
+        """Whether there is a run whose outputs were not fetched yet, so that ``get_output`` returns them, now or later."""
+        return bool(self._futures)
+
+    def is_output_ready(self) -> bool:
+        """Whether ``get_output`` would return at once."""
         return bool(self._futures) and self._futures[0].done()
 
     def get_output(self, timeout_s: float | None = None) -> Tensors:
         """The outputs of the oldest run, as tensors of its own.
 
         Raises: UsageError: nothing was run. TimeoutError: they were not there within ``timeout_s``, and can be fetched later.
+            RefusedError: the run was dropped. StageError, WorkerError: it failed.
         """
         if not self._futures:
             raise UsageError("there is no output to wait for: call run first")
+        if self._futures[0].cancelled():
+            self._futures.popleft()
+            raise RefusedError(f"the run was dropped: {self._limit} later runs were unfinished, which is the limit")
         self._futures[0].exception(timeout_s)
         return self._futures.popleft().result()
+
+    def _make_room(self, timeout_s: float | None) -> None:
+        """Let fewer than ``limit`` runs be unfinished, or refuse."""
+        self._unfinished = [future for future in self._unfinished if not future.done()]
+        if len(self._unfinished) < self._limit:
+            return
+        if self._when_full == "drop_oldest":
+            self._unfinished.pop(0).cancel()
+            return
+        if self._when_full == "block":
+            self._pipeline.check_thread()
+            if wait(self._unfinished, timeout_s, FIRST_COMPLETED).done:
+                return
+        raise RefusedError(
+            f"the run was refused: {len(self._unfinished)} runs are unfinished, which is the limit. "
+            "Fetch outputs first, or open the session with a higher limit or when_full='drop_oldest'."
+        )

@@ -1,4 +1,4 @@
-"""Several networks on one host: added, run, drained and refused from many threads; memory caps; sessions."""
+"""Several networks on one host: added, run, drained and refused from many threads; memory caps."""
 
 import asyncio
 import os
@@ -11,13 +11,11 @@ import pytest
 import torch
 from pipelines import CORES, double, increment, local, request, spawned
 
-from autosplit.errors import BackendError, DeviceError, RefusedError, StageError, UsageError
+from autosplit.errors import BackendError, DeviceError, RefusedError, UsageError
 from autosplit.running.modules import LocalFunction
-from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
 from autosplit.serving.devicemanager import DeviceManager, device_health
 from autosplit.serving.hostmanager import HostManager
-from autosplit.serving.session import Session
 from autosplit.values.machine import Machine, parse_device
 
 pytestmark = pytest.mark.timeout(60)
@@ -215,48 +213,3 @@ def listening(pid: int) -> set[str]:
         if int(words[3], 16) & 0x10000 or len(words) > 7:
             found.add(words[6])
     return found
-
-
-def test_a_session_steps_through_a_pipeline() -> None:
-    def fail_on_2(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if x[0] == 2:
-            raise ValueError("two")
-        return x + y
-
-    with Pipeline([local("a", fail_on_2, "x y", "z")], ["x", "y"], ["z"]) as pipeline:
-        session = Session(pipeline)
-        with pytest.raises(UsageError, match="no output to wait for"):
-            session.get_output()
-        with pytest.raises(UsageError, match="no input 'q'; the inputs are: x, y"):
-            session.set_input("q", torch.zeros(4))
-        value = torch.zeros(4)
-        session.set_input("x", value)
-        with pytest.raises(UsageError, match="inputs were not set: y"):
-            session.run()
-        session.set_input("y", torch.full((4,), 10.0))
-        for number in range(4):
-            value.fill_(number)
-            session.run()
-        assert session.num_outputs_due == 4
-        assert session.get_output(10)[0][0] == 10 and session.get_output(10)[0][0] == 11
-        with pytest.raises(StageError, match="two"):
-            session.get_output(10)
-        assert session.get_output(10)[0][0] == 13 and not session.has_next_output()
-
-
-def test_outputs_that_are_not_there_can_be_fetched_later() -> None:
-    gate = threading.Event()
-
-    def hold(x: torch.Tensor) -> torch.Tensor:
-        gate.wait(30)
-        return x
-
-    with Pipeline([local("a", hold, "x", "y")], ["x"], ["y"]) as pipeline:
-        session = Session(pipeline)
-        session.set_input("x", torch.ones(4))
-        session.run()
-        with pytest.raises(TimeoutError):
-            session.get_output(0.02)
-        assert not session.has_next_output()
-        gate.set()
-        assert session.get_output(10)[0][0] == 1
