@@ -292,7 +292,7 @@ def auto(
     step = progress or (lambda name: lambda share, text: None)
     prepare_to_spawn()
     traced = trace(model, inputs=inputs, batch=batch, seq_len=seq_len)
-    wanted.verify(traced.graph, machine)
+    wanted = wanted.verify(traced.graph, machine)
     with Workspace() as workspace:
         same: dict[str, Any] = {"profiles": profiles, "precision": precision, "workspace": workspace}
         profile = measure(traced, machine, names, remeasure=remeasure, progress=step("profile"), **same)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from autosplit.errors import AutosplitError, raise_faults
-from autosplit.parsing import MAX_BYTES, parse_json, parse_yaml, read_text, shown
+from autosplit.parsing import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, parse_yaml, read_text, shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -112,7 +112,7 @@ def read_data(
     kind: str,
     error: type[AutosplitError],
     parse: Callable[[str], Any] | None = None,
-    most_bytes: int = MAX_BYTES,
+    most_bytes: int | None = None,
 ) -> Any:
     """The content of a JSON or YAML file.
 
@@ -121,12 +121,12 @@ def read_data(
         kind: what the file is, for the message ("plan", "profile").
         error: the class to raise.
         parse: ``parse_json`` or ``parse_yaml``; by default the suffix says which.
-        most_bytes: the largest size.
+        most_bytes: the largest size; by default 20 MB of YAML or 100 MB of JSON.
     Raises: ``error``: the file is missing, malformed, or above a limit of ``parsing``.
     """
     parse = parse or (parse_json if path.suffix == ".json" else parse_yaml)
     try:
-        return parse(read_text(path, most_bytes))
+        return parse(read_text(path, most_bytes or (MAX_JSON_BYTES if parse is parse_json else MAX_YAML_BYTES)))
     except FileNotFoundError:
         raise error(f"{kind} file '{path}' does not exist") from None
     except OSError as failure:
@@ -136,12 +136,12 @@ def read_data(
         raise error(f"{kind} file '{path}' is truncated or not valid {name}: {failure}") from None
 
 
-def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError], most_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]) -> dict[str, Any]:
     """The mapping in a JSON or YAML file that says ``schema: N``; the arguments are those of ``read_data``.
 
     Raises: ``error``: as ``read_data``, or the file holds no mapping or another schema version.
     """
-    data = read_data(path, kind, error, most_bytes=most_bytes)
+    data = read_data(path, kind, error)
     if data is None:
         raise error(f"{kind} file '{path}' is empty: it was cut off, or is another kind of file")
     if not isinstance(data, dict):

@@ -15,7 +15,8 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 
-MAX_BYTES = 20_000_000
+MAX_YAML_BYTES = 20_000_000
+MAX_JSON_BYTES = 100_000_000
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
 """Largest number of values in a YAML file, aliases expanded."""
@@ -37,7 +38,7 @@ _REPR.maxlevel, _REPR.maxlist, _REPR.maxdict, _REPR.maxstring, _REPR.maxlong = 2
 _Base = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-def read_text(path: Path, most_bytes: int = MAX_BYTES) -> str:
+def read_text(path: Path, most_bytes: int) -> str:
     """The text of a file. Raises: OSError: it cannot be read, or is too large. ValueError: it is not UTF-8."""
     with path.open("rb") as file:
         data = file.read(most_bytes + 1)

@@ -95,6 +95,8 @@ def stamps_of(backends: Sequence[str], precision: Precision) -> dict[str, Proven
 
 def _refusal(backend: str, device: Device) -> str:
     """Why a backend does not run on a device; '' if it does."""
+    if device.backends and backend not in device.backends:
+        return f"{backend} is left out on '{device.name}', whose backends are {', '.join(device.backends)}"
     try:
         require_device(get_backend(backend), device.name)
     except BackendError as failure:

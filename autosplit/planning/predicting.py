@@ -37,8 +37,13 @@ def measured_backends(profile: Profile, machine: Machine) -> tuple[str, ...]:
         found.setdefault(setting.backend, set()).add(setting.device)
     backends: dict[str, None] = {}
     for kind in dict.fromkeys(device.kind for device in machine.devices):
-        names = {device.name for device in machine.devices if device.kind == kind}
-        there = [backend for backend, devices in found.items() if names <= devices]
+        alike = [device for device in machine.devices if device.kind == kind]
+        names = {device.name for device in alike}
+        there = [
+            backend
+            for backend, devices in found.items()
+            if names & devices and {d.name for d in alike if not d.backends or backend in d.backends} <= devices
+        ]
         if not there:
             raise ProfileError(
                 f"the profile of '{profile.graph_name}' has no backend on all of {', '.join(sorted(names))}; measure it"

@@ -92,6 +92,7 @@ def search(
         progress: called with the share of the budget spent and what is being done.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
+    subject = (subject[0], subject[1].on(job.machine))
     if budget_s <= 0:
         return SearchResult(job.explained(job.plan(subject, {}), subject), *subject)
     limited = replace(job, time_limit_s=min(job.time_limit_s, max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s)))

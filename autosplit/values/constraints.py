@@ -4,7 +4,7 @@ import fnmatch
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal, get_args
 
@@ -144,6 +144,7 @@ class Constraints(Demands):
         forbids: op pattern to devices it must not run on.
         allows: op pattern to devices that support it; a device that is named here runs no ops but those allowed on it.
         together: op patterns; the ops that one matches stay in one stage, and so do patterns that share an op.
+        supports: device to patterns of the ops that it supports, as ``verify`` finds them in the machine.
     """
 
     max_replicas: int = ANY_NUMBER
@@ -151,6 +152,7 @@ class Constraints(Demands):
     forbids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     allows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     together: tuple[str, ...] = ()
+    supports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def forced(self) -> bool:
@@ -158,7 +160,7 @@ class Constraints(Demands):
         return self.num_stages is not None or bool(self.pins or self.forbids or self.together)
 
     def verify(self, graph: Graph, machine: Machine) -> "Constraints":
-        """Return the constraints.
+        """Return the constraints, together with what the devices support.
 
         Raises: UsageError: with every fault: bad numbers, unknown devices, patterns without ops, or demands that leave an op no
             device.
@@ -169,8 +171,12 @@ class Constraints(Demands):
             if not listing and not matching_ops(graph, pattern):
                 hint = close_names(pattern, [*graph.index, *sorted({op.module for op in graph.ops})])
                 faults.append(f"'{pattern}' matches no op, module path or operator{hint}")
-        raise_faults(UsageError, "the constraints do not fit", faults or self.placement(graph, machine).conflicts(graph, machine))
-        return self
+        supports = {device.name: device.operators for device in machine.devices if device.operators}
+        found = replace(self, supports=supports)
+        raise_faults(
+            UsageError, "the constraints do not fit", faults or found.placement(graph, machine).conflicts(graph, machine)
+        )
+        return found
 
     def _unknown_devices(self, machine: Machine) -> list[str]:
         names = {device.name for device in machine.devices}
@@ -181,6 +187,15 @@ class Constraints(Demands):
             for device in listed(f"devices of '{pattern}'", devices, str)
             if device not in names
         ]
+
+    def _limits(self) -> list[tuple[str, tuple[str, ...], str]]:
+        """Each device that takes only some ops: its name, the patterns of those ops, and a verb for messages."""
+        allowed: dict[str, tuple[str, ...]] = {}
+        for pattern, devices in self.allows.items():
+            for device in devices:
+                allowed[device] = (*allowed.get(device, ()), pattern)
+        lists = ((allowed, "allows"), (self.supports, "supports"))
+        return [(device, patterns, verb) for of, verb in lists for device, patterns in of.items()]
 
     def notes(self, graph: Graph) -> list[str]:
         """The patterns of ``forbids`` and ``allows`` that match no op of this graph: such lists are written for many models."""
@@ -203,12 +218,11 @@ class Constraints(Demands):
             for op in matching_ops(graph, pattern):
                 for device in devices:
                     barred.setdefault((op, device), f"'{pattern}' is forbidden on '{device}'")
-        for device in dict.fromkeys(device for devices in self.allows.values() for device in devices):
-            patterns = [pattern for pattern, devices in self.allows.items() if device in devices]
-            allowed = {op for pattern in patterns for op in matching_ops(graph, pattern)}
-            words = f"'{device}' allows only {', '.join(map(repr, patterns))}"
+        for device, patterns, verb in self._limits():
+            taken = {op for pattern in patterns for op in matching_ops(graph, pattern)}
+            words = f"'{device}' {verb} only {', '.join(map(repr, patterns))}"
             for one in graph.ops:
-                if one.name not in allowed:
+                if one.name not in taken:
                     barred.setdefault((one.name, device), words)
         groups: list[set[str]] = []
         for pattern in self.together:

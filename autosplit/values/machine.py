@@ -5,21 +5,26 @@ hardware, for tests and simulations). The devices of one machine are disjoint.
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any, Literal
 
 from autosplit import tables
 from autosplit.errors import DeviceError, UsageError, each, listed, raise_faults
 from autosplit.files import typed
+from autosplit.parsing import shown
 
 Kind = Literal["cpu", "cuda", "null"]
 HOST = "host"
 """The name of the feeding and draining end of every pipeline in links."""
 
-_NUMBER = "(?:0|[1-9][0-9]{0,4})"
-"""Of a device: written in one way only, and a core set of no more cores than there may be."""
+MAX_CORES = 2048
+"""Most cores of one device."""
+MAX_DEVICES = 1024
+
+_NUMBER = "(?:0|[1-9][0-9]{0,3})"
+"""Pattern of a device number: decimal, no leading zero, at most four digits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +33,13 @@ class Device:
 
     Attributes:
         name: ``cpu:0-1``, ``cuda:0`` or ``null:0``.
-        kind: what it is.
-        cores: the CPU cores that its worker is pinned to; empty for ``null``. Of a CUDA device the core that feeds it, which
+        kind: the part of the name before the colon.
+        cores: the CPU cores that its worker is pinned to; empty for ``null``. For a CUDA device, the core that feeds it, which
             discovery chooses (``discovering.with_feeding_cores``).
         index: the ordinal of a CUDA or null device, 0 for a core set.
-        memory_bytes: what the stages on it may hold together, or None for no cap of its own.
+        memory_bytes: most bytes that its stages may hold together, or None for no limit.
+        operators: patterns of the ops that it supports; empty for all ops.
+        backends: the backends that may run on it, the preferred one first; empty for all backends.
     """
 
     name: str
@@ -40,6 +47,8 @@ class Device:
     cores: tuple[int, ...] = ()
     index: int = 0
     memory_bytes: int | None = None
+    operators: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +126,30 @@ class Machine:
 
     def with_memory(self, caps: Mapping[str, int]) -> "Machine":
         """The same machine with these caps (device name to bytes). Raises: DeviceError: unknown name, cap below 1."""
-        raise_faults(
-            DeviceError,
-            "memory caps do not fit the machine",
-            [f"the cap of '{name}' must be at least 1 byte, but is {cap}" for name, cap in caps.items() if cap < 1],
-        )
         each("memory caps do not fit the machine", self.__getitem__, caps)
         devices = tuple(replace(d, memory_bytes=caps.get(d.name, d.memory_bytes)) for d in self.devices)
-        return replace(self, devices=devices)
+        return replace(self, devices=devices).verify()
 
     def verify(self) -> "Machine":
         """Return the machine, or raise DeviceError with every fault."""
         faults = [] if self.devices else ["it has no devices; name one, such as cpu:0"]
-        for one, other in combinations(self.devices, 2):
-            if one.name == other.name:
-                faults.append(f"device '{one.name}' is given twice")
-            elif one.kind == other.kind == "cpu" and (shared := sorted(set(one.cores) & set(other.cores))):
-                cores = ", ".join(map(str, shared))
-                faults.append(f"devices '{one.name}' and '{other.name}' overlap on core {cores}; give each core to one device")
+        faults += [
+            f"the cap of '{device.name}' must be at least 1 byte, but is {device.memory_bytes}"
+            for device in self.devices
+            if device.memory_bytes is not None and device.memory_bytes < 1
+        ]
+        owner: dict[int, str] = {}
+        shared: dict[tuple[str, str], list[int]] = {}
+        for device in self.devices:
+            for core in device.cores if device.kind == "cpu" else ():
+                if (other := owner.setdefault(core, device.name)) != device.name:
+                    shared.setdefault((other, device.name), []).append(core)
+        faults += [
+            f"devices '{one}' and '{other}' overlap on core {span(cores, ', ')}; give each core to one device"
+            for (one, other), cores in shared.items()
+        ]
+        names = Counter(device.name for device in self.devices)
+        faults += [f"device '{name}' is given twice" for name, count in names.items() if count > 1]
         raise_faults(DeviceError, "the machine does not verify", faults)
         return self
 
@@ -161,7 +176,7 @@ class Machine:
 def parse_device(name: str) -> Device:
     """The device that a name stands for; whether this machine has it is for discovery to say.
 
-    Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cpu:A-B+C``, ``cuda:N``, ``null:N``.
+    Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cpu:A-B+C``, ``cuda:N``, ``null:N``, or has too many cores.
 
     >>> parse_device("cpu:0-2").cores, parse_device("cpu:0+2-3").cores
     ((0, 1, 2), (0, 2, 3))
@@ -171,15 +186,17 @@ def parse_device(name: str) -> Device:
         return Device(name, "cuda" if match[1] == "cuda" else "null", index=int(match[2]))
     one = f"{_NUMBER}(-{_NUMBER})?"
     if not re.fullmatch(rf"cpu:{one}(\+{one})*", name):
-        raise DeviceError(f"device '{name}' is not understood; write cpu:0 (a core), cpu:0-3 (a core set), cuda:0 or null:0")
+        raise DeviceError(f"device {shown(name)} is not understood; write cpu:0 (a core), cpu:0-3 (a core set), cuda:0 or null:0")
     cores: list[int] = []
-    for span in name[4:].split("+"):
-        first, last = int(span.split("-")[0]), int(span.split("-")[-1])
+    for part in name[4:].split("+"):
+        first, last = int(part.split("-")[0]), int(part.split("-")[-1])
         if last < first:
-            raise DeviceError(f"device '{name}' counts down; write {last}-{first} in place of {span}")
+            raise DeviceError(f"device {shown(name)} counts down; write {last}-{first} in place of {part}")
         cores += range(first, last + 1)
+        if len(cores) > MAX_CORES:
+            raise DeviceError(f"device {shown(name)} names more than {MAX_CORES} cores")
     if len(set(cores)) < len(cores):
-        raise DeviceError(f"device '{name}' names a core twice")
+        raise DeviceError(f"device {shown(name)} names a core twice")
     return Device(name, "cpu", cores=tuple(cores))
 
 
@@ -204,8 +221,9 @@ def span(cores: Collection[int], between: str = ",") -> str:
     >>> span([0, 1, 2, 5])
     '0-2,5'
     """
-    starts = [core for core in sorted(cores) if core - 1 not in cores]
-    ends = [core for core in sorted(cores) if core + 1 not in cores]
+    known = set(cores)
+    starts = [core for core in sorted(known) if core - 1 not in known]
+    ends = [core for core in sorted(known) if core + 1 not in known]
     return between.join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))
 
 
@@ -215,9 +233,9 @@ def parse_bytes(text: str | int) -> int:
     >>> parse_bytes("300MB"), parse_bytes("1KiB"), parse_bytes(512)
     (300000000, 1024, 512)
     """
-    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*((?:[KMGT]i?)?)B?\s*", str(text), re.IGNORECASE)
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*((?:[KMGT]i?)?)B?\s*", str(text), re.IGNORECASE)
     if not match:
-        raise UsageError(f"memory '{text}' is not a size; write 300MB, 1.5GiB or a number of bytes")
+        raise UsageError(f"memory {shown(text)} is not a size; write 300MB, 1.5GiB or a number of bytes")
     unit = match[2].lower()
     base = 1024 if unit.endswith("i") else 1000
     return int(float(match[1]) * base ** " kmgt".index(unit[0] if unit else " "))

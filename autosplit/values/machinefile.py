@@ -1,7 +1,8 @@
-"""The machine file: devices, memory caps and links as a person writes them (YAML)."""
+"""The machine file: devices with their limits, and links, as a person writes them (YAML)."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,11 +10,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt
 
 from autosplit.errors import DeviceError, UsageError, raise_faults
 from autosplit.files import read_data, validated
-from autosplit.values.machine import HOST, Link, Machine, parse_bytes, parse_device
+from autosplit.values.machine import HOST, MAX_DEVICES, Device, Link, Machine, parse_bytes, parse_device, span
+from autosplit.values.samples import backend_fault
 
 
 def _read_by(parse: Callable[[Any], Any]) -> AfterValidator:
-    """What cannot be read is a fault of its field, so that all faults are named at once."""
+    """A check of one field, so that all faults of the file are named at once."""
 
     def check(value: Any) -> Any:
         parse(value)
@@ -22,10 +24,35 @@ def _read_by(parse: Callable[[Any], Any]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _require_backends(names: Sequence[str]) -> None:
+    if fault := backend_fault(*names):
+        raise UsageError(fault)
+
+
 class _DeviceEntry(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: Annotated[str, _read_by(parse_device)]
     memory: Annotated[str | StrictInt, _read_by(parse_bytes)] | None = None
+    count: int = Field(default=1, ge=1, le=MAX_DEVICES)
+    operators: list[str] = []
+    backends: Annotated[list[str], _read_by(_require_backends)] = []
+
+    def devices(self) -> list[Device]:
+        """This device and the ones after it, ``count`` in all: ``cpu:0-1`` is followed by ``cpu:2-3``, ``cuda:0`` by ``cuda:1``.
+
+        Raises: DeviceError: a number is too large.
+        """
+        first = parse_device(self.name)
+        width = max(first.cores) - min(first.cores) + 1 if first.cores else 0
+        memory_bytes = parse_bytes(self.memory) if self.memory is not None else None
+        made = []
+        for number in range(self.count):
+            cores = [core + number * width for core in first.cores]
+            device = parse_device(f"{first.kind}:{span(cores, '+') or first.index + number}") if number else first
+            made.append(
+                replace(device, memory_bytes=memory_bytes, operators=tuple(self.operators), backends=tuple(self.backends))
+            )
+        return made
 
 
 class _LinkEntry(BaseModel):
@@ -38,20 +65,24 @@ class _LinkEntry(BaseModel):
 
 class _MachineFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    devices: list[_DeviceEntry]
+    devices: list[_DeviceEntry] = Field(max_length=MAX_DEVICES)
     links: list[_LinkEntry] = []
 
 
 def read_machine(path: Path) -> Machine:
-    """The machine that a YAML file describes: ``devices: [{name: cpu:0, memory: 300MB}]``, ``links: [...]`` if known.
+    """The machine that a YAML file describes.
 
-    A link's ``bytes_per_s`` is spent by the sender. Such a link counts, also where another one was measured.
+    ``devices: [{name: cpu:0, memory: 300MB, count: 2, operators: [aten.conv*], backends: [onnxruntime, eager]}]``; all fields but
+    the name may be left out. ``links: [{source: cpu:0, target: cpu:1, bytes_per_s: 1e9}]``: the sender spends the time. A link
+    of the file takes precedence over a measured one.
 
     Raises: DeviceError, UsageError: every fault of the file.
     """
     data = read_data(path, "machine", UsageError)
     content = validated(_MachineFile, data, UsageError, f"machine file '{path}' is not understood")
-    devices = [parse_device(entry.name) for entry in content.devices]
+    if (total := sum(entry.count for entry in content.devices)) > MAX_DEVICES:
+        raise DeviceError(f"machine file '{path}' has {total} devices, and at most {MAX_DEVICES} are allowed")
+    devices = [device for entry in content.devices for device in entry.devices()]
     pairs = [(entry.source, entry.target) for entry in content.links]
     faults = [f"the link from '{a}' to '{b}' is given {n} times" for (a, b), n in Counter(pairs).items() if n > 1]
     links = [Link(e.source, e.target, e.latency_s, 0.0, 1 / e.bytes_per_s, 0.0, 0.0) for e in content.links]
@@ -59,5 +90,4 @@ def read_machine(path: Path) -> Machine:
     known = {HOST, *(device.name for device in devices)}
     faults += [f"'{end}' is not among its devices" for ends in machine.links for end in ends if end not in known]
     raise_faults(DeviceError, f"the links of machine file '{path}' do not fit", list(dict.fromkeys(faults)))
-    caps = zip(devices, content.devices, strict=True)
-    return machine.with_memory({device.name: parse_bytes(entry.memory) for device, entry in caps if entry.memory is not None})
+    return machine

@@ -9,16 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from autosplit import tables
 from autosplit.errors import ProfileError, raise_faults
-from autosplit.files import content_hash, read_mapping, typed_items
+from autosplit.files import content_hash, typed_items
 from autosplit.parsing import MALFORMED
 from autosplit.values.fitting import fit_factors
 from autosplit.values.graph import Graph, Op
-from autosplit.values.machine import Link
+from autosplit.values.machine import Link, Machine
 from autosplit.values.samples import (
     Measured,
     Precision,
@@ -82,6 +81,16 @@ class Profile:
             for device in devices
         }
         return replace(Profile.empty(graph), measured=measured).verify()
+
+    def on(self, machine: Machine) -> "Profile":
+        """The profile without backends that a device of the machine may not run, the preferred ones first."""
+        limited = {device.name: device.backends for device in machine.devices if device.backends}
+        free = [setting for setting in self.measured if setting.device not in limited]
+        kept = [
+            s for device, backends in limited.items() for backend in backends for s in self.measured if s[:2] == (device, backend)
+        ]
+        measured = {setting: self.measured[setting] for setting in (*free, *kept)}
+        return replace(self, measured=measured, stages=tuple(stage for stage in self.stages if stage.setting in measured))
 
     def setting(self, device: str, backend: str, threads: int | None = None) -> Setting:
         """The measured setting that these name; without ``threads`` the one with the most threads.
@@ -364,24 +373,20 @@ class Profile:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row for each setting and op that it takes: corrected seconds, raw median, spread, number of samples."""
-        rows = []
-        for setting in self.measured:
-            for op in self.accepted(setting):
-                samples = self.op_samples(op, setting)
-                rows.append(
-                    {
-                        "op": op,
-                        "device": setting.device,
-                        "backend": setting.backend,
-                        "threads": setting.threads,
-                        "seconds": self.op_s(op, *setting),
-                        "raw_median_s": samples.median_s,
-                        "spread": samples.spread,
-                        "num_samples": len(samples.samples_s),
-                        "signature": self.signatures[op],
-                    }
-                )
-        return rows
+        return [
+            {
+                "op": op,
+                **setting._asdict(),
+                "seconds": self.op_s(op, *setting),
+                "raw_median_s": samples.median_s,
+                "spread": samples.spread,
+                "num_samples": len(samples.samples_s),
+                "signature": self.signatures[op],
+            }
+            for setting in self.measured
+            for op in self.accepted(setting)
+            for samples in [self.op_samples(op, setting)]
+        ]
 
     def frame(self) -> Any:
         """The rows as a pandas DataFrame indexed by op name."""
@@ -393,8 +398,3 @@ class Profile:
 
     def __repr__(self) -> str:
         return f"Profile({self.graph_name!r}, {len(self.measured)} settings, {len(self.stages)} stages, {self.hash})"
-
-
-def read_profile(path: Path) -> Profile:
-    """The profile in a JSON file written from ``Profile.to_dict``. Raises: ProfileError: missing, truncated or wrong."""
-    return Profile.from_dict(read_mapping(path, "profile", SCHEMA, ProfileError))

@@ -97,21 +97,6 @@ def _cell(busy: Sequence[Action], starts: Sequence[float], moment_s: float) -> s
     return str(busy[last].request) if last >= 0 and moment_s < busy[last].end_s else "."
 
 
-def gantt_rows(actions: Iterable[Action]) -> list[dict[str, Any]]:
-    """One row an action, for a DataFrame or a chart: lane, request, kind, start, end and length in seconds."""
-    return [
-        {
-            "lane": action.lane,
-            "request": action.request,
-            "kind": action.kind,
-            "start_s": action.start_s,
-            "end_s": action.end_s,
-            "duration_s": action.duration_s,
-        }
-        for action in actions
-    ]
-
-
 def chrome_trace(predicted: Iterable[Action], measured: Iterable[Action] | None = None) -> dict[str, Any]:
     """The actions in the Chrome trace event format, for https://ui.perfetto.dev or ``chrome://tracing``.
 

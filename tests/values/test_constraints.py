@@ -5,7 +5,7 @@ import pytest
 from autosplit.errors import UsageError
 from autosplit.values.constraints import Constraints, Demands, Placement
 from autosplit.values.graph import Graph, Op, Value
-from autosplit.values.machine import Machine, parse_device
+from autosplit.values.machine import Device, Machine, parse_device
 
 NAMES = ("add", "add_1", "relu", "conv")
 OPERATORS = {
@@ -95,3 +95,12 @@ def test_every_broken_demand_is_listed(demands: Demands, said: list[str]) -> Non
     found = demands.broken(num_stages=2, num_replicas=2, shortest_s=0.1, latency_s=1.0)
     found = found if demands.max_replicas > 1 or len(said) > 1 else found[:-1]
     assert [one.startswith(text) for one, text in zip(found, said, strict=True)] == [True] * len(said)
+
+
+def test_ops_stay_off_devices_that_do_not_support_them() -> None:
+    limited = Machine((Device("null:0", "null", operators=("aten.add*",)), Device("null:1", "null", index=1)), {})
+    found = Constraints().verify(GRAPH, limited)
+    barred = found.placement(GRAPH, limited).barred
+    assert barred == {(name, "null:0"): "'null:0' supports only 'aten.add*'" for name in ("relu", "conv")}
+    with pytest.raises(UsageError, match=r"'null:0' supports only 'aten.add.'; 'relu' is forbidden on 'null:1'"):
+        Constraints(forbids={"relu": ("null:1",)}).verify(GRAPH, limited)

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from autosplit.errors import DeviceError, UsageError
@@ -75,3 +77,46 @@ def test_a_machine_file_that_is_no_text(tmp_path) -> None:
 def test_machine_file_that_is_absent(tmp_path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         read_machine(tmp_path / "absent.yaml")
+
+
+def test_what_a_device_supports_its_backends_in_order_and_how_many_there_are(tmp_path) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(
+        "devices:\n- {name: 'cpu:0-1', count: 3, backends: [onnxruntime, eager], memory: 1KiB}\n"
+        "- {name: 'cpu:9'}\n- {name: 'null:1', count: 2, operators: ['aten.conv*', fc]}\n"
+    )
+    found = read_machine(path)
+    assert [device.name for device in found.devices] == ["cpu:0-1", "cpu:2-3", "cpu:4-5", "cpu:9", "null:1", "null:2"]
+    assert found["cpu:4-5"] == Device("cpu:4-5", "cpu", (4, 5), 0, 1024, backends=("onnxruntime", "eager"))
+    assert found["null:2"] == Device("null:2", "null", index=2, operators=("aten.conv*", "fc"))
+
+
+HOSTILE = {
+    "a device of 12 KB": ("devices: [{name: 'cpu:0-9999" + "+0-9999" * 1500 + "'}]", "more than 2048 cores"),
+    "a name of 1 MB": ("devices: [{name: '" + "x" * 1_000_000 + "'}]", "device 'xxx"),
+    "long core sets that overlap": (
+        "devices: [" + ",".join(f"{{name: 'cpu:{n}-{n + 2000}'}}" for n in range(1000)) + "]", "overlap on core",
+    ),
+    "many devices": ("devices: [" + "{name: 'null:0'}," * 2000 + "]", "at most 1024"),
+    "a large count": ("devices: [{name: 'null:0', count: 1000000000}]", "less than or equal to 1024"),
+    "counts that are large together": ("devices: [{name: 'null:0', count: 900}, {name: 'cpu:0', count: 900}]", "has 1800 dev"),
+    "a count past the last number": ("devices: [{name: 'null:9999', count: 2}]", "'null:10000' is not understood"),
+    "an unknown backend": ("devices: [{name: 'cpu:0', backends: [onxruntime]}]", "close names: 'onnxruntime'"),
+    "a huge integer in a link": (
+        "devices: [{name: 'cpu:0'}]\nlinks: [{source: host, target: 'cpu:0', bytes_per_s: 1" + "0" * 400 + "}]",
+        "a number has 401",
+    ),
+    "an alias that is long when it is written out": (
+        "devices: [{name: &a [" + "x," * 9000 + "]}, {name: *a}, {name: [*a, *a]}]",
+        "devices.2.name: Input should be a valid string",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_machine_files_are_refused_in_a_sentence_within_a_second(tmp_path, text: str, message: str) -> None:
+    path, started_s = tmp_path / "machine.yaml", time.process_time()
+    path.write_text(text)
+    with pytest.raises((UsageError, DeviceError), match=message) as failure:
+        read_machine(path)
+    assert time.process_time() - started_s < 3 and len(str(failure.value)) < 10_000

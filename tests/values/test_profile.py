@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autosplit.errors import ProfileError
+from autosplit.planning.plans import backend_choices
+from autosplit.planning.predicting import measured_backends
 from autosplit.values.graph import Graph, Op, Value
-from autosplit.values.machine import shared_memory_link
-from autosplit.values.profile import Profile, read_profile
+from autosplit.values.machine import Device, Machine, shared_memory_link
+from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Provenance, Samples, Setting
 
 ON_0 = Setting("cpu:0", "eager", 1)
@@ -153,15 +155,13 @@ def test_overlapping_stages_that_agree_are_all_met(truth: list[float]) -> None:
         assert fitted == pytest.approx(sum(truth[int(op[2])] for op in stage), rel=0.05)
 
 
-def test_round_trip_keeps_everything_and_the_hash(tmp_path) -> None:
+def test_round_trip_keeps_everything_and_the_hash() -> None:
     profile = (
         profiled()
         .with_stage(["op0"], ON_0, samples(3.0), ["cpu:1"], "2025-01-01")
         .with_links([shared_memory_link("cpu:0", "cpu:1")])
     )
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(profile.to_dict()))
-    again = read_profile(path)
+    again = Profile.from_dict(json.loads(json.dumps(profile.to_dict())))
     assert again == profile and again.hash == profile.hash
     assert profile.with_stage(["op0"], ON_0, samples(4.0)).hash != profile.hash
 
@@ -213,13 +213,6 @@ def test_data_of_another_type_is_a_profile_error(damage: str) -> None:
         Profile.from_dict(data)
 
 
-def test_a_truncated_file_is_named(tmp_path) -> None:
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(profiled().to_dict())[:100])
-    with pytest.raises(ProfileError, match=r"profile\.json' is truncated"):
-        read_profile(path)
-
-
 def test_given_numbers_make_a_profile() -> None:
     graph = chain(2)
     seconds = {("op0", "null:0"): 1.0, ("op1", "null:0"): 2.0, ("op0", "null:1"): 3.0, ("op1", "null:1"): 4.0}
@@ -231,3 +224,17 @@ def test_frame_and_html_show_every_op_and_setting() -> None:
     assert len(profile.frame()) == 8 and profile.frame().loc["op1", "seconds"].tolist() == [4.0, 4.0]
     assert "<table>" in profile._repr_html_() and "cpu:1" in profile._repr_html_()
     assert "2 settings" in repr(profile)
+
+
+def test_a_device_runs_its_own_backends_only_the_preferred_one_first() -> None:
+    wide = {name: Setting("cpu:0", name, 1) for name in ("eager", "onnxruntime", "openvino")}
+    profile = profiled().with_stage(["op0"], ON_0, samples(1.0))
+    for setting in wide.values():
+        profile = profile.with_measured(setting, profile.measured[ON_0])
+    machine = Machine.of([Device("cpu:0", "cpu", (0,), backends=("openvino", "eager")), Device("cpu:1", "cpu", (1,))])
+    found = profile.on(machine)
+    assert list(found.measured) == [ON_1, wide["openvino"], wide["eager"]] and len(found.stages) == 1
+    assert measured_backends(profile, machine) == measured_backends(found, machine) == ("eager",)
+    apart = Machine.of([replace(machine["cpu:0"], backends=("openvino",)), replace(machine["cpu:1"], backends=("eager",))])
+    assert set(measured_backends(profile.on(apart), apart)) == {"openvino", "eager"}
+    assert backend_choices(apart, ["eager", "openvino"], profile.on(apart)) == [{"cpu:0": "openvino", "cpu:1": "eager"}]

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from autosplit.errors import UsageError
-from autosplit.values.timeline import MAX_COLUMNS, Action, chrome_trace, gantt_rows, grid, lanes
+from autosplit.values.timeline import MAX_COLUMNS, Action, chrome_trace, grid, lanes
 
 ACTIONS = [
     Action("a", 0, 0, 0.0, 1.0, "compute"),
@@ -37,12 +37,6 @@ def test_an_empty_grid_and_a_bad_tick() -> None:
     assert grid([]) == "(nothing happened)"
     with pytest.raises(UsageError, match="tick_s must be positive, but is -1"):
         grid(ACTIONS, tick_s=-1)
-
-
-def test_gantt_rows_have_one_row_an_action() -> None:
-    rows = gantt_rows(ACTIONS)
-    assert [row["lane"] for row in rows] == ["a.0", "a.1", "a.0", "b.0"]
-    assert rows[2] == {"lane": "a.0", "request": 0, "kind": "send", "start_s": 1.0, "end_s": 1.5, "duration_s": 0.5}
 
 
 def test_the_trace_is_json_with_predicted_beside_measured() -> None:
