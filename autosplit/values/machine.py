@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autosplit import tables
-from autosplit.errors import DeviceError, UsageError, each, listed, raise_faults
+from autosplit.errors import SHOWN_FAULTS, DeviceError, UsageError, each, listed, raise_faults
 from autosplit.files import typed
 from autosplit.parsing import shown
 
@@ -141,6 +141,8 @@ class Machine:
         owner: dict[int, str] = {}
         shared: dict[tuple[str, str], list[int]] = {}
         for device in self.devices:
+            if len(shared) > SHOWN_FAULTS:  # each further device may overlap all those before
+                break
             for core in device.cores if device.kind == "cpu" else ():
                 if (other := owner.setdefault(core, device.name)) != device.name:
                     shared.setdefault((other, device.name), []).append(core)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from autosplit import tables
 from autosplit.errors import SHOWN_FAULTS, PlanError, UsageError, close_names, raise_faults
 from autosplit.files import content_hash
+from autosplit.parsing import shown
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
@@ -216,9 +217,9 @@ def placement_faults(stages: Sequence[tuple[str, Sequence[str]]], graph: Graph) 
                 twice.setdefault((place[op], number), []).append(op)
             else:
                 place[op] = number
-    faults += [_ops_are(f"on stage {names[a]} and on stage {names[b]}", ops) for (a, b), ops in twice.items()]
+    faults += [ops_are(f"on stage {names[a]} and on stage {names[b]}", ops) for (a, b), ops in twice.items()]
     if missing := [op.name for op in graph.ops if op.name not in place]:
-        faults.append(_ops_are("on no stage", missing))
+        faults.append(ops_are("on no stage", missing))
     for reader in graph.ops:
         target = place.get(reader.name, len(stages))
         for value in reader.inputs:
@@ -233,10 +234,11 @@ def placement_faults(stages: Sequence[tuple[str, Sequence[str]]], graph: Graph) 
 
 def unknown_op(stage: str, op: str, graph: Graph, is_shown: bool) -> str:
     """The fault of a stage that names no op of the graph; close names take 0.1 s in a large one, so only if it is shown."""
-    return f"stage {stage} names op '{op}', which the graph does not have{close_names(op, graph.index) if is_shown else ''}"
+    return f"stage {stage} names op {shown(op)}, which the graph does not have{close_names(op, graph.index) if is_shown else ''}"
 
 
-def _ops_are(where: str, ops: Sequence[str]) -> str:
+def ops_are(where: str, ops: Sequence[str]) -> str:
+    """The fault that some ops are at a wrong place; a few of them are named."""
     if len(ops) == 1:
         return f"op '{ops[0]}' is {where}"
     first = ", ".join(f"'{op}'" for op in ops[:SHOWN_OPS])

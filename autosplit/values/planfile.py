@@ -1,10 +1,13 @@
 """plan.yaml: a plan as a file that a person can read, edit and run again.
 
-A stage lists its ops as spans ``first .. last`` in graph order, both ends included; ``first`` alone is one op.
+A stage lists its ops as spans ``first .. last`` in graph order, both ends included, as single ops, or as patterns of op names,
+modules and operators. One stage may list no ops: it takes those that are left. Stages may stand in any order.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple
+from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from autosplit.errors import SHOWN_FAULTS, PlanError, raise_faults
 from autosplit.files import content_hash, read_mapping, validated, write_atomic
-from autosplit.values.constraints import Objective
+from autosplit.parsing import shown
+from autosplit.values.constraints import Objective, matching_ops
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan, Prediction, Source, Stage, Status, check_graph, unknown_op
+from autosplit.values.plan import Plan, Prediction, Source, Stage, Status, check_graph, ops_are, unknown_op
 from autosplit.values.samples import Precision, backend_fault
 
 SCHEMA = 1
+MAX_PATTERNS, MAX_PATTERN = 200, 200
+"""Most patterns of ops in a plan, and most characters of one: each is compared with every op of the graph."""
 
 
 def spans(ops: Iterable[str], graph: Graph) -> list[str]:
@@ -79,7 +85,7 @@ class _Strict(BaseModel):
 class _StageEntry(_Strict):
     name: str
     devices: list[str] = Field(min_length=1)
-    ops: list[str] = Field(min_length=1)
+    ops: list[str] = []
     backend: str = "eager"
     threads: int = Field(default=1, ge=1)
     streams: int = Field(default=1, ge=1)
@@ -105,7 +111,7 @@ class _StageEntry(_Strict):
 class _SourceEntry(_Strict):
     spec: str
     batch: int = Field(default=1, ge=1)
-    seq_len: int | None = None
+    seq_len: int | None = Field(default=None, ge=1)
 
 
 class _PredictionEntry(_Strict):
@@ -162,15 +168,14 @@ class PlanFile(_Strict):
 
         What is right can only be said with the profile, which the file does not hold.
 
-        Raises: PlanError: made for another graph, or a span names an unknown op.
+        Raises: PlanError: made for another graph, a stage names an unknown op, or two stages have the same op.
         """
         check_graph(self.made_from.graph, graph)
-        faults: list[str] = []
+        ops = _ops_of(self.stages, graph)
         stages = tuple(
-            Stage(s.name, _expand(s.ops, graph, s.name, faults), tuple(s.devices), s.backend, s.threads, s.load_s, s.streams)
-            for s in self.stages
+            Stage(s.name, ops[number], tuple(s.devices), s.backend, s.threads, s.load_s, s.streams)
+            for number, s in ((number, self.stages[number]) for number in _sorted_stages(ops, graph))
         )
-        raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
         plan = Plan(
             source=self.source,
             graph_hash=graph.hash,
@@ -205,16 +210,70 @@ def _figures(plan: Plan) -> str:
     return content_hash([stages_s, prediction, {device: float(load_s) for device, load_s in plan.loads_s.items()}])
 
 
-def _expand(entries: Sequence[str], graph: Graph, stage: str, faults: list[str]) -> tuple[str, ...]:
-    positions: set[int] = set()
-    for entry in entries:
-        ends = [end.strip() for end in entry.split("..")]
-        unknown = [end for end in ends if end not in graph.index]
-        faults += [unknown_op(f"'{stage}'", end, graph, len(faults) < SHOWN_FAULTS) for end in unknown]
-        if unknown:
+def _ops_of(stages: Sequence[_StageEntry], graph: Graph) -> list[tuple[str, ...]]:
+    """The ops of each stage in graph order. Raises: PlanError: with every fault."""
+    faults: list[str] = []
+    home: dict[int, int] = {}
+    if (num_patterns := sum(_is_pattern(entry, graph) for stage in stages for entry in stage.ops)) > MAX_PATTERNS:
+        raise PlanError(f"the plan has {num_patterns} patterns of ops, and at most {MAX_PATTERNS} are allowed; write spans")
+    for number, stage in enumerate(stages):
+        twice: dict[int, list[str]] = {}
+        for position in _positions(stage, graph, faults):
+            if (other := home.setdefault(position, number)) != number:
+                twice.setdefault(other, []).append(graph.ops[position].name)
+        faults += [ops_are(f"on stage '{stages[other].name}' and on stage '{stage.name}'", ops) for other, ops in twice.items()]
+        if len(faults) > SHOWN_FAULTS:  # every further stage may be as long as the graph
+            break
+    rest = [number for number, stage in enumerate(stages) if not stage.ops]
+    if len(rest) > 1:
+        named = ", ".join(f"'{stages[number].name}'" for number in rest[:SHOWN_FAULTS])
+        faults.append(f"stages {named} have no ops; only one stage may be left without, and takes the rest")
+    raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
+    ops: list[list[str]] = [[] for _ in stages]
+    for position, op in enumerate(graph.ops):
+        for number in [home[position]] if position in home else rest:
+            ops[number].append(op.name)
+    return [tuple(names) for names in ops]
+
+
+def _positions(stage: _StageEntry, graph: Graph, faults: list[str]) -> Iterable[int]:
+    """The positions of a stage's ops in the graph, in order; overlapping spans take no longer than one."""
+    steps = [0] * (len(graph.ops) + 1)
+    for entry in stage.ops:
+        ends = [end.strip() for end in entry.split("..", 2)]
+        if len(ends) == 1 and _is_pattern(entry, graph) and (found := matching_ops(graph, entry)):
+            spans_found = [(graph.index[op], graph.index[op]) for op in found]
+        elif unknown := [end for end in ends if end not in graph.index]:
+            faults += [unknown_op(f"'{stage.name}'", end, graph, len(faults) < SHOWN_FAULTS) for end in unknown]
             continue
-        first, last = graph.index[ends[0]], graph.index[ends[-1]]
-        if len(ends) > 2 or last < first:
-            faults.append(f"stage '{stage}' has the span '{entry}'; write 'first .. last', two ops in graph order, or one op")
-        positions.update(range(first, last + 1))
-    return tuple(graph.ops[position].name for position in sorted(positions))
+        else:
+            spans_found = [(graph.index[ends[0]], graph.index[ends[-1]])]
+        if len(ends) > 2 or spans_found[0][1] < spans_found[0][0]:
+            faults.append(f"stage '{stage.name}' has the span {shown(entry)}; write 'first .. last', two ops in graph order")
+            continue
+        for first, last in spans_found:
+            steps[first] += 1
+            steps[last + 1] -= 1
+    return (position for position, depth in enumerate(accumulate(steps)) if depth > 0)
+
+
+def _is_pattern(entry: str, graph: Graph) -> bool:
+    return entry not in graph.index and ".." not in entry and len(entry) <= MAX_PATTERN
+
+
+def _sorted_stages(ops: Sequence[Sequence[str]], graph: Graph) -> list[int]:
+    """The stages in an order in which tensors only go forward, if there is one; else in the order of the file."""
+    home = {op: number for number, names in enumerate(ops) for op in names}
+    before: dict[int, set[int]] = {number: set() for number in range(len(ops))}
+    for op in graph.ops:
+        for value in op.inputs:
+            source = home.get(graph.producer.get(value, ""))
+            if op.name in home and source is not None and source != home[op.name]:
+                before[home[op.name]].add(source)
+    written = list(before)
+    if all(source < target for target, sources in before.items() for source in sources):
+        return written
+    try:
+        return list(TopologicalSorter(before).static_order())
+    except CycleError:  # verify() names the tensors that go back
+        return written

@@ -1,5 +1,6 @@
 """Plan values and plan.yaml: round trips, and every fault named."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,3 +248,47 @@ def test_constraints_list_every_fault() -> None:
     for text in ("num_stages must be at least 1", "'blok0' matches no op", "close names: 'block0.fc", "'cpu:9'", "max_latency_s"):
         assert text in str(caught.value)
     assert not Constraints().forced
+
+
+def written(tmp_path: Path, *stages: list[str] | None, graph: Graph = GRAPH) -> Plan:
+    """The plan of a file whose stages list these ops."""
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    data = yaml.safe_load(path.read_text())
+    entry = {key: value for key, value in data["stages"][0].items() if key not in ("ops", "name")}
+    data["stages"] = [entry | {"name": f"s{number}"} | ({} if ops is None else {"ops": ops}) for number, ops in enumerate(stages)]
+    data["made_from"]["graph"] = graph.hash
+    path.write_text(yaml.safe_dump(data))
+    return read_plan(path).resolve(graph)
+
+
+def test_a_stage_lists_patterns_and_one_takes_the_rest(tmp_path: Path) -> None:
+    assert [stage.ops for stage in written(tmp_path, ["block0.fc0", "*.fc1", "a2 .. a3"], None).stages] == [
+        ("a0", "a1", "a2", "a3"), ("a4", "a5")
+    ]  # fmt: skip
+    assert [stage.ops for stage in written(tmp_path, None, ["block1"]).stages] == [("a0", "a1", "a2"), ("a3", "a4", "a5")]
+    with pytest.raises(PlanError, match="stages 's0', 's2' have no ops; only one stage"):
+        written(tmp_path, None, ["block1"], [])
+
+
+def test_stages_in_any_order_are_sorted_unless_there_is_a_cycle(tmp_path: Path) -> None:
+    plan = written(tmp_path, ["a4 .. a5"], ["a0 .. a1"], ["a2 .. a3"])
+    assert [stage.name for stage in plan.stages] == ["s1", "s2", "s0"]
+    around = written(tmp_path, ["a0", "a2 .. a5"], ["a1"])
+    assert [stage.name for stage in around.stages] == ["s0", "s1"]
+    with pytest.raises(PlanError, match="a tensor goes to the same or a later stage"):
+        around.verify(GRAPH, MACHINE)
+
+
+def test_ops_of_two_stages_and_overlapping_spans_cost_no_time(tmp_path: Path) -> None:
+    graph = chain(4000)
+    whole = "a0 .. a3999"
+    started_s = time.process_time()
+    assert len(written(tmp_path, [whole] * 2000, graph=graph).stages[0].ops) == 4000
+    with pytest.raises(PlanError, match="4000 ops are on stage 's0' and on stage 's1': 'a0', 'a1', 'a2' and 3997 more"):
+        written(tmp_path, *[[whole]] * 200, graph=graph)
+    with pytest.raises(PlanError, match="has 300 patterns of ops, and at most 200 are allowed"):
+        written(tmp_path, [f"x{number}*" for number in range(300)], graph=graph)
+    with pytest.raises(PlanError, match=r"names op 'xxx.*\.\.\.x*'"):
+        written(tmp_path, ["x" * 1_000_000])
+    assert time.process_time() - started_s < 10
