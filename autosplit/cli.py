@@ -1,12 +1,10 @@
 """The command line: parses, calls; errors become one message and an exit code. stdout carries the result, stderr the rest."""
 
 import contextlib
-import errno
 import functools
 import resource
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +15,12 @@ from autosplit.commands import options
 from autosplit.commands.console import answered, say, show
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.progress import stopped
+from autosplit.commands.reasons import is_expected, reason
 from autosplit.commands.running import auto, export, run
 from autosplit.commands.searching import search
 from autosplit.commands.watching import status
 from autosplit.commands.workloads import evaluate
 from autosplit.errors import AutosplitError, is_interrupt
-from autosplit.tables import bytes_text
 
 MOST_FILES = 1 << 16
 """Descriptors that a command asks for: each pair of workers that exchange tensors takes three, and shells often allow 1024."""
@@ -45,11 +43,11 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
             function(given)
         except (Exception, KeyboardInterrupt) as failure:
             interrupt = stopped.is_set() or is_interrupt(failure)  # who imports ortools at that moment gets an ImportError
-            if not interrupt and not isinstance(failure, AutosplitError | OSError):
+            if not interrupt and not is_expected(failure):
                 raise
             if given.verbose and not interrupt:
                 traceback.print_exc()
-            said = "stopped; what was measured is kept, and no worker is left" if interrupt else _reason(failure)
+            said = "stopped; what was measured is kept, and no worker is left" if interrupt else reason(failure)
             say(f"autosplit: {said}")
             if given.json and not answered.is_set():
                 with contextlib.suppress(OSError):
@@ -57,24 +55,6 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
             raise typer.Exit(130 if interrupt else 1) from None
 
     return guarded
-
-
-def _reason(failure: BaseException) -> str:
-    if isinstance(failure, OSError) and failure.errno == errno.EFBIG:
-        limit, named = resource.getrlimit(resource.RLIMIT_FSIZE)[0], f"'{failure.filename}': " if failure.filename else ""
-        size = f"{bytes_text(limit)} here" if limit != resource.RLIM_INFINITY else "no more than the file system allows"
-        return f"{named}{failure.strerror}: a file may have {size}; raise that limit ('ulimit -f unlimited')"
-    if isinstance(failure, OSError) and failure.filename:
-        return f"'{failure.filename}': {failure.strerror}"
-    if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            f"{failure.strerror}: make room where the output goes, or in '{tempfile.gettempdir()}', where stages are kept while "
-            "they run (TMPDIR names another folder)"
-        )
-    if isinstance(failure, OSError) and failure.errno in (errno.EMFILE, errno.ENFILE):
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        return f"{failure.strerror}: this process may open {limit}; raise that limit ('ulimit -n'), or name fewer --devices"
-    return str(failure)
 
 
 for command in (devices, profile, search, evaluate, run, auto, export, status):
@@ -106,7 +86,7 @@ def main() -> None:
     try:
         app()
     except AutosplitError as failure:
-        say(f"autosplit: {_reason(failure)}")
+        say(f"autosplit: {reason(failure)}")
         sys.exit(1)
 
 

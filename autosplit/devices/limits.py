@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def memory_limit_bytes(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
         words = [*read_words(folder / "memory.max"), *read_words(folder / "memory.limit_in_bytes")]
         limits += [int(word) for word in words if word.isdigit() and int(word) < NO_LIMIT_BYTES]
     return min(limits)
+
+
+def process_limit(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int | None:
+    """Processes and threads that the user or the control group may have, or None for no limit."""
+    limits = [limit for limit in resource.getrlimit(resource.RLIMIT_NPROC)[:1] if limit != resource.RLIM_INFINITY]
+    for folder in _group_folders(groups, own, "pids"):
+        limits += [int(word) for word in read_words(folder / "pids.max") if word.isdigit()]
+    return min(limits, default=None)
 
 
 def _group_folders(groups: Path, own: Path, controller: str) -> list[Path]:
