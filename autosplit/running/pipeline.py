@@ -60,6 +60,8 @@ class Pipeline:
     ) -> None:
         if room is not None and room < 0:
             raise UsageError(f"room must be at least 0 requests, but is {room}")
+        if max_restarts < 0:
+            raise UsageError(f"max_restarts must be at least 0, but is {max_restarts}")
         self.wiring = wire(stages, inputs, outputs, max_in_flight, in_order)
         self.groups = {name: listed(f"group '{name}'", members, str) for name, members in (groups or {}).items()}
         known = [stage.name for stage in stages]
@@ -298,6 +300,8 @@ class Pipeline:
 
     def _request(self, inputs: Sequence[torch.Tensor], deadline_ns: int = 0, *, borrowed: bool = False) -> Request:
         names = self.wiring.inputs
+        if not isinstance(inputs, Sequence):
+            raise UsageError(f"a request is a list of tensors, one for each input, but is {kind_of(inputs) or 'one tensor'}")
         if len(inputs) != len(names):
             raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
         for position, shape, dtype in self._checks:

@@ -28,6 +28,10 @@ def swap_weights(
     folder: Path,
 ) -> int:
     """What ``Pipeline.swap`` says."""
+    if not isinstance(weights, Mapping):
+        raise UsageError(f"weights must be a mapping of names to tensors, but are {type(weights).__name__}")
+    if not isinstance(folder, Path):
+        raise UsageError(f"folder must be the path of an empty folder, but is {folder!r}")
     if group not in groups:
         raise UsageError(f"there is no parameter group '{group}'; the groups are: {', '.join(groups) or 'none'}")
     stages = {stage.name: stage for stage in deployment.wiring.stages if stage.name in groups[group]}

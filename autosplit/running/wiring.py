@@ -202,6 +202,12 @@ def _faults(
         if not 1 <= stage.queue_depth <= MAX_QUEUE_DEPTH:
             limits = f"it must be at least 1 and at most {MAX_QUEUE_DEPTH}"
             yield f"stage '{stage.name}' has a queue depth of {stage.queue_depth}; {limits}"
+        for what, value in (("threads", stage.threads), ("streams", stage.streams), ("hang_s", stage.hang_s)):
+            if value is not None and not value > 0:
+                yield f"stage '{stage.name}' has {what}={value}; it must be more than 0"
+        if callable(stage.module):
+            way_out = "give a StageFolder, a PythonFunction, or on null devices a LocalFunction"
+            yield f"stage '{stage.name}' has a {type(stage.module).__name__} as its module; {way_out}"
         yield from _input_faults(stages, number, inputs, makers)
         for spec in stage.outputs:
             if spec.name in inputs or makers[spec.name] != number:

@@ -57,6 +57,8 @@ class Batcher:
     """
 
     def __init__(self, pipeline: Pipeline, *, shared: Sequence[str] = (), window_s: float = 0.0) -> None:
+        if not window_s >= 0:
+            raise UsageError(f"window_s must be at least 0 seconds, but is {window_s}")
         self._pipeline = pipeline
         self._window_s = 0.0 if shared else window_s
         self._batched = [name not in shared for name in pipeline.wiring.inputs]

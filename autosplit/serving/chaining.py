@@ -42,6 +42,8 @@ class Chain:
     """
 
     def __init__(self, networks: Sequence[tuple[str, Pipeline]]) -> None:
+        if not networks:
+            raise UsageError("a chain needs at least one network; name them in the order in which requests pass them")
         self._names = [name for name, _ in networks]
         self._pipelines = [pipeline for _, pipeline in networks]
         faults = [fault for number in range(1, len(self._names)) for fault in self._misfits(number)]

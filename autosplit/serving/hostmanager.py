@@ -106,6 +106,8 @@ class HostManager:
         Raises: UsageError: there is no such network, or this is a callback of one of its answers. RefusedError: it has requests,
             or is being added or removed. A network that is refused stays as it is.
         """
+        if when_busy not in ("drain", "refuse", "fail"):
+            raise UsageError(f"when_busy must be drain, refuse or fail, but is {when_busy!r}")
         with self._lock:
             network = self._known(name)
             if network.phase != "ready" or network.pipeline is None:

@@ -12,114 +12,34 @@
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from graphlib import TopologicalSorter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from torch import nn
 
-from autosplit.backends.base import Precision, get_backend
+from autosplit.backends.base import get_backend
 from autosplit.errors import PlanError, UsageError, listed, raise_faults
 from autosplit.running.modules import Module, PythonFunction, StageFolder, check_allowed
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
+from autosplit.serving.connections import Connections, ModuleEntry, Port
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import Inputs, Model, load_model
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, unsplit
-from autosplit.tracing.tensorspec import TensorSpec, layout
+from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Device
-
-Kind = Literal["input", "output", "module input", "module output", "parameter group", "module parameters"]
-
-ALLOWED: dict[Kind, tuple[Kind, ...]] = {
-    "input": ("module input",),
-    "module output": ("module input", "output"),
-    "parameter group": ("module parameters",),
-}
-"""What may be connected to what."""
-
-_WRONG = {
-    ("input", "output"): "pass it around the pipeline instead",
-    ("output", "module input"): "an output of the pipeline is no source; connect the module output that makes it",
-    ("module input", "module input"): "connect what feeds the first to the second as well",
-    ("module output", "module output"): "connect an output to an input",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """Something that can be connected; made by a config and by its modules."""
-
-    config: "PipelineConfig"
-    kind: Kind
-    module: str
-    name: str
-
-    def connect(self, target: "Port") -> None:
-        """Let the values of this port flow to ``target``. Raises: PlanError: they do not go together; nothing changed."""
-        self.config._connect(self, target)
-
-    @property
-    def label(self) -> str:
-        """The port in messages and files: ``net.pixels`` or ``image``."""
-        return f"{self.module}.{self.name}" if self.module else self.name
-
-    def __str__(self) -> str:
-        return f"{self.kind} '{self.label}'"
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleEntry:
-    """A module of a config, with its placement. ``source`` is a stage in memory until the config is saved."""
-
-    config: "PipelineConfig"
-    name: str
-    source: StageProgram | StageFolder | PythonFunction
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    devices: tuple[Device, ...]
-    backend: str = "eager"
-    precision: Precision = "f32"
-    threads: int | None = None
-    queue_depth: int = 4
-    hang_s: float | None = 300.0
-
-    def input(self, name: str) -> Port:
-        """The input called ``name``. Raises: PlanError: there is none."""
-        return Port(self.config, "module input", self.name, self._known("input", name, self.inputs))
-
-    def output(self, which: int | str) -> Port:
-        """The output by position or by name. Raises: PlanError: there is none."""
-        if isinstance(which, int):
-            if not 0 <= which < len(self.outputs):
-                raise PlanError(f"module '{self.name}' has no output {which}; it has {len(self.outputs)}")
-            which = self.outputs[which].name
-        return Port(self.config, "module output", self.name, self._known("output", which, self.outputs))
-
-    @property
-    def parameters(self) -> Port:
-        """What a parameter group is connected to."""
-        return Port(self.config, "module parameters", self.name, "parameters")
-
-    def _known(self, what: str, name: str, specs: Sequence[TensorSpec]) -> str:
-        if name not in [spec.name for spec in specs]:
-            known = ", ".join(spec.name for spec in specs) or "none"
-            raise PlanError(f"module '{self.name}' has no {what} '{name}'; its {what}s are: {known}")
-        return name
+from autosplit.values.samples import Precision, backend_fault
 
 
 class PipelineConfig:
     """Modules and their connections; ``build`` makes a Pipeline of it."""
 
     def __init__(self) -> None:
-        self.modules: dict[str, ModuleEntry] = {}
-        self.connections: dict[str, Port] = {}
-        """Label of each fed module input to the port that feeds it."""
-        self.outputs: dict[str, Port] = {}
-        self.inputs: list[str] = []
-        self.groups: dict[str, list[str]] = {}
+        self._connected = connected = Connections()
+        self.modules, self.connections, self.groups = connected.modules, connected.fed, connected.groups
+        self.inputs, self.outputs = connected.inputs, connected.outputs
 
     def add_stage(
         self,
@@ -179,20 +99,19 @@ class PipelineConfig:
 
     def input(self, name: str) -> Port:
         """An input of the pipeline; it exists once it is connected."""
-        return Port(self, "input", "", self._plain("input", name))
+        return Port(self._connected, "input", "", _checked("input", name))
 
     def output(self, name: str) -> Port:
         """An output of the pipeline; it exists once it is connected."""
-        return Port(self, "output", "", self._plain("output", name))
+        return Port(self._connected, "output", "", _checked("output", name))
 
     def group(self, name: str) -> Port:
         """A group of parameters that can be swapped while the pipeline runs."""
-        return Port(self, "parameter group", "", self._plain("parameter group", name))
+        return Port(self._connected, "parameter group", "", _checked("parameter group", name))
 
     def order(self) -> list[str]:
-        """The modules so that each stands after those that feed it, otherwise as they were added."""
-        before = {name: {port.module for port in self._feeds(name) if port.module} for name in self.modules}
-        return list(TopologicalSorter(before).static_order())
+        """The modules so that each comes after those that feed it, otherwise as they were added."""
+        return self._connected.order()
 
     def verify(self) -> "PipelineConfig":
         """Return the config, or raise PlanError with every fault: inputs left open, no output, no device."""
@@ -213,7 +132,7 @@ class PipelineConfig:
         stages = []
         for name in self.order():
             entry = self.modules[name]
-            values = [port.label for port in self._feeds(name)]  # the names of inputs have no dot
+            values = [port.label for port in self._connected.feeding(name)]  # the names of inputs have no dot
             inputs = tuple(replace(spec, name=value) for spec, value in zip(entry.inputs, values, strict=True))
             outputs = tuple(replace(spec, name=f"{name}.{spec.name}") for spec in entry.outputs)
             placed = entry.devices, entry.threads, entry.queue_depth, entry.hang_s
@@ -235,8 +154,7 @@ class PipelineConfig:
     def __str__(self) -> str:
         lines = ["inputs"]
         for name in self.inputs:
-            targets = [label for label, port in self.connections.items() if port.kind == "input" and port.name == name]
-            lines.append(f"  {name} -> {', '.join(targets)}")
+            lines.append(f"  {name} -> {', '.join(self._connected.targets(name))}")
         lines.append("modules")
         for name in self.order():
             entry = self.modules[name]
@@ -260,10 +178,15 @@ class PipelineConfig:
         devices: Sequence[Device],
         settings: Mapping[str, Any],
     ) -> ModuleEntry:
-        self._plain("module", name)
+        _checked("module", name)
         reads, makes = listed(f"inputs of '{name}'", inputs, TensorSpec), listed(f"outputs of '{name}'", outputs, TensorSpec)
         places = listed(f"devices of '{name}'", devices, Device, "; machine.parse_device makes one of a name")
-        entry = ModuleEntry(self, name, source, reads, makes, places, **settings)
+        fault = backend_fault(settings.get("backend", "eager"))
+        if settings.get("precision", "f32") not in get_args(Precision):
+            fault = f"precision {settings['precision']!r} does not exist, the precisions are {', '.join(get_args(Precision))}"
+        if fault:
+            raise PlanError(f"module '{name}' cannot be added: {fault}")
+        entry = ModuleEntry(self._connected, name, source, reads, makes, places, **settings)
         if entry.name in self.modules:
             raise PlanError(f"there is a module '{entry.name}' already")
         for kind, specs in (("inputs", entry.inputs), ("outputs", entry.outputs)):
@@ -273,79 +196,12 @@ class PipelineConfig:
         self.modules[entry.name] = entry
         return entry
 
-    def _plain(self, what: str, name: str) -> str:
-        if not name or not name.replace("_", "").replace("-", "").isalnum():
-            raise PlanError(f"{what} name '{name}' is not understood; use letters, digits, - and _")
-        return name
 
-    def _feeds(self, module: str) -> Iterator[Port]:
-        """The ports that feed the inputs of a module, in order, where connected."""
-        labels = (f"{module}.{spec.name}" for spec in self.modules[module].inputs)
-        return (self.connections[label] for label in labels if label in self.connections)
-
-    def _connect(self, source: Port, target: Port) -> None:
-        refusal = self._refusal(source, target)
-        if refusal:
-            raise PlanError(f"cannot connect {source} to {target}: {refusal}")
-        if source.kind == "parameter group":
-            self.groups.setdefault(source.name, []).append(target.module)
-        elif target.kind == "output":
-            self.outputs[target.name] = source
-        else:
-            if source.kind == "input" and source.name not in self.inputs:
-                self.inputs.append(source.name)
-            self.connections[target.label] = source
-
-    def _refusal(self, source: Port, target: Port) -> str | None:
-        """Why the two do not go together, or None."""
-        if source.config is not self or target.config is not self:
-            return "they belong to two configs"
-        if target.kind not in ALLOWED.get(source.kind, ()):
-            kinds = [f"{kind.removesuffix('s')}s" for kind in ALLOWED.get(source.kind, ())]
-            places = f"{' or '.join(kinds)} only" if kinds else "nothing"
-            return _WRONG.get((source.kind, target.kind), f"{source} feeds {places}")
-        if source.kind == "parameter group":
-            if isinstance(self.modules[target.module].source, PythonFunction):
-                return f"module '{target.module}' is a function and has no parameters"
-            taken = [name for name, members in self.groups.items() if target.module in members]
-            return f"they are in group '{taken[0]}' already" if taken else None
-        if source.module and source.module == target.module:
-            return "a module cannot feed itself"
-        fed = self.outputs.get(target.name) if target.kind == "output" else self.connections.get(target.label)
-        if fed is not None:
-            return f"{target} is fed by {fed} already"
-        return self._misfit(source, target) or self._cycle(source, target)
-
-    def _misfit(self, source: Port, target: Port) -> str | None:
-        """How the types differ, or None; what an input of the pipeline carries is known once it is connected."""
-        made, wanted = self._spec(source), self._spec(target)
-        if made is None or wanted is None or (made.shape, made.dtype) == (wanted.shape, wanted.dtype):
-            return None
-        return f"the one is {layout(made)} and the other {layout(wanted)}"
-
-    def _spec(self, port: Port) -> TensorSpec | None:
-        if port.kind == "input":
-            known = [label for label, source in self.connections.items() if source == port]
-            if not known:
-                return None
-            module, _, name = known[0].partition(".")
-            return next(spec for spec in self.modules[module].inputs if spec.name == name)
-        if port.kind == "output":
-            return None
-        entry = self.modules[port.module]
-        return next(spec for spec in (entry.inputs if port.kind == "module input" else entry.outputs) if spec.name == port.name)
-
-    def _cycle(self, source: Port, target: Port) -> str | None:
-        """The circle that the connection would close, or None."""
-        if not source.module or not target.module:
-            return None
-        paths = [[source.module]]
-        while paths:
-            path = paths.pop()
-            if path[-1] == target.module:
-                return f"that makes a cycle: {' -> '.join([*reversed(path), target.module])}"
-            paths += [[*path, port.module] for port in self._feeds(path[-1]) if port.module]
-        return None
+def _checked(what: str, name: str) -> str:
+    """The name. Raises: PlanError: it has other characters than letters, digits, - and _, or none."""
+    if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
+        raise PlanError(f"{what} name {name!r} is not understood; use letters, digits, - and _")
+    return name
 
 
 def _module(entry: ModuleEntry, folder: Path) -> Module:

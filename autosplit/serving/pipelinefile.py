@@ -18,7 +18,8 @@ from autosplit.backends.base import Precision
 from autosplit.errors import PlanError
 from autosplit.files import read_mapping, validated, write_atomic
 from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
-from autosplit.serving.pipelineconfig import ModuleEntry, PipelineConfig, Port
+from autosplit.serving.connections import ModuleEntry, Port
+from autosplit.serving.pipelineconfig import PipelineConfig
 from autosplit.tracing.splitting import load_stage, save_stage
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device

@@ -421,6 +421,8 @@ def test_close_ends_all_that_it_holds_also_when_it_is_interrupted(monkeypatch: p
     "inputs,fault",
     [
         ([], "0 inputs were given, and the pipeline takes 1: x"),
+        (None, "a request is a list of tensors, one for each input, but is NoneType"),
+        (torch.zeros(1, 4), "a request is a list of tensors, one for each input, but is one tensor"),
         ([torch.zeros(3)], r"'x' is float32\[3\], and float32\[4\] is expected"),
         ([torch.zeros(4, dtype=torch.int64)], r"'x' is int64\[4\], and float32\[4\] is expected"),
         ([torch.zeros(4, device="meta")], r"'x' is torch.strided on meta, and a dense float32\[4\] is expected"),

@@ -90,6 +90,12 @@ def test_weights_that_do_not_fit_change_nothing(pipeline: Pipeline, traced: Trac
     name = next(iter(doubled(traced)))
     with pytest.raises(UsageError, match="no parameter group 'none'; the groups are: all"):
         pipeline.swap("none", {}, tmp_path / "new")
+    with pytest.raises(UsageError, match="weights must be a mapping of names to tensors, but are NoneType"):
+        pipeline.swap("all", None, tmp_path / "new")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="folder must be the path of an empty folder, but is None"):
+        pipeline.swap("all", {}, None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is NoneType, and a dense"):
+        pipeline.swap("all", {name: None}, tmp_path / "new")  # type: ignore[dict-item]
     with pytest.raises(
         UsageError, match=r"(?s)do not fit group 'all' \(2 faults\).*no stage of the group reads 'q'.*is expected"
     ):

@@ -84,6 +84,20 @@ def test_what_cannot_be_wired(stages: list[StagePlacement], inputs: str, outputs
     assert fault in str(caught.value)
 
 
+def test_settings_that_no_stage_can_have() -> None:
+    asked = stage("a", "x", "y")
+    for wrong, fault in [
+        ({"threads": 0}, "stage 'a' has threads=0; it must be more than 0"),
+        ({"hang_s": -1}, "stage 'a' has hang_s=-1; it must be more than 0"),
+        ({"hang_s": float("nan")}, "stage 'a' has hang_s=nan; it must be more than 0"),
+        ({"streams": 0}, "stage 'a' has streams=0; it must be more than 0"),
+        ({"module": lambda x: x}, "stage 'a' has a function as its module; give a StageFolder, a PythonFunction"),
+    ]:
+        with pytest.raises(PlanError) as caught:
+            wire([replace(asked, **wrong)], ["x"], ["y"])  # type: ignore[arg-type]
+        assert fault in str(caught.value)
+
+
 def test_a_window_of_no_requests() -> None:
     with pytest.raises(PlanError, match="in flight must be at least 1, but is 0"):
         wire([stage("a", "x", "y")], ["x"], ["y"], window=0)

@@ -18,8 +18,9 @@ from autosplit.files import content_hash
 from autosplit.measuring.host import measure
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
+from autosplit.serving.connections import ModuleEntry
 from autosplit.serving.hostmanager import HostManager
-from autosplit.serving.pipelineconfig import ModuleEntry, PipelineConfig, config_of
+from autosplit.serving.pipelineconfig import PipelineConfig, config_of
 from autosplit.serving.pipelinefile import FILE, load_config, save_config
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
@@ -146,6 +147,16 @@ def test_a_cycle_is_refused_with_its_path() -> None:
         (lambda c: c["a"].output(0).connect(c["a"].input("value")), "a module cannot feed itself"),
         (lambda c: c["a"].input("value").connect(c["b"].input("one")), "connect what feeds the first to the second as well"),
         (lambda c: c["a"].output(0).connect(c["b"].output(0)), "connect an output to an input"),
+        (lambda c: c.input("x").connect("a.value"), "to 'a.value': a port is expected, such as config['net'].input('x')"),
+        (
+            lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], precision="fp8"),
+            "module 'f' cannot be added: precision 'fp8' does not exist, the precisions are f32, bf16",
+        ),
+        (
+            lambda c: c.add_function("f", "pipelines:double", ["pipelines"], [], [], [NULL], backend="openvivo"),
+            "module 'f' cannot be added: backend 'openvivo' does not exist",
+        ),
+        (lambda c: c.input(None), "input name None is not understood"),
         (lambda c: c.output("y").connect(c["a"].input("value")), "an output of the pipeline is no source"),
         (lambda c: c.input("x").connect(c.output("z")), "pass it around the pipeline instead"),
         (lambda c: c.input("x").connect(c.input("z")), "input 'x' feeds module inputs"),
