@@ -90,15 +90,14 @@ def measure(
     ``machine`` may be names with commas between. In ``workspace`` the model is saved and prepared for those that follow.
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
-    from autosplit.measuring.host import measure as measure_ops
+    from autosplit.measuring.profiler import measure as measure_ops
 
     machine = as_machine(machine)
     store = measuring.Store(profiles) if profiles is not None else None
-    tell = (lambda p: progress(p.done, p.what)) if progress else None
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
     return measure_ops(
         traced, machine, backends, threads=threads, store=store,
-        remeasure=remeasure, precision=precision, workspace=workspace, progress=tell,
+        remeasure=remeasure, precision=precision, workspace=workspace, progress=progress,
     )  # fmt: skip
 
 
@@ -302,7 +301,7 @@ def auto(
             require_independent(traced, smaller)
             return smaller, measure(smaller, machine, names, **same)
 
-        cut = inputs is None and isinstance(model, str) and batch > 1 and measuring.least_s(profile) < budget_s
+        cut = inputs is None and isinstance(model, str) and batch > 1 and measuring.shortest_measurement_s(profile) < budget_s
         found = search(
             traced,
             profile,

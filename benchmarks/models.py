@@ -41,7 +41,7 @@ from autosplit.deploying.workspace import Workspace
 from autosplit.devices.discovering import describe, machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.devices.processes import prepare_to_spawn
-from autosplit.measuring.host import least_s
+from autosplit.measuring import shortest_measurement_s
 from autosplit.reports.runreport import RunReport
 from autosplit.searching.loop import SearchResult
 from autosplit.tracing.capturing import Traced
@@ -193,7 +193,7 @@ def _choose(
         profile,
         machine,
         budget_s=given.budget,
-        subject_for=subject_for if batch > 1 and least_s(profile) < given.budget else None,
+        subject_for=subject_for if batch > 1 and shortest_measurement_s(profile) < given.budget else None,
         workspace=workspace,
         progress=step("search"),
     )

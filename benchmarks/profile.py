@@ -3,10 +3,10 @@
     python -m benchmarks.profile [--models NAME ...] [--backends eager,onnxruntime] [--rounds 3] [--seconds 0.5] [--json FILE]
 
 For each model and backend the graph is cut in two at a third, a half and two thirds of its time. The two stages of a cut run
-at once in two pinned workers, cut after cut, in rounds; the truth is the median of all passes of a stage. Printed for
-each stage: the truth, and the errors of three predictions. ``share`` is the stage's share of the raw op times of the whole
-model as it runs alone; ``sum`` is the profile's op sum; ``fitted`` is the op sum after the stages of the *other* cuts
-have corrected the profile. The last lines give median and worst of the absolute errors.
+at once in two pinned workers, cut after cut, in rounds. The truth is the median of all passes of a stage. Each row shows the
+truth and the errors of three predictions: ``share`` is the stage's share of the raw op times of the whole model that runs
+alone, ``sum`` is the profile's op sum, and ``fitted`` is the op sum after the stages of the *other* cuts have corrected the
+profile. The last lines give median and worst of the absolute errors.
 """
 
 import argparse
@@ -17,18 +17,17 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import fx
 
 from autosplit.backends.base import get_backend
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
-from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
 from autosplit.measuring import Store, measure
-from autosplit.measuring.timing import Rounds
-from autosplit.measuring.worker import INPUTS, Load, Prepare, TimeWhole
+from autosplit.measuring.measuring_worker import Prepare, TimeWhole
+from autosplit.measuring.model_files import INPUTS, stage_values
+from autosplit.measuring.stage_timer import PassBudget
+from autosplit.measuring.worker_pool import WorkerPool, open_pool
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import StageProgram, save_stage, split
@@ -38,7 +37,6 @@ from autosplit.values.samples import Samples, Setting
 from benchmarks.make_profiles import MODELS
 
 CUTS = (1 / 3, 1 / 2, 2 / 3)
-TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -57,19 +55,6 @@ class Row:
     fitted: float
 
 
-class _Values(fx.Interpreter):
-    """Keeps every value of a run, so that a stage can be given its real inputs."""
-
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
-
-    def of(self, names: list[str], inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-        with torch.inference_mode():
-            self.run(*inputs)
-        found = {node.name: value for node, value in self.env.items()}
-        return [found[name] for name in names]
-
-
 def cut_ops(profile: Profile, device: str, backend: str, share: float) -> list[list[str]]:
     """The ops in two: the first take ``share`` of the time."""
     names = list(profile.signatures)
@@ -86,46 +71,28 @@ def time_stages(
 ) -> list[list[Samples]]:
     """For each cut the passes of its stages, each on its device, both at once."""
     found: list[list[list[float]]] = [[[] for _ in stages] for stages in cuts]
+    devices = [device.name for device in machine.devices]
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autosplit-")))
-        benches = []
+        pools: list[WorkerPool] = []
         for number, stages in enumerate(cuts):
-            workers = []
-            for program, device in zip(split(traced, stages), machine.devices, strict=True):
-                folder = _saved(program, traced, backend, root / f"{number}-{program.name}")
-                worker = spawn_worker("autosplit.measuring.worker:main", cores=device.cores)
-                stack.callback(worker.close)
-                stack.callback(worker.kill)
-                _ask(worker, Load(folder, device.cores))
-                _ask(worker, Prepare(backend, len(device.cores), weights=False))
-                workers.append(worker)
-            benches.append(workers)
+            pools.append(stack.enter_context(open_pool(machine.devices)))
+            folders = [_saved(program, traced, backend, root / f"{number}-{program.name}") for program in split(traced, stages)]
+            pools[-1].ask({name: Prepare(folder, backend, 1) for name, folder in zip(devices, folders, strict=True)})
         for _ in range(rounds):
-            for passes, workers in zip(found, benches, strict=True):
-                for worker in workers:
-                    worker.connection.send(TimeWhole(Rounds(seconds, least=3, most=10_000)))
-                for samples, worker in zip(passes, workers, strict=True):
-                    samples.extend(_answer(worker))
+            for passes, pool in zip(found, pools, strict=True):
+                answers = pool.ask(dict.fromkeys(devices, TimeWhole(PassBudget(seconds, least=3, most=10_000))))
+                for samples, name in zip(passes, devices, strict=True):
+                    samples.extend(answers[name])
     return [[Samples(tuple(samples)) for samples in passes] for passes in found]
 
 
 def _saved(program: StageProgram, traced: Traced, backend: str, folder: Path) -> Path:
     save_stage(program, folder)
     get_backend(backend).prepare(program, folder)
-    torch.save(_Values(traced.program).of([spec.name for spec in program.inputs], traced.example_inputs), folder / INPUTS)
+    values = stage_values(traced, {spec.name for spec in program.inputs})
+    torch.save([values[spec.name] for spec in program.inputs], folder / INPUTS)
     return folder
-
-
-def _ask(worker: WorkerProcess, command: Any) -> Any:
-    worker.connection.send(command)
-    return _answer(worker)
-
-
-def _answer(worker: WorkerProcess) -> Any:
-    answer = receive(worker, TIMEOUT_S, "a benchmark")
-    if answer.fault:
-        raise RuntimeError(answer.fault)
-    return answer.value
 
 
 def judge(name: str, traced: Traced, machine: Machine, backend: str, profile: Profile, rounds: int, seconds: float) -> list[Row]:

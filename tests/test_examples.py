@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
+from autosplit.examples.batch_norm import calibrate_batch_norm
 from autosplit.examples.branches import branches
-from autosplit.examples.calibration import calibrate_batch_norm
 from autosplit.examples.mlp import mlp, mlp_512
 from autosplit.examples.tied import tied
 from autosplit.examples.unet import unet

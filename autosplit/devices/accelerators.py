@@ -1,8 +1,8 @@
 """Accelerators: devices with memory and queues of their own, behind one seam that a test can serve without hardware.
 
-What an accelerator does is put in a queue (a CUDA stream) and done later, in the order of the queue; an event marks a place in
-it. A provider is a class named by its import path, ``module:Class``, one for each kind of device. The host only counts: it
-never opens a device, so it takes none of its memory. Every worker is told the providers with its first message.
+Work for an accelerator is put in a queue (a CUDA stream) and done later, in the order of the queue; an event marks a place in
+the queue. A provider is a class, one for each kind of device, named by its import path ``module:Class``. The host only counts
+devices: an open device takes memory. Every worker learns the providers from its first message.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ PROVIDERS: dict[str, str] = {"cuda": "autosplit.devices.cuda:Cuda"}
 """Kind of device to the import path of its provider."""
 
 Work = Callable[[], None]
-"""Something for a queue: it leaves its results in tensors that were there before."""
+"""A function for a queue; it leaves its results in tensors that exist already."""
 
 Queue = Any
-"""What a provider makes of a queue; only the provider looks inside."""
+"""A provider's own type of queue; only the provider looks inside."""
 
-CANARY_SIZE = 512
-CANARY_PASSES = 10
-_ROUNDS = 20
-_AGREE = 3
+CALIBRATION_SIZE = 512
+CALIBRATION_PASSES = 10
+_REPEATS = 20
+_NUM_AGREEING = 3
 _AGREEMENT = 0.02
 
 
@@ -43,18 +43,18 @@ class Event(Protocol):
         """Mark the end of what is in the queue now."""
 
     def hold(self, queue: Queue) -> None:
-        """What is put into ``queue`` from now on begins after this event."""
+        """Let work that is put into ``queue`` from now on begin after this event."""
 
     def synchronise(self) -> None:
-        """Block until all before the mark is done. Raises: RuntimeError: some of it failed."""
+        """Block until all work before the mark is done. Raises: RuntimeError: some of it failed."""
 
     def seconds_since(self, earlier: "Event") -> float:
-        """Seconds of the device from one mark to the other; both are done."""
+        """Seconds of the device from the earlier mark to this one; both are done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an accelerator is: name, memory, version of its instruction set, driver, runtime, and what its canary takes."""
+    """Name, memory, compute capability, driver and runtime of an accelerator, and seconds of its calibration kernel."""
 
     name: str
     total_bytes: int
@@ -62,11 +62,11 @@ class Facts:
     capability: str
     driver: str
     runtime: str
-    canary_s: float = 0.0
+    calibration_s: float = 0.0
 
     @property
     def identity(self) -> dict[str, str]:
-        """What must be the same for a measurement to hold."""
+        """The facts that must be equal for a measurement to hold."""
         whole = {key: str(value) for key, value in asdict(self).items()}
         return {key: whole[key] for key in ("name", "capability", "driver", "runtime")}
 
@@ -85,14 +85,14 @@ class Accelerator(Protocol):
 
     @staticmethod
     def count() -> int:
-        """How many of these devices are here; opens none."""
+        """Number of these devices on this machine; opens none."""
 
     @property
     def device(self) -> torch.device:
-        """Where its tensors are."""
+        """The device of its tensors."""
 
     def facts(self) -> Facts:
-        """What it is, and the memory that is free now."""
+        """Its facts, with the memory that is free now."""
 
     def queue(self) -> Queue:
         """A new queue."""
@@ -101,10 +101,10 @@ class Accelerator(Protocol):
         """A new event, with times."""
 
     def enqueue(self, queue: Queue, work: Work) -> None:
-        """Put ``work`` into the queue; it may be done before this returns, or any time later."""
+        """Put ``work`` into the queue; it runs before this returns, or any time later."""
 
     def capture(self, queue: Queue, work: Work) -> Work:
-        """``work`` recorded once (a CUDA graph): the same on the same tensors, ready to be enqueued in one go.
+        """Record ``work`` (as a CUDA graph): the result does the same on the same tensors, enqueued in one go.
 
         Raises: RuntimeError: some of it cannot be recorded.
         """
@@ -113,18 +113,18 @@ class Accelerator(Protocol):
         """Bytes on the device."""
 
     def staging(self, num_bytes: int) -> torch.Tensor:
-        """Bytes in host memory that the device copies from and to by itself (pinned)."""
+        """Bytes in pinned host memory, which the device copies by itself."""
 
     def synchronise(self) -> None:
-        """Block until every queue is empty. Raises: RuntimeError: something failed; the device may be lost to this process."""
+        """Block until every queue is empty. Raises: RuntimeError: work failed; the device may be lost to this process."""
 
     def onnx_options(self, queue: Queue) -> Mapping[str, str]:
-        """Options of ONNX Runtime's execution provider, so that it works in this queue."""
+        """Options that make ONNX Runtime's execution provider work in this queue."""
 
 
 @contextlib.contextmanager
 def substituted(**providers: str) -> Iterator[None]:
-    """Serve these kinds of devices by other providers, here and in the workers that are started meanwhile."""
+    """Serve these kinds of devices by other providers, here and in workers that start during the block."""
     before = dict(PROVIDERS)
     PROVIDERS.update(providers)
     try:
@@ -141,7 +141,7 @@ def provider(kind: str) -> type[Accelerator]:
 
 
 def is_accelerator(device: Device) -> bool:
-    """Whether a device is one."""
+    """Whether a provider serves this kind of device."""
     return device.kind in PROVIDERS
 
 
@@ -154,7 +154,7 @@ def open_accelerator(device: str) -> Accelerator | None:
 
 
 def answer_facts(connection: "Connection") -> None:
-    """The whole life of a worker that is asked what the named devices are; the answer is a dict of Facts, or an error's text."""
+    """The whole life of a worker that sends the facts of the named devices: a dict of Facts, or an error's text."""
     names, providers = connection.recv()
     PROVIDERS.update(providers)
     try:
@@ -162,20 +162,20 @@ def answer_facts(connection: "Connection") -> None:
         for name in names:
             kind, _, index = name.partition(":")
             opened = provider(kind)(int(index))
-            found[name] = replace(opened.facts(), canary_s=canary_s(opened))
+            found[name] = replace(opened.facts(), calibration_s=calibration_s(opened))
         connection.send(found)
     except Exception as failure:
         connection.send(f"{type(failure).__name__}: {failure}")
 
 
-def canary_s(accelerator: Accelerator) -> float:
-    """Seconds of a fixed matrix product in float32 at its fastest, by events: tells whether the device is what it was.
+def calibration_s(accelerator: Accelerator) -> float:
+    """Fastest time of the calibration kernel (matrix products in float32) by events, in seconds.
 
-    Rounds go on until three agree within 2 % of the fastest: an idle device first has to raise its clock.
+    Repeats end when three lie within 2 % of the fastest: an idle device has to raise its clock first.
     """
     queue, start, end = accelerator.queue(), accelerator.event(), accelerator.event()
     one, two, result = (
-        accelerator.empty(4 * CANARY_SIZE**2).view(torch.float32).view(CANARY_SIZE, CANARY_SIZE) for _ in range(3)
+        accelerator.empty(4 * CALIBRATION_SIZE**2).view(torch.float32).view(CALIBRATION_SIZE, CALIBRATION_SIZE) for _ in range(3)
     )
 
     def fill() -> None:
@@ -183,18 +183,18 @@ def canary_s(accelerator: Accelerator) -> float:
         two.fill_(0.25)
 
     def multiply() -> None:
-        for _ in range(CANARY_PASSES):
+        for _ in range(CALIBRATION_PASSES):
             torch.mm(one, two, out=result)
 
     accelerator.enqueue(queue, fill)
     found: list[float] = []
-    for _ in range(_ROUNDS):
+    for _ in range(_REPEATS):
         start.record(queue)
         accelerator.enqueue(queue, multiply)
         end.record(queue)
         end.synchronise()
         found.append(end.seconds_since(start))
         agreeing = [seconds for seconds in found if seconds <= min(found) * (1 + _AGREEMENT)]
-        if len(agreeing) >= _AGREE:
+        if len(agreeing) >= _NUM_AGREEING:
             return statistics.median(agreeing)
     return min(found)

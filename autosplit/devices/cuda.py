@@ -1,7 +1,7 @@
 """CUDA devices: the calls of torch.cuda behind the seam in ``accelerators``, and nothing else.
 
-In a worker only: opening a device takes hundreds of megabytes of its memory. Products and convolutions are computed in
-full float32, not in TF32, which torch allows convolutions by default: precision is the user's choice.
+Only workers open a device, since that takes hundreds of megabytes of its memory. Products and convolutions are computed in full
+float32. Torch allows TF32 for convolutions by default, but precision is the user's choice.
 """
 
 from collections.abc import Mapping
@@ -29,11 +29,11 @@ class CudaEvent:
         self.event.record(queue)
 
     def hold(self, queue: torch.cuda.Stream) -> None:
-        """Later work of ``queue`` waits for the event."""
+        """Let later work of ``queue`` wait for the event."""
         queue.wait_event(self.event)
 
     def synchronise(self) -> None:
-        """Block until all before the mark is done."""
+        """Block until all work before the mark is done."""
         self.event.synchronize()
 
     def seconds_since(self, earlier: Event) -> float:
@@ -50,14 +50,14 @@ class Cuda:
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
         torch.cuda.set_device(self._device)
-        # By these names: what asks for cuDNN's flags in torch fails once its newer ones, by kind of op, differ from them.
+        # Set the old flags: torch's readers of cuDNN flags fail once the newer ones, by kind of op, differ from the old ones.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         self._pool: Any = None
 
     @staticmethod
     def count() -> int:
-        """The devices that torch sees; asks the management library, and starts CUDA in no process."""
+        """Number of devices that torch sees; the management library answers, so CUDA is not started."""
         return torch.cuda.device_count()
 
     @property
@@ -66,7 +66,7 @@ class Cuda:
         return self._device
 
     def facts(self) -> Facts:
-        """Name, memory and compute capability, the driver's version and that of CUDA."""
+        """Name, memory, compute capability, and the versions of driver and CUDA."""
         properties = torch.cuda.get_device_properties(self._device)
         free, total = torch.cuda.mem_get_info(self._device)
         capability = f"{properties.major}.{properties.minor}"
@@ -81,14 +81,14 @@ class Cuda:
         return CudaEvent()
 
     def enqueue(self, queue: torch.cuda.Stream, work: Work) -> None:
-        """Call ``work``, whose kernels and copies go into the stream."""
+        """Call ``work`` with the stream as the current one."""
         with torch.cuda.stream(queue):
             work()
 
     def capture(self, queue: torch.cuda.Stream, work: Work) -> Work:
-        """A CUDA graph of ``work``, after passes on the same stream that let libraries choose and allocate.
+        """A CUDA graph of ``work``, recorded after passes in which libraries choose algorithms and allocate.
 
-        All graphs of a device share one pool of memory: they run one after the other, in one stream.
+        All graphs of a device share one pool of memory, since they run one after the other in one stream.
         """
         queue.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(queue):

@@ -28,12 +28,12 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "inductor": ("torch",),
 }
-"""Backend name to the packages whose versions its times depend on, the runtime itself first."""
+"""Backend name to the packages whose versions change its speed, the runtime itself first."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What this machine is, for ``autosplit devices``: facts, and one row for each device and backend."""
+    """This machine as ``autosplit devices`` shows it: facts, and one row for each device and backend."""
 
     facts: Mapping[str, Any]
     devices: tuple[Mapping[str, Any], ...]
@@ -55,8 +55,8 @@ class Description:
 def discover() -> Machine:
     """This machine with its default devices: each usable CPU core alone, then each CUDA device.
 
-    Usable is what the process may run on (its affinity), and no more cores than the container's CPU quota pays for. One core
-    for each CUDA device is left to the worker that feeds it, as long as one is left.
+    The usable cores are those of the process's affinity, up to the container's CPU quota. Each CUDA device reserves one core for
+    the worker that feeds it, as long as a core is left.
     """
     cores, cudas = usable_cores(), [parse_device(f"cuda:{index}") for index in range(provider("cuda").count())]
     needed = max(0, len(cudas) - (len(affinity()) - len(cores)))
@@ -70,12 +70,12 @@ def machine_for(
     """The machine that the user named, checked against this one.
 
     Args:
-        devices: names with commas between, such as ``cpu:0,cpu:1`` or ``cpu:0-1,cuda:0``; by default all that are there.
+        devices: names with commas between, such as ``cpu:0,cpu:1`` or ``cpu:0-1,cuda:0``; all devices by default.
         machine_file: a YAML file with devices, memory caps and links; not together with ``devices``.
         memory: caps, either one size for every device (``300MB``), sizes by device (``cpu:0=300MB,cpu:1=1GiB``), or a mapping.
     Raises:
-        DeviceError: a core or CUDA device that is not here, more cores than the quota pays for, or an overlap.
-        UsageError: both a list and a file, or a size that is not understood.
+        DeviceError: a core or CUDA device that this machine lacks, more cores than the quota, or an overlap.
+        UsageError: both a list and a file, or a size that cannot be parsed.
     """
     if devices is not None and machine_file is not None:
         raise UsageError("devices are given twice, by --devices and by a machine file; leave one of them out")
@@ -94,7 +94,7 @@ def machine_for(
 
 
 def as_machine(devices: Machine | str | None) -> Machine:
-    """The devices, given as a value or by their names. Raises: DeviceError, UsageError: as ``machine_for``."""
+    """A machine given as a value or by device names. Raises: DeviceError, UsageError: as ``machine_for``."""
     return devices if isinstance(devices, Machine) else machine_for(devices)
 
 
@@ -145,10 +145,9 @@ def check_here(machine: Machine) -> None:
 
 
 def with_feeding_cores(machine: Machine) -> Machine:
-    """The machine with a CPU core for the worker of each accelerator that has none: it queues work and copies.
+    """The machine with a CPU core for the worker of each accelerator, which queues work and copies.
 
-    That is the first core that no device of this machine uses, the usable ones before the rest of the affinity; where none is
-    left, the last usable one, which it then shares.
+    It is the first core of the affinity that no device uses. If none is left, the worker shares the last usable core.
     """
     taken = {core for device in machine.devices for core in device.cores}
     spare = [core for core in affinity() if core not in taken]
@@ -161,23 +160,23 @@ def with_feeding_cores(machine: Machine) -> Machine:
 
 
 def with_free_memory(machine: Machine) -> Machine:
-    """The machine with the memory that is free now as the cap of each accelerator that has none."""
+    """The machine with the free memory of each accelerator as its cap, unless it has one."""
     wanted = tuple(device.name for device in machine.devices if is_accelerator(device) and device.memory_bytes is None)
     return machine.with_memory({name: facts.free_bytes for name, facts in facts_of(wanted).items()})
 
 
 @cache
 def facts_of(names: tuple[str, ...]) -> Mapping[str, Facts]:
-    """What these accelerators are, asked of a process that ends with its answer: an open device takes memory of it.
+    """The facts of these accelerators. A process of its own opens them and ends, since an open device takes memory.
 
     Raises: DeviceError: one cannot be opened.
     """
     if not names:
         return {}
-    worker = spawn_worker("autosplit.devices.accelerators:answer_facts", name=f"looking at {', '.join(names)}")
+    worker = spawn_worker("autosplit.devices.accelerators:answer_facts", name=f"inspecting {', '.join(names)}")
     try:
         worker.connection.send((names, dict(PROVIDERS)))
-        answer = receive(worker, FACTS_TIMEOUT_S, "what the devices are")
+        answer = receive(worker, FACTS_TIMEOUT_S, "the inspection of devices")
     finally:
         worker.close()
     if isinstance(answer, str):
@@ -195,10 +194,7 @@ def cpu_name() -> str:
 
 
 def caches(core: int = 0, cpus: Path = CPUS) -> dict[str, int]:
-    """Cache level to bytes as one core sees it, instruction caches left out.
-
-    Every level that a kernel lists in ``/sys``, such as ``{"L1": 32768, "L2": 1048576, "L3": 33554432}``.
-    """
+    """Cache level to bytes as one core sees it, without instruction caches: ``{"L1": 32768, "L2": 1048576}``."""
     found = {}
     for folder in sorted((cpus / f"cpu{core}" / "cache").glob("index*")):
         kind, level, size = (read_words(folder / name) for name in ("type", "level", "size"))
@@ -208,13 +204,13 @@ def caches(core: int = 0, cpus: Path = CPUS) -> dict[str, int]:
 
 
 def versions(backends: Sequence[str] = ()) -> dict[str, str]:
-    """Package name to installed version: torch, and what the named backends need. Nothing is imported for it."""
+    """Package name to installed version, for torch and the packages of the named backends. Imports nothing."""
     names = dict.fromkeys(["torch", *(package for backend in backends for package in PACKAGES.get(backend, ()))])
     return {name: version for name in names if (version := version_of(name))}
 
 
 def version_of(package: str) -> str:
-    """The version that is installed, from the package's metadata; '' if none is."""
+    """The installed version from the package's metadata; '' if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

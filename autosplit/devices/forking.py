@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-PRELOADED = ("autosplit.running.stageworker", "autosplit.measuring.worker", "autosplit.backends.eager")
+PRELOADED = ("autosplit.running.stageworker", "autosplit.measuring.measuring_worker", "autosplit.backends.eager")
 """What most workers import; torch is all but a tenth of it."""
 
 MOST_DESCRIPTORS = 200

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores by affinity, CPU time and memory by control group. No torch."""
+"""The share of the machine that this process may use: cores by affinity, CPU time and memory by control group. No torch."""
 
 import math
 import os
@@ -11,7 +11,7 @@ import psutil
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 NO_LIMIT_BYTES = 1 << 60
-"""A memory limit above this is how cgroup version 1 writes that there is none."""
+"""Cgroup version 1 writes a larger number to say that memory is not limited."""
 
 
 def affinity() -> tuple[int, ...]:
@@ -20,14 +20,14 @@ def affinity() -> tuple[int, ...]:
 
 
 def usable_cores() -> tuple[int, ...]:
-    """The first cores of the affinity, as many whole ones as the CPU quota pays for, and at least one."""
+    """The first cores of the affinity, up to the whole cores of the CPU quota, and at least one."""
     cores = affinity()
     quota = cpu_quota()
     return cores if quota is None else cores[: max(1, math.floor(quota))]
 
 
 def cpu_quota(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> float | None:
-    """CPU seconds a second that the control group and its parents allow, or None for no limit (cgroup version 1 and 2)."""
+    """Cores' worth of CPU time that the control group and its parents allow; None for no limit (cgroup version 1 and 2)."""
     limits = []
     for folder in _group_folders(groups, own, "cpu"):
         words = read_words(folder / "cpu.max") or [
@@ -40,7 +40,7 @@ def cpu_quota(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> float | None:
 
 
 def memory_limit_bytes(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
-    """Bytes of memory that this process may use: the machine's, or the control group's limit where that is lower."""
+    """Bytes of memory that this process may use: the machine's, or the control group's lower limit."""
     limits = [psutil.virtual_memory().total]
     for folder in _group_folders(groups, own, "memory"):
         words = [*read_words(folder / "memory.max"), *read_words(folder / "memory.limit_in_bytes")]
@@ -82,7 +82,7 @@ def read_words(path: Path) -> list[str]:
 
 
 def usable_threads(cores: Sequence[int] = ()) -> int:
-    """Threads that can really run at once: the cores given (or the affinity), within the control group's quota.
+    """Threads that can run at once on the cores given (or the affinity), within the control group's quota.
 
     >>> usable_threads((0,))
     1

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from autosplit.examples.calibration import calibrate_batch_norm
+from autosplit.examples.batch_norm import calibrate_batch_norm
 
 
 class Block(nn.Module):

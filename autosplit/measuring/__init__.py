@@ -1,15 +1,28 @@
-"""Measure a model on the devices of a machine, and keep what was measured. Torch is loaded on first use of ``measure``."""
+"""Measure a model on the devices of a machine and keep the results. ``measure`` loads torch on first use.
+
+::
+
+    profiler          measure(): look up what is known, list what is missing, measure it, keep it
+    settings          backends, devices and thread counts to measure, and which are left out
+    store             profiles on disk; cache_lookup: stored measurements that still hold here
+    calibration       a fixed kernel that shows whether a core is as fast as before
+    rounds            measurement rounds over all devices; attribution: a runtime's node times become op times
+    worker_pool       one pinned worker for each device; measuring_worker: what runs in it
+    stage_timer       timing on CPU cores; accelerator_timer: timing by events
+    model_files       the model as workers load it; cut_cost: stages around a typical cut
+    links             transfers between devices; request_overhead: processor time of a request
+"""
 
 from typing import Any
 
 from autosplit.measuring.store import Store, stored_models
 
-__all__ = ["Progress", "Store", "least_s", "measure", "stored_models"]
+__all__ = ["Store", "measure", "shortest_measurement_s", "stored_models"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("measure", "Progress", "least_s"):
-        from autosplit.measuring import host
+    if name in ("measure", "shortest_measurement_s"):
+        from autosplit.measuring import profiler
 
-        return getattr(host, name)
+        return getattr(profiler, name)
     raise AttributeError(f"module 'autosplit.measuring' has no attribute {name!r}")

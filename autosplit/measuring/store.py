@@ -36,6 +36,7 @@ from autosplit.values.samples import (
     StageMeasured,
     measured_from_dict,
     measured_to_dict,
+    provenance_to_dict,
     setting_from_dict,
     stage_from_dict,
     stage_to_dict,
@@ -136,7 +137,11 @@ class Store:
         path = self._links_path(provenance)
         with locked(path):
             known = {(link.source, link.target): link for link in (*self._read(path, _links, [], held=True), *links)}
-            data = {"schema": SCHEMA, "provenance": asdict(provenance), "links": [asdict(link) for link in known.values()]}
+            data = {
+                "schema": SCHEMA,
+                "provenance": provenance_to_dict(provenance),
+                "links": [asdict(link) for link in known.values()],
+            }
             write_atomic(path, _json(data))
 
     def _links_path(self, provenance: Provenance) -> Path:

@@ -6,7 +6,7 @@ from statistics import geometric_mean, median
 
 import numpy as np
 
-from autosplit.measuring.turns import APART
+from autosplit.measuring.rounds import SLOW_RATIO
 from autosplit.running.messages import Event
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -60,7 +60,7 @@ def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
     """What plans would have been seen to take, had no device been slow meanwhile.
 
     Cores of a virtual machine are slow for seconds at a time, one alone or all together, and a candidate runs for two or three.
-    What ran beside every plan tells: a device is slow where it took over ``APART`` times as long as usual, and usual is the
+    What ran beside every plan tells: a device is slow where it took over ``SLOW_RATIO`` times as long as usual, and usual is the
     median of the times that are no further from the fastest one. Of a device where it did not run, the others together tell.
     A slow time may have begun or ended between the two, so only what took that much longer than expected is put right, and to
     no less than that.
@@ -86,14 +86,14 @@ def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
 
 def _put_right(taken: Samples, slowed: float, expected_s: float) -> Samples:
     """The samples without what a device was slowed by, if they show it, but in the median not below what was expected."""
-    if slowed <= APART or not taken.samples_s or taken.median_s <= APART * expected_s:
+    if slowed <= SLOW_RATIO or not taken.samples_s or taken.median_s <= SLOW_RATIO * expected_s:
         return taken
     by = min(slowed, taken.median_s / expected_s) if expected_s > 0 else slowed
     return Samples(tuple(seconds / by for seconds in taken.samples_s))
 
 
 def _usual_s(seconds: Sequence[float]) -> float:
-    return median(one for one in seconds if one <= APART * min(seconds))
+    return median(one for one in seconds if one <= SLOW_RATIO * min(seconds))
 
 
 def beside_s(plan: Plan, taken: Sequence[Samples]) -> dict[str, float]:

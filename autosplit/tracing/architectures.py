@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autosplit.errors import MissingExtraError, ModelError, close_names, raise_faults
-from autosplit.examples.calibration import calibrate_batch_norm, tracking_norms
+from autosplit.examples.batch_norm import calibrate_batch_norm, tracking_norms
 from autosplit.tables import bytes_text
 from autosplit.tracing.modelspec import typed_options
 

@@ -83,7 +83,7 @@ class Provenance:
         caches: size in bytes of each cache level as one core sees it, such as ``{"L2": 1048576}``.
         versions: package name to version (torch, and the backend's runtime).
         date: when, in ISO 8601 with the time zone.
-        canary_s: seconds that a fixed small piece of work took on this device then; a later run compares it.
+        calibration_s: seconds of the calibration kernel on this device then; a later run compares it.
         note: anything a reader should know, such as that the machine was not quiet.
         precision: what the backend computed in.
         accelerator: of a GPU, its name, compute capability, driver and CUDA version; empty for CPU cores.
@@ -94,7 +94,7 @@ class Provenance:
     caches: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     date: str = ""
-    canary_s: float = 0.0
+    calibration_s: float = 0.0
     note: str = ""
     precision: Precision = "f32"
     accelerator: Mapping[str, str] = field(default_factory=dict)
@@ -148,7 +148,7 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
         "whole": _seconds(measured.whole) if measured.whole else None,
         "alone": _seconds(measured.alone) if measured.alone else None,
         "ops": {key: _seconds(samples) for key, samples in measured.ops.items()},
-        "provenance": asdict(measured.provenance),
+        "provenance": provenance_to_dict(measured.provenance),
         "error": measured.error,
         **({"refused": dict(measured.refused)} if measured.refused else {}),
         **({"cut_s_per_byte": measured.cut_s_per_byte} if measured.cut_s_per_byte is not None else {}),
@@ -195,12 +195,17 @@ def setting_from_dict(data: Mapping[str, Any]) -> Setting:
     return Setting(device, backend, typed("threads", data["threads"], int))
 
 
+def provenance_to_dict(provenance: Provenance) -> dict[str, Any]:
+    """Plain data for JSON; the files have always called the seconds of the calibration kernel ``canary_s``."""
+    return {"canary_s" if name == "calibration_s" else name: value for name, value in asdict(provenance).items()}
+
+
 def _provenance(data: Mapping[str, Any]) -> Provenance:
-    found = Provenance(**data)
+    found = Provenance(**{"calibration_s" if name == "canary_s" else name: value for name, value in data.items()})
     for name in ("cpu", "date", "note", "precision"):
         typed(name, getattr(found, name), str)
     typed("num_cores", found.num_cores, int)
-    typed("canary_s", found.canary_s, float, int)
+    typed("canary_s", found.calibration_s, float, int)
     for name, kind in (("caches", int), ("versions", str), ("accelerator", str)):
         typed_items(name, getattr(found, name), kind)
     return found

@@ -5,7 +5,7 @@ import torch
 from simulated import Simulated, Unrecordable
 
 from autosplit.devices import accelerators
-from autosplit.devices.accelerators import PROVIDERS, Facts, canary_s, is_accelerator, open_accelerator, provider
+from autosplit.devices.accelerators import PROVIDERS, Facts, calibration_s, is_accelerator, open_accelerator, provider
 from autosplit.devices.cuda import Cuda, driver_version
 from autosplit.values.machine import parse_device
 
@@ -24,13 +24,13 @@ def test_what_a_measurement_depends_on_is_not_the_memory_that_is_free() -> None:
     assert one.identity == other.identity != Facts("GPU", 10, 3, "9.0", "570.2", "CUDA 12.8").identity
 
 
-def test_a_canary_waits_for_three_rounds_that_agree() -> None:
+def test_the_calibration_kernel_repeats_until_three_agree() -> None:
     device = Simulated()
     ticks = iter([0, 9, 10, 15, 20, 22, 30, 33, 40, 42.01, 50, 52.02])
     device.clock = lambda: float(next(ticks))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accelerators, "CANARY_SIZE", 8)
-        assert canary_s(device) == pytest.approx(2.01)
+        assert calibration_s(device) == pytest.approx(2.01)
     assert device.calls["event.synchronise"] == 6
 
 

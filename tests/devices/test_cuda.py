@@ -12,7 +12,7 @@ import torch
 from autosplit import api
 from autosplit.backends.base import F32_TOLERANCE, compare, get_backend, require_device
 from autosplit.backends.placing import place_runnable
-from autosplit.devices.accelerators import Accelerator, canary_s
+from autosplit.devices.accelerators import Accelerator, calibration_s
 from autosplit.devices.cuda import Cuda
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
@@ -51,10 +51,10 @@ def saved(traced: Traced, tmp_path_factory: pytest.TempPathFactory) -> tuple[Sta
     return program, folder
 
 
-def test_facts_and_canary(device: Accelerator) -> None:
+def test_facts_and_calibration(device: Accelerator) -> None:
     facts = device.facts()
     assert 0 < facts.free_bytes <= facts.total_bytes and facts.name and "." in facts.capability and facts.runtime != "CUDA None"
-    assert 0 < canary_s(device) < 1
+    assert 0 < calibration_s(device) < 1
 
 
 def test_events_time_what_is_between_them(device: Accelerator) -> None:

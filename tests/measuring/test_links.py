@@ -2,20 +2,24 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autosplit.measuring.hops import Hop, processor_s
-from autosplit.measuring.links import SIZES_BYTES, LinkBench, _like, fit, measure_links, with_hops
+from autosplit.measuring.link_ends import SIZES_BYTES
+from autosplit.measuring.links import _similar_links, fit, measure_links, open_rings, with_overhead
+from autosplit.measuring.request_overhead import RequestOverhead, processor_s
+from autosplit.measuring.worker_pool import open_pool
 from autosplit.values.machine import HOST, Link, parse_device
 
 
+@settings(deadline=None)
 @given(st.floats(1e-6, 1e-3), st.floats(1e-12, 1e-8))
 def test_fit_finds_the_line(fixed: float, slope: float) -> None:
     found = fit(SIZES_BYTES, [fixed + slope * size for size in SIZES_BYTES])
     assert found[0] == pytest.approx(fixed, rel=1e-3) and found[1] == pytest.approx(slope, rel=1e-3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=4, max_size=4))
 def test_fit_is_never_negative(seconds: list[float]) -> None:
     fixed, slope = fit(SIZES_BYTES, seconds)
@@ -29,21 +33,21 @@ def test_pairs_that_were_not_measured_take_the_median_of_those_between_the_same_
         Link(HOST, "a", 9.0, 9.0, 9.0, 9.0, 9.0),
     ]
     kinds = {HOST: HOST, **dict.fromkeys("abc", "cpu")}
-    others = {(link.source, link.target): link.latency_s for link in _like(links, kinds)}
+    others = {(link.source, link.target): link.latency_s for link in _similar_links(links, kinds)}
     none_was = {("a", HOST): 2.0, ("b", HOST): 2.0, ("c", HOST): 2.0}
     cores = {("a", "c"): 2.0, ("b", "c"): 2.0, ("c", "a"): 2.0, ("c", "b"): 2.0}
     assert others == {(HOST, "b"): 9.0, (HOST, "c"): 9.0, **cores, **none_was}
 
 
 def test_of_many_devices_the_links_of_accelerators_are_measured() -> None:
-    with LinkBench([parse_device(name) for name in [*(f"cpu:{core}" for core in range(9)), "cuda:0"]]) as bench:
-        assert len(bench.fds("cuda:0")) == len(bench.fds("cpu:0")) > 0 == len(bench.fds("cpu:8"))
+    with open_rings([parse_device(name) for name in [*(f"cpu:{core}" for core in range(9)), "cuda:0"]]) as rings:
+        assert len(rings.fds("cuda:0")) == len(rings.fds("cpu:0")) > 0 == len(rings.fds("cpu:8"))
 
 
 def test_a_request_costs_no_less_than_it_did_in_a_pipeline() -> None:
-    warm, cold = Hop(host_s=5.0, worker_s=4.0), Hop(host_s=9.0, worker_s=8.0)
+    warm, cold = RequestOverhead(host_s=5.0, worker_s=4.0), RequestOverhead(host_s=9.0, worker_s=8.0)
     between, answer, feed = (
-        with_hops(Link(*ends, 0.0, send_s, 0.0, 1.0, 0.0), ["a", "b"], warm, cold)
+        with_overhead(Link(*ends, 0.0, send_s, 0.0, 1.0, 0.0), ["a", "b"], warm, cold)
         for ends, send_s in ((("a", "b"), 3.0), (("a", HOST), 1.0), ((HOST, "a"), 1.0))
     )
     assert (between.send_s, between.receive_s, between.cold_send_s, between.cold_receive_s) == (3, 2, 4, 4)
@@ -62,11 +66,13 @@ def test_a_thread_that_ended_since_it_was_listed_counts_nothing(monkeypatch: pyt
 def test_links_between_real_workers() -> None:
     devices = [parse_device(f"cpu:{core}") for core in sorted(os.sched_getaffinity(0))[:2]]
     names = [HOST, *(device.name for device in devices)]
-    links = measure_links(devices)
+    with open_rings(devices) as rings, open_pool(devices, rings.fds) as pool:
+        links = measure_links(rings, pool)
     assert sorted((link.source, link.target) for link in links) == sorted((a, b) for a in names for b in names if a != b)
     assert all(link.send_s + link.send_s_per_byte > 0 and link.latency_s >= 0 and link.receive_s >= 0 for link in links)
     assert all(link.cold_receive_s > 0 and link.when_cold().receive_s >= link.receive_s > 0 for link in links)
 
 
 def test_devices_without_cores_have_no_links() -> None:
-    assert measure_links([parse_device("null:0")]) == []
+    with open_rings([parse_device("null:0")]) as rings, open_pool(rings.devices) as pool:
+        assert measure_links(rings, pool) == []

@@ -23,7 +23,7 @@ from autosplit.values.machine import shared_memory_link
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Provenance, Samples, Setting
 
-HERE = Provenance("this cpu", 2, {"L2": 1 << 20}, {"torch": "2.13.0"}, date="2026-01-01T00:00:00+00:00", canary_s=1e-3)
+HERE = Provenance("this cpu", 2, {"L2": 1 << 20}, {"torch": "2.13.0"}, date="2026-01-01T00:00:00+00:00", calibration_s=1e-3)
 ON_0 = Setting("cpu:0", "eager", 1)
 ON_1 = Setting("cpu:0-1", "eager", 2)
 

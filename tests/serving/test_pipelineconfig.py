@@ -15,7 +15,7 @@ from pipelines import CORES, NULL, Wobbling, spec
 from autosplit.devices.discovering import machine_for
 from autosplit.errors import AutosplitError, BackendError, ModelError, PlanError, UsageError
 from autosplit.files import content_hash
-from autosplit.measuring.host import measure
+from autosplit.measuring import measure
 from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.connections import ModuleEntry

@@ -1,9 +1,8 @@
-"""Time a stage on an accelerator: events in its own queue, one pair for each op, and one wait for each pass.
+"""Time a stage on an accelerator by events in its own queue: one pair for each op, one wait for each pass.
 
-A clock of the host would see how long it takes to queue an op, not to run it. An event sees that too of ops that are shorter
-than their launch, for the queue is empty then: such ops are taken for about as long as a launch, and all are scaled to what
-the whole takes, recorded. Compute is timed from inputs on the device to outputs on the device; what the way there and back
-costs is in the links.
+A clock of the host would time how long an op takes to queue, not to run. An op that is shorter than its launch appears as long
+as the launch, since the queue is empty then; all ops are scaled to the recorded whole. Compute is timed from inputs on the
+device to outputs on the device. The links charge for the copies.
 """
 
 import time
@@ -19,7 +18,7 @@ from autosplit.backends.lowering import in_precision
 from autosplit.backends.placing import place_runnable
 from autosplit.backends.profiling import RuntimeNode
 from autosplit.devices.accelerators import Accelerator, Queue
-from autosplit.measuring.timing import Rounds, Timed, op_of
+from autosplit.measuring.stage_timer import PassBudget, Timed, op_of
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import StageProgram, place_stage
 from autosplit.values.samples import Precision
@@ -27,10 +26,10 @@ from autosplit.values.samples import Precision
 WARM_UP_PASSES = 3
 
 
-class EventProbe(fx.Interpreter):
+class EventOpTimer(fx.Interpreter):
     """Runs a flat program in graph order in a queue, with an event before and after every op.
 
-    Picking from a tuple counts for the op that made it, a cast that lowering put in for the op that needed it.
+    Picking from a tuple counts for the op that made it; a cast that lowering added counts for the op that needed it.
     """
 
     def __init__(self, module: fx.GraphModule, accelerator: Accelerator, queue: Queue) -> None:
@@ -64,12 +63,12 @@ class EventProbe(fx.Interpreter):
             self._samples_s[op_of(node)][-1] += end.seconds_since(start)
 
     def nodes(self) -> list[RuntimeNode]:
-        """Every op with its samples, one a pass."""
+        """Every op with one sample for each pass."""
         return [RuntimeNode(name, "op", tuple(samples)) for name, samples in self._samples_s.items()]
 
 
-class AcceleratedTimer:
-    """A stage on an accelerator, placed as it will run and warm, ready to be timed.
+class AcceleratorTimer:
+    """A stage on an accelerator, placed as it will run and warm.
 
     Args:
         program: the stage.
@@ -100,41 +99,41 @@ class AcceleratedTimer:
             self.run(inputs)
         self._start, self._end = accelerator.event(), accelerator.event()
         self._on_device = [berth.device for berth in self._context.inputs]
-        self._probe = event_probe(program, accelerator, self.run.computing, precision) if backend == "eager" else None
-        if self._probe is not None:
-            self._probe.sample(self._on_device)
+        self._ops = event_op_timer(program, accelerator, self.run.computing, precision) if backend == "eager" else None
+        if self._ops is not None:
+            self._ops.sample(self._on_device)
 
-    def weights(self, program: StageProgram, passes: int) -> dict[str, float]:
-        """Op name to the least seconds that eager took it here: how a backend that fuses shares its time out."""
-        probe = event_probe(program, self._accelerator, self.run.computing, "f32")
-        for _ in range(passes):
-            probe.sample(self._on_device)
-        return {node.name: min(node.samples_s) for node in probe.nodes()}
+    def eager_op_s(self, program: StageProgram, num_passes: int) -> dict[str, float]:
+        """Op name to its least seconds in eager here, by which a backend that fuses shares its time out."""
+        ops = event_op_timer(program, self._accelerator, self.run.computing, "f32")
+        for _ in range(num_passes):
+            ops.sample(self._on_device)
+        return {node.name: min(node.samples_s) for node in ops.nodes()}
 
-    def whole(self, rounds: Rounds) -> tuple[float, ...]:
-        """Seconds of each pass of the whole stage."""
-        return self._rounds(rounds, None)
+    def whole(self, budget: PassBudget, wake: bool = False) -> tuple[float, ...]:
+        """Seconds of each pass of the whole stage. An accelerator needs no pass to ``wake`` it."""
+        return self._passes(budget, None)
 
-    def interleaved(self, rounds: Rounds) -> Timed:
+    def interleaved(self, budget: PassBudget) -> Timed:
         """Whole passes and passes op by op in turn."""
-        samples = self._rounds(rounds, self._probe)
-        nodes = self._probe.nodes() if self._probe is not None else []
+        samples = self._passes(budget, self._ops)
+        nodes = self._ops.nodes() if self._ops is not None else []
         return Timed(samples, tuple(RuntimeNode(n.name, n.kind, n.samples_s[-len(samples) :]) for n in nodes))
 
-    def _rounds(self, rounds: Rounds, probe: EventProbe | None) -> tuple[float, ...]:
+    def _passes(self, budget: PassBudget, ops: EventOpTimer | None) -> tuple[float, ...]:
         samples: list[float] = []
         began = time.perf_counter()
-        while rounds.more(len(samples), time.perf_counter() - began):
+        while budget.more(len(samples), time.perf_counter() - began):
             self._start.record(self.run.computing)
             self._accelerator.enqueue(self.run.computing, self._context.compute)
             self._end.record(self.run.computing)
             self._end.synchronise()
             samples.append(self._end.seconds_since(self._start))
-            if probe is not None:
-                probe.sample(self._on_device)
-        return tuple(samples[-rounds.most :])
+            if ops is not None:
+                ops.sample(self._on_device)
+        return tuple(samples[-budget.most :])
 
 
-def event_probe(program: StageProgram, accelerator: Accelerator, queue: Queue, precision: Precision) -> EventProbe:
+def event_op_timer(program: StageProgram, accelerator: Accelerator, queue: Queue, precision: Precision) -> EventOpTimer:
     """The ops of a stage one by one in torch on an accelerator."""
-    return EventProbe(place_stage(in_precision(program, precision), accelerator.device).module, accelerator, queue)
+    return EventOpTimer(place_stage(in_precision(program, precision), accelerator.device).module, accelerator, queue)

@@ -8,12 +8,15 @@ from simulated import Simulated
 
 from autosplit.devices.accelerators import Facts
 from autosplit.errors import BackendError
-from autosplit.measuring import host, worker
-from autosplit.measuring.asking import refused_devices, settings_of
-from autosplit.measuring.events import AcceleratedTimer, EventProbe, event_probe
-from autosplit.measuring.links import OnAccelerator
-from autosplit.measuring.recalling import recall
-from autosplit.measuring.timing import Rounds
+from autosplit.measuring import measuring_worker as worker
+from autosplit.measuring import settings
+from autosplit.measuring.accelerator_timer import AcceleratorTimer, EventOpTimer, event_op_timer
+from autosplit.measuring.cache_lookup import look_up
+from autosplit.measuring.link_ends import OnAccelerator
+from autosplit.measuring.model_files import INPUTS
+from autosplit.measuring.settings import wanted_settings
+from autosplit.measuring.stage_timer import PassBudget
+from autosplit.measuring.store import Store
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
@@ -53,7 +56,7 @@ def device() -> Simulated:
 
 
 def test_every_op_is_between_two_events_and_a_pass_is_waited_for_once(program, traced, device) -> None:
-    probe = event_probe(program, device, device.queue(), "f32")
+    probe = event_op_timer(program, device, device.queue(), "f32")
     for _ in range(3):
         probe.sample(traced.example_inputs)
     assert {node.name: node.samples_s for node in probe.nodes()} == dict.fromkeys(program.ops, (STEP_S,) * 3)
@@ -62,7 +65,7 @@ def test_every_op_is_between_two_events_and_a_pass_is_waited_for_once(program, t
 
 
 def test_casts_of_bf16_count_for_their_op(program, traced, device) -> None:
-    probe = event_probe(program, device, device.queue(), "bf16")
+    probe = event_op_timer(program, device, device.queue(), "bf16")
     probe.sample(traced.example_inputs)
     seconds = {node.name: node.samples_s[0] for node in probe.nodes()}
     assert set(seconds) == set(program.ops) and sum(seconds.values()) > STEP_S * len(seconds)
@@ -76,23 +79,23 @@ def test_picks_are_no_ops(device) -> None:
 
     traced = trace(load_model(Halves().eval(), inputs=(torch.randn(4, 4),), name="halves"))
     [whole] = split(traced, [[op.name for op in traced.graph.ops]])
-    probe = EventProbe(whole.module, device, device.queue())
+    probe = EventOpTimer(whole.module, device, device.queue())
     probe.sample(traced.example_inputs)
     assert [node.name for node in probe.nodes()] == list(whole.ops)
 
 
 def test_the_whole_is_timed_as_it_runs_without_the_copies(program, traced, device, tmp_path) -> None:
     save_stage(program, tmp_path / "stage")
-    timer = AcceleratedTimer(program, tmp_path / "stage", "eager", device, traced.example_inputs)
+    timer = AcceleratorTimer(program, tmp_path / "stage", "eager", device, traced.example_inputs)
     assert torch.equal(timer.run(traced.example_inputs)[0], program.module(*traced.example_inputs)[0])
-    rounds = Rounds(0.0, least=3, overlap_s=0.0)
+    budget = PassBudget(0.0, least=3, overlap_s=0.0)
     device.calls.clear()
-    assert timer.whole(rounds) == (STEP_S,) * 3
+    assert timer.whole(budget) == (STEP_S,) * 3
     assert (device.calls["enqueue"], device.calls["event.synchronise"]) == (3, 3)
-    timed = timer.interleaved(rounds)
+    timed = timer.interleaved(budget)
     assert timed.whole_s == (STEP_S,) * 3 and timed.waited == 0.0
     assert {node.name: node.samples_s for node in timed.nodes} == dict.fromkeys(program.ops, (STEP_S,) * 3)
-    assert timer.weights(program, 2) == dict.fromkeys(program.ops, STEP_S)
+    assert timer.eager_op_s(program, 2) == dict.fromkeys(program.ops, STEP_S)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_the_whole_is_timed_as_it_runs_without_the_copies(program, traced, devic
     [
         (
             torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
-            "weights twice meanwhile: CUDA out of memory. Tried to allocate 2 GiB",
+            "weights twice: CUDA out of memory. Tried to allocate 2 GiB",
         ),
         (RuntimeError("no kernel image\nis available"), "backend 'eager' failed: no kernel image"),
     ],
@@ -110,12 +113,12 @@ def test_what_a_device_fails_at_is_a_fault_of_the_backend(failure, said, program
         raise failure
 
     save_stage(program, tmp_path / "stage")
-    torch.save(list(traced.example_inputs), tmp_path / "stage" / worker.INPUTS)
+    torch.save(list(traced.example_inputs), tmp_path / "stage" / INPUTS)
     monkeypatch.setattr(worker, "open_accelerator", lambda name: device)
-    monkeypatch.setattr(worker, "AcceleratedTimer", fail)
-    bench = worker.Bench()
-    bench.obey(worker.Load(tmp_path / "stage", (), "cuda:0"))
-    prepared = bench.obey(worker.Prepare("eager", 1, weights=False))
+    monkeypatch.setattr(worker, "AcceleratorTimer", fail)
+    state = worker.DeviceState()
+    state.obey(worker.Open("cuda:0", (), {}))
+    prepared = state.obey(worker.Prepare(tmp_path / "stage", "eager", 1))
     assert said in prepared.fault
 
 
@@ -129,27 +132,26 @@ def test_data_goes_to_the_device_and_back_through_staging_memory() -> None:
 
 def test_what_a_device_does_not_run_is_left_out_with_the_reason(monkeypatch) -> None:
     machine = Machine.of([parse_device("cpu:0"), parse_device("cuda:0")])
-    assert settings_of(machine, ["eager", "openvino"], None) == [
-        Setting("cpu:0", "eager", 1),
-        Setting("cuda:0", "eager", 1),
-        Setting("cpu:0", "openvino", 1),
-    ]
-    [note] = refused_devices(machine, ["eager", "openvino"])
+    monkeypatch.setattr(settings.discovering, "check_here", lambda machine: None)
+    found, [note] = wanted_settings(machine, ["eager", "openvino"], None, "f32")
+    assert found == [Setting("cpu:0", "eager", 1), Setting("cuda:0", "eager", 1), Setting("cpu:0", "openvino", 1)]
     assert note.startswith("backend 'openvino' does not run on 'cuda:0': OpenVINO has no plug-in for it")
     with pytest.raises(BackendError, match="no backend is left for 'cuda:0'"):
-        refused_devices(machine, ["openvino"])
+        wanted_settings(machine, ["openvino"], None, "f32")
 
 
-@pytest.mark.parametrize("driver,canary_s,note", [("1", 1.1, ""), ("2", 1.0, "measured on GPU"), ("1", 2.0, "takes 100% more")])
-def test_what_was_measured_on_another_gpu_is_measured_again(traced, tmp_path, driver, canary_s, note) -> None:
+@pytest.mark.parametrize("driver,now_s,note", [("1", 1.1, ""), ("2", 1.0, "measured on GPU"), ("1", 2.0, "takes 100% more")])
+def test_what_was_measured_on_another_gpu_is_measured_again(traced, tmp_path, monkeypatch, driver, now_s, note) -> None:
     machine = Machine.of([parse_device("cuda:0")])
-    then, now = (Facts("GPU", 2, 1, "9.0", version, "CUDA", seconds) for version, seconds in (("1", 1.0), (driver, canary_s)))
-    stamps = host.stamps_of(["eager"], "f32")
-    stamp = replace(stamps["eager"], canary_s=then.canary_s, accelerator=then.identity, date="2026-01-01")
+    then, now = (Facts("GPU", 2, 1, "9.0", version, "CUDA", seconds) for version, seconds in (("1", 1.0), (driver, now_s)))
     setting = Setting("cuda:0", "eager", 1)
+    facts = {"cuda:0": now}
+    monkeypatch.setattr(settings.discovering, "facts_of", lambda names: facts)
+    stamps = settings.stamps_of(machine, [setting], "f32")
+    stamp = replace(stamps[setting], calibration_s=then.calibration_s, accelerator=then.identity, date="2026-01-01")
     ops = {op.signature: Samples((1e-3,)) for op in traced.graph.ops}
     profile = replace(Profile.empty(traced.graph), measured={setting: Measured(ops, provenance=stamp)})
-    store = host.Store(tmp_path)
+    store = Store(tmp_path)
     store.save(traced.graph, profile)
-    known = recall(traced.graph, machine, [setting], store, stamps, "f32", {"cuda:0": now})
+    known = look_up(traced.graph, machine, store, stamps)
     assert (setting in known.measured) == (not note) and all(note in line for line in known.notes)

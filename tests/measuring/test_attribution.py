@@ -1,7 +1,7 @@
 import pytest
 
 from autosplit.backends.profiling import RuntimeNode
-from autosplit.measuring.attributing import attribute, proportional, value_aliases, without_stretched
+from autosplit.measuring.attribution import attribute, proportional, value_names, without_preempted
 from autosplit.values.graph import Graph, Op, Value
 
 OPERATORS = ["conv2d", "batch_norm", "relu", "linear", "layer_norm", "gelu", "linear"]
@@ -19,7 +19,7 @@ def model() -> Graph:
 
 
 WEIGHTS = {"conv2d": 3.0, "batch_norm": 0.5, "relu": 0.5, "linear": 4.0, "layer_norm": 1.0, "gelu": 1.0, "linear_1": 2.0}
-NAMES = value_aliases(model())
+NAMES = value_names(model())
 
 
 def medians(nodes: list[RuntimeNode], aliases: dict[str, str] | None = None) -> dict[str, float]:
@@ -76,10 +76,10 @@ def test_a_kind_is_that_of_the_op_that_does_its_work(kind: str, operators: list[
     values = {name: Value(name, (1,), "float32", 4) for name in ["x", *names]}
     graph = Graph("model", ("x",), ("end",), tuple(ops), values, {}).verify()
     nodes = [RuntimeNode("begin", "Neg", (1.0,)), RuntimeNode("fused", kind, (1.0,)), RuntimeNode("end", "Neg", (1.0,))]
-    found, _ = attribute(graph, nodes, value_aliases(graph), {})
+    found, _ = attribute(graph, nodes, value_names(graph), {})
     assert found["own"].median_s >= found["other"].median_s  # the other, which no node bears the name of, shares the time
     nodes.insert(1, RuntimeNode("other", "Other", (4.0,)))
-    found, _ = attribute(graph, nodes, value_aliases(graph), {})
+    found, _ = attribute(graph, nodes, value_names(graph), {})
     assert found["own"].median_s == 1  # what is no kind of its would go with the other
 
 
@@ -115,5 +115,5 @@ def test_ops_without_weights_share_equally() -> None:
 
 def test_samples_stretched_by_a_time_slice_are_left_out_and_all_nodes_keep_as_many() -> None:
     nodes = [RuntimeNode("a", "Gemm", (0.001, 0.005, 0.0011)), RuntimeNode("b", "Relu", (1e-6, 2e-6, 3e-6))]
-    assert [node.samples_s for node in without_stretched(nodes, 2e-4)] == [(0.001, 0.0011), (1e-6, 2e-6)]
-    assert without_stretched([], 2e-4) == []
+    assert [node.samples_s for node in without_preempted(nodes, 2e-4)] == [(0.001, 0.0011), (1e-6, 2e-6)]
+    assert without_preempted([], 2e-4) == []

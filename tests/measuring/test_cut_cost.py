@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from autosplit.deploying.workspace import Workspace
-from autosplit.measuring import timing
-from autosplit.measuring.cutting import NUM_OPS, save_cut, typical_cut
-from autosplit.measuring.timing import Rounds, cut_s
+from autosplit.measuring import stage_timer
+from autosplit.measuring.cut_cost import NUM_OPS, save_cut, typical_cut
+from autosplit.measuring.stage_timer import PassBudget, cut_s
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import load_stage
@@ -60,7 +60,7 @@ def test_both_sides_one_after_the_other_are_what_both_as_one_are() -> None:
 
 def test_the_cost_is_the_median_over_rounds_of_what_two_stages_take_more(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(stage_timer.time, "perf_counter", lambda: clock[0])
 
     def taking(*seconds: float):
         passes = iter((0.0, *seconds))  # the first pass is not timed
@@ -71,6 +71,6 @@ def test_the_cost_is_the_median_over_rounds_of_what_two_stages_take_more(monkeyp
 
         return run, []
 
-    three = Rounds(0.0, least=3, most=3)
+    three = PassBudget(0.0, least=3, most=3)
     assert cut_s([taking(1, 9, 1), taking(2, 2, 2), taking(2.5, 2.5, 2.75)], three) == pytest.approx(0.5e-3)
     assert cut_s([taking(1, 1, 1), taking(2, 2, 2), taking(4, 4, 4)], three) == 0

@@ -4,7 +4,7 @@ from torch import nn
 
 from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import probe
-from autosplit.measuring.timing import EagerProbe, Rounds, Timer, eager_weights, run_queue_s
+from autosplit.measuring.stage_timer import OpTimer, PassBudget, Timer, eager_op_s, run_queue_s
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import StageProgram, save_stage, split
@@ -21,19 +21,19 @@ def program(traced: Traced) -> StageProgram:
 
 
 def test_every_op_is_timed_once_a_pass(traced: Traced, program: StageProgram) -> None:
-    probe = EagerProbe(program.module, threads=1)
+    probe = OpTimer(program.module, threads=1)
     with torch.inference_mode():
-        probe.run(traced.example_inputs)
-        probe.run(traced.example_inputs)
+        probe.sample(traced.example_inputs)
+        probe.sample(traced.example_inputs)
     nodes = {node.name: node.samples_s for node in probe.nodes()}
     assert set(nodes) == {op.name for op in traced.graph.ops}
     assert all(len(samples) == 2 and min(samples) > 0 for samples in nodes.values())
 
 
 def test_timed_passes_compute_what_the_model_computes(traced: Traced, program: StageProgram) -> None:
-    probe = EagerProbe(program.module, threads=torch.get_num_threads())
+    probe = OpTimer(program.module, threads=torch.get_num_threads())
     with torch.inference_mode():
-        outputs = probe._interpreter.run(*traced.example_inputs)
+        outputs = probe.sample(traced.example_inputs)
         assert all(torch.equal(one, other) for one, other in zip(outputs, traced.program(*traced.example_inputs), strict=True))
 
 
@@ -42,8 +42,8 @@ def test_rounds_interleave_whole_and_profiled_passes(backend: str, tmp_path, tra
     save_stage(program, tmp_path / "stage")
     get_backend(backend).prepare(program, tmp_path / "stage")
     timer = Timer(program, tmp_path / "stage", backend, 1, traced.example_inputs)
-    assert len(timer.whole(Rounds(0.0, least=3, most=3))) == 3
-    timed = timer.interleaved(Rounds(0.01, least=2, most=5, overlap_s=0.01))
+    assert len(timer.whole(PassBudget(0.0, least=3, most=3))) == 3
+    timed = timer.interleaved(PassBudget(0.01, least=2, most=5, overlap_s=0.01))
     assert 2 <= len(timed.whole_s) <= 5
     assert timed.nodes and all(len(node.samples_s) == len(timed.whole_s) for node in timed.nodes)
 
@@ -65,7 +65,7 @@ def test_what_a_profiler_cannot_be_given_is_timed_as_a_whole(tmp_path, given: to
     [stage] = split(model, [[op.name for op in model.graph.ops]])
     save_stage(stage, tmp_path / "stage")
     get_backend("onnxruntime").prepare(stage, tmp_path / "stage")
-    timed = Timer(stage, tmp_path / "stage", "onnxruntime", 1, model.example_inputs).interleaved(Rounds(0.0, least=2, most=2))
+    timed = Timer(stage, tmp_path / "stage", "onnxruntime", 1, model.example_inputs).interleaved(PassBudget(0.0, least=2, most=2))
     assert len(timed.whole_s) == 2 and timed.nodes == ()
     assert probe("openvino", tmp_path / "stage", 1) is None
 
@@ -84,13 +84,13 @@ def test_what_a_profiler_cannot_be_given_is_timed_as_a_whole(tmp_path, given: to
     ],
 )
 def test_rounds_end_by_time_or_number_but_overlap(done: int, elapsed_s: float, more: bool) -> None:
-    assert Rounds(2.0).more(done, elapsed_s) is more
+    assert PassBudget(2.0).more(done, elapsed_s) is more
 
 
-def test_weights_are_positive(traced: Traced, program: StageProgram) -> None:
+def test_eager_times_are_positive(traced: Traced, program: StageProgram) -> None:
     with torch.inference_mode():
-        weights = eager_weights(program, 1, traced.example_inputs, passes=2)
-    assert set(weights) == {op.name for op in traced.graph.ops} and min(weights.values()) > 0
+        seconds = eager_op_s(program, 1, traced.example_inputs, num_passes=2)
+    assert set(seconds) == {op.name for op in traced.graph.ops} and min(seconds.values()) > 0
 
 
 def test_waits_never_shrink() -> None:

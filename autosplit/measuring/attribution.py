@@ -1,8 +1,8 @@
-"""Charge the time of a runtime's own nodes to the ops of the graph.
+"""Turn the times of a runtime's own nodes into times of the graph's ops.
 
-A runtime fuses ops, renames and reorders them. Its node is matched to ops by the names it kept (of nodes or of values), else
-by its place in the order of execution and its kind. Ops that no node bears the name of were fused into one downstream: they
-share its time with it, as eager took theirs. What cannot be placed at all is shared out over the whole graph that way.
+A runtime fuses, renames and reorders ops. A node is matched to ops by the names that it kept (of nodes or values), else by its
+place in the order of execution and its kind. An op whose name no node kept was fused into one downstream; they share the
+node's time in proportion to their times in eager. A node that matches no op is shared out over the whole graph in this way.
 """
 
 import re
@@ -11,15 +11,19 @@ from dataclasses import replace
 from statistics import median
 
 from autosplit.backends.profiling import RuntimeNode
+from autosplit.measuring.stage_timer import PREEMPTED_S, Timed
 from autosplit.values.graph import Graph
-from autosplit.values.samples import Samples
+from autosplit.values.samples import Measured, Samples
 
 MATCHED_LEAST = 0.5
-"""Below this share of the time matched by name, the runtime's nodes say too little, and the whole is shared out."""
+"""If a smaller share of the time is matched by name, the runtime's nodes are ignored and the whole is shared out."""
+
+WAITED_LIMIT = 0.03
+"""A worker that waited longer than this share of its time for its core was not alone there."""
 
 _GENERATED_SUFFIX = re.compile(r"(_nchwc|_quantized)$")
 _HOW = re.compile(r"^(skip|fused|bias|fast|quick|simplified|embed(?=layer)|reduce|global|safe)+(?=.)|[123]d(withindices)?$")
-"""What a name says of the way in which the work is done; the rest of it is the work."""
+"""Parts of a kind's name that say how the work is done, not which work."""
 _SHORT = {"normalization": "norm", "average": "avg", "deconvolution": "convtranspose", "convolution": "conv"}
 _ALIKE = {
     "transpose": ("permute", "numpyt", "t"),
@@ -41,78 +45,95 @@ _ALIKE = {
     "gather": ("embedding", "index", "indexselect", "select"),
     "gatherelements": ("gather",),
 }
-"""A kind of node to the operators of another name whose work it does, both as ``_work`` calls them."""
+"""Kind of node to operators of another name that do the same work; all names as ``_work`` returns them."""
+
+
+def measured_of(graph: Graph, backend: str, timed: Timed, names: Mapping[str, str], eager_s: Mapping[str, float]) -> Measured:
+    """The measurement of one setting from its timed passes.
+
+    Args:
+        graph: the ops that were timed.
+        backend: the backend that ran them.
+        timed: the passes.
+        names: a name that the runtime may have kept (of a node or a value in the file it loaded) to an op's name.
+        eager_s: op name to the seconds that eager took, by which fused ops share their time.
+    """
+    whole = rounded(timed.whole_s)
+    if backend == "eager":
+        pooled: dict[str, list[float]] = {}
+        by_op = {node.name: node.samples_s for node in timed.nodes}
+        for op in graph.ops:
+            pooled.setdefault(op.signature, []).extend(by_op[op.name])
+        return Measured({key: rounded(values) for key, values in pooled.items()}, "signature", "in-graph", whole)
+    if timed.nodes:
+        nodes = without_preempted(timed.nodes, PREEMPTED_S) if timed.waited > WAITED_LIMIT else timed.nodes
+        ops, source = attribute(graph, nodes, names, eager_s)
+    else:
+        ops, source = proportional(graph, timed.whole_s, eager_s), "proportional"
+    return Measured({op: rounded(samples.samples_s) for op, samples in ops.items()}, "op", source, whole)
 
 
 def attribute(
-    graph: Graph, nodes: Sequence[RuntimeNode], aliases: Mapping[str, str], weights: Mapping[str, float]
+    graph: Graph, nodes: Sequence[RuntimeNode], names: Mapping[str, str], eager_s: Mapping[str, float]
 ) -> tuple[dict[str, Samples], str]:
-    """Seconds of every op from the times of a runtime's nodes.
+    """Samples of every op, one for each pass, and their source: ``profiler``, or ``proportional`` if too little was matched.
 
-    Args:
-        graph: the model.
-        nodes: what ran, in the order of execution.
-        aliases: a name that the runtime may have kept (of a node or a value in the file it loaded) to an op's name.
-        weights: op name to the seconds that eager took, by which fused ops share.
-    Returns:
-        Op name to samples, one a pass, and the source: ``profiler``, or ``proportional`` if too little could be matched.
+    ``nodes`` are in the order of execution; the other arguments are those of ``measured_of``.
     """
     passes = min((len(node.samples_s) for node in nodes), default=0)
-    found = [_named(node, aliases) for node in nodes]
+    found = [_named(node, names) for node in nodes]
     usual_s = [median(node.samples_s) if passes else 0.0 for node in nodes]  # one stretched sample must not outweigh the rest
-    total = sum(usual_s)
     matched = sum(seconds for seconds, ops in zip(usual_s, found, strict=True) if ops)
-    if not passes or matched < MATCHED_LEAST * total:
-        return proportional(
-            graph, [sum(node.samples_s[i] for node in nodes) for i in range(passes)] or [0.0], weights
-        ), "proportional"
-    anchors = _placed(graph, nodes, found)
-    groups = _groups(graph, anchors)
+    if not passes or matched < MATCHED_LEAST * sum(usual_s):
+        whole_s = [sum(node.samples_s[i] for node in nodes) for i in range(passes)] or [0.0]
+        return proportional(graph, whole_s, eager_s), "proportional"
+    groups = _groups(graph, _placed(graph, nodes, found))
     seconds: dict[str, list[float]] = {op.name: [0.0] * passes for op in graph.ops}
     for node, group in zip(nodes, groups, strict=True):
-        for op, share in _shares(group or [op.name for op in graph.ops], weights):
+        for op, share in _shares(group or [op.name for op in graph.ops], eager_s):
             seconds[op] = [old + share * new for old, new in zip(seconds[op], node.samples_s, strict=False)]
     return {op: Samples(tuple(values)) for op, values in seconds.items()}, "profiler"
 
 
-def without_stretched(nodes: Sequence[RuntimeNode], slice_s: float) -> list[RuntimeNode]:
-    """The nodes without the samples that another process's time slice stretched, as many for each node.
+def without_preempted(nodes: Sequence[RuntimeNode], slice_s: float) -> list[RuntimeNode]:
+    """The nodes without samples that are over ``slice_s`` longer than the node's shortest: another process had the core.
 
-    Args:
-        nodes: what ran on a core that was not free.
-        slice_s: a sample that is longer than the node's shortest by more than this was stretched.
+    Every node keeps the same number of samples.
     """
     kept = [[value for value in node.samples_s if value <= min(node.samples_s) + slice_s] for node in nodes]
     count = min((len(values) for values in kept), default=0)
     return [replace(node, samples_s=tuple(values[:count])) for node, values in zip(nodes, kept, strict=True)]
 
 
-def proportional(graph: Graph, whole_s: Iterable[float], weights: Mapping[str, float]) -> dict[str, Samples]:
-    """The samples of the whole model shared out over its ops as eager took them."""
+def proportional(graph: Graph, whole_s: Iterable[float], eager_s: Mapping[str, float]) -> dict[str, Samples]:
+    """Samples of the whole model shared out over its ops in proportion to their times in eager."""
     passes = list(whole_s)
-    shares = _shares([op.name for op in graph.ops], weights)
-    return {op: Samples(tuple(share * whole for whole in passes)) for op, share in shares}
+    return {op: Samples(tuple(share * whole for whole in passes)) for op, share in _shares([*graph.index], eager_s)}
 
 
-def value_aliases(graph: Graph) -> dict[str, str]:
-    """The names that every op goes by in a file exported from the graph: its own, and those of its values."""
+def value_names(graph: Graph) -> dict[str, str]:
+    """The names of each op in a file exported from the graph: its own and those of its values, each to the op's name."""
     return {**graph.producer, **{op.name: op.name for op in graph.ops}}
 
 
-def _named(node: RuntimeNode, aliases: Mapping[str, str]) -> list[str]:
+def rounded(seconds: Iterable[float]) -> Samples:
+    """Samples to five significant digits: a clock gives no more, and people read the files."""
+    return Samples(tuple(float(f"{value:.5g}") for value in seconds))
+
+
+def _named(node: RuntimeNode, names: Mapping[str, str]) -> list[str]:
     """The ops whose names the node kept."""
     found = []
     for name in node.origins or (node.name,):
         for piece in (name, *re.split(r"[/ ]", name)):
-            op = aliases.get(piece) or aliases.get(_GENERATED_SUFFIX.sub("", piece))
-            if op:
+            if op := names.get(piece) or names.get(_GENERATED_SUFFIX.sub("", piece)):
                 found.append(op)
                 break
     return list(dict.fromkeys(found))
 
 
 def _placed(graph: Graph, nodes: Sequence[RuntimeNode], found: Sequence[list[str]]) -> list[list[str]]:
-    """The ops of each node; one without a name takes an op of its kind between its neighbours, else the op before it."""
+    """The ops of each node. One without a name takes an op of its kind between its neighbours, else the op before it."""
     covered = {op for ops in found for op in ops}
     placed = []
     last = -1
@@ -131,7 +152,7 @@ def _placed(graph: Graph, nodes: Sequence[RuntimeNode], found: Sequence[list[str
 
 
 def _groups(graph: Graph, anchors: Sequence[list[str]]) -> list[list[str]]:
-    """Each node's ops with those fused into them: the unclaimed ops found by walking towards the inputs."""
+    """Each node's ops and those fused into them: the unclaimed ops on the way towards the inputs."""
     claimed = {op for ops in anchors for op in ops}
     order = sorted(range(len(anchors)), key=lambda i: max((graph.index[op] for op in anchors[i]), default=-1))
     groups: list[list[str]] = [list(ops) for ops in anchors]
@@ -148,9 +169,9 @@ def _groups(graph: Graph, anchors: Sequence[list[str]]) -> list[list[str]]:
     return groups
 
 
-def _shares(ops: Sequence[str], weights: Mapping[str, float]) -> list[tuple[str, float]]:
-    total = sum(weights.get(op, 0.0) for op in ops)
-    return [(op, weights.get(op, 0.0) / total if total > 0 else 1 / len(ops)) for op in ops]
+def _shares(ops: Sequence[str], eager_s: Mapping[str, float]) -> list[tuple[str, float]]:
+    total = sum(eager_s.get(op, 0.0) for op in ops)
+    return [(op, eager_s.get(op, 0.0) / total if total > 0 else 1 / len(ops)) for op in ops]
 
 
 def _alike(kind: str, operator: str) -> bool:
@@ -161,7 +182,7 @@ def _alike(kind: str, operator: str) -> bool:
 
 
 def _work(name: str) -> str:
-    """What a kind of node or an operator does. Parts of a word do not count: MatMul has nothing to do with mul.
+    """The work that a kind of node or an operator does, by whole words: MatMul is not mul.
 
     >>> _work("SkipLayerNormalization"), _work("layer_norm"), _work("FusedConv"), _work("conv2d"), _work("ReduceMean")
     ('layernorm', 'layernorm', 'conv', 'conv', 'mean')

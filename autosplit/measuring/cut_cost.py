@@ -1,8 +1,8 @@
-"""What a cut costs a backend: the ops on both sides of one, run as two stages and as one.
+"""The cost of a cut for a backend: the ops on both sides of a typical cut, run as two stages and as one.
 
-A stage finds its inputs where another core wrote them; it turns them from the layout of the cut into that of its runtime, and its
-outputs back; and what would be fused over the cut is not. Times of ops know nothing of it, and who plans the latency of a
-ResNet-50 by them alone gets 13 stages that are predicted 7 % faster than two, and run 20 % slower.
+Behind a cut the inputs lie in another core's cache, tensors are converted between the cut's layout and the runtime's, and
+nothing is fused over the cut. Op times show none of this: planned by them alone, a ResNet-50 got 13 stages that were predicted
+7 % faster than two, and ran 20 % slower.
 """
 
 from dataclasses import dataclass
@@ -13,23 +13,22 @@ import numpy as np
 from autosplit.backends.base import get_backend, usual
 from autosplit.deploying.workspace import Workspace
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.splitting import StageProgram, split
+from autosplit.tracing.splitting import split
 from autosplit.values.graph import Graph
 from autosplit.values.samples import Precision
 
 NUM_OPS = 4
-"""On each side: most of a block of a convolutional network, so that what is fused elsewhere is fused there too; a small part of a
-transformer's, which has many more."""
+"""Ops on each side: most of a block of a convolutional network, so that what is fused elsewhere is fused here too."""
 
 
 def loses_at_cuts(backend: str) -> bool:
-    """Whether what a cut costs a backend is timed: not of one that loses nothing there (eager), or that compiles for long."""
+    """Whether a cut is timed for a backend: not for one that loses nothing there (eager) or compiles for long."""
     return backend in usual() and not get_backend(backend).exact
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The ops before and behind a cut, and the bytes of the values that pass from these to those."""
+    """The ops before and behind a cut, and the bytes of the values that cross it."""
 
     before: tuple[str, ...]
     behind: tuple[str, ...]
@@ -37,18 +36,17 @@ class Cut:
 
 
 def typical_cut(graph: Graph) -> Cut | None:
-    """Of the cuts that the fewest values pass, as those of plans, the one with the most bytes; None if no value is handed over.
+    """A cut as plans have it: crossed by the fewest values, then with the most bytes, then nearest to the middle.
 
-    What a cut costs beside its bytes is little, and there the least part of what is measured. Of several the one nearest to the
-    middle is taken. The ops just before and behind are looked at alone, ``NUM_OPS`` of each where the model has as many, and none
-    in the first and the last eighth, where a model is not what it is elsewhere.
+    The cost per byte shows best where bytes outweigh the fixed cost. The first and the last eighth of the model are left out.
+    None if no value is handed over anywhere.
     """
     num_ops = len(graph.ops)
     alive = np.zeros(num_ops + 1, dtype=np.int64)
     for value, maker in graph.producer.items():
         alive[graph.index[maker] + 1] += 1
         alive[max(graph.index[op] for op in (maker, *graph.consumers[value])) + 1] -= 1
-    alive = alive.cumsum()  # how many values pass the cut before each op
+    alive = alive.cumsum()  # number of values that cross the cut before each op
     sides = min(max(NUM_OPS, num_ops // 8), max(1, num_ops // 2))
     cuts = {place: cut for place in range(sides, num_ops - sides + 1) if (cut := _cut(graph, place)).num_bytes > 0}
     place = min(cuts, key=lambda place: (alive[place], -cuts[place].num_bytes, abs(2 * place - num_ops)), default=None)
@@ -63,15 +61,17 @@ def _cut(graph: Graph, place: int) -> Cut:
 
 
 def save_cut(traced: Traced, cut: Cut, backend: str, precision: Precision, workspace: Workspace) -> tuple[Path, Path, Path]:
-    """The ops before the cut, those behind it, and both as one stage: each saved and prepared for the backend.
+    """Save and prepare three stages: the ops before the cut, those behind it, and both together.
 
     Raises: BackendError: the backend refuses one of them.
     """
     names = tuple(op.name for op in traced.graph.ops)
     start, end = names.index(cut.before[0]), names.index(cut.behind[-1]) + 1
-    programs: dict[tuple[str, ...], StageProgram] = {}
+    folders = []
     for inner in ([cut.before, cut.behind], [names[start:end]]):
         stages = [ops for ops in (names[:start], *inner, names[end:]) if ops]
-        programs |= {ops: program for ops, program in zip(stages, split(traced, stages), strict=True) if ops in inner}
-    before, behind, both = (workspace.add(program, ops, backend, precision).folder for ops, program in programs.items())
+        for ops, program in zip(stages, split(traced, stages), strict=True):
+            if ops in inner:
+                folders.append(workspace.add(program, ops, backend, precision).folder)
+    before, behind, both = folders
     return before, behind, both

@@ -1,0 +1,68 @@
+"""Cache lookup: the stored measurements of a model that still hold here, with a note on each that does not, and why."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autosplit.measuring.calibration import DRIFT_LIMIT, drift, kernel_now_s
+from autosplit.measuring.store import Store
+from autosplit.values.graph import Graph
+from autosplit.values.machine import HOST, Link, Machine
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Provenance, Setting
+
+
+def look_up(graph: Graph, machine: Machine, store: Store, stamps: Mapping[Setting, Provenance]) -> Profile:
+    """The stored measurements of the wanted settings on devices that are as fast as then.
+
+    Args:
+        graph: the model.
+        machine: the devices.
+        store: where measurements are kept.
+        stamps: wanted setting to the provenance of a measurement made now.
+    """
+    precision = next(iter(stamps.values())).precision
+    stored = store.load(graph, {setting.backend: stamp for setting, stamp in stamps.items()}, precision)
+    kept, notes = {}, [note for note in stored.notes if _concerns(note, stamps)]
+    now_s = _calibrations_s(machine, stamps, stored)
+    for setting, stamp in stamps.items():
+        if setting not in stored.measured:
+            continue
+        then = stored.measured[setting].provenance
+        if dict(then.accelerator) != dict(stamp.accelerator):
+            there, here = (", ".join(identity.values()) for identity in (then.accelerator, stamp.accelerator))
+            notes.append(f"{setting}: stored, but measured on {there}, and here it is {here}")
+            continue
+        off = drift(now_s[setting.device], then.calibration_s)
+        if abs(off) > DRIFT_LIMIT:
+            notes.append(
+                f"{setting}: stored, but the calibration kernel takes {abs(off):.0%} {'more' if off > 0 else 'less'} time "
+                f"than then (the limit is {DRIFT_LIMIT:.0%}), so it is measured again"
+            )
+        else:
+            kept[setting] = stored.measured[setting]
+    stages = tuple(stage for stage in stored.stages if stage.setting in kept)
+    return replace(stored, measured=kept, stages=stages, notes=tuple(notes))
+
+
+def look_up_links(machine: Machine, store: Store, stamp: Provenance) -> tuple[Link, ...]:
+    """The stored links of the machine; none if one is missing or was measured before the host's time was."""
+    names = {HOST, *(device.name for device in machine.devices)}
+    found = {(link.source, link.target): link for link in store.links(stamp) if {link.source, link.target} <= names}
+    cores = {device.name for device in machine.devices if device.kind == "cpu"}
+    old = any(link.target == HOST and link.source in cores and not link.cold_receive_s for link in found.values())
+    return tuple(found.values()) if not old and len(found) == len(names) * (len(names) - 1) else ()
+
+
+def _calibrations_s(machine: Machine, stamps: Mapping[Setting, Provenance], stored: Profile) -> dict[str, float]:
+    """Seconds of the calibration kernel now on every device that was measured before."""
+    then_s: dict[str, list[float]] = {}
+    now_s = {setting.device: stamp.calibration_s for setting, stamp in stamps.items() if stamp.accelerator}
+    for setting in stamps:
+        if setting in stored.measured and setting.device not in now_s:
+            then_s.setdefault(setting.device, []).append(stored.measured[setting].provenance.calibration_s)
+    return now_s | {device: kernel_now_s(machine[device].cores, min(seconds)) for device, seconds in then_s.items()}
+
+
+def _concerns(note: str, stamps: Mapping[Setting, Provenance]) -> bool:
+    """Whether a note of the store is about a wanted setting or a whole file."""
+    return ": stored, but" not in note or any(note.startswith(f"{setting}: ") for setting in stamps)

@@ -1,0 +1,166 @@
+"""The model as files that workers load: whole, or in subgraphs where a backend refuses ops, and stages around a typical cut."""
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from autosplit.backends.base import get_backend
+from autosplit.backends.profiling import onnx_names
+from autosplit.deploying.workspace import Workspace
+from autosplit.errors import BackendError
+from autosplit.measuring.attribution import value_names
+from autosplit.measuring.cut_cost import Cut, loses_at_cuts, save_cut
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.splitting import StageProgram, split, unsplit
+from autosplit.values.graph import Graph
+from autosplit.values.samples import Measured, Precision, Samples
+
+INPUTS = "inputs.pt"
+"""The file beside a saved stage that holds one tensor for each of its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """Ops that a backend is timed on together, the folder in which they are saved with their inputs, and their names there."""
+
+    graph: Graph
+    folder: Path
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFiles:
+    """What one backend is timed on.
+
+    Attributes:
+        subgraphs: the whole model, or all of it but the refused ops.
+        refused: op name to the reason, for each op that the backend refuses.
+        cut: folders of the stages before and behind the typical cut and of both as one; None if the cut is not timed.
+    """
+
+    subgraphs: Sequence[Subgraph]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    cut: tuple[Path, Path, Path] | None = None
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model saved in a workspace, for backends that compute in one precision.
+
+    Attributes:
+        traced: the model.
+        program: all of it as one stage.
+        folder: where that stage is saved.
+        cut: the typical cut, or None if none is timed.
+        precision: what the backends compute in.
+        workspace: where stages are saved.
+    """
+
+    traced: Traced
+    program: StageProgram
+    folder: Path
+    cut: Cut | None
+    precision: Precision
+    workspace: Workspace
+
+    @staticmethod
+    def save(traced: Traced, cut: Cut | None, precision: Precision, workspace: Workspace) -> "ModelFiles":
+        """Save the model and its example inputs."""
+        program = unsplit(traced)
+        folder = workspace.save(program, program.ops)
+        examples = dict(zip(traced.graph.inputs, traced.example_inputs, strict=True))  # the stage takes those that an op reads
+        torch.save([examples[spec.name] for spec in program.inputs], folder / INPUTS)
+        return ModelFiles(traced, program, folder, cut, precision, workspace)
+
+    def prepare(self, backend: str) -> BackendFiles:
+        """Write the files that a backend loads. Raises: BackendError: it refuses every op."""
+        try:
+            get_backend(backend).prepare(self.program, self.folder, self.precision)
+        except BackendError as failure:
+            return self.divide(backend, failure)
+        cut = None
+        if self.cut is not None and loses_at_cuts(backend):
+            with contextlib.suppress(BackendError):
+                cut = save_cut(self.traced, self.cut, backend, self.precision, self.workspace)
+        names = _names(backend, self.folder, self.traced.graph)
+        return BackendFiles([Subgraph(self.traced.graph, self.folder, names)], cut=cut)
+
+    def divide(self, backend: str, failure: BackendError) -> BackendFiles:
+        """Prepare the subgraphs of ops that a backend accepts, after it failed on the whole model.
+
+        Raises: failure: it refuses no op or every op. BackendError: it refuses a subgraph.
+        """
+        refused = failure.refused or get_backend(backend).refuses(self.program)
+        if not refused or len(refused) == len(self.program.ops):
+            raise failure
+        graph = self.traced.graph
+        label = {op.name: "refused" if op.name in refused else "accepted" for op in graph.ops}
+        stages = graph.runs(label, label)
+        programs = split(self.traced, stages)
+        values = stage_values(self.traced, {spec.name for program in programs for spec in program.inputs})
+        subgraphs = []
+        for ops, program in zip(stages, programs, strict=True):
+            if label[ops[0]] == "accepted":
+                folder = self.workspace.add(program, ops, backend, self.precision).folder
+                torch.save([values[spec.name] for spec in program.inputs], folder / INPUTS)
+                part = replace(graph, ops=tuple(op for op in graph.ops if op.name in set(ops)))
+                subgraphs.append(Subgraph(part, folder, _names(backend, folder, part)))
+        return BackendFiles(subgraphs, refused)
+
+
+def _names(backend: str, folder: Path, graph: Graph) -> dict[str, str]:
+    """The names by which a backend may know each op: of the graph, and of nodes and values in its ONNX file."""
+    names = value_names(graph)
+    kept = onnx_names(folder) if backend in ("onnxruntime", "openvino") else {}
+    return {**names, **{name: names[source] for name, source in kept.items() if source in names}}
+
+
+def merged(parts: Sequence[Measured], refused: Mapping[str, str]) -> Measured:
+    """Measurements of subgraphs as one of all ops that are not refused: ops side by side, passes added up."""
+    if len(parts) == 1 and not refused:
+        return parts[0]
+    return replace(
+        parts[0],
+        ops={op: samples for part in parts for op, samples in part.ops.items()},
+        source=" and ".join(sorted({part.source for part in parts})),
+        whole=_added([part.whole for part in parts]),
+        alone=_added([part.alone for part in parts]),
+        error=max((part.error for part in parts if part.error is not None), default=None),
+        refused=refused,
+    )
+
+
+def _added(parts: Sequence[Samples | None]) -> Samples | None:
+    """The sum over the parts, pass by pass, for the last passes that all parts have."""
+    known = [part.samples_s for part in parts if part is not None]
+    if not known or len(known) < len(parts):
+        return None
+    count = min(map(len, known))
+    passes = zip(*(samples[-count:] for samples in known), strict=True)
+    return Samples(tuple(float(f"{sum(one):.5g}") for one in passes))
+
+
+def stage_values(traced: Traced, names: Collection[str]) -> dict[str, torch.Tensor]:
+    """The named values of one run of the model on its example inputs."""
+    runner = _Recorder(traced.program, names)
+    with torch.inference_mode():
+        runner.run(*traced.example_inputs)
+    return runner.kept
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, names: Collection[str]) -> None:
+        super().__init__(module)
+        self.kept: dict[str, torch.Tensor] = {}
+        self._names = names
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.name in self._names:
+            self.kept[n.name] = value
+        return value

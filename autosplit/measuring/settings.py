@@ -1,0 +1,124 @@
+"""The settings to measure: which backends, devices and thread counts there are, and which are left out with a note."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import get_args
+
+from autosplit.backends.base import get_backend, require_device, require_precision
+from autosplit.devices import discovering
+from autosplit.devices.accelerators import is_accelerator
+from autosplit.devices.limits import affinity
+from autosplit.errors import BackendError, DeviceError, UsageError, listed, refusals
+from autosplit.values.machine import Device, Machine
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Precision, Provenance, Setting
+
+
+def wanted_settings(
+    machine: Machine, backends: Sequence[str], threads: Mapping[str, Sequence[int]] | None, precision: Precision
+) -> tuple[list[Setting], list[str]]:
+    """A setting for each backend, device and thread count, and a note on each backend or device that is left out.
+
+    Raises:
+        UsageError: no backend, an unknown precision, or a thread count that a device does not have.
+        DeviceError: a device that is not here or cannot be measured.
+        BackendError: no backend computes in the precision, or none runs on a device.
+    """
+    if not isinstance(machine, Machine):
+        raise UsageError(f"machine must be a Machine, but is {machine!r}; machine_for('cpu:0,cpu:1') makes one of names")
+    if precision not in get_args(Precision):
+        raise UsageError(f"precision must be one of {', '.join(get_args(Precision))}, but is {precision!r}")
+    if not listed("backends", backends, str):
+        raise UsageError("no backend is named; name one, such as eager")
+    discovering.check_here(machine)
+    for device in machine.devices:
+        if device.kind != "cpu" and not is_accelerator(device):
+            raise DeviceError(
+                f"device '{device.name}' cannot be measured: only CPU core sets and CUDA devices can. Profile.given "
+                "takes seconds of its ops"
+            )
+    able, notes = _able_backends(backends, precision)
+    for device in machine.devices:
+        reasons = [reason for backend in able if (reason := _refusal(backend, device))]
+        if len(reasons) == len(able):
+            raise BackendError(f"no backend is left for '{device.name}': {'; '.join(reasons)}")
+        notes += reasons
+    counts = _thread_counts(machine, threads)
+    places = [(backend, device) for backend in able for device in machine.devices if not _refusal(backend, device)]
+    settings = [Setting(device.name, backend, count) for backend, device in places for count in counts[device.name]]
+    return list(dict.fromkeys(settings)), notes
+
+
+def _able_backends(backends: Sequence[str], precision: Precision) -> tuple[list[str], list[str]]:
+    """The backends that compute in a precision, and a note on each of the others. Raises: BackendError: none does."""
+    able, notes = [], []
+    for backend in backends:
+        try:
+            require_precision(get_backend(backend), precision)
+        except BackendError as failure:
+            notes.append(f"{backend} is left out: {failure}")
+            if len(notes) == len(backends):
+                raise
+        else:
+            able.append(backend)
+    return able, notes
+
+
+def _refusal(backend: str, device: Device) -> str:
+    """The reason why a backend does not run on a device; '' if it does."""
+    if device.backends and backend not in device.backends:
+        return f"{backend} is left out on '{device.name}', whose backends are {', '.join(device.backends)}"
+    try:
+        require_device(get_backend(backend), device.name)
+    except BackendError as failure:
+        return str(failure)
+    return ""
+
+
+def _thread_counts(machine: Machine, threads: Mapping[str, Sequence[int]] | None) -> dict[str, Sequence[int]]:
+    """Device name to the thread counts to measure there. Raises: UsageError: a device or a count that is not there."""
+    if threads is not None and not isinstance(threads, Mapping):
+        raise UsageError(f"threads must map device names to lists of counts, such as {{'cpu:0': [1]}}, but is {threads!r}")
+    found: dict[str, Sequence[int]] = {device.name: [max(1, len(device.cores))] for device in machine.devices}
+    for name, counts in (threads or {}).items():
+        if name not in found:
+            raise UsageError(f"threads name device '{name}', which is not among {', '.join(found)}")
+        [num_cores], found[name] = found[name], listed(f"threads of '{name}'", counts, int)
+        if not found[name]:
+            raise UsageError(f"threads of '{name}' name no count; name 1 to {num_cores}")
+        for count in found[name]:
+            if not 1 <= count <= num_cores:
+                raise UsageError(
+                    f"device '{name}' cannot run {count} thread{'s' * (count != 1)}: it has {num_cores} "
+                    f"core{'s' * (num_cores != 1)}; name 1 to {num_cores}"
+                )
+    return found
+
+
+def stamps_of(machine: Machine, settings: Sequence[Setting], precision: Precision) -> dict[Setting, Provenance]:
+    """Setting to the provenance of a measurement made here, without date. An accelerator's calibration is of now."""
+    cores = affinity()
+    here = Provenance(discovering.cpu_name(), len(cores), discovering.caches(cores[0]), precision=precision)
+    facts = discovering.facts_of(tuple(device.name for device in machine.devices if is_accelerator(device)))
+    stamps = {}
+    for setting in settings:
+        stamps[setting] = replace(here, versions=discovering.versions([setting.backend]))
+        if found := facts.get(setting.device):
+            stamps[setting] = replace(stamps[setting], accelerator=found.identity, calibration_s=found.calibration_s)
+    return stamps
+
+
+def refused_ops(profile: Profile, wanted: Sequence[Setting]) -> list[str]:
+    """A note on each backend that refuses ops, which stages of another backend run.
+
+    Raises: BackendError: every backend that was measured on a device refuses an op.
+    """
+    for device in dict.fromkeys(setting.device for setting in wanted):
+        there = [profile.measured[one].refused for one in wanted if one.device == device and one in profile.measured]
+        if stuck := set.intersection(*map(set, there)) if there else set():
+            raise BackendError(f"no backend is left on '{device}' for {refusals({op: there[0][op] for op in stuck})}; add eager")
+    notes = []
+    for backend in dict.fromkeys(setting.backend for setting in wanted):
+        if refused := profile.refused(backend):
+            notes.append(f"{backend} refuses {refusals(refused)}; stages of another backend run what it refuses")
+    return notes

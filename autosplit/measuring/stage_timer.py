@@ -1,0 +1,229 @@
+"""Time a stage on CPU cores: whole passes and passes op by op in turn, so that drift of the machine hits both."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from autosplit.backends.base import Runnable, get_backend
+from autosplit.backends.lowering import in_precision
+from autosplit.backends.profiling import Probe, RuntimeNode, probe
+from autosplit.devices.processes import thread_times_s
+from autosplit.tracing.flattening import is_op
+from autosplit.tracing.splitting import StageProgram
+from autosplit.values.samples import Precision
+
+WARM_UP_PASSES = 3
+WARM_UP_S = 0.2
+"""Warm-up ends after this many passes or seconds: a slow model needs fewer."""
+
+PREEMPTED_S = 200e-6
+"""A longer wait for the core within one pass is another process's time slice; a shorter one is a wake-up of our own."""
+
+SWEPT_BYTES = 4 << 20
+"""More than the private cache of a core holds."""
+
+LONG_S = 5.0
+"""After this many seconds two passes are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassBudget:
+    """The passes to make: until ``seconds`` are over or ``most`` are made, but at least ``least``; the last ``most`` are kept.
+
+    Devices that start together must be busy together, so passes go on for at least ``overlap_s``.
+    """
+
+    seconds: float
+    least: int = 3
+    most: int = 60
+    overlap_s: float = 0.3
+
+    def more(self, done: int, elapsed_s: float) -> bool:
+        """Whether another pass is due after ``done`` passes in ``elapsed_s`` seconds."""
+        least = min(self.least, 2) if elapsed_s > LONG_S else self.least
+        return done < least or elapsed_s < min(self.overlap_s, self.seconds) or (done < self.most and elapsed_s < self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds of whole passes, and the nodes (ops for eager) of the profiled passes between them.
+
+    ``waited`` is the share of the time in which this process was ready to run and another one had its core.
+    """
+
+    whole_s: tuple[float, ...]
+    nodes: tuple[RuntimeNode, ...]
+    waited: float = 0.0
+
+
+class OpTimer(fx.Interpreter):
+    """Runs a flat program in graph order on a fixed number of threads and times every op.
+
+    Picking from a tuple counts for the op that made it; a cast that lowering added counts for the op that needed it. A single
+    thread is timed by its CPU time, which stands still while other processes have the core.
+    """
+
+    def __init__(self, module: fx.GraphModule, threads: int) -> None:
+        super().__init__(module)
+        self._threads = threads
+        self._clock = time.thread_time if threads == 1 else time.perf_counter
+        self._samples_s: dict[str, list[float]] = {op_of(node): [] for node in filter(is_op, module.graph.nodes)}
+
+    def sample(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """One pass, and one more sample of every op; returns the outputs."""
+        torch.set_num_threads(self._threads)
+        for samples in self._samples_s.values():
+            samples.append(0.0)
+        return self.run(*inputs)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node, timed if it is an op; fetching its arguments is left out."""
+        if not is_op(n):
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        target: Callable[..., Any] = n.target  # type: ignore[assignment]
+        start = self._clock()
+        result = target(*args, **kwargs)
+        self._samples_s[op_of(n)][-1] += self._clock() - start
+        return result
+
+    def nodes(self) -> list[RuntimeNode]:
+        """Every op with one sample for each pass."""
+        return [RuntimeNode(name, "op", tuple(samples)) for name, samples in self._samples_s.items()]
+
+
+class Timer:
+    """A stage on one backend, loaded and warm.
+
+    Args:
+        program: the stage.
+        folder: where it was saved and prepared.
+        backend: the name of the backend.
+        threads: its threads.
+        inputs: one tensor for each input.
+        precision: what the backend computes in.
+    """
+
+    def __init__(
+        self,
+        program: StageProgram,
+        folder: Path,
+        backend: str,
+        threads: int,
+        inputs: Sequence[torch.Tensor],
+        precision: Precision = "f32",
+    ) -> None:
+        self._inputs = inputs
+        self._threads = threads
+        self.run: Runnable = get_backend(backend).load(folder, threads, precision)
+        self._probe: OpTimer | Probe | None
+        if backend == "eager":
+            self._probe = OpTimer(in_precision(program, precision).module, threads)
+        else:
+            self._probe = probe(backend, folder, threads, precision)
+        begun = time.perf_counter()
+        for _ in range(WARM_UP_PASSES):
+            self._pass()
+            if time.perf_counter() - begun > WARM_UP_S:
+                break
+        self._profile()
+
+    def whole(self, budget: PassBudget, wake: bool = False) -> tuple[float, ...]:
+        """Seconds of each pass of the whole stage, without the time slices of other processes.
+
+        ``wake``: make one pass first that is not counted; after a pause of seconds it takes up to a third longer.
+        """
+        if wake:
+            self._pass()
+        samples: list[float] = []
+        start = time.perf_counter()
+        while budget.more(len(samples), time.perf_counter() - start):
+            samples.append(self._pass())
+        return tuple(samples[-budget.most :])
+
+    def interleaved(self, budget: PassBudget) -> Timed:
+        """Whole and profiled passes in turn, after one that is not counted. Only ``whole`` works after it."""
+        self._pass()
+        samples: list[float] = []
+        start, waited_s = time.perf_counter(), run_queue_s(self._threads)
+        while budget.more(len(samples), time.perf_counter() - start):
+            samples.append(self._pass())
+            self._profile()
+        nodes = self._probe.nodes() if self._probe is not None else []
+        waited = (run_queue_s(self._threads) - waited_s) / (time.perf_counter() - start)
+        self._probe = None
+        # The last samples are taken, because the first one of every node is of the warm-up pass.
+        kept = min(len(samples), budget.most)
+        return Timed(tuple(samples[-kept:]), tuple(replace(node, samples_s=node.samples_s[-kept:]) for node in nodes), waited)
+
+    def _profile(self) -> None:
+        if isinstance(self._probe, OpTimer):
+            self._probe.sample(self._inputs)
+        elif self._probe is not None:
+            self._probe.run(self._inputs)
+
+    def _pass(self) -> float:
+        """Seconds of one pass less the time slices of other processes, but never less than the CPU time of this thread."""
+        waited_s = run_queue_s(self._threads)
+        cpu_s, start = time.thread_time(), time.perf_counter()
+        outputs = self.run(self._inputs)
+        seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_s
+        waited_s = run_queue_s(self._threads) - waited_s
+        del outputs
+        # A wait that is longer than the pass lay outside it, at least in part.
+        return max(seconds - waited_s, cpu_s) if PREEMPTED_S < waited_s < seconds else seconds
+
+
+def cut_s(stages: Sequence[tuple[Runnable, Sequence[torch.Tensor]]], budget: PassBudget) -> float:
+    """Median seconds that two neighbouring stages take longer than both as one; 0 if they do not.
+
+    The private cache is swept before each stage, as if another core had written its inputs.
+
+    Args:
+        stages: the first stage, the second one, and both as one; each with its inputs.
+        budget: a pass runs each of the three once.
+    """
+    swept = torch.zeros(SWEPT_BYTES, dtype=torch.uint8)
+    extra: list[float] = []
+    for run, inputs in stages:
+        run(inputs)
+    start = time.perf_counter()
+    while budget.more(len(extra), time.perf_counter() - start):
+        taken = []
+        for run, inputs in stages:
+            swept.add_(1)
+            begun = time.perf_counter()
+            outputs = run(inputs)
+            taken.append(time.perf_counter() - begun)
+            del outputs
+        extra.append(taken[0] + taken[1] - taken[2])
+    return max(0.0, statistics.median(extra))
+
+
+def eager_op_s(program: StageProgram, threads: int, inputs: Sequence[torch.Tensor], num_passes: int) -> dict[str, float]:
+    """Op name to its least seconds in eager over a few passes, by which a backend that fuses shares its time out."""
+    timed = OpTimer(program.module, threads)
+    for _ in range(num_passes):
+        timed.sample(inputs)
+    return {node.name: min(node.samples_s) for node in timed.nodes()}
+
+
+def run_queue_s(threads: int) -> float:
+    """Seconds that this process was ready to run while others had its cores; 0 where the kernel does not say.
+
+    Args:
+        threads: its threads that work at a time. Waits of one thread add up; of several at once the longest counts.
+    """
+    waits = thread_times_s("self", 1)
+    return sum(waits) if threads == 1 else max(waits, default=0.0)
+
+
+def op_of(node: fx.Node) -> str:
+    """The op of the graph that a node works for."""
+    return str(node.meta.get("op", node.name))
