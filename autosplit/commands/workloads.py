@@ -1,6 +1,5 @@
 """A planner's workload file, planned or judged without a model."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -9,6 +8,8 @@ from typing import Any
 from autosplit.commands import options
 from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, show, write_simulation
 from autosplit.errors import InfeasibleError, UsageError
+from autosplit.files import read_data
+from autosplit.parsing import parse_json
 
 FOR_MODELS = (
     "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "output", "backend", "precision", "batch",
@@ -118,10 +119,7 @@ def evaluate(given: options.Evaluate) -> None:
     from autosplit.costs.cost import evaluate as compute_loads
     from autosplit.costs.workloads import read_split
 
-    try:
-        split = json.loads(given.split.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as failure:
-        raise UsageError(f"split file '{given.split}' cannot be read as JSON: {failure}") from None
+    split = read_data(given.split, "split", UsageError, parse_json)
     problem = _read(given.workload, given)
     blocks = read_split(problem, split)
     seconds = compute_loads(problem, blocks).device_s.tolist()

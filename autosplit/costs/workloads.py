@@ -5,22 +5,38 @@ Graph Operators" (NeurIPS 2020); ``graph.txt`` is what the profiler of PipeDream
 keep the file's own unit.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
 
 from autosplit.costs.cost import find_faults
 from autosplit.costs.problem import Block, Net, Problem, Transfers
-from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.errors import SHOWN_FAULTS, PlanError, UsageError, raise_faults
+from autosplit.files import field_faults, read_data, validated
+from autosplit.parsing import parse_json, shown
 
 Format = Literal["dnn-partitioning", "pipedream"]
+M = TypeVar("M", bound=BaseModel)
+
 COST_TOLERANCE = 1e-6
+SMALLEST, LARGEST = 1e-280, 1e300
+NEEDED = f"0 or more is needed, and between {SMALLEST:g} and {LARGEST:g} where it is not 0"
+"""Sums of larger numbers would overflow, and so would quotients by smaller ones."""
+
+MAX_WORKLOAD_BYTES = 20_000_000
+MAX_DEVICES = 1024
+MAX_TIMES = 1_000_000
+"""Largest number of nodes times devices; a time, and a reason where a node is not supported, take up to 200 bytes."""
+MAX_SHOWN_CYCLE = 20
+MAX_ID = 2**53
+"""Largest id. Larger ones may have equal hashes, which makes a mapping of them slow."""
 
 
 def read_workload(path: Path, format: Format = "dnn-partitioning", *, num_devices: int = 4, bytes_per_s: float = 1e9) -> Problem:
@@ -33,16 +49,61 @@ def read_workload(path: Path, format: Format = "dnn-partitioning", *, num_device
         bytes_per_s: for ``pipedream`` only: what a link between two of its devices carries.
     Raises: UsageError: every fault of the file.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if format == "dnn-partitioning" else None
-    except (OSError, UnicodeDecodeError) as failure:
-        raise UsageError(f"workload file '{path}' cannot be read: {failure}") from None
-    except (ValueError, RecursionError) as failure:  # too many digits; too many brackets
-        raise UsageError(f"workload file '{path}' is truncated or no JSON: {failure}") from None
     if format == "pipedream":
+        text = read_data(path, "workload", UsageError, str, MAX_WORKLOAD_BYTES)
         return parse_pipedream(text, path.stem, num_devices, bytes_per_s)
-    return parse_dnn_partitioning(data, path.stem)
+    return parse_dnn_partitioning(read_data(path, "workload", UsageError, parse_json, MAX_WORKLOAD_BYTES), path.stem)
+
+
+def _usable(value: float) -> float:
+    if not (value in (0, math.inf) or SMALLEST <= value <= LARGEST):
+        raise ValueError(f"{NEEDED}, but it is {value}")
+    return value
+
+
+def _finite(value: float) -> float:
+    if value == math.inf:
+        raise ValueError("a finite number is needed, but it is inf")
+    return _usable(value)
+
+
+_Number = Annotated[float, Strict(), AfterValidator(_usable)]
+_Finite = Annotated[float, Strict(), AfterValidator(_finite)]
+_Id = Annotated[int, Strict(), Field(ge=-MAX_ID, le=MAX_ID)]
+_Count = Annotated[int, Strict(), Field(ge=0, le=MAX_DEVICES)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class _Node(_Entry):
+    id: _Id
+    supported_on_fpga: bool
+    cpu_latency: _Number
+    fpga_latency: _Number
+    size: _Finite | None = None
+    is_backward_node: bool = False
+    color_class: _Id | str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _needs_no_time_where_it_cannot_run(cls, data: Any) -> Any:
+        return data | {"fpgaLatency": 0.0} if isinstance(data, dict) and not data.get("supportedOnFpga") else data
+
+
+class _Edge(_Entry):
+    source_id: _Id
+    dest_id: _Id
+    cost: _Finite
+
+
+class _Header(BaseModel):
+    accelerator_bytes: _Number = Field(alias="maxSizePerFPGA")
+    accelerators: _Count = Field(alias="maxFPGAs")
+    cpus: _Count = Field(alias="maxCPUs")
+    nodes: list[Any]
+    edges: list[Any]
 
 
 def parse_dnn_partitioning(data: Any, name: str) -> Problem:
@@ -52,30 +113,26 @@ def parse_dnn_partitioning(data: Any, name: str) -> Problem:
     transfers and has no cap. Forward edges bind the order; a colour class stays together.
     Raises: UsageError: every fault of the data.
     """
-    faults = _json_faults(data)
-    raise_faults(UsageError, f"workload '{name}' is not understood", faults)
-    nodes = {node["id"]: node for node in data["nodes"]}
-    edges = list(dict.fromkeys((edge["sourceId"], edge["destId"]) for edge in data["edges"]))
-    costs = {edge["sourceId"]: float(edge["cost"]) for edge in reversed(data["edges"])}
+    header, nodes, given = _parsed(data, name)
+    edges = list(dict.fromkeys((edge.source_id, edge.dest_id) for edge in given))
+    costs = {edge.source_id: edge.cost for edge in reversed(given)}
     ids = _sorted_ids(nodes, edges, name)
     place = {node: number for number, node in enumerate(ids)}
-    accelerators, cpus = int(data["maxFPGAs"]), min(1, int(data["maxCPUs"]))
+    accelerators, cpus = header.accelerators, min(1, header.cpus)
     devices = [f"acc{number}" for number in range(accelerators)] + ["cpu0"] * cpus
     compute = np.empty((len(ids), len(devices)))
     reasons: dict[tuple[int, int], str] = {}
-    for number, node in enumerate(ids):
-        supported = bool(nodes[node]["supportedOnFpga"])
-        compute[number, :accelerators] = float(nodes[node]["fpgaLatency"]) if supported else math.inf
-        compute[number, accelerators:] = float(nodes[node]["cpuLatency"])
-        if not supported:
-            reasons |= {(number, device): f"accelerators do not support node {node}" for device in range(accelerators)}
+    classes: dict[int | str, list[int]] = {}
+    for number, node in enumerate(nodes[identity] for identity in ids):
+        compute[number, :accelerators] = node.fpga_latency if node.supported_on_fpga else math.inf
+        compute[number, accelerators:] = node.cpu_latency
+        if not node.supported_on_fpga:
+            reasons |= dict.fromkeys(((number, d) for d in range(accelerators)), f"accelerators do not support node {node.id}")
+        if node.color_class is not None:
+            classes.setdefault(node.color_class, []).append(number)
     readers: dict[int, list[int]] = {}
     for source, target in edges:
         readers.setdefault(source, []).append(place[target])
-    classes: dict[Any, list[int]] = {}
-    for node in ids:
-        if nodes[node].get("colorClass") is not None:
-            classes.setdefault(nodes[node]["colorClass"], []).append(place[node])
     transfers = Transfers.free(len(devices))
     transfers.send_s_per_byte[:accelerators] = 1.0
     transfers.receive_s_per_byte[:, :accelerators] = 1.0
@@ -89,83 +146,61 @@ def parse_dnn_partitioning(data: Any, name: str) -> Problem:
         nets=tuple(Net(place[source], tuple(sorted(found)), costs[source]) for source, found in sorted(readers.items())),
         order=_order(nodes, edges, place, classes),
         transfers=transfers,
-        op_bytes=np.array([float(nodes[node].get("size") or 0.0) for node in ids]),
-        memory_bytes=np.array([float(data["maxSizePerFPGA"])] * accelerators + [math.inf] * cpus),
+        op_bytes=np.array([nodes[node].size or 0.0 for node in ids]),
+        memory_bytes=np.array([header.accelerator_bytes] * accelerators + [math.inf] * cpus),
         groups=tuple(tuple(members) for members in classes.values() if len(members) > 1),
         send_once=True,
         reasons=reasons,
     ).verify()
 
 
-SMALLEST, LARGEST = 1e-280, 1e300
-"""Numbers outside, 0 and infinity aside, are no times or sizes: their sums would overflow, or what planners divide by them."""
-
-NEEDED = f"0 or more is needed, and between {SMALLEST:g} and {LARGEST:g} where it is not 0"
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and (value in (0, math.inf) or SMALLEST <= value <= LARGEST)
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value <= 10_000
+def _parsed(data: Any, name: str) -> tuple[_Header, dict[int, _Node], list[_Edge]]:
+    """The data with the right types. Raises: UsageError: with every fault."""
+    subject = f"workload '{name}' is not understood"
+    header = validated(_Header, data, UsageError, subject)
+    faults = _size_faults(len(header.nodes), header.accelerators + min(1, header.cpus))
+    nodes, edges = _entries(_Node, header.nodes, "nodes", faults), _entries(_Edge, header.edges, "edges", faults)
+    raise_faults(UsageError, subject, faults or _relation_faults(header, nodes, edges))
+    return header, {node.id: node for node in nodes}, edges
 
 
-def _json_faults(data: Any) -> list[str]:
-    if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in ("nodes", "edges")):
-        return ["it must be an object with the lists 'nodes' and 'edges'"]
-    faults = [] if _number(data.get("maxSizePerFPGA")) else [f"'maxSizePerFPGA' must be a number; {NEEDED}"]
-    faults += [f"'{key}' must be a whole number, 0 to 10000" for key in ("maxFPGAs", "maxCPUs") if not _count(data.get(key))]
-    if not faults and data["maxFPGAs"] + data["maxCPUs"] < 1:
-        faults.append("it has no devices: 'maxFPGAs' and 'maxCPUs' are both 0")
-    if not data["nodes"]:
-        faults.append("it has no nodes")
-    seen = set()
-    for position, node in enumerate(data["nodes"]):
-        if not isinstance(node, dict) or not isinstance(node.get("id"), int):
-            faults.append(f"entry {position} of 'nodes' has no whole number as 'id'")
-            continue
-        if node["id"] in seen:
-            faults.append(f"node {node['id']} stands twice")
-        seen.add(node["id"])
-        faults += _node_faults(node)
-        if not node.get("supportedOnFpga") and data.get("maxCPUs") == 0:
-            faults.append(f"node {node['id']} is not supported on accelerators, and there are no CPUs")
-    return faults + _edge_faults(data["edges"], seen)
+def _size_faults(num_nodes: int, num_devices: int) -> list[str]:
+    faults = ["it has no nodes"] if num_nodes < 1 else []
+    if not 1 <= num_devices <= MAX_DEVICES:
+        faults.append(f"it has {num_devices or 'no'} devices, and 1 to {MAX_DEVICES} are needed")
+    if (num_times := num_nodes * num_devices) > MAX_TIMES:
+        faults.append(f"{num_nodes} nodes on {num_devices} devices are {num_times} times, and at most {MAX_TIMES} are read")
+    return faults
 
 
-def _node_faults(node: Mapping[str, Any]) -> list[str]:
-    colour = node.get("colorClass")
-    missing = [] if colour is None or isinstance(colour, int | float | str) else [f"node {node['id']} has colorClass {colour!r}"]
-    missing += [
-        f"node {node['id']} has no '{key}'" for key in ("supportedOnFpga", "cpuLatency", "fpgaLatency") if key not in node
-    ]
-    values = {"cpuLatency": node.get("cpuLatency", 0), "fpgaLatency": node.get("fpgaLatency", 0), "size": node.get("size") or 0}
-    if not node.get("supportedOnFpga"):
-        del values["fpgaLatency"]
-    return missing + [
-        f"node {node['id']} has {key} {value!r}; {NEEDED}"
-        for key, value in values.items()
-        if not _number(value) or (key == "size" and value == math.inf)
-    ]
+def _entries(model: type[M], data: Sequence[Any], name: str, faults: list[str]) -> list[M]:
+    """The entries of a list. Once there are many faults the rest is left out, or the messages of all would fill the memory."""
+    found = []
+    for position, entry in enumerate(data):
+        if len(faults) > SHOWN_FAULTS:
+            break
+        try:
+            found.append(model.model_validate(entry))
+        except ValidationError as failure:
+            faults += field_faults([{**e, "loc": (name, position, *e["loc"])} for e in failure.errors(include_url=False)])
+    return found
 
 
-def _edge_faults(edges: Sequence[Any], known: set[int]) -> list[str]:
-    faults: list[str] = []
+def _relation_faults(header: _Header, nodes: Sequence[_Node], edges: Sequence[_Edge]) -> list[str]:
+    faults = []
+    known: set[int] = set()
+    for node in nodes:
+        if node.id in known:
+            faults.append(f"node {node.id} stands twice")
+        known.add(node.id)
+        if not node.supported_on_fpga and header.cpus == 0:
+            faults.append(f"node {node.id} is not supported on accelerators, and there are no CPUs")
     costs: dict[int, float] = {}
-    for position, edge in enumerate(edges):
-        if not isinstance(edge, dict) or not {"sourceId", "destId", "cost"} <= set(edge):
-            faults.append(f"entry {position} of 'edges' needs 'sourceId', 'destId' and 'cost'")
-            continue
-        source, target, cost = edge["sourceId"], edge["destId"], edge["cost"]
-        if not isinstance(source, int) or not isinstance(target, int):
-            faults.append(f"edge {source!r} -> {target!r} must name nodes by their whole numbers")
-            continue
+    for edge in edges:
+        source, target = edge.source_id, edge.dest_id
         faults += [f"edge {source} -> {target} names unknown node {node}" for node in (source, target) if node not in known]
-        if not _number(cost) or cost == math.inf:
-            faults.append(f"edge {source} -> {target} has cost {cost!r}; {NEEDED}")
-        elif abs(costs.setdefault(source, cost) - cost) > COST_TOLERANCE:
-            faults.append(f"the out-edges of node {source} have costs {costs[source]} and {cost}; one node has one cost")
+        if abs(costs.setdefault(source, edge.cost) - edge.cost) > COST_TOLERANCE:
+            faults.append(f"the out-edges of node {source} have costs {costs[source]} and {edge.cost}; one node has one cost")
     return faults
 
 
@@ -176,18 +211,19 @@ def _sorted_ids(nodes: Mapping[int, Any], edges: Sequence[tuple[int, int]], name
     try:
         return list(sorter.static_order())
     except CycleError as failure:
-        path = " -> ".join(str(node) for node in failure.args[1])
+        cycle = [str(node) for node in failure.args[1]]
+        path = " -> ".join(cycle if len(cycle) <= MAX_SHOWN_CYCLE else [*cycle[: MAX_SHOWN_CYCLE - 1], "…", cycle[-1]])
         raise UsageError(f"workload '{name}' has a cycle: {path}. Remove one of its edges.") from None
 
 
 def _order(
-    nodes: Mapping[int, Mapping[str, Any]],
+    nodes: Mapping[int, _Node],
     edges: Sequence[tuple[int, int]],
     place: Mapping[int, int],
     classes: Mapping[Any, Sequence[int]],
 ) -> tuple[tuple[int, int], ...]:
     """Forward edges; and, for a backward class without forward node, its backward edges the other way round."""
-    backward = {place[node] for node, entry in nodes.items() if entry.get("isBackwardNode")}
+    backward = {place[node] for node, entry in nodes.items() if entry.is_backward_node}
     orphans = set(backward)
     for members in classes.values():
         if not backward.issuperset(members):
@@ -202,7 +238,8 @@ def _order(
 
 
 _NODE = re.compile(r"^(\S+) -- (.*?) -- (.*)$")
-_FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
+_FIELD = re.compile(r"\b(\w+)=(\[[^][]*\]|[^,\s]+)")
+"""A field and its value; the pattern takes linear time on any text."""
 
 
 def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float) -> Problem:
@@ -215,23 +252,22 @@ def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float) 
     entries: dict[str, dict[str, float]] = {}
     edges: list[tuple[str, str]] = []
     faults: list[str] = []
-    if num_devices < 1 or not bytes_per_s > 0:
-        faults.append(f"at least 1 device and a positive rate are needed, but there are {num_devices} and {bytes_per_s} bytes/s")
+    if not bytes_per_s > 0:
+        faults.append(f"a positive rate is needed, but it is {bytes_per_s} bytes/s")
     for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
+        if not line.strip() or len(faults) > SHOWN_FAULTS:
             continue
         ends = line.strip().split(" -- ")
         if line[0].isspace() and len(ends) == 2:
             edges.append((ends[0], ends[1]))
         elif match := _NODE.match(line):
             if match[1] in entries:
-                faults.append(f"line {number} names node {match[1]} again")
+                faults.append(f"line {number} names node {shown(match[1])} again")
             entries[match[1]] = _pipedream_fields(match[3], number, faults)
         else:
-            faults.append(f"line {number} is neither a node nor an edge: {line.strip()[:60]!r}")
+            faults.append(f"line {number} is neither a node nor an edge: {shown(line.strip())}")
     faults += [f"edge {a} -- {b} names unknown node {node}" for a, b in edges for node in (a, b) if node not in entries]
-    if not entries:
-        faults.append("it has no nodes")
+    faults += _size_faults(len(entries), num_devices)
     raise_faults(UsageError, f"workload '{name}' is not understood", faults)
     numbers = {node: number for number, node in enumerate(entries)}
     names = list(entries)
@@ -263,18 +299,15 @@ def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float) 
 
 def _pipedream_fields(text: str, line: int, faults: list[str]) -> dict[str, float]:
     """The four numbers of a node; a list (one size for each output) counts as its sum."""
-    wanted = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
     found = dict(_FIELD.findall(text))
-    values = dict.fromkeys(wanted, 0.0)
-    for key in wanted:
+    values = {}
+    for key in ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size"):
         try:
-            values[key] = sum(float(part) for part in re.split(r"[;,\s]+", found[key].strip("[] ")) if part)
+            values[key] = _finite(sum(float(part) for part in re.split(r"[;,\s]+", found[key].strip("[] ")) if part))
         except KeyError:
             faults.append(f"line {line} has no {key}")
-        except ValueError:
-            faults.append(f"line {line} has {key}={found[key]}, which is no number")
-        if not _number(values[key]) or values[key] == math.inf:
-            faults.append(f"line {line} has {key}={found[key]}; {NEEDED}, and no infinity")
+        except ValueError as failure:
+            faults.append(f"line {line} has {key}={shown(found[key])}: {failure!s:.200}")
     return values
 
 
@@ -294,8 +327,8 @@ def read_split(problem: Problem, data: Any) -> tuple[Block, ...]:
     place = {name: number for number, name in enumerate(problem.devices)}
     named = [device for devices in homes.values() for device in devices]
     unknown = [device for device in named if not isinstance(device, str) or device not in place]
-    faults = [f"op '{op}' is unknown" for op in homes if op not in problem.index]
-    faults += [f"device '{device}' is unknown" for device in dict.fromkeys(map(str, unknown))]
+    faults = [f"op {shown(op)} is unknown" for op in homes if op not in problem.index]
+    faults += [f"device {name} is unknown" for name in dict.fromkeys(map(shown, unknown))]
     faults += [f"op '{op}' is on no device" for op in problem.ops if not homes.get(op)]
     raise_faults(PlanError, f"the split does not fit '{problem.name}'", faults)
     members: dict[tuple[int, ...], list[int]] = {}
@@ -318,7 +351,7 @@ def _paper_split(problem: Problem, data: Mapping[str, Any]) -> dict[str, str]:
     for device, nodes in lists:
         for op in map(str, nodes or []):
             if assignment.setdefault(op, device) != device:
-                raise PlanError(f"op '{op}' is on two devices of the split, '{assignment[op]}' and '{device}'")
+                raise PlanError(f"op {shown(op)} is on two devices of the split, '{assignment[op]}' and '{device}'")
     for group in problem.groups:
         homes = {assignment[problem.ops[op]] for op in group if problem.ops[op] in assignment}
         if len(homes) == 1:

@@ -1,6 +1,8 @@
 import contextlib
 import json
 import math
+import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -74,14 +76,14 @@ def test_all_cores_are_one_device_and_none_is_none():
     [
         ({"nodes": [], "edges": []}, "no nodes"),
         ({"nodes": [node(), node()], "edges": []}, "node 1 stands twice"),
-        ({"nodes": [node(cpuLatency=-1.0)], "edges": []}, "cpuLatency -1.0"),
-        ({"nodes": [node(fpgaLatency=math.nan)], "edges": []}, "fpgaLatency nan"),
-        ({"nodes": [node(fpgaLatency="2")], "edges": []}, "fpgaLatency '2'"),
-        ({"nodes": [{"id": 1}], "edges": []}, "no 'cpuLatency'"),
-        ({"nodes": ["x"], "edges": []}, "entry 0 of 'nodes'"),
+        ({"nodes": [node(cpuLatency=-1.0)], "edges": []}, "nodes.0.cpuLatency: 0 or more is needed.*, but it is -1.0"),
+        ({"nodes": [node(fpgaLatency=math.nan)], "edges": []}, "nodes.0.fpgaLatency: .* it is nan"),
+        ({"nodes": [node(fpgaLatency="2")], "edges": []}, "nodes.0.fpgaLatency: Input should be a valid number, but is '2'"),
+        ({"nodes": [{"id": 1}], "edges": []}, "nodes.0.cpuLatency: Field required"),
+        ({"nodes": ["x"], "edges": []}, "nodes.0: Input should be a mapping of names to values, but is 'x'"),
         ({"edges": [{"sourceId": 5, "destId": 99, "cost": 1.0}]}, "unknown node 99"),
-        ({"edges": [{"sourceId": 5}]}, "entry 0 of 'edges'"),
-        ({"edges": [{"sourceId": 5, "destId": 7, "cost": -1.0}]}, "cost -1.0"),
+        ({"edges": [{"sourceId": 5}]}, "edges.0.destId: Field required"),
+        ({"edges": [{"sourceId": 5, "destId": 7, "cost": -1.0}]}, "edges.0.cost: .* it is -1.0"),
         (
             {"edges": [{"sourceId": 5, "destId": 7, "cost": 1.0}, {"sourceId": 5, "destId": 6, "cost": 2.0}]},
             "one node has one cost",
@@ -89,8 +91,8 @@ def test_all_cores_are_one_device_and_none_is_none():
         ({"edges": [{"sourceId": 5, "destId": 7, "cost": 1.0}, {"sourceId": 7, "destId": 5, "cost": 1.0}]}, "has a cycle: "),
         ({"maxFPGAs": 0, "maxCPUs": 0}, "no devices"),
         ({"maxCPUs": 0}, "there are no CPUs"),
-        ({"maxSizePerFPGA": None}, "'maxSizePerFPGA' must be a number"),
-        ({"nodes": 3}, "must be an object"),
+        ({"maxSizePerFPGA": None}, "maxSizePerFPGA: Input should be a valid number, but is None"),
+        ({"nodes": 3}, "nodes: Input should be a valid list, but is 3"),
     ],
 )
 def test_bad_files_say_what_is_wrong(changes, message):
@@ -99,7 +101,7 @@ def test_bad_files_say_what_is_wrong(changes, message):
 
 
 def test_missing_and_truncated_files(tmp_path):
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="does not exist"):
         read_workload(tmp_path / "none.json")
     path = tmp_path / "cut.json"
     path.write_text(json.dumps(small())[:50])
@@ -159,7 +161,7 @@ def test_a_pipedream_profile():
         ("nonsense", "line 1 is neither"),
         (PROFILE + "\tnode3 -- node9\n", "unknown node node9"),
         (PROFILE + "\tnode3 -- node1\n", "has a cycle"),
-        (PROFILE.replace("5.0,", "x,"), "is no number"),
+        (PROFILE.replace("5.0,", "x,"), "could not convert string to float: 'x'"),
         (PROFILE.replace("=2.5", "=-2.5"), "0 or more is needed"),
         (PROFILE.replace("parameter_size=16.0", ""), "line 3 has no parameter_size"),
     ],
@@ -173,6 +175,57 @@ def test_a_profile_from_a_file(tmp_path):
     path = tmp_path / "graph.txt"
     path.write_text(PROFILE)
     assert read_workload(path, "pipedream", num_devices=3).num_devices == 3
+
+
+def ring(source, target):
+    return {"sourceId": source, "destId": target, "cost": 0.0}
+
+
+HOSTILE = {
+    "20,000 nodes on 10,000 accelerators": (
+        small(maxFPGAs=10_000, nodes=[node(id=n) for n in range(20_000)], edges=[]), "less than or equal to 1024",
+    ),
+    "20,000 nodes on 1,000 accelerators": (
+        small(maxFPGAs=1_000, nodes=[node(id=n) for n in range(20_000)], edges=[]), "20000 nodes on 1001 devices are",
+    ),
+    "ids of equal hashes": (small(nodes=[node(id=n * (2**61 - 1)) for n in range(1, 20_000)], edges=[]), "nodes.0.id: "),
+    "faults in every entry": (small(nodes=[{}] * 100_000, edges=[[]] * 100_000), "and 1 more"),
+    "a long cycle": (
+        small(nodes=[node(id=n) for n in range(9_000)], edges=[ring(n, (n + 1) % 9_000) for n in range(9_000)]),
+        "-> … -> ",
+    ),
+    "a colour class of 1 MB": (small(nodes=[node(colorClass=["x" * 1_000_000])], edges=[]), "nodes.0.colorClass"),
+    "half of a surrogate pair": (small(nodes=[node(colorClass="\ud800")], edges=[]), "half of a surrogate pair"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_hostile_files_are_refused_in_a_sentence_within_a_second(tmp_path, data, message):
+    path = tmp_path / "workload.json"
+    path.write_text(json.dumps(data))
+    before_kib, started_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(UsageError, match=message) as failure:
+        read_workload(path)
+    assert time.process_time() - started_s < 3 and len(str(failure.value)) < 5_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 200 * 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("n -- d -- " + "a" * 1_000_000, "line 1 has no forward_compute_time"),
+        ("n -- d -- " + "a=[," * 250_000, "line 1 has no forward_compute_time"),
+        ("n -- d -- forward_compute_time=" + "x" * 1_000_000, "forward_compute_time='xxx"),
+        ("x" * 1_000_000, "line 1 is neither a node nor an edge: 'xxx"),
+        ("x\n" * 500_000, "and 5 more|neither"),
+        ("\n".join(PROFILE.splitlines()[0].replace("node1", f"n{n}") for n in range(2_000)), "2000 nodes on 1000 devices are"),
+    ],
+)
+def test_hostile_profiles_are_refused_in_a_sentence_within_a_second(text, message):
+    started_s = time.process_time()
+    with pytest.raises(UsageError, match=message) as failure:
+        parse_pipedream(text, "bad", 1000, 1e9)
+    assert time.process_time() - started_s < 3 and len(str(failure.value)) < 5_000
 
 
 # The same faults from Python and from the command line.
@@ -192,28 +245,28 @@ BAD_FILES = {
     "a cycle": (json.dumps(small(edges=edges((5, 7), (7, 5)))), "has a cycle: "),
     "an edge to itself": (json.dumps(small(edges=edges((5, 5)))), "has a cycle: "),
     "an unknown id": (json.dumps(small(edges=edges((5, 99)))), "unknown node 99"),
-    "a negative time": (json.dumps(small(nodes=[node(fpgaLatency=-2.0)], edges=[])), "fpgaLatency -2.0"),
-    "no number": (json.dumps(small(nodes=[node(cpuLatency=math.nan)], edges=[])), "cpuLatency nan"),
-    "an infinite size": (json.dumps(small(nodes=[node(size=math.inf)], edges=[])), "size inf"),
-    "a time too small to use": (json.dumps(small(nodes=[node(fpgaLatency=1e-310)], edges=[])), "fpgaLatency 1e-310; 0 or more"),
+    "a negative time": (json.dumps(small(nodes=[node(fpgaLatency=-2.0)], edges=[])), "it is -2.0"),
+    "no number": (json.dumps(small(nodes=[node(cpuLatency=math.nan)], edges=[])), "it is nan"),
+    "an infinite size": (json.dumps(small(nodes=[node(size=math.inf)], edges=[])), "nodes.0.size: a finite number is needed"),
+    "a time too small to use": (json.dumps(small(nodes=[node(fpgaLatency=1e-310)], edges=[])), "is not 0, but it is 1e-310"),
     "uneven costs": (json.dumps(small(edges=UNEVEN)), "one node has one cost"),
     "no nodes": (json.dumps(small(nodes=[], edges=[])), "it has no nodes"),
-    "half a device": (json.dumps(small(maxFPGAs=1.5)), "'maxFPGAs' must be a whole number"),
-    "cut short": (JSON[: len(JSON) // 2], "truncated or no JSON"),
-    "a list": ("[]", "must be an object"),
-    "no text": ("", "truncated or no JSON"),
-    "more digits than Python reads": ("9" * 5000, "truncated or no JSON"),
-    "lists in lists without end": ("[" * 200_000, "truncated or no JSON"),
+    "half a device": (json.dumps(small(maxFPGAs=1.5)), "maxFPGAs: Input should be a valid integer, but is 1.5"),
+    "cut short": (JSON[: len(JSON) // 2], "truncated or not valid JSON"),
+    "a list": ("[]", "the file: Input should be a mapping"),
+    "no text": ("", "truncated or not valid JSON"),
+    "more digits than Python reads": ("9" * 5000, "truncated or not valid JSON"),
+    "lists in lists without end": ("[" * 200_000, "truncated or not valid JSON"),
 }
 BAD_PROFILES = {
     "a cycle": (PROFILE + "\tnode3 -- node1\n", "has a cycle: "),
     "an unknown id": (PROFILE + "\tnode3 -- node9\n", "unknown node node9"),
     "a negative time": (PROFILE.replace("=2.5", "=-2.5"), "0 or more is needed"),
     "no number": (PROFILE.replace("=2.5", "=nan"), "0 or more is needed"),
-    "infinity": (PROFILE.replace("=2.5", "=inf"), "no infinity"),
-    "a time too small to use": (PROFILE.replace("=2.5", "=1e-310"), "1e-310; 0 or more"),
+    "infinity": (PROFILE.replace("=2.5", "=inf"), "a finite number is needed"),
+    "a time too small to use": (PROFILE.replace("=2.5", "=1e-310"), "is not 0, but it is 1e-310"),
     "no nodes": ("", "it has no nodes"),
-    "a node twice": (PROFILE + profile_line("node1", 0, 0, 0, 0), "names node node1 again"),
+    "a node twice": (PROFILE + profile_line("node1", 0, 0, 0, 0), "names node 'node1' again"),
     "cut short": (PROFILE[: PROFILE.index("activation_size=1000000.0")], "line 2 has no activation_size"),
 }
 BAD = [("dnn-partitioning", *case) for case in BAD_FILES.values()] + [("pipedream", *case) for case in BAD_PROFILES.values()]
