@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from autosplit.backends.base import Precision, compare, get_backend, installed
+from autosplit.backends.base import Precision, get_backend, installed
 from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
 from autosplit.tracing.capturing import trace
+from autosplit.tracing.differing import compare
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import StageProgram, save_stage, split
 

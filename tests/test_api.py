@@ -12,7 +12,6 @@ import torch
 import autosplit
 from autosplit.api import AutoResult
 from autosplit.deploying.arena import Arena
-from autosplit.deploying.checking import distinct_inputs
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
 from autosplit.errors import PlanError, ProfileError, UsageError
@@ -20,6 +19,7 @@ from autosplit.planning.baselines import baselines_of
 from autosplit.planning.predicting import measured_backends
 from autosplit.reports.runreport import PLAN
 from autosplit.tracing.splitting import save_stage, split
+from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan

@@ -22,7 +22,8 @@ LAYERS = """
     reports/      results runreport accuracy status health
     -- torch --
     examples
-    tracing/      modelspec tensorspec differing programs architectures loading flattening capturing weightsfile splitting
+    tracing/      modelspec tensorspec differing programs architectures loading flattening verifying capturing weightsfile
+    tracing/      splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
     backends
     running

@@ -10,7 +10,6 @@ import importlib
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
@@ -20,7 +19,7 @@ from autosplit.backends.lowering import lower_to_bf16
 from autosplit.devices.accelerators import PROVIDERS, Accelerator, Queue
 from autosplit.devices.discovering import PACKAGES, version_of
 from autosplit.errors import AutosplitError, BackendError, MissingExtraError, UsageError
-from autosplit.tracing.differing import difference
+from autosplit.tracing.differing import NumericalError, compare
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.samples import BACKENDS as BACKENDS
 from autosplit.values.samples import Precision as Precision
@@ -133,18 +132,6 @@ class StreamingBackend(Backend, Protocol):
 
         Raises: BackendError: as ``load``.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class NumericalError:
-    """The largest difference from f32 eager over all outputs of a stage.
-
-    ``absolute`` and ``relative`` are those of ``differing.difference``; ``output`` is the value where ``relative`` was found.
-    """
-
-    absolute: float
-    relative: float
-    output: str
 
 
 def get_backend(name: str) -> Backend:
@@ -319,32 +306,6 @@ def check(
             f"{off}. Run it on another backend, such as eager."
         )
     return error
-
-
-def compare(names: Sequence[str], found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> NumericalError:
-    """The largest error of ``found`` against ``expected``, output by output.
-
-    A NaN or an infinity is right where the other has the same, and an infinite error elsewhere.
-
-    >>> compare(["y"], [torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 4.0])])
-    NumericalError(absolute=2.0, relative=0.5, output='y')
-
-    Raises: BackendError: number, shape or dtype of the outputs differ.
-    """
-    if len(found) != len(expected):
-        raise BackendError(f"{len(found)} outputs came back, and the stage has {len(expected)}")
-    worst = NumericalError(0.0, 0.0, names[0] if names else "")
-    for name, value, reference in zip(names, found, expected, strict=True):
-        if value.shape != reference.shape or value.dtype != reference.dtype:
-            raise BackendError(
-                f"output '{name}' came back as {value.dtype} {tuple(value.shape)}, not {reference.dtype} {tuple(reference.shape)}"
-            )
-        absolute, relative = difference(value, reference)
-        if not relative <= worst.relative:
-            worst = NumericalError(max(absolute, worst.absolute), relative, name)
-        elif absolute > worst.absolute:
-            worst = NumericalError(absolute, worst.relative, worst.output)
-    return worst
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def lower_to_bf16(program: StageProgram) -> StageProgram:
 
 def _half_weight(graph: fx.Graph, node: fx.Node, weights: dict[str, torch.Tensor], program: StageProgram) -> fx.Node:
     name = f"{node.target}_bf16"
-    weights[name] = program.weights[str(node.target)].to(torch.bfloat16)
+    weights[name] = program.weights[str(node.target)].detach().to(torch.bfloat16)
     return graph.get_attr(name)
 
 

@@ -55,11 +55,12 @@ def profile(given: options.Measure) -> None:
             progress=start("profile"),
         )
     say_reused(measured, given.profiles, started)
-    for note in measured.notes:
+    notes = [*traced.notes, *measured.notes]
+    for note in notes:
         say(f"note: {note}")
     data = {"model": traced.graph.name, "graph": traced.graph.hash, "profile": measured.hash, "ops": len(traced.graph.ops)}
     rows = measured.summary()
-    data |= {"settings": rows, "links": [asdict(link) for link in measured.links], "notes": list(measured.notes)}
+    data |= {"settings": rows, "links": [asdict(link) for link in measured.links], "notes": notes}
     show(given, json_safe(data), table(rows, f"{traced.graph.name}: {len(traced.graph.ops)} ops"))
 
 

@@ -38,7 +38,7 @@ def run(given: options.Run) -> None:
             progress=progress,
             observe=observe,
         )
-    for note in report.notes:
+    for note in (*traced.notes, *report.notes):
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.plan)}
     try:

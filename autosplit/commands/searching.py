@@ -60,7 +60,7 @@ def search(given: options.Plans) -> None:
             log=log(given),
             progress=start("search"),
         )
-    notes = [*wanted.notes(traced.graph), *measured.notes, *api.keep_search(found, given.profiles)]
+    notes = [*traced.notes, *wanted.notes(traced.graph), *measured.notes, *api.keep_search(found, given.profiles)]
     say_reused(measured, given.profiles, started)
     for note in notes:
         say(f"note: {note}")

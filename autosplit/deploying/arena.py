@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
 
-from autosplit.backends.base import NumericalError, compare
 from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Microbatch, Reference, blame, is_exact, limit_of
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.reports.results import LatencyStats, RunStats
@@ -16,6 +15,7 @@ from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.differing import NumericalError, compare
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 

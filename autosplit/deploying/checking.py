@@ -3,17 +3,18 @@
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from autosplit.backends.base import NumericalError, check, compare, exact_on, get_backend, tolerance
+from autosplit.backends.base import check, exact_on, get_backend, tolerance
 from autosplit.backends.lowering import lower_to_bf16
 from autosplit.errors import BackendError
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.differing import NumericalError, compare
 from autosplit.tracing.splitting import split, unsplit
-from autosplit.tracing.tensorspec import laid_out, spec_of
+from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.plan import Plan
 
 NUM_DISTINCT = 4
@@ -38,7 +39,7 @@ class Reference:
     def of(traced: Traced, threads: Mapping[str, int]) -> "Reference":
         """Run the unsplit model; ops without a number of threads of their own run with torch's."""
         eager = _Threaded(traced, threads)
-        first, *others = distinct_inputs(traced.example_inputs)
+        first, *others = distinct_inputs(traced.example_inputs, NUM_DISTINCT)
         work, expected = [first], list[Microbatch]()
         before = torch.get_num_threads()
         start = time.perf_counter()
@@ -99,18 +100,3 @@ class _Threaded(fx.Interpreter):
         if wanted is not None and wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)
         return super().run_node(n)
-
-
-def distinct_inputs(example: Sequence[torch.Tensor], count: int = NUM_DISTINCT) -> list[Microbatch]:
-    """Inputs like the example, all different where that is possible: floats are disturbed, integers change places."""
-    generator = torch.Generator().manual_seed(0)
-    return [tuple(example), *(tuple(_another(tensor, generator) for tensor in example) for _ in range(count - 1))]
-
-
-def _another(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    if tensor.is_floating_point():
-        wide = tensor.double() if tensor.dtype == torch.float64 else tensor.float()  # nothing can be added in 8 bits
-        other = (wide + 0.1 * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
-    else:
-        other = tensor.reshape(-1)[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
-    return laid_out(other, replace(spec_of("", tensor), offset_bytes=0))

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch.func import functional_call
 
-from autosplit.backends.base import compare, tolerance
-from autosplit.deploying.checking import Microbatch, distinct_inputs
+from autosplit.backends.base import tolerance
+from autosplit.deploying.checking import Microbatch
 from autosplit.errors import ModelError
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.differing import compare
 from autosplit.tracing.tensorspec import laid_out
+from autosplit.tracing.verifying import distinct_inputs
 
 LIFTED = "lifted_tensor"
 """So begin the names of weights that are none: the tensors that a model makes of numbers."""

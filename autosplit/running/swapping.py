@@ -51,10 +51,11 @@ def swap_weights(
 
 def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> StageProgram:
     """The same stage with those of ``weights`` that it reads, laid out as the ones they replace."""
-    merged = {
-        name: laid_out(weights[name], replace(spec_of(name, old), offset_bytes=0)) if name in weights else old
-        for name, old in program.weights.items()
-    }
+    merged = dict(program.weights)
+    for name in merged.keys() & weights.keys():
+        old = merged[name]
+        new = laid_out(weights[name].detach(), replace(spec_of(name, old), offset_bytes=0))
+        merged[name] = new.detach().requires_grad_(old.requires_grad)
     return replace(program, module=fx.GraphModule(merged, program.module.graph, class_name=type(program.module).__name__))
 
 

@@ -1,17 +1,14 @@
-"""trace(): a model becomes one flat, functional ATen graph with static shapes, and the torch-free Graph of it.
+"""trace() turns a model into one flat, functional ATen graph with static shapes, and the torch-free Graph of it.
 
 ``torch.export`` in its non-strict form captures the model; ``run_decompositions({})`` makes it functional and leaves every
-operator as it is (the usual table of decompositions changes the last bits). What a cut cannot carry is refused with the
-user's own line: state that a call leaves behind, random numbers, numbers read out of tensors. Every output of the graph is
-made by an op: an input or a weight that the model returns as it is passes through a clone. One real pass records the
-strides and alignment of every value, and its outputs are compared with the model's own.
+operator as it is (the usual table of decompositions changes the last bits). One real pass records the strides and alignment of
+every value. Then the graph is compared with the model itself (``verifying``).
 """
 
 import contextlib
 import inspect
 import io
 import logging
-import math
 import re
 import traceback
 import warnings
@@ -27,24 +24,33 @@ from torch.utils import _pytree as pytree
 
 from autosplit.errors import TraceError, UsageError, is_interrupt
 from autosplit.tracing import flattening
-from autosplit.tracing.differing import difference
+from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Fixed
-from autosplit.tracing.loading import Model
+from autosplit.tracing.loading import Model, dense_inputs, is_static
 from autosplit.tracing.programs import weight, weight_names
 from autosplit.tracing.tensorspec import TensorSpec, differences, laid_out, layout, spec_of
+from autosplit.tracing.verifying import own_storage, verify
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.plan import PYTHON_OBJECT, Source
-
-RELATIVE_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class Traced:
     """A model as one graph, for planning (``graph``) and for running (``program``).
 
-    ``program`` is flat: its placeholders are ``graph.inputs``, its weights are read by get_attr under their original names,
-    its node names are the names of ops and values, and it returns a tuple of ``graph.outputs``. ``specs`` holds the layout
-    of every value. ``in_leaves`` and ``out_leaves`` say, for each leaf of the pytree, which value it is or what it always is.
+    Attributes:
+        graph: the torch-free graph.
+        program: the same as flat fx. Its placeholders are ``graph.inputs``, its node names are the names of ops and values, its
+            get_attr nodes read the weights, and it returns a tuple of ``graph.outputs``.
+        in_spec, out_spec: the pytree containers of the model's inputs and outputs.
+        example_inputs: one tensor for each of ``graph.inputs``.
+        specs: the memory layout of every value.
+        in_leaves, out_leaves: for each leaf of ``in_spec`` and ``out_spec`` the value's name, or the constant that it always is.
+        source: what a plan needs to make the model again.
+        module_error: the largest error of ``program`` against the user's module over the example inputs and fresh ones of
+            the same shapes, both in f32 eager. 0.0 means bit for bit, None that they were not compared. Reports show it beside
+            the error of a plan against ``program``, for only both together say how far the plan is from the module.
+        notes: sentences about the trace that the user should read, such as a dynamic dimension that is fixed.
     """
 
     graph: Graph
@@ -56,6 +62,8 @@ class Traced:
     in_leaves: tuple[str | Fixed, ...]
     out_leaves: tuple[str | Fixed, ...]
     source: Source = PYTHON_OBJECT
+    module_error: NumericalError | None = None
+    notes: tuple[str, ...] = ()
 
     def flatten_inputs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         """The tensors of one request, one for each of ``graph.inputs``, laid out as in the trace.
@@ -91,18 +99,18 @@ class Traced:
             return self.unflatten_outputs(self.program(*inputs))
 
     def __repr__(self) -> str:
-        return f"Traced({self.graph!r})"
+        return f"Traced({self.graph!r}{''.join(f', note: {note}' for note in self.notes)})"
 
     def _repr_html_(self) -> str:
         return self.graph._repr_html_()
 
 
 def trace(model: Model, *, check: bool = True) -> Traced:
-    """The model as one flat graph for the shapes of its example inputs.
+    """Trace a model to one flat graph for the shapes of its example inputs.
 
     Args:
         model: in eval mode.
-        check: run the model once more as it is, and compare.
+        check: compare the graph with the model.
     Raises: TraceError: the model cannot be captured (a branch on data, a cache object), or not in a form that may be cut
         (changed buffers, random numbers), or the graph computes something else than the model.
 
@@ -110,29 +118,51 @@ def trace(model: Model, *, check: bool = True) -> Traced:
     >>> trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=8")).graph.outputs
     ('linear_1',)
     """
-    exported = _export(model)
+    args, kwargs = own_storage((tuple(model.args), dict(model.kwargs)))  # torch.export takes one tensor given twice as one input
+    exported = _export(replace(model, args=args, kwargs=kwargs))
     flat = flattening.flatten(model.name, exported)
     in_spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
-    given = _leaves(in_spec, model.args, model.kwargs)
-    tensors = [value.detach() for leaf, value in zip(flat.in_leaves, given, strict=True) if not isinstance(leaf, Fixed)]
-    example_inputs = tuple(laid_out(tensor, replace(spec_of("", tensor), offset_bytes=0)) for tensor in tensors)
-    recorder, own = _Recorder(flat.program), None
+    given = _leaves(in_spec, args, kwargs)
+    example_inputs = tuple(value for leaf, value in zip(flat.in_leaves, given, strict=True) if not isinstance(leaf, Fixed))
+    recorder = _Recorder(flat.program)
+    notes: tuple[str, ...] = _frozen_dimensions(model.module, example_inputs)
     try:
         with torch.inference_mode():
-            if check and isinstance(model.module, torch.nn.Module):
-                own = model.module(*model.args, **model.kwargs)
-            outputs = recorder.run(*example_inputs)
+            recorder.run(*example_inputs)
+        graph = _graph(model.name, flat.program, recorder.specs)
+        traced = Traced(
+            graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves, model.source
+        )
+        if not check:
+            return replace(traced, notes=notes)
+        is_program = isinstance(model.module, ExportedProgram)
+        module = flattening.move_reserved(model.module).module() if is_program else model.module
+        error, said = verify(model.name, module, traced.run, args, kwargs)
+    except TraceError:
+        raise
     except Exception as failure:
         if is_interrupt(failure):
             raise KeyboardInterrupt from None
-        raise _fails_itself(model, failure) from failure
-    graph = _graph(model.name, flat.program, recorder.specs)
-    traced = Traced(
-        graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves, model.source
+        raise _fails_itself(model, (_own_failure(model) if check else None) or failure) from failure
+    return replace(traced, module_error=error, notes=(*notes, *said))
+
+
+def _frozen_dimensions(found: torch.nn.Module | ExportedProgram, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+    """A sentence that names the dynamic dimensions of an exported program and their fixed sizes; none for a static program."""
+    if not isinstance(found, ExportedProgram):
+        return ()
+    fixed = [
+        f"dimension {dim} of '{name}' to {tensor.shape[dim]}"
+        for (name, value), tensor in zip(dense_inputs(found).items(), inputs, strict=True)
+        for dim, size in enumerate(value.shape)
+        if not isinstance(size, int)
+    ]
+    if not fixed:
+        return ()
+    return (
+        f"the exported program has dynamic dimensions, and a graph has none: {', '.join(fixed)} is fixed. "
+        "For other sizes trace it again with example inputs of those sizes: trace(program, inputs), or --batch.",
     )
-    if check and isinstance(model.module, torch.nn.Module):
-        _require_same(model, own, traced.unflatten_outputs(outputs))
-    return traced
 
 
 class _Recorder(fx.Interpreter):
@@ -161,7 +191,7 @@ def _export(model: Model) -> ExportedProgram:
         with torch.no_grad(), _quiet():
             if isinstance(found, ExportedProgram):
                 found = flattening.move_reserved(found)
-                found = found if _is_static(found) else found.module()
+                found = found if is_static(found) else found.module()
             if not isinstance(found, ExportedProgram):
                 found = flattening.move_reserved(torch.export.export(found, model.args, dict(model.kwargs), strict=False))
             functional: ExportedProgram = found.run_decompositions({})
@@ -198,11 +228,6 @@ def _hidden_part(found: torch.nn.Module | ExportedProgram) -> str:
         if isinstance(part, torch.jit.ScriptModule) or any(isinstance(held, torch.ScriptObject) for held in vars(part).values()):
             return f"module '{path}' ({type(part).__name__})" if path else f"the {type(part).__name__}"
     return ""
-
-
-def _is_static(exported: ExportedProgram) -> bool:
-    values = [node.meta.get("val") for node in exported.graph.nodes if node.op == "placeholder"]
-    return all(isinstance(size, int) for value in values if isinstance(value, torch.Tensor) for size in value.shape)
 
 
 @contextlib.contextmanager
@@ -316,35 +341,3 @@ def _leaves(spec: pytree.TreeSpec, args: Sequence[Any], kwargs: Mapping[str, Any
 
 def _same_constant(traced: Any, given: Any) -> bool:
     return type(traced) is type(given) and bool(traced == given)
-
-
-def _require_same(model: Model, expected: Any, found: Any) -> None:
-    """Compare the graph's outputs with the model's own: equal for integers, within 1e-3 of the largest number for floats."""
-    for position, (ours, own) in enumerate(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)):
-        if isinstance(own, torch.Tensor) and (fault := _fault(f"output {position}", ours, own)):
-            raise TraceError(
-                f"the graph of model '{model.name}' computes something else than the model: {fault}. {_why_other(model.module)}"
-            )
-
-
-def _why_other(module: Any) -> str:
-    """What may have made a graph that computes something else, and the way out."""
-    if getattr(getattr(module, "config", None), "_attn_implementation", "") == "sdpa":  # it leaves masks out by their values
-        return (
-            "Models of transformers may make other attention masks while they are traced: give '?attn_implementation=eager', "
-            "or model.set_attn_implementation('eager')."
-        )
-    return "It may be random, or depend on Python state; call eval(), or export it yourself."
-
-
-def _fault(name: str, ours: Any, own: torch.Tensor) -> str:
-    """What is wrong with an output of the graph, or ''."""
-    if unlike := differences([spec_of(name, own)], [ours]):
-        return unlike[0]
-    absolute, relative = difference(ours, own)
-    limit = RELATIVE_TOLERANCE if own.is_floating_point() or own.is_complex() else 0.0
-    if relative <= limit:
-        return ""
-    if math.isinf(relative):
-        return f"{name} is {'NaN or infinite in other places' if math.isinf(absolute) else 'not 0 where the model gives 0 only'}"
-    return f"{name} is off by {relative:.3g} of the largest value, and {limit:.3g} is allowed"

@@ -363,6 +363,9 @@ def _around(path: str) -> list[str]:
 
 
 def _at_rest(tensor: torch.Tensor) -> torch.Tensor:
-    """The weight without gradient or pending conjugation, from a 64-byte boundary on: so it lies in a stage's file too."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    return laid_out(tensor, replace(spec_of("", tensor), offset_bytes=0))
+    """The weight without a pending conjugation, on a 64-byte boundary as in a stage's file.
+
+    It keeps ``requires_grad``: with it ``matmul`` folds other shapes into one product, and its sums end in other bits.
+    """
+    at_rest = tensor.detach().resolve_conj().resolve_neg()
+    return laid_out(at_rest, replace(spec_of("", at_rest), offset_bytes=0)).detach().requires_grad_(tensor.requires_grad)

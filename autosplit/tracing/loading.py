@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from autosplit.errors import ModelError, close_names, raise_faults
@@ -96,12 +97,16 @@ def load_model(
             raise ModelError(f"a model is a spec, a module or an ExportedProgram, but here it is {source!r:.60}{way_out}")
         found, default_name = source, _class_name(source)
         own_args, own_kwargs = (source.example_inputs or ((), {})) if isinstance(source, ExportedProgram) else ((), {})
+    if isinstance(found, ExportedProgram) and given is None:
+        own_args, own_kwargs = _with_batch(found, batch, own_args, own_kwargs)
     args, kwargs = given or (tuple(own_args), dict(own_kwargs))
     if not args and not kwargs:
         raise ModelError(f"model '{name or default_name}' comes without example inputs; give them as inputs=(tensor, ...)")
     _require_dense(name or default_name, (args, kwargs))
     _require_batch(name or default_name, batch, [*args, *kwargs.values()])
     _require_eval(name or default_name, found)
+    if isinstance(found, ExportedProgram):
+        _require_exported_shapes(name or default_name, found, (args, kwargs))
     made_up = inputs is None and spec.startswith("transformers:")
     way_out = architectures.WAY_OUT if made_up else ""
     return Model(name or default_name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out)
@@ -219,6 +224,44 @@ def _require_dense(name: str, inputs: Any) -> None:
         if isinstance(value, torch.Tensor) and not is_dense(value)
     ]
     raise_faults(ModelError, f"model '{name}' cannot take its example inputs", faults)
+
+
+def dense_inputs(program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """The tensors that an exported program takes, fake ones, by name; a dynamic dimension has a symbol for its size."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    return {name: values[name] for name in names if isinstance(values[name], torch.Tensor)}
+
+
+def is_static(program: ExportedProgram) -> bool:
+    """Whether no dimension of an exported program's inputs is dynamic."""
+    return all(isinstance(size, int) for value in dense_inputs(program).values() for size in value.shape)
+
+
+def _with_batch(program: ExportedProgram, batch: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The program's own example inputs, repeated to ``batch`` items (if it is not 1) where the first dimension is dynamic."""
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    tensors = iter(dense_inputs(program).values())
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and batch != 1:
+            expected = next(tensors, leaf)
+            if expected.dim() and leaf.dim() and not isinstance(expected.shape[0], int):
+                leaves[place] = leaf[torch.arange(batch) % len(leaf)]
+    repeated: tuple[Any, Any] = pytree.tree_unflatten(leaves, spec)
+    return repeated
+
+
+def _require_exported_shapes(name: str, program: ExportedProgram, inputs: Any) -> None:
+    """Refuse example inputs of other shapes and dtypes than those that the program was exported for."""
+    given = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    faults = []
+    for (place, expected), tensor in zip(dense_inputs(program).items(), given, strict=False):
+        sizes = [size if isinstance(size, int) else None for size in expected.shape]
+        fits = len(sizes) == tensor.dim() and all(size in (None, found) for size, found in zip(sizes, tensor.shape, strict=True))
+        if not fits or tensor.dtype != expected.dtype:
+            wanted = ",".join("any" if size is None else str(size) for size in sizes)
+            faults.append(f"'{place}' is {tensor.dtype} {list(tensor.shape)}, and {expected.dtype} [{wanted}] was exported")
+    raise_faults(ModelError, f"model '{name}' cannot take its example inputs; export it for these shapes", faults)
 
 
 def _require_batch(name: str, batch: int, inputs: Sequence[Any]) -> None:

@@ -33,9 +33,9 @@ from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, spec_of
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.plan import placement_faults
 
-SCHEMA = 2
+SCHEMA = 3
 WEIGHTS = "weights.safetensors"
-DESCRIBED = ("name", "ops", "inputs", "outputs", "weights", "nodes")
+DESCRIBED = ("name", "ops", "inputs", "outputs", "weights", "requires_grad", "nodes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +154,7 @@ def save_stage(program: StageProgram, folder: Path) -> None:
         "inputs": [asdict(spec) for spec in program.inputs],
         "outputs": [asdict(spec) for spec in program.outputs],
         "weights": [asdict(spec) for spec in specs],
+        "requires_grad": [name for name, tensor in program.weights.items() if tensor.requires_grad],
         "nodes": programs.encode(program.module.graph),
     }
     key = content_hash(description)
@@ -204,6 +205,8 @@ def load_stage(folder: Path) -> StageProgram:
     try:
         specs = {kind: tuple(_spec(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
         weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
+        for name in data["requires_grad"]:
+            weights[name].requires_grad_()
         graph = programs.decode(data["nodes"])
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
@@ -252,7 +255,7 @@ def place_stage(program: StageProgram, device: torch.device | str) -> StageProgr
     for node in graph.nodes:
         places = [name for name, value in node.kwargs.items() if isinstance(value, torch.device)]
         node.kwargs = {**node.kwargs, **dict.fromkeys(["device"] if _creates(node) else places, target)}
-    weights = {name: tensor.to(target) for name, tensor in program.weights.items()}
+    weights = {name: tensor.detach().to(target).requires_grad_(tensor.requires_grad) for name, tensor in program.weights.items()}
     return replace(program, module=fx.GraphModule(weights, graph, class_name=type(program.module).__name__))
 
 

@@ -6,21 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from autosplit.backends.base import (
-    BACKENDS,
-    BF16_TIMES_EAGER,
-    BF16_TOLERANCE,
-    NumericalError,
-    check,
-    compare,
-    get_backend,
-    installed,
-    reference,
-    states,
-)
+from autosplit.backends.base import BACKENDS, BF16_TIMES_EAGER, BF16_TOLERANCE, check, get_backend, installed, reference, states
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
 from autosplit.tracing.capturing import trace
+from autosplit.tracing.differing import NumericalError, compare
 from autosplit.tracing.loading import load_model
 
 

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, NumericalError, get_backend
+from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, get_backend
 from autosplit.backends.eager import EagerBackend
 from autosplit.deploying import checking
 from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.loading import load_model
+from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 
 ERROR = NumericalError(1.0, 0.5, "y")
@@ -90,7 +92,7 @@ def test_made_up_inputs_that_the_model_refuses_are_not_sent() -> None:
 def test_inputs_that_repeat_an_item_or_have_8_bits_are_made_too() -> None:
     eight_bits = torch.ones(30).to(torch.float8_e4m3fn)
     example = [torch.ones(1, 8).expand(4, 8), torch.arange(8).expand(4, 8), torch.zeros(2, 3).t(), eight_bits]
-    first, *others = checking.distinct_inputs(example)
+    first, *others = distinct_inputs(example, 4)
     assert all(tensor is given for tensor, given in zip(first, example, strict=True))
     for inputs in others:
         assert [tensor.stride() for tensor in inputs] == [tensor.stride() for tensor in example]

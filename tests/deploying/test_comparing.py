@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from autosplit.backends.base import NumericalError
 from autosplit.deploying import arena, comparing
 from autosplit.reports.runreport import PLAN
 from autosplit.running.pipeline import Pipeline
+from autosplit.tracing.differing import NumericalError
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autosplit import api
-from autosplit.backends.base import F32_TOLERANCE, compare, get_backend, require_device
+from autosplit.backends.base import F32_TOLERANCE, get_backend, require_device
 from autosplit.backends.placing import place_runnable
 from autosplit.devices.accelerators import Accelerator, calibration_s
 from autosplit.devices.cuda import Cuda
@@ -20,6 +20,7 @@ from autosplit.errors import BackendError
 from autosplit.measuring import Store, measure
 from autosplit.running.modules import StageFolder
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.differing import compare
 from autosplit.tracing.splitting import StageProgram, save_stage, split
 from autosplit.values.constraints import Constraints
 from autosplit.values.samples import Setting

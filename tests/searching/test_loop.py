@@ -10,7 +10,6 @@ import optuna
 import pytest
 from pipelines import Once, fail_on_7, increment, local, request
 
-from autosplit.backends.base import NumericalError
 from autosplit.deploying.arena import Arena, Loaded
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, WorkerError
 from autosplit.planning.predicting import predict
@@ -18,6 +17,7 @@ from autosplit.searching import loop
 from autosplit.searching.candidates import Job, Trial
 from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
 from autosplit.searching.tuning import first_trials
+from autosplit.tracing.differing import NumericalError
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Machine, parse_device

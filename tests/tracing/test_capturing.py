@@ -408,8 +408,85 @@ def test_model_that_depends_on_python_state_is_caught():
             Counting.calls += 1
             return x * Counting.calls
 
-    with pytest.raises(TraceError, match="computes something else than the model: output 0 is off by"):
+    with pytest.raises(TraceError, match=r"gives other outputs when it is called again .*: output 0 is off by .*keeps state"):
         traced(Counting(), torch.ones(2))
+
+
+def test_one_tensor_given_twice_is_two_inputs():
+    module, x = Net(lambda net, a, b: a + 2 * b), torch.ones(2, 3)
+    result = traced(module, x, x)
+    assert len(result.graph.inputs) == 2
+    assert_equals_eager(result, module, torch.ones(2, 3), torch.zeros(2, 3))
+
+
+def first_input_kept(net, x):
+    net.kept = 2 * x if net.kept is None else net.kept
+    return x + net.kept
+
+
+def test_values_of_the_example_inputs_that_become_constants_are_caught():
+    net = Net(first_input_kept)
+    net.kept = None
+    with pytest.raises(TraceError, match=r"on other inputs of the same shapes .* else than the model: output 0 is off by"):
+        traced(net, torch.ones(3))
+    assert net.kept is None
+
+
+def test_python_values_among_the_outputs_are_compared():
+    def forward(net, x):
+        net.calls += 1
+        return x, net.calls
+
+    net = Net(forward)
+    net.calls = 0
+    with pytest.raises(TraceError, match=r"called again .*: output 1 is 2 in place of 1"):
+        traced(net, torch.ones(2))
+    assert net.calls == 0
+
+
+def test_dropout_that_was_left_on_is_refused():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Dropout()).eval()
+    net[1].train()
+    with pytest.raises(TraceError, match=r"draws random numbers; call eval\(\)"):
+        trace(load_model(net, inputs=torch.ones(2, 2)))
+
+
+def test_outputs_that_are_views_of_inputs_are_traced():
+    module = Net(lambda net, x: (x, x.view(-1), x.t()))
+    assert_equals_eager(traced(module, torch.randn(2, 3)), module, torch.randn(2, 3))
+
+
+def test_an_encoder_with_a_padding_mask_computes_what_it_does_without_the_fast_path():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    padded = torch.tensor([[False, False, False], [False, True, True]])
+    inputs = {"src": torch.randn(2, 3, 16), "src_key_padding_mask": padded}
+    result = traced(encoder, **inputs)
+    [note] = result.notes
+    assert "set_fastpath_enabled(False)" in note
+    assert result.module_error.absolute == 0.0
+    with torch.inference_mode():
+        assert torch.allclose(result.run(**inputs)[~padded], encoder(**inputs)[~padded], atol=1e-5)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_the_error_against_the_module_is_kept():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    error = traced(layer, torch.randn(2, 3, 16)).module_error
+    assert 0 < error.relative < 1e-5  # torch's fast path is another kernel
+    assert traced(nn.Linear(2, 2), torch.ones(1, 2)).module_error.absolute == 0.0
+    assert trace(load_model(nn.Linear(2, 2).eval(), inputs=torch.ones(1, 2)), check=False).module_error is None
+
+
+def test_a_dynamic_dimension_is_fixed_with_a_note_and_follows_the_batch():
+    module, (x,) = mlp(batch=2, width=8, depth=1)
+    dynamic = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("items", max=64)},))
+    result = trace(load_model(dynamic))
+    assert result.notes[0].startswith("the exported program has dynamic dimensions")
+    assert "dimension 0 of 'input' to 2 is fixed" in result.notes[0]
+    larger = trace(load_model(dynamic, batch=5))
+    assert larger.example_inputs[0].shape == (5, 8)
+    assert "to 5 is fixed" in larger.notes[0]
+    assert trace(load_model(torch.export.export(module, (x,)))).notes == ()
 
 
 def test_masks_that_differ_while_a_model_is_traced_have_a_way_out():

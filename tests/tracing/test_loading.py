@@ -226,6 +226,9 @@ def test_exported_program_from_a_file_and_as_an_object(tmp_path):
     (tmp_path / "half.pt2").write_bytes((tmp_path / "net.pt2").read_bytes()[:500])
     with pytest.raises(ModelError, match="cannot be read as an exported program"):
         load_model(tmp_path / "half.pt2", trust=True)
+    for inputs, named in ((torch.zeros(3, 4), r"float32 \[3, 4\]"), (torch.zeros(2, 4).double(), r"float64 \[2, 4\]")):
+        with pytest.raises(ModelError, match=rf"is torch.{named}, and torch.float32 \[2,4\] was exported"):
+            load_model(program, inputs=inputs)
     with pytest.raises(ModelError, match="takes no options"):
         load_model(f"{tmp_path}/net.pt2?width=3")
 

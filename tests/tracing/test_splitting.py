@@ -37,6 +37,20 @@ SPECS = {
 }
 
 
+def test_a_saved_stage_computes_the_bits_of_the_module(tmp_path):
+    """A weight that requires a gradient is multiplied by another kernel where an input is transposed, as inside a GRU."""
+    net = nn.GRU(32, 32, batch_first=True).eval()
+    net.bias_hh_l0.requires_grad_(False)
+    traced = trace(load_model(net, inputs=torch.randn(2, 10, 32)))
+    [stage] = split(traced, [[op.name for op in traced.graph.ops]])
+    save_stage(stage, tmp_path / "gru")
+    loaded = load_stage(tmp_path / "gru")
+    assert {name for name, weight in loaded.weights.items() if not weight.requires_grad} == {"bias_hh_l0"}
+    assert traced.module_error.absolute == 0.0
+    with torch.inference_mode():
+        assert torch.equal(loaded.module(*traced.example_inputs)[0], net(*traced.example_inputs)[0])
+
+
 class Odd(nn.Module):
     """Values that a copy must get right: expanded, with gaps, overlapping, unaligned, transposed, empty, tuples, constants."""
 

@@ -1,0 +1,202 @@
+"""Compare a traced graph with the user's module, on the example inputs and on fresh inputs of the same shapes.
+
+A graph cannot hold a branch on values, Python state, random numbers, or the fact that two example inputs were one tensor.
+Where a model depends on these, its outputs differ from the graph's on one of the draws.
+"""
+
+import contextlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autosplit.errors import TraceError
+from autosplit.tracing.differing import NumericalError, difference, larger
+from autosplit.tracing.tensorspec import copy_into, differences, empty_like_spec, laid_out, spec_of
+
+NUM_DRAWS = 3
+"""The example inputs and two fresh draws."""
+
+SLOW_S = 5.0
+"""A model whose pass takes longer runs twice only: on the example inputs and on one fresh draw."""
+
+RELATIVE_TOLERANCE = 1e-3
+REPEAT_TOLERANCE = 1e-5
+"""Largest relative error of a module against itself on the same inputs: some kernels sum in any order."""
+
+FAST_PATH = (
+    "torch's fast path for nn.TransformerEncoder gives other outputs than the graph at padded positions (0, or none); "
+    "the graph computes what the model does after torch.backends.mha.set_fastpath_enabled(False)"
+)
+
+Leaves = Sequence[torch.Tensor]
+
+
+def distinct_inputs(example: Leaves, count: int) -> list[tuple[torch.Tensor, ...]]:
+    """The example and ``count - 1`` fresh inputs like it: floats get noise, integers and booleans change places."""
+    generator = torch.Generator().manual_seed(0)
+    return [tuple(example), *(tuple(_fresh(tensor, generator) for tensor in example) for _ in range(count - 1))]
+
+
+def _fresh(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if tensor.is_floating_point():
+        wide = tensor.double() if tensor.dtype == torch.float64 else tensor.float()  # torch adds nothing in 8 bits
+        other = (wide + 0.1 * torch.randn(tensor.shape, generator=generator)).to(tensor.dtype)
+    else:
+        other = tensor.reshape(-1)[torch.randperm(tensor.numel(), generator=generator)].reshape(tensor.shape)
+    return laid_out(other, replace(spec_of("", tensor), offset_bytes=0))
+
+
+def own_storage(inputs: Any) -> Any:
+    """The same nested inputs, each tensor with its strides in memory of its own."""
+
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        copy = empty_like_spec(replace(spec_of("", leaf), offset_bytes=0))
+        copy_into(copy, leaf.detach())
+        return copy
+
+    return pytree.tree_map(copied, inputs)
+
+
+def verify(
+    name: str, module: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[NumericalError, tuple[str, ...]]:
+    """Compare a graph with its module.
+
+    Args:
+        name: the model's name, for messages.
+        module: the user's module; attributes that its calls assign are put back.
+        run: the graph, called in the same way.
+        args: positional example inputs.
+        kwargs: example inputs by name.
+    Returns: the largest error over all draws, and sentences that the user should read.
+    Raises: TraceError: the graph computes something else than the module. Whatever the module raises on its example inputs.
+    """
+    try:
+        return _largest_error(name, module, run, args, kwargs), ()
+    except TraceError as failure:
+        if not _has_fast_path(module):
+            raise
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            return _largest_error(name, module, run, args, kwargs), (FAST_PATH,)
+        except TraceError:
+            raise failure from None
+        finally:
+            torch.backends.mha.set_fastpath_enabled(True)
+
+
+def _largest_error(
+    name: str, module: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> NumericalError:
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    draws = distinct_inputs([leaves[place] for place in places], NUM_DRAWS)
+
+    def call(function: Callable[..., Any], draw: Leaves) -> Any:
+        tensors = dict(zip(places, draw, strict=True))
+        given = [tensors.get(place, leaf) for place, leaf in enumerate(leaves)]
+        positional, named = own_storage(pytree.tree_unflatten(given, spec))
+        return function(*positional, **named)
+
+    with torch.inference_mode(), _attributes_kept(module), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        start = time.perf_counter()
+        own = call(module, draws[0])
+        is_slow = time.perf_counter() - start > SLOW_S
+        if not is_slow and (fault := _fault(call(module, draws[0]), own, REPEAT_TOLERANCE)):
+            raise TraceError(
+                f"model '{name}' gives other outputs when it is called again with the same inputs: {fault}. It keeps state or "
+                "draws random numbers: take the state as an input and return it as an output, or make the noise an input."
+            )
+        found = call(run, draws[0])
+        if fault := _fault(found, own):
+            raise TraceError(f"the graph of model '{name}' computes something else than the model: {fault}. {_why_other(module)}")
+        worst = _error(found, own)
+        for draw in draws[1 : 2 if is_slow else None]:
+            try:
+                own = call(module, draw)
+            except Exception:  # integers may be valid in one order only, such as offsets
+                continue
+            found = call(run, draw)
+            if fault := _fault(found, own):
+                raise TraceError(
+                    f"on other inputs of the same shapes the graph of model '{name}' computes something else than the model: "
+                    f"{fault}. A value of the example inputs became a constant of the graph, or the model keeps state: compute "
+                    "with tensors instead of Python numbers and branches, and keep no tensors between calls."
+                )
+            worst = larger(worst, _error(found, own))
+    return worst
+
+
+def _has_fast_path(module: Any) -> bool:
+    kinds = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+    inside = module.modules() if isinstance(module, nn.Module) else ()
+    return torch.backends.mha.get_fastpath_enabled() and any(isinstance(part, kinds) for part in inside)
+
+
+@contextlib.contextmanager
+def _attributes_kept(module: Any) -> Iterator[None]:
+    """Put back what calls of the module assign to attributes of it and of its parts."""
+    parts = list(module.modules()) if isinstance(module, nn.Module) else []
+    stores = [store for part in parts for store in (vars(part), part._buffers, part._parameters)]
+    before = [dict(store) for store in stores]
+    try:
+        yield
+    finally:
+        for store, kept in zip(stores, before, strict=True):
+            if store.keys() != kept.keys() or any(store[key] is not kept[key] for key in kept):
+                store.clear()
+                store.update(kept)
+
+
+def _why_other(module: Any) -> str:
+    """What may make a graph compute something else than its module, and the way out."""
+    if getattr(getattr(module, "config", None), "_attn_implementation", "") == "sdpa":
+        return (
+            "Models of transformers may make other attention masks while they are traced: give '?attn_implementation=eager', "
+            "or model.set_attn_implementation('eager')."
+        )
+    return "It may behave otherwise while it is traced, or depend on Python state; export it yourself and give the program."
+
+
+def _error(found: Any, own: Any) -> NumericalError:
+    worst = NumericalError(0.0, 0.0, "")
+    for position, (ours, theirs) in enumerate(zip(pytree.tree_leaves(found), pytree.tree_leaves(own), strict=True)):
+        if isinstance(theirs, torch.Tensor):
+            worst = larger(worst, NumericalError(*difference(ours, theirs), f"output {position}"))
+    return worst
+
+
+def _fault(found: Any, own: Any, tolerance: float = RELATIVE_TOLERANCE) -> str:
+    """Say what differs between two outputs of a model, or '': integers and Python values must be equal."""
+    ours, theirs = pytree.tree_leaves(found), pytree.tree_leaves(own)
+    if len(ours) != len(theirs):
+        return f"it returns {len(ours)} values in place of {len(theirs)}"
+    return next(filter(None, map(_leaf_fault, range(len(ours)), ours, theirs, [tolerance] * len(ours))), "")
+
+
+def _leaf_fault(position: int, ours: Any, own: Any, tolerance: float) -> str:
+    name = f"output {position}"
+    if not isinstance(own, torch.Tensor):
+        with suppress(Exception):  # equality of Python values may not be defined
+            return "" if ours is own or bool(ours == own) else f"{name} is {ours!r:.40} in place of {own!r:.40}"
+        return ""
+    if unlike := differences([spec_of(name, own)], [ours]):
+        return unlike[0]
+    absolute, relative = difference(ours, own)
+    limit = tolerance if own.is_floating_point() or own.is_complex() else 0.0
+    if relative <= limit:
+        return ""
+    if math.isinf(relative):
+        return f"{name} is {'NaN or infinite in other places' if math.isinf(absolute) else 'not 0 where the model gives 0 only'}"
+    return f"{name} is off by {relative:.3g} of the largest value, and {limit:.3g} is allowed"
