@@ -333,12 +333,8 @@ def auto(
             workspace=workspace,
             progress=step("run"),
         )
-    notes = (
-        *traced.notes,
-        *wanted.notes(traced.graph),
-        *report.notes,
-        *(keep_search(found, profiles) if profiles is not None else ()),
-    )
+    kept = keep_search(found, profiles) if profiles is not None else ()
+    notes = (*traced.notes, *wanted.notes(traced.graph), *report.notes, *kept)
     report = replace(report, notes=notes)
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced
     return AutoResult(machine, found.profile, found, report, used)

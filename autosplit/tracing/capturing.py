@@ -135,8 +135,8 @@ def trace(model: Model, *, check: bool = True) -> Traced:
         )
         if not check:
             return replace(traced, notes=notes)
-        is_program = isinstance(model.module, ExportedProgram)
-        module = flattening.move_reserved(model.module).module() if is_program else model.module
+        found = model.module
+        module = flattening.move_reserved(found).module() if isinstance(found, ExportedProgram) else found
         error, said = verify(model.name, module, traced.run, args, kwargs)
     except TraceError:
         raise

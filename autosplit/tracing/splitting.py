@@ -206,7 +206,7 @@ def load_stage(folder: Path) -> StageProgram:
         specs = {kind: tuple(_spec(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
         weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
         for name in data["requires_grad"]:
-            weights[name].requires_grad_()
+            weights[name] = weights[name].detach().requires_grad_()  # else its views ask the mapped tensor
         graph = programs.decode(data["nodes"])
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
