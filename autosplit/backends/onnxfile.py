@@ -21,7 +21,7 @@ from torch import fx
 
 from autosplit.backends.decomposing import FlatProgram
 from autosplit.backends.layout import DenseStage, LogicalStage, Port, port
-from autosplit.backends.probing import one_line, refused_ops
+from autosplit.backends.probing import one_line, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import kept_translations
 from autosplit.errors import BackendError
@@ -85,6 +85,7 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
     try:
         exported = _export(program, dense)
     except Exception as failure:
+        raise_shortage(failure)
         refused = refused_ops(program, _convert)
         listed = [f"op '{name}': {reason}" for name, reason in refused.items()] or [one_line(failure)]
         raise BackendError(f"stage '{program.name}' cannot become an ONNX file: {'; '.join(listed)}", refused) from failure
@@ -128,7 +129,8 @@ def refused_by_onnx(program: StageProgram, load: Callable[[Path], object]) -> di
     """
     try:
         _load(_export(program, dense=True), load)
-    except Exception:
+    except Exception as failure:
+        raise_shortage(failure)
         return refused_ops(program, lambda module, examples: _load(_convert(module, examples), load))
     return {}
 

@@ -10,6 +10,9 @@ packed weights instead of making private copies, so replicas share one copy in m
 """
 
 import contextlib
+import errno
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -104,6 +107,8 @@ def optimise(source: Path, target: Path) -> None:
     """Write the graph as ONNX Runtime optimises it for this processor, its weights packed in ``target`` + '.data'.
 
     A version that notes packed weights in another form gets the same file without them: each worker then packs its own.
+
+    Raises: BackendError: ONNX Runtime does not take the file. OSError: the disk is full.
     """
     for packed in ("1", "0"):
         options = session_options(1)
@@ -115,10 +120,24 @@ def optimise(source: Path, target: Path) -> None:
         }
         for key, value in entries.items():
             options.add_session_config_entry(key, value)
-        _open_session(source, options)
+        try:
+            _open_session(source, options)
+        except BackendError as failure:
+            require_room(target, source)
+            raise failure
         with contextlib.suppress(ValueError):
             return align(target)
     raise BackendError(f"the file that ONNX Runtime {version('onnxruntime')} optimised from '{source}' cannot be read")
+
+
+def require_room(target: Path, source: Path) -> None:
+    """Raise OSError if what is left of the disk cannot hold a copy of the files beside ``source``.
+
+    ONNX Runtime says of a full disk only that it failed to write.
+    """
+    needed_bytes = sum(path.stat().st_size for path in source.parent.glob("*") if path.is_file())
+    if shutil.disk_usage(target.parent).free < needed_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _open_session(path: Path, options: Any, providers: Sequence[tuple[str, dict[str, str]]] = ()) -> Any:

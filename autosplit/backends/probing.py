@@ -1,5 +1,6 @@
 """Which ops of a stage a converter refuses: the distinct ops are converted apart from each other, by halves."""
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,22 @@ def refused_ops(program: StageProgram, convert: Convert) -> dict[str, str]:
 
     The stage runs once on zeros, to have the arguments of each op. Ops of one operator on arguments of the same dtypes are
     tried once. Trying halves first costs about log2(ops) conversions for each refused one.
+
+    Raises: OSError: the disk is full, or no more files may be open, which says nothing about ops.
     """
     probe = _Recorder(program.module)
     with torch.no_grad():
         probe.run(*map(zeros, program.inputs))
     reasons = _refused(list(probe.calls.values()), convert)
     return {name: reasons[kind] for name, kind in probe.kinds.items() if kind in reasons}
+
+
+def raise_shortage(failure: BaseException | None) -> None:
+    """Raise the OSError among the causes of ``failure`` that tells of a full disk or of too many open files, if there is one."""
+    while failure is not None:
+        if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+            raise OSError(failure.errno, failure.strerror) from failure
+        failure = failure.__cause__ or failure.__context__
 
 
 def one_line(failure: BaseException) -> str:
@@ -77,6 +88,7 @@ def _refused(calls: Sequence[_Call], convert: Convert) -> dict[str, str]:
     try:
         convert(fx.GraphModule(root, graph), examples)
     except Exception as failure:
+        raise_shortage(failure)
         if len(calls) == 1:
             return {calls[0].kind: f"{calls[0].node.target}: {one_line(failure)}"}
         middle = len(calls) // 2

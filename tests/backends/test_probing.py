@@ -1,3 +1,6 @@
+import errno
+
+import pytest
 import torch
 
 from autosplit.backends.probing import one_line, refused_ops
@@ -31,3 +34,11 @@ def test_an_error_without_words_is_its_class():
 
 def test_a_stage_that_views_a_strided_input_is_probed(after_attention):
     assert refused_ops(after_attention, lambda *_: None) == {}
+
+
+def test_a_full_disk_is_no_refusal_of_an_op(mlp, whole):
+    def convert(module, examples):
+        raise RuntimeError("the file was not written") from OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        refused_ops(whole(mlp), convert)

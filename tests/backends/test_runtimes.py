@@ -1,14 +1,16 @@
 """What every backend must do, and what is special to one."""
 
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from autosplit.backends import onnxfile
+from autosplit.backends import onnxfile, onnxruntime
 from autosplit.backends.base import check, get_backend, require_streams
 from autosplit.errors import BackendError, PlanError
 from autosplit.tracing.capturing import trace
@@ -188,6 +190,19 @@ def test_a_damaged_file_is_refused_by_its_runtime(mlp, whole, tmp_path):
         get_backend("onnxruntime").load(tmp_path, 1)
     with pytest.raises(BackendError, match="OpenVINO refuses"):
         get_backend("openvino").load(tmp_path, 1)
+
+
+def test_a_full_disk_is_said_where_onnx_runtime_says_that_it_failed_to_write(mlp, whole, tmp_path, monkeypatch):
+    def full(path, options, providers):
+        raise RuntimeError("[ONNXRuntimeError] : 1 : FAIL : Failed to write external initializers to file")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", full)
+    with pytest.raises(BackendError, match="ONNX Runtime refuses"):
+        onnxruntime.optimise(tmp_path / "a.onnx", tmp_path / "b.onnx")
+    (tmp_path / "weights").write_bytes(b"x" * 64)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=63))
+    with pytest.raises(OSError, match="No space left on device"):
+        onnxruntime.optimise(tmp_path / "a.onnx", tmp_path / "b.onnx")
 
 
 class Kinds(torch.nn.Module):
