@@ -8,7 +8,8 @@ The way from a placement to an answer, a module a step::
     statusblock     shared memory: deadlines and priorities of requests, and the state of each worker
     messages        what the host and a worker say to each other
     inbox           the requests that lie ready for a worker, where they may overtake each other
-    stageworker     the loop of one stage replica; versions: its weights; nullworker: the same loop in a thread
+    stageworker     the loop of one stage replica: messages, requests; nullworker: the same loop in a thread
+    stagerings      a worker's ends of its rings; lookahead: requests begun early; versions: a stage's weights
     provisioner     puts the stages on their devices, all or none
     executor        one thread that takes results and sees to workers; it owns what follows
     admission       which requests are fed, wait in the queue or are refused

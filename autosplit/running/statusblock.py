@@ -1,24 +1,28 @@
-"""Words of shared memory: deadlines that every stage reads, and each worker's state that the host reads without asking.
+"""Shared memory of one pipeline: deadlines and priorities of requests, and the state of each worker.
 
-One block for a pipeline: first the deadlines of the requests in flight, then their priorities, then how many were fed before
-each, then ``STATUS_WORDS`` for each worker. A word has one writer and 8 aligned bytes, so a reader sees the old value or the
-new one.
+::
+
+    one deadline    one priority   one number     STATUS_WORDS
+    a request       a request      a request      a worker
+    [............]  [...........]  [............]  [................] [................] ...
+     written by the host, read by workers           written by the worker, read by the host
+
+Each word has 8 aligned bytes and one writer, so a reader sees the old value or the new one, and asks nobody.
 """
 
 import os
 import struct
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autosplit.running.ring import create_shared, map_shared
 
 STATUS_WORDS = 16
 SINCE_NS, SEQUENCE, STATE, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, QUEUE_NS, RESIDENT_BYTES, FLOOR = range(12)
-"""What each status word holds; sums run since the pipeline was started and outlive a restart.
+"""What each word of a worker holds; sums run since the pipeline was started and outlive a restart.
 
-``FLOOR``: in a pipeline that answers as ready, the worker has handed over all its requests before this one, and maybe later
-ones; elsewhere ``SEQUENCE`` says so.
+``FLOOR``: in a pipeline that answers as ready, the worker has handed over all its requests before this one, and perhaps some
+after it; elsewhere ``SEQUENCE`` says so.
 """
 
 SUMS = range(DONE, QUEUE_NS + 1)
@@ -32,14 +36,33 @@ _PAST = 1
 _MOST = 2**63 - 1
 
 
-def write_place(status: memoryview, since_ns: int, sequence: int, state: int) -> None:
-    """Say what a worker does since when, and at which request, in its status words as bytes."""
-    _PLACE.pack_into(status, 8 * SINCE_NS, since_ns, sequence, state)
+class WorkerStatus:
+    """The words of one worker, for the worker itself."""
 
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+        self._bytes = memoryview(words).cast("B")
+        self._sums = [words[word] for word in SUMS]
 
-def write_sums(status: memoryview, sums: Sequence[int]) -> None:
-    """Bring the words of ``SUMS`` up to date, in status words as bytes."""
-    _SUMS.pack_into(status, 8 * DONE, *sums)
+    def __getitem__(self, word: int) -> int:
+        return self._words[word]
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self._words[word] = value
+
+    def enter(self, state: int, sequence: int) -> int:
+        """Say what the worker does from now on, and at which request; return the time in monotonic nanoseconds."""
+        now_ns = time.monotonic_ns()
+        _PLACE.pack_into(self._bytes, 8 * SINCE_NS, now_ns, sequence, state)
+        return now_ns
+
+    def count(self, flag: int, *spans_ns: int) -> None:
+        """Count one request by its flag (see ``ring``), and the nanoseconds of ``BUSY_NS`` to ``QUEUE_NS``."""
+        sums = self._sums
+        sums[flag] += 1
+        for number, span_ns in enumerate(spans_ns, BUSY_NS - DONE):
+            sums[number] += span_ns
+        _SUMS.pack_into(self._bytes, 8 * DONE, *sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +94,7 @@ class StatusBlock:
 
     @staticmethod
     def create(window: int, num_workers: int, num_lanes: int = 1) -> "StatusBlock":
-        """A block of zeros for ``window`` requests in flight, be they all in one lane."""
+        """A block of zeros for ``window`` requests in flight, even if all are in one lane."""
         fd = create_shared(StatusBlockHandle(-1, window, num_workers, num_lanes).num_bytes)
         try:
             return StatusBlock(StatusBlockHandle(fd, window, num_workers, num_lanes))
@@ -80,12 +103,12 @@ class StatusBlock:
             raise
 
     def status(self, worker: int) -> memoryview:
-        """The status words of one worker."""
+        """The words of one worker."""
         start = 3 * self.handle.num_places + STATUS_WORDS * worker
         return self._words[start : start + STATUS_WORDS]
 
     def describe(self, sequence: int, deadline_ns: int, priority: int, number: int) -> None:
-        """Of request ``sequence``, which was fed after ``number`` others, for the stages.
+        """Tell the stages about request ``sequence``, which was fed after ``number`` others.
 
         They skip it from ``deadline_ns`` (monotonic) on, where 0 stands for never, and those that may choose take the request
         with the lowest priority first.
@@ -100,11 +123,11 @@ class StatusBlock:
         return self._words[self.handle.num_places + self._place(sequence)]
 
     def number(self, sequence: int) -> int:
-        """How many requests were fed before request ``sequence``: what it is called to people."""
+        """How many requests were fed before request ``sequence``: its number in messages."""
         return self._words[2 * self.handle.num_places + self._place(sequence)]
 
     def skip(self, sequence: int) -> None:
-        """Stages skip request ``sequence`` from now on."""
+        """Let the stages skip request ``sequence`` from now on."""
         self._words[self._place(sequence)] = _PAST
 
     def expired(self, sequence: int) -> bool:

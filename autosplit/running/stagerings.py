@@ -1,0 +1,154 @@
+"""A worker's ends of its rings: where it takes requests from, and where it writes results to."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from autosplit.running.inbox import Inbox
+from autosplit.running.messages import RingPort, WorkerConfig
+from autosplit.running.ring import DATA, Interrupted, Ring, RingEnd, Slot
+from autosplit.running.statusblock import StatusBlock
+
+Taken = tuple[int, list[Slot]]
+"""A request and the slots that hold its inputs, one for each source."""
+
+
+class StageRings:
+    """The ends of one worker.
+
+    Args:
+        config: names the rings.
+        status_block: tells the priorities of requests, where they may overtake each other.
+        control_fd: a descriptor whose messages interrupt each wait.
+        handle_interrupt: called with the request at hand when a message has come; the wait goes on when it returns.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, status_block: StatusBlock, control_fd: int, handle_interrupt: Callable[[int], None]
+    ) -> None:
+        self._step = config.num_replicas
+        self._num_inputs = config.num_inputs
+        self._handle_interrupt = handle_interrupt
+        self._sources = [(_open(port, control_fd, config.spin_s, sends=False), port.index) for port in config.sources]
+        self._sinks = [(_open(port, control_fd, 0.0, sends=True), port.index) for port in config.sinks]
+        self._inbox: Inbox | None = None
+        self._overtaking: set[int] = set()
+        """Requests that were handed over before older ones."""
+        if not config.in_order:
+            ports = [[end for end in ends if end is not None] for ends, _ in self._sources]
+            self._inbox = Inbox(ports, status_block, control_fd, config.spin_s)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether requests are taken in the order of their numbers."""
+        return self._inbox is None
+
+    def restart(self) -> None:
+        """All slots were numbered anew."""
+        if self._inbox is not None:
+            self._inbox.restart()
+            self._overtaking.clear()
+
+    def output_slots(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Position of each output that a ring takes, and a tensor of the shape and dtype that its slots have."""
+        for ends, index in self._sinks:
+            yield from zip(index, _any_ring(ends).slots[0].tensors, strict=True)
+
+    def inputs(self, slots: Sequence[Slot]) -> list[Any]:
+        """The stage's inputs, as views of the slots."""
+        inputs: list[Any] = [None] * self._num_inputs
+        for slot, (_, index) in zip(slots, self._sources, strict=True):
+            for position, view in zip(index, slot.tensors, strict=True):
+                inputs[position] = view
+        return inputs
+
+    def zeros(self) -> list[torch.Tensor]:
+        """Inputs of zeros, as requests will bring them."""
+        slots = [_any_ring(ends).slots[0] for ends, _ in self._sources]
+        return [torch.zeros_like(view) for view in self.inputs(slots)]
+
+    def take(self, first: int) -> Taken:
+        """Wait for the request to run now: the oldest one, ``first``, or the most urgent one where they may overtake."""
+        while True:
+            try:
+                if self._inbox is not None:
+                    return self._inbox.wait()
+                return first, [_end(ends, first).acquire(first) for ends, _ in self._sources]
+            except Interrupted:
+                self._handle_interrupt(first)
+
+    def take_ready(self, sequence: int) -> Taken | None:
+        """The request to run after ``sequence``, if its inputs are here."""
+        if self._inbox is not None:
+            return self._inbox.pick()
+        following = sequence + self._step
+        ends = [_end(ends, following) for ends, _ in self._sources]
+        ready = all(end.ready(following) for end in ends)
+        return (following, [end.acquire(following) for end in ends]) if ready else None
+
+    def hand_over(self, sequence: int, flag: int, result: Any) -> int:
+        """Write the outputs of a request (or its text), and free its inputs before the last output is handed over.
+
+        Returns: nanoseconds of waiting for free slots.
+        """
+        blocked_ns = 0
+        for number, (ends, index) in enumerate(self._sinks, 1):
+            end = _end(ends, sequence)
+            if not end.ready(sequence):
+                blocked_ns -= time.monotonic_ns()
+                self._await_slot(end, sequence)
+                blocked_ns += time.monotonic_ns()
+            slot = end.acquire(sequence)
+            if flag == DATA:
+                slot.write([result[position] for position in index])
+            else:
+                slot.write_text(flag, result)
+            if number == len(self._sinks):  # before the last output: once the host has the answer, it may fill the input slots
+                self._free_inputs(sequence)
+            end.release(sequence)
+        if not self._sinks:
+            self._free_inputs(sequence)
+        return blocked_ns
+
+    def oldest_after(self, sequence: int, first: int) -> int:
+        """The oldest request that was not handed over, once ``sequence`` was; ``first`` is the oldest before."""
+        if sequence != first:
+            self._overtaking.add(sequence)
+            return first
+        first += self._step
+        while first in self._overtaking:
+            self._overtaking.remove(first)
+            first += self._step
+        return first
+
+    def _await_slot(self, end: RingEnd, sequence: int) -> None:
+        while True:
+            try:
+                end.acquire(sequence)
+                return
+            except Interrupted:
+                self._handle_interrupt(sequence)
+
+    def _free_inputs(self, sequence: int) -> None:
+        for ends, _ in self._sources:
+            _end(ends, sequence).release(sequence)
+
+
+def _open(port: RingPort, control_fd: int, spin_s: float, *, sends: bool) -> list[RingEnd | None]:
+    return [
+        None if handle is None else RingEnd(Ring(handle), sends=sends, interrupt_fd=control_fd, spin_s=spin_s)
+        for handle in port.rings
+    ]
+
+
+def _end(ends: Sequence[RingEnd | None], sequence: int) -> RingEnd:
+    end = ends[sequence % len(ends)]
+    assert end is not None  # the wiring gives this worker the rings of all its requests
+    return end
+
+
+def _any_ring(ends: Sequence[RingEnd | None]) -> Ring:
+    """One of the rings of a port, which all have the same layout."""
+    return next(end for end in ends if end is not None).ring
