@@ -7,7 +7,7 @@ from autosplit import api
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.measuring import measure
-from autosplit.planning.plans import backend_choices
+from autosplit.planning.backends import backend_choices
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.profile import Profile

@@ -30,7 +30,7 @@ class Loads:
     """What a solution costs.
 
     Attributes:
-        device_s: seconds per sample that each device is busy, shape (num_devices,).
+        device_s: seconds per sample that each device is busy, or its processor where devices share one, shape (num_devices,).
         compute_s: the part of it spent in ops.
         transfer_s: the part of it spent in sending and receiving.
         block_s: seconds that one sample takes in each block on its slowest device, shape (num_blocks,).
@@ -93,6 +93,7 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
             compute_s[device] += work_s / len(block.devices)
             transfer_s[device] += moved_s / len(block.devices)
             block_s[number] = max(block_s[number], max(work_s, moved_s) if problem.overlap else work_s + moved_s)
+    compute_s, transfer_s = problem.summed(compute_s), problem.summed(transfer_s)
     device_s = np.maximum(compute_s, transfer_s) if problem.overlap else compute_s + transfer_s
     replicas = np.array([len(block.devices) for block in blocks])
     return Loads(device_s, compute_s, transfer_s, block_s, block_s / replicas, memory_bytes(problem, blocks))
@@ -152,16 +153,18 @@ def memory_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
     holds = _holders(problem, blocks)
     for block in blocks:
         held[list(block.devices)] += problem.op_bytes[list(block.ops)].sum()
+    held = problem.summed(held)
     for weight in problem.weights:
         held[holds[list(weight.users)].any(axis=0)] += weight.num_bytes
     return held
 
 
 def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:
-    """Which op is on which device, shape (num_ops, num_devices)."""
+    """Whether each op is on the processor of each device, shape (num_ops, num_devices)."""
     holds = np.zeros((problem.num_ops, problem.num_devices), dtype=bool)
     for block in blocks:
-        holds[np.ix_(list(block.ops), list(block.devices))] = True
+        beside = np.flatnonzero(np.isin(problem.processor_of, problem.processor_of[list(block.devices)]))
+        holds[np.ix_(np.array(block.ops), beside)] = True
     return holds
 
 
@@ -264,8 +267,9 @@ def latency_s(problem: Problem, blocks: Sequence[Block]) -> float:
     for number, part in enumerate(parts):
         busy = np.maximum(part.work_s, part.moved_s) if problem.overlap else part.work_s + part.moved_s
         ready_s = max((end_s[source] + delay for source, delay in part.sources.items()), default=0.0)
-        end_s[number] = max(ready_s, float(free_s[list(part.devices)].max())) + float(busy.max())
-        free_s[list(part.devices)] = end_s[number]
+        mine = problem.processor_of[list(part.devices)]
+        end_s[number] = max(ready_s, float(free_s[mine].max())) + float(busy.max())
+        free_s[mine] = end_s[number]
     last_s = max((end_s[source] + delay for source, delay in results.items()), default=0.0)
     return max(last_s, *end_s.values())
 

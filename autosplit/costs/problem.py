@@ -101,6 +101,8 @@ class Problem:
         groups: ops that stay in one block.
         send_once: a sender pays once for each value (the dearest of its destinations), not once for each destination.
         overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
+        processors: number of the processor of each device, where devices share one: its time, and its memory with one cap. Only
+            the evaluator knows processors; planners take problems without them.
         reasons: why (op, device) is not allowed, in words, for messages.
         host_s: for messages: the host's seconds for each sample that devices pay, as a part of what sending to it costs them.
     """
@@ -119,6 +121,7 @@ class Problem:
     groups: tuple[tuple[int, ...], ...] = ()
     send_once: bool = False
     overlap: bool = False
+    processors: tuple[int, ...] = ()
     reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)
     host_s: float = 0.0
 
@@ -136,6 +139,15 @@ class Problem:
     def total_bytes(self) -> float:
         """What all ops keep in memory on one device."""
         return float(self.op_bytes.sum()) + sum(weight.num_bytes for weight in self.weights)
+
+    @cached_property
+    def processor_of(self) -> NDArray[np.int64]:
+        """The number of the processor of each device, shape (num_devices,)."""
+        return np.array(self.processors or range(self.num_devices), dtype=np.int64)
+
+    def summed(self, loads: Floats) -> Floats:
+        """For each device the sum of the loads of all devices on its processor, shape (num_devices,)."""
+        return np.bincount(self.processor_of, loads)[self.processor_of].astype(np.float64)
 
     @cached_property
     def index(self) -> dict[str, int]:

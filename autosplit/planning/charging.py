@@ -1,6 +1,5 @@
 """What transfers cost a model on a machine: measured links, warm or cold, and what they are charged for others."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from autosplit.values.graph import Graph
@@ -8,30 +7,12 @@ from autosplit.values.machine import HOST, Link, Machine
 from autosplit.values.profile import Profile
 
 
-def charge(
-    graph: Graph, machine: Machine, profile: Profile, chosen: Mapping[str, tuple[str, int | None]]
-) -> tuple[Machine, float]:
-    """The machine with the profile's links, as they are for this model, and the most that the host costs a device.
+def charge(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, float]:
+    """The machine with the profile's links, as they are for this model, and the most seconds that the host costs a device.
 
-    Args:
-        graph: the model.
-        machine: the devices, and links that the user gave.
-        profile: what was measured.
-        chosen: device name to its backend and threads; who receives a value pays what a cut costs that backend.
-    """
-    fed, host_s = _fed(graph, machine, profile)
-    cuts = {device: profile.measured[profile.setting(device, *how)].cut_s_per_byte or 0.0 for device, how in chosen.items()}
-    links = [fed.link(source, target) for source in cuts for target in cuts if cuts[target] > 0]
-    cut = [replace(link, receive_s_per_byte=link.receive_s_per_byte + cuts[link.target]) for link in links]
-    return fed.with_links(cut), host_s
-
-
-def _fed(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, float]:
-    """The same without what cuts cost.
-
-    A model that is larger than the last cache finds links cold. Where all cores are devices, the host has none of its own: the
-    core that hands it an answer wakes it there, so for each request that device pays for feeding the next one too. Of two
-    stages on one device, each costs what it would on two.
+    A model that is larger than the last cache finds links cold. Where all cores are devices, the host has no core of its own:
+    the core that hands over an answer wakes the host there, so for each request that device also pays for feeding the next
+    one. Two stages on one device pay what they would pay on two.
     """
     provenances = [measured.provenance for measured in profile.measured.values()]
     last_cache_bytes = max((size for one in provenances for size in one.caches.values()), default=0)

@@ -1,31 +1,36 @@
-"""Plans for a graph on a machine: the planner is asked once for each choice of backends, its answers become Plans."""
+"""Plans for a graph on a machine: the planner is asked about several choices of backends, its answers become Plans."""
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass, field, replace
 from math import inf
 
-from autosplit.costs.cost import evaluate, find_faults
+from autosplit.costs.cost import evaluate, find_faults, latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners.pareto import front_of, pareto, point_of
+from autosplit.planners.bounds import compute_bound_s, multipliers
+from autosplit.planners.items import contract
+from autosplit.planners.pareto import Point, front_of, pareto
 from autosplit.planners.portfolio import solve
-from autosplit.planning.predicting import backend_of_ops, blocks_of, bounded, predicted, problem_from_profile, threads_on
+from autosplit.planning.backends import MAX_CHOICES, Backends, backend_choices, backends_of
+from autosplit.planning.predicting import bounded, predicted
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 from autosplit.values.profile import Profile
 
-MAX_CHOICES = 9
-"""Above so many ways to give each device a backend, all devices get the same one."""
-
 Log = Callable[[str], None]
 
 LEAST_S = 0.3
-"""Seconds that the solvers get for a choice of backends at least."""
+"""Least seconds for one call of the solvers."""
+
+RELAXED_SHARE = 0.3
+"""Share of the time for the problem with each op at its cheapest backend; its bound is the only one that holds for all plans."""
+
+Ask = Callable[[Problem, Demands, float, float], Sequence[Solution]]
+"""Problem, demands, the share of the time that is left, and the best bottleneck so far to the planner's answers, best first."""
 
 
 def plan_model(
@@ -42,8 +47,11 @@ def plan_model(
     time_limit_s: float = 10.0,
     seed: int = 0,
     log: Log | None = None,
-) -> list[Plan]:
-    """The best plan for each choice of backends, the best first; their bound holds for all choices.
+) -> Plan:
+    """The best plan that is found, with a bound that holds for every mixture of backends.
+
+    A mixture gives each stage a backend; stages of several backends on one device follow each other. The plan is optimal if
+    it meets the bound. Where the number of stages is limited, each device has one backend.
 
     Args:
         graph: the model, traced for ``microbatch`` items.
@@ -62,15 +70,21 @@ def plan_model(
         InfeasibleError: no choice of backends meets the constraints.
         ProfileError: the profile lacks a measurement.
     """
-    end_s = time.monotonic() + time_limit_s
+    begun = time.monotonic()
 
-    def ask(problem: Problem, demands: Demands, num_left: int) -> Sequence[Solution]:
-        left_s = max(LEAST_S, (end_s - time.monotonic()) / num_left)
+    def ask(problem: Problem, demands: Demands, share: float, best_s: float) -> Sequence[Solution]:
+        if best_s < inf and demands.objective == "throughput":
+            items = contract(problem, demands)
+            if compute_bound_s(items, demands, multipliers(items)) >= best_s:
+                return []
+        left_s = max(LEAST_S, share * (begun + time_limit_s - time.monotonic()))
         return [solve(problem, demands, time_limit_s=left_s, seed=seed, log=log)]
 
+    constraints = constraints.verify(graph, machine)
+    there = backends_of(graph, machine, profile, constraints, backends, max_threads)
     choices = backend_choices(machine, backends, profile)
-    asked = _Asked(graph, machine, profile, source, constraints, queue_depth, microbatch, max_threads)
-    return sorted((plan for plan, _, _ in asked.plans(choices, ask)), key=objective_s(constraints))
+    question = _Question(there, choices, ask, profile, source, queue_depth, microbatch)
+    return min((plan for plan, _ in question.plans()), key=objective_s(constraints))
 
 
 def plan_front(
@@ -94,94 +108,126 @@ def plan_front(
     Returns: plans, each with the bytes that its fullest device holds.
     Raises: InfeasibleError, ProfileError: as ``plan_model``.
     """
+    begun = time.monotonic()
+
+    def ask(problem: Problem, demands: Demands, share: float, best_s: float) -> Sequence[Solution]:
+        left_s = max(LEAST_S, share * (begun + time_limit_s - time.monotonic()))
+        return pareto(problem, demands, time_limit_s=left_s, seed=seed, log=log)
+
+    constraints = constraints.verify(graph, machine)
+    there = backends_of(graph, machine, profile, constraints, backends)
     choices = backend_choices(machine, backends, profile)
-
-    def ask(problem: Problem, demands: Demands, num_left: int) -> Sequence[Solution]:
-        return pareto(problem, demands, time_limit_s=time_limit_s / len(choices), seed=seed, log=log)
-
-    asked = _Asked(graph, machine, profile, source, constraints, queue_depth, microbatch)
-    plans = {point_of(problem, solution): plan for plan, problem, solution in asked.plans(choices, ask)}
+    question = _Question(there, choices, ask, profile, source, queue_depth, microbatch)
+    plans = {point: plan for plan, point in question.plans(every=True)}
     return [(plans[point], point.peak_bytes) for point in front_of(list(plans))]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What is asked of the planner for every choice of backends; the fields are the arguments of ``plan_model``."""
+@dataclass
+class _Question:
+    """One question: the backends, what is asked of them, and the plans so far, each with what it costs."""
 
-    graph: Graph
-    machine: Machine
+    backends: Backends
+    choices: list[Mapping[str, str]]
+    ask: Ask
     profile: Profile
     source: Source
-    constraints: Constraints
     queue_depth: int
     microbatch: int | None
-    max_threads: int | None = None
+    found: list[tuple[Plan, Point]] = field(default_factory=list)
+    refusal: InfeasibleError | None = None
 
-    def plans(
-        self,
-        choices: Sequence[Mapping[str, str]],
-        ask: Callable[[Problem, Demands, int], Sequence[Solution]],
-    ) -> list[tuple[Plan, Problem, Solution]]:
-        """The plans that ``ask`` has for the problems of all choices, with a bound that holds for all.
+    @property
+    def best(self) -> Plan | None:
+        """The best plan so far."""
+        return min((plan for plan, _ in self.found), key=objective_s(self.backends.constraints), default=None)
 
-        ``ask`` takes a problem, the demands on a plan, and how many problems are left with this one.
+    def plans(self, every: bool = False) -> list[tuple[Plan, Point]]:
+        """The plans that are found, with a bound that holds for all of them.
 
-        Raises: InfeasibleError: no choice meets the constraints.
+        First each op may have its cheapest backend: that bounds all plans. Where no plan meets the bound, the planner is asked
+        with one backend on each device, for the choices of the best plans first. More choices than are listed are tried only
+        where a best plan suggests them.
+
+        Args:
+            every: ask for every choice, even where the best plan meets the bound.
+        Raises: InfeasibleError: no plan meets the constraints.
         """
-        self.constraints.verify(self.graph, self.machine)
-        found: list[tuple[Plan, Problem, Solution]] = []
-        bound_s = inf
-        refusal: InfeasibleError | None = None
-        for number, choice in enumerate(choices):
-            threads = {name: threads_on(self.machine, name, self.max_threads) for name in choice}
-            problem = problem_from_profile(self.graph, self.machine, self.profile, self.constraints, choice, threads)
-            most_replicas = max(Counter(choice.values()).values())
-            demands = replace(self.constraints, max_replicas=min(self.constraints.max_replicas, most_replicas))
-            try:
-                solutions = ask(problem, demands, len(choices) - number)
-            except InfeasibleError as failure:
-                refusal, bound_s = failure, bound_s if failure.conflict else 0.0
-                continue
-            bound_s = min(bound_s, solutions[0].bound_s)
-            for solution in solutions:
-                try:
-                    plan = self._plan(problem, solution, choice, threads)
-                except InfeasibleError as failure:
-                    refusal = failure
-                else:
-                    found.append((plan, problem, solution))
-        if not found:
-            raise refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
-        return [(bounded(plan, bound_s), problem, solution) for plan, problem, solution in found]
+        several = any(len(group) > 1 for group in self.backends.groups)
+        bound_s, single_s = self._add(*self.backends.relaxed(), RELAXED_SHARE) if several else 0.0, inf
+        if self.refusal is not None and self.refusal.conflict:
+            raise self.refusal
+        complete = len(self.choices) == self.backends.num_choices
+        waiting, tried = list(self.choices), list[Mapping[str, str]]()
+        while waiting and (every or not self._meets(bound_s)):
+            if len(tried) < MAX_CHOICES and (choice := self._suggested()) is not None and choice not in tried:
+                waiting = [choice, *(other for other in waiting if other != choice)]
+            tried.append(waiting.pop(0))
+            single_s = min(single_s, self._add(*self.backends.with_one_each(tried[-1]), 1 / (1 + len(waiting))))
+        if self.best is None:
+            raise self.refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
+        if complete and not (several and self.backends.mixed):
+            bound_s = max(bound_s, single_s if tried else 0.0)
+        found = [(bounded(plan, bound_s), point) for plan, point in self.found]
+        if complete and tried and several:
+            found = [(_proved(plan, single_s), point) for plan, point in found]
+        return found
 
-    def _plan(self, problem: Problem, solution: Solution, choice: Mapping[str, str], threads: Mapping[str, int]) -> Plan:
-        """The plan of a solution. Raises InfeasibleError where it breaks a demand that the solver did not see."""
-        graph, stages = self.graph, list[Stage]()
-        for block in solution.blocks:
-            devices = tuple(problem.devices[device] for device in block.devices)
-            if len({choice[device] for device in devices}) > 1:
-                raise InfeasibleError(
-                    f"no plan was found without replicas on both of two backends ({devices}). Allow one replica only."
-                )
-            takers = backend_of_ops(graph, self.profile, devices[0], choice[devices[0]])
-            for ops in graph.runs((problem.ops[op] for op in block.ops), takers):
-                least = min(threads[device] for device in devices)
-                stages.append(Stage(f"stage{len(stages)}", ops, devices, takers[ops[0]], least))
+    def _meets(self, bound_s: float) -> bool:
+        return self.best is not None and bounded(self.best, bound_s).status == "optimal"
+
+    def _suggested(self) -> Mapping[str, str] | None:
+        """The backend that runs most ops of the best plan on each device, or anywhere if the plan leaves the device out."""
+        if self.best is None:
+            return None
+        main = Counter(stage.backend for stage in self.best.stages for _ in stage.ops)
+        there = Counter((name, stage.backend) for stage in self.best.stages for name in stage.devices for _ in stage.ops)
+        listed = {device: {choice[device] for choice in self.choices} for device in self.backends.devices}
+        return {name: max(known, key=lambda b: (there[name, b], main[b], b)) for name, known in listed.items()}
+
+    def _add(self, problem: Problem, demands: Demands, share: float) -> float:
+        """Add the plans of the planner's answers. Returns: seconds that no plan for the problem beats, unless the best does."""
+        best_s = self.best.prediction.bottleneck_s if self.best else inf
+        try:
+            solutions = self.ask(problem, demands, share, best_s)
+        except InfeasibleError as failure:
+            self.refusal = failure
+            return inf if failure.conflict else 0.0
+        rows = [(solution, blocks) for solution in solutions for blocks in self.backends.rows(solution.blocks)]
+        if solutions and not rows and demands.max_replicas > 1:  # replicas are on devices without a backend in common
+            return min(solutions[0].bound_s, self._add(problem, replace(demands, max_replicas=1), share))
+        for solution, blocks in rows:
+            try:
+                self.found.append(self._plan(solution, blocks))
+            except InfeasibleError as failure:
+                self.refusal = failure
+        return solutions[0].bound_s if solutions else best_s
+
+    def _plan(self, solution: Solution, blocks: Sequence[Block]) -> tuple[Plan, Point]:
+        """The plan of blocks on backends. Raises: InfeasibleError: it breaks a demand that the solver did not see."""
+        there, problem = self.backends, self.backends.problem
+        stages = []
+        for number, block in enumerate(blocks):
+            settings = [there.settings[device] for device in block.devices]
+            ops, devices = (tuple(problem.ops[op] for op in block.ops), tuple(setting.device for setting in settings))
+            threads = min(setting.threads for setting in settings)
+            stages.append(Stage(f"stage{number}", ops, devices, settings[0].backend, threads))
         plan = Plan(
             source=self.source,
-            graph_hash=graph.hash,
+            graph_hash=there.graph.hash,
             profile_hash=self.profile.hash,
             stages=tuple(stages),
             prediction=UNKNOWN,
-            objective=self.constraints.objective,
+            objective=there.constraints.objective,
             method=solution.method,
-            status="optimal" if solution.status == "optimal" else "feasible",
+            status="feasible",
             microbatch=self.microbatch or self.source.batch,
             queue_depth=self.queue_depth,
             precision=self.profile.precision,
         )
-        blocks = blocks_of(plan, graph, problem)
-        return _meeting(predicted(plan, problem, blocks, solution.bound_s), problem, blocks, self.constraints)
+        plan = _meeting(predicted(plan, problem, blocks, there.settings, 0.0), problem, blocks, there.constraints)
+        loads = evaluate(problem, blocks)
+        point = Point(loads.bottleneck_s, latency_s(problem, blocks), float(loads.memory_bytes.max()), solution)
+        return plan, point
 
 
 def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
@@ -191,28 +237,11 @@ def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
     return lambda plan: plan.prediction.bottleneck_s / plan.microbatch
 
 
-def backend_choices(machine: Machine, backends: Sequence[str], profile: Profile | None = None) -> list[Mapping[str, str]]:
-    """Device name to backend: one backend for all first, then the mixtures, where they are few.
-
-    Where they are many, all devices of a kind get the same one. A profile leaves out what was not measured: a backend may not
-    run on a kind of device at all.
-
-    >>> from autosplit.values.machine import parse_device
-    >>> [list(c.values()) for c in backend_choices(Machine.of([parse_device("cpu:0"), parse_device("cpu:1")]), ["a", "b"])]
-    [['a', 'a'], ['b', 'b'], ['a', 'b'], ['b', 'a']]
-    """
-    names = [device.name for device in machine.devices]
-    kinds = [device.kind for device in machine.devices]
-    parts = names if len(backends) ** len(names) <= MAX_CHOICES else list(dict.fromkeys(kinds))
-    same = [dict.fromkeys(parts, backend) for backend in backends]
-    mixed = [dict(zip(parts, choice, strict=True)) for choice in product(backends, repeat=len(parts)) if len(set(choice)) > 1]
-    choices: list[Mapping[str, str]] = [
-        {name: by.get(name) or by[kind] for name, kind in zip(names, kinds, strict=True)} for by in [*same, *mixed]
-    ]
-    if profile is None:
-        return choices
-    measured = {(setting.device, setting.backend) for setting in profile.measured}
-    return [choice for choice in choices if choice.items() <= measured] or choices
+def _proved(plan: Plan, single_s: float) -> Plan:
+    """The plan; its method says so where the proof only covers plans with one backend on each device."""
+    if plan.status == "optimal" or bounded(plan, single_s).status != "optimal":
+        return plan
+    return replace(plan, method=f"{plan.method}, no better plan with one backend on each device")
 
 
 def _meeting(plan: Plan, problem: Problem, blocks: Sequence[Block], constraints: Constraints) -> Plan:

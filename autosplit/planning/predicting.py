@@ -1,32 +1,37 @@
-"""Plans and problems: a graph with its profile as the problem that planners see, and what that problem says of a plan.
+"""Predictions: a graph with its profile becomes a problem, and the one evaluator says what a plan costs in it.
 
-Planners know ops and devices by their numbers only; here is the one place where names become numbers.
+Planners know ops and devices by their numbers only. This module turns names into numbers.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
+
+import numpy as np
 
 from autosplit.costs.cost import CLOSED, evaluate, latency_s, moves_s
-from autosplit.costs.problem import Block, Problem, problem_from
+from autosplit.costs.problem import HOST, Block, Floats, Problem, Transfers, problem_from
 from autosplit.errors import ProfileError
 from autosplit.planning.charging import charge
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Plan, Prediction, Stage
+from autosplit.values.plan import Plan, Prediction
 from autosplit.values.profile import Profile
+from autosplit.values.samples import Setting
 
 
 def bounded(plan: Plan, bound_s: float) -> Plan:
-    """The plan with what is proved of all plans that were asked for; nothing where it is better, and so none of these.
+    """The plan with a bound on all plans that were asked for, and with the status that follows from it.
 
-    That may be less than what was proved of plans with its own choice of backends.
+    A plan that beats the bound was not among those asked for, so nothing is proved of it.
     """
-    objective = plan.prediction.latency_s if plan.objective == "latency" else plan.prediction.bottleneck_s
-    proved_s = min(bound_s, objective) if bound_s <= objective * (1 + CLOSED) else 0.0
-    gap = 1 - proved_s / objective if objective > 0 else 0.0
-    status = "feasible" if plan.status == "optimal" and gap > CLOSED else plan.status
+    objective_s = plan.prediction.latency_s if plan.objective == "latency" else plan.prediction.bottleneck_s
+    proved_s = min(bound_s, objective_s) if bound_s <= objective_s * (1 + CLOSED) else 0.0
+    gap = 1 - proved_s / objective_s if objective_s > 0 else 0.0
+    status = plan.status
+    if status in ("optimal", "feasible"):
+        status = "optimal" if gap <= CLOSED else "feasible"
     return replace(plan, prediction=replace(plan.prediction, bound_s=proved_s, gap=gap), status=status)
 
 
@@ -58,6 +63,77 @@ def threads_on(machine: Machine, device: str, most: int | None = None) -> int:
     return cores if most is None else min(cores, most)
 
 
+def counts_stages(constraints: Constraints) -> bool:
+    """Whether the number of stages is limited: a device then has one backend, and what that refuses it cannot run."""
+    return constraints.num_stages is not None or constraints.max_stages is not None
+
+
+def problem_on(
+    graph: Graph, machine: Machine, profile: Profile, constraints: Constraints, settings: Sequence[Setting]
+) -> Problem:
+    """The problem whose devices are the settings, each a backend on a device; settings of one device share its processor.
+
+    An op costs what its backend takes there. The stage that receives a value also pays what a cut costs its backend.
+
+    Raises: ProfileError: the profile lacks a measurement.
+    """
+    charged, host_s = charge(graph, machine, profile)
+    names = [device.name for device in machine.devices]
+    places = [names.index(setting.device) for setting in settings]
+    placement = constraints.placement(graph, machine)
+    anywhere = dict.fromkeys(product((op.name for op in graph.ops), names), 0.0)
+    free = problem_from(graph, anywhere, charged, barred=placement.barred, colocations=placement.groups)
+    compute_s, reasons = free.compute_s[:, places], dict[tuple[int, int], str]()
+    transfers = Transfers(*(table[np.ix_([*places, HOST], [*places, HOST])] for table in free.transfers.arrays()))
+    for number, setting in enumerate(settings):
+        measured = profile.measured[profile.setting(*setting)]
+        transfers.receive_s_per_byte[:HOST, number] += measured.cut_s_per_byte or 0.0
+        taken_s = profile.table(graph, setting.backend, [setting.device], {setting.device: setting.threads})
+        for op, name in enumerate(free.ops):
+            compute_s[op, number] += taken_s.get((name, setting.device), np.inf)
+            if np.isinf(compute_s[op, number]):
+                refusal = f"op '{name}': {setting.backend} refuses it: {measured.refused.get(name, 'no reason is known')}"
+                reasons[op, number] = free.reasons.get((op, places[number]), refusal)
+    alone = len(set(places)) == len(places)
+    return replace(
+        free,
+        devices=tuple(setting.device if alone else f"{setting.device} ({setting.backend})" for setting in settings),
+        compute_s=compute_s,
+        transfers=transfers,
+        memory_bytes=free.memory_bytes[places],
+        processors=() if alone else tuple(places),
+        reasons=reasons,
+        host_s=host_s,
+    ).verify()
+
+
+def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str], *, first: bool = False) -> Problem:
+    """The problem with one device for each group of devices on one processor.
+
+    Everything costs what the cheapest of the group takes: no plan on the devices of the groups costs less than the same plan
+    here, so a bound for this problem holds for all of them. With ``first`` it costs what the first of the group takes, and the
+    others only count for ops that the first cannot run.
+    """
+    rows = [*([group[0]] if first else list(group) for group in groups), [HOST]]
+
+    def cheapest(table: Floats) -> Floats:
+        return np.array([[table[np.ix_(sources, targets)].min() for targets in rows] for sources in rows])
+
+    compute_s = np.stack([problem.compute_s[:, list(group)].min(axis=1) for group in groups], axis=1)
+    if first:
+        own_s = problem.compute_s[:, [group[0] for group in groups]]
+        compute_s = np.where(np.isinf(own_s), compute_s, own_s)
+    return replace(
+        problem,
+        devices=tuple(names),
+        compute_s=compute_s,
+        transfers=Transfers(*map(cheapest, problem.transfers.arrays())),
+        memory_bytes=problem.memory_bytes[[group[0] for group in groups]],
+        processors=(),
+        reasons={(op, k): problem.reasons[op, groups[k][0]] for op, k in np.argwhere(np.isinf(compute_s)).tolist()},
+    )
+
+
 def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_s: float = 0.0) -> Plan:
     """The same plan with the loads and the prediction that this profile gives it.
 
@@ -70,40 +146,9 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
-    problem = problem_from_profile(graph, machine, profile, Constraints(), *_chosen(plan), plan.stages)
-    return predicted(plan, problem, blocks_of(plan, graph, problem), bound_s)
-
-
-def problem_of(
-    plan: Plan, graph: Graph, machine: Machine, profile: Profile, constraints: Constraints
-) -> tuple[Problem, list[Block]]:
-    """The problem that a plan answers, with the backends and threads that it chose, and its stages as blocks of that.
-
-    A device that the plan does not use gets the backend that most of its stages have, where the profile has it there.
-
-    Raises: ProfileError: the profile lacks a measurement that the plan needs.
-    """
-    choice, threads = _chosen(plan)
-    main = Counter(choice.values()).most_common(1)[0][0]
-    measured = {(setting.device, setting.backend) for setting in profile.measured}
-    choice |= {d.name: main for d in machine.devices if d.name not in choice and (d.name, main) in measured}
-    threads |= {name: threads_on(machine, name) for name in choice if name not in threads}
-    problem = problem_from_profile(graph, machine, profile, constraints, choice, threads, plan.stages)
-    return problem, blocks_of(plan, graph, problem)
-
-
-def _chosen(plan: Plan) -> tuple[dict[str, str], dict[str, int]]:
-    """The backend and the threads of each device that a plan uses; of several stages there, those of the one with most ops."""
-    stages = sorted(plan.stages, key=lambda stage: len(stage.ops))
-    choice = {device: stage.backend for stage in stages for device in stage.devices}
-    return choice, {device: stage.threads for stage in stages for device in stage.devices}
-
-
-def backend_of_ops(graph: Graph, profile: Profile, device: str, backend: str) -> dict[str, str]:
-    """Op name to the backend that runs it on a device: the one chosen, or the first measured there that takes what it refuses."""
-    others = dict.fromkeys(setting.backend for setting in profile.measured if setting.device == device)
-    refused = {name: profile.measured[profile.setting(device, name)].refused for name in [backend, *others]}
-    return {op.name: next((name for name in refused if op.name not in refused[name]), backend) for op in graph.ops}
+    settings = settings_of(plan)
+    problem = problem_on(graph, machine, profile, Constraints(), settings)
+    return predicted(plan, problem, blocks_of(plan, graph, settings), settings, bound_s)
 
 
 def moved_s(plan: Plan, graph: Graph, machine: Machine, profile: Profile) -> list[float]:
@@ -111,17 +156,29 @@ def moved_s(plan: Plan, graph: Graph, machine: Machine, profile: Profile) -> lis
 
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
-    problem, blocks = problem_of(plan, graph, machine, profile, Constraints())
-    return [seconds for block in moves_s(problem, blocks) for seconds in block]
+    settings = settings_of(plan)
+    problem = problem_on(graph, machine, profile, Constraints(), settings)
+    return [seconds for block in moves_s(problem, blocks_of(plan, graph, settings)) for seconds in block]
 
 
-def blocks_of(plan: Plan, graph: Graph, problem: Problem) -> list[Block]:
-    """The stages of a plan as blocks of the problem: names of ops and devices become numbers."""
-    places = {name: number for number, name in enumerate(problem.devices)}
-    return [Block(tuple(graph.index[op] for op in s.ops), tuple(places[name] for name in s.devices)) for s in plan.stages]
+def settings_of(plan: Plan) -> list[Setting]:
+    """Every backend on every device that a plan uses, once each."""
+    return list(dict.fromkeys(setting for _, setting in plan.workers))
 
 
-def predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], bound_s: float) -> Plan:
+def blocks_of(plan: Plan, graph: Graph, settings: Sequence[Setting]) -> list[Block]:
+    """The stages of a plan as blocks of the problem on these settings."""
+    place = {setting: number for number, setting in enumerate(settings)}
+    return [
+        Block(
+            tuple(graph.index[op] for op in stage.ops),
+            tuple(place[Setting(name, stage.backend, stage.threads)] for name in stage.devices),
+        )
+        for stage in plan.stages
+    ]
+
+
+def predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], settings: Sequence[Setting], bound_s: float) -> Plan:
     """The plan with the loads and the prediction that the evaluator gives its blocks, and with what ``bound_s`` proves."""
     loads = evaluate(problem, blocks)
     bottleneck_s = loads.bottleneck_s
@@ -134,36 +191,35 @@ def predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], bound_s: fl
         throughput_per_s=plan.microbatch / bottleneck_s if bottleneck_s > 0 else float("inf"),
     )
     stages = tuple(replace(s, load_s=float(seconds)) for s, seconds in zip(plan.stages, loads.block_s, strict=True))
-    used = {device for block in blocks for device in block.devices}
-    loads_s = {name: float(loads.device_s[number]) for number, name in enumerate(problem.devices) if number in used}
+    used = sorted({device for block in blocks for device in block.devices})
+    loads_s = {settings[number].device: float(loads.device_s[number]) for number in used}
     return bounded(replace(plan, stages=stages, prediction=prediction, loads_s=loads_s, why=None), bound_s)
 
 
-def problem_from_profile(
-    graph: Graph,
-    machine: Machine,
-    profile: Profile,
-    constraints: Constraints,
-    choice: Mapping[str, str],
-    threads: Mapping[str, int],
-    stages: Sequence[Stage] = (),
-) -> Problem:
-    """What is asked with a backend for each device; ``stages`` are known to run with theirs.
+def problem_of(
+    plan: Plan, graph: Graph, machine: Machine, profile: Profile, constraints: Constraints
+) -> tuple[Problem, list[Block]]:
+    """The problem that a plan answers, with one device for each of the machine, and its stages as blocks of that.
 
-    Another backend on the same device takes what one refuses, as a stage of its own; not where stages are counted.
+    An op of the plan costs what it takes in its stage. Elsewhere it costs what the backend of the device's largest stage takes,
+    or the backend with most ops where the plan leaves the device out. A device without that measurement is left out.
+
+    Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
-    counted = constraints.num_stages is not None or constraints.max_stages is not None
-    op_s: dict[tuple[str, str], float] = {}
-    for device, backend in choice.items():
-        op_s |= profile.table(graph, backend, [device], threads)
-        for op, taker in backend_of_ops(graph, profile, device, backend).items():
-            if taker != backend and not counted:
-                op_s[op, device] = profile.op_s(op, device, taker, threads.get(device))
-    for stage in stages:
-        for device in stage.devices:
-            if stage.backend != choice[device]:
-                op_s |= {(op, device): profile.op_s(op, device, stage.backend, stage.threads) for op in stage.ops}
-    charged, host_s = charge(graph, machine, profile, {device: (choice[device], threads.get(device)) for device in choice})
-    placement = constraints.placement(graph, machine)
-    problem = problem_from(graph, op_s, charged, barred=placement.barred, colocations=placement.groups)
-    return replace(problem, host_s=host_s)
+    stages = sorted(plan.stages, key=lambda stage: -len(stage.ops))
+    usual = {name: Setting(name, stage.backend, stage.threads) for stage in stages[::-1] for name in stage.devices}
+    for name in [device.name for device in machine.devices if device.name not in usual]:
+        setting = Setting(name, stages[0].backend, threads_on(machine, name))
+        usual |= {name: setting} if setting in profile.measured else {}
+    names = [device.name for device in machine.devices if device.name in usual]
+    others = [setting for setting in profile.measured if setting.device in usual and not counts_stages(constraints)]
+    settings = list(dict.fromkeys([*(usual[name] for name in names), *settings_of(plan), *others]))
+    problem = problem_on(graph, machine, profile, constraints, settings)
+    compute_s, blocks = problem.compute_s.copy(), []
+    for block in blocks_of(plan, graph, settings):
+        homes = tuple(names.index(settings[number].device) for number in block.devices)
+        blocks.append(Block(block.ops, homes))
+        for number, home in zip(block.devices, homes, strict=True):
+            compute_s[list(block.ops), home] = problem.compute_s[list(block.ops), number]
+    groups = [[k, *(m for m in range(len(settings)) if settings[m].device == name and m != k)] for k, name in enumerate(names)]
+    return grouped(replace(problem, compute_s=compute_s), groups, names, first=True), blocks

@@ -58,7 +58,7 @@ class Job:
             time_limit_s=self.time_limit_s,
             seed=self.seed,
             log=self.log,
-        )[0]
+        )
 
     def explained(self, plan: Plan, subject: Subject) -> Plan:
         """The plan with the reasons why it is no faster."""

@@ -10,13 +10,11 @@ import pytest
 
 from autosplit.commands.options import Plans
 from autosplit.commands.searching import _front_of_model
-from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError, UsageError
-from autosplit.planning import plans
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import plan_front, plan_model
 from autosplit.planning.predicting import bounded, moved_s, predict
-from autosplit.values.constraints import Constraints, Demands
+from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import HOST, Link, Machine, parse_device
 from autosplit.values.plan import Plan, Source
@@ -36,19 +34,6 @@ def values(plan: Plan, peak_bytes: float) -> tuple[float, float, float]:
     return plan.prediction.bottleneck_s, plan.prediction.latency_s, peak_bytes
 
 
-def test_choices_of_backends_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits_s, solve = [], plans.solve
-
-    def watched(problem: Problem, demands: Demands, *, time_limit_s: float, **asked: Any) -> Solution:
-        limits_s.append(time_limit_s)
-        return solve(problem, demands, time_limit_s=time_limit_s, **asked)
-
-    monkeypatch.setattr(plans, "solve", watched)
-    monkeypatch.setattr(plans, "backend_choices", lambda *of: [dict.fromkeys(("cpu:0", "cpu:1"), "eager")] * 4)
-    assert len(plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"], time_limit_s=8)) == 4
-    assert limits_s[0] <= 2 and limits_s == sorted(limits_s) and limits_s[-1] <= 8
-
-
 @pytest.mark.parametrize("constraints", [Constraints(), Constraints(max_replicas=1)])
 def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints: Constraints) -> None:
     front = plan_front(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"], time_limit_s=3)
@@ -62,7 +47,7 @@ def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints:
         held = {d: sum(100 for stage in plan.stages if d in stage.devices for _ in stage.ops) for d in ("cpu:0", "cpu:1")}
         assert peak_bytes == max(held.values())
         assert 0 <= plan.prediction.bound_s <= plan.prediction.bottleneck_s
-    best = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"])[0]
+    best = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"])
     assert rows[0][0] == pytest.approx(best.prediction.bottleneck_s)
 
 
@@ -72,7 +57,7 @@ def test_a_front_that_no_plan_is_on_is_refused() -> None:
 
 
 def test_each_plan_of_the_front_has_a_file(tmp_path: Path) -> None:
-    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"])[0]
+    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"])
     found: Any = SimpleNamespace(traced=SimpleNamespace(graph=GRAPH), profile=PROFILE, plan=plan)
     given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="3s")
     rows, files = _front_of_model(given, found, TWO)
@@ -84,15 +69,11 @@ def test_each_plan_of_the_front_has_a_file(tmp_path: Path) -> None:
         assert {op: list(stage.devices) for stage in written.stages for op in stage.ops} == row["assignment"]
 
 
-def test_a_bound_holds_for_every_choice_of_backends_and_for_no_plan_that_is_better() -> None:
-    faster = Profile.given(GRAPH, {(n, d.name): 0.8 for n in NAMES for d in TWO.devices}, backend="onnxruntime")
-    both = replace(PROFILE, measured={**PROFILE.measured, **faster.measured})
-    plans = plan_model(GRAPH, TWO, both, Source("m:f"), Constraints(max_replicas=1), ["eager", "onnxruntime"])
-    best, *others = plans
+def test_a_bound_says_nothing_of_a_plan_that_is_better() -> None:
+    best = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_replicas=1), ["eager"])
     assert best.status == "optimal" and best.prediction.gap == 0
-    assert others and all(plan.prediction.bound_s <= best.prediction.bottleneck_s for plan in others)
-    slow = next(plan for plan in others if {stage.backend for stage in plan.stages} == {"eager"})
-    assert slow.status == "feasible" and slow.prediction.gap == pytest.approx(0.2, rel=1e-4)
+    loose = bounded(best, 0.5 * best.prediction.bottleneck_s)
+    assert loose.status == "feasible" and loose.prediction.gap == pytest.approx(0.5)
     outside = bounded(best, 1.5 * best.prediction.bottleneck_s)
     assert outside.prediction.bound_s == 0.0 and outside.status == "feasible"
 
@@ -105,7 +86,7 @@ def test_where_all_cores_are_devices_the_one_that_hands_over_the_answer_pays_for
     here = replace(PROFILE, measured={s: replace(m, provenance=stamp) for s, m in PROFILE.measured.items()})
     links = [Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2) if b != HOST]
     here = here.with_links([*links, *(Link(d.name, HOST, 0, 0, 0, 0.5, 0, cold_receive_s=0.75) for d in TWO.devices)])
-    [plan] = plan_model(GRAPH, TWO, here, Source("m:f"), Constraints(num_stages=2, max_replicas=1), ["eager"])
+    plan = plan_model(GRAPH, TWO, here, Source("m:f"), Constraints(num_stages=2, max_replicas=1), ["eager"])
     assert [stage.load_s for stage in plan.stages] == [2, 2 + hosts_s] and plan.status == "optimal"
     assert moved_s(plan, GRAPH, TWO, here) == [0, hosts_s]
     assert f"({hosts_s * 1000:.2f} ms of that the host's, which has no core of its own)" in (
@@ -120,7 +101,7 @@ def test_a_link_of_the_machine_file_counts_in_place_of_a_measured_one() -> None:
     wanted = Constraints(num_stages=2, max_replicas=1)
     slow = TWO.with_links(Link(a, b, 0, 5.0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1"), 2))
     loads = [
-        sorted(stage.load_s for stage in plan_model(GRAPH, here, measured, Source("m:f"), wanted, ["eager"])[0].stages)
+        sorted(stage.load_s for stage in plan_model(GRAPH, here, measured, Source("m:f"), wanted, ["eager"]).stages)
         for here in (TWO, slow)
     ]
     assert loads[1] != loads[0] and max(loads[1]) >= 5 > max(loads[0])
@@ -131,18 +112,18 @@ def test_who_takes_a_value_over_a_cut_pays_what_that_costs_its_backend() -> None
     here = PROFILE.with_links(Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2))
     cut = {s: replace(m, cut_s_per_byte=per_byte[s.device]) for s, m in here.measured.items()}
     wanted = Constraints(num_stages=2, max_replicas=1)
-    [plan] = plan_model(GRAPH, TWO, here, Source("m:f"), wanted, ["eager"])
+    plan = plan_model(GRAPH, TWO, here, Source("m:f"), wanted, ["eager"])
     priced = replace(here, measured=cut)
     moves = dict(zip([stage.devices[0] for stage in plan.stages], moved_s(plan, GRAPH, TWO, priced), strict=True))
     assert moves == {name: 32 * per_byte[name] if name == plan.stages[1].devices[0] else 0 for name in moves}
     assert moved_s(plan, GRAPH, TWO, here) == [0, 0]
-    [free] = plan_model(GRAPH, TWO, priced, Source("m:f"), wanted, ["eager"])
+    free = plan_model(GRAPH, TWO, priced, Source("m:f"), wanted, ["eager"])
     assert free.prediction.bottleneck_s == 2 and free.stages[1].devices == ("cpu:0",)
 
 
 def test_at_most_so_many_stages() -> None:
     wanted = Constraints(max_replicas=1, max_stages=1)
-    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), wanted.verify(GRAPH, TWO), ["eager"])[0]
+    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), wanted.verify(GRAPH, TWO), ["eager"])
     assert len(plan.stages) == 1 and plan.status == "optimal"
     with pytest.raises(UsageError, match="num_stages 2 is above max_stages 1"):
         Constraints(num_stages=2, max_stages=1).verify(GRAPH, TWO)
@@ -175,7 +156,7 @@ def partly() -> Profile:
 )
 def test_what_a_backend_refuses_becomes_a_stage_of_another_one(constraints: Constraints, stages: list[tuple[str, ...]]) -> None:
     profile = partly()
-    plan = plan_model(GRAPH, TWO, profile, Source("m:f"), constraints, ["onnxruntime", "eager"])[0].verify(GRAPH, TWO)
+    plan = plan_model(GRAPH, TWO, profile, Source("m:f"), constraints, ["onnxruntime", "eager"]).verify(GRAPH, TWO)
     assert [stage.ops for stage in plan.stages] == stages
     assert all(stage.backend == "eager" for stage in plan.stages if set(stage.ops) & set(REFUSED))
     assert {stage.backend for stage in plan.stages} == ({"eager"} if len(stages) == 1 else {"eager", "onnxruntime"})
@@ -206,7 +187,7 @@ def test_a_latency_limit_is_of_the_whole_request_not_of_its_first_microbatch() -
     source = Source("m:f", batch=4)
     with pytest.raises(InfeasibleError, match=r"in microbatches of 1 that .* takes it 10.00 s, and at most 5.00 s"):
         plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=5.0), ["eager"], microbatch=1)
-    plan = plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=10.1), ["eager"], microbatch=1)[0]
+    plan = plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=10.1), ["eager"], microbatch=1)
     assert plan.prediction.latency_s <= 10.1
 
 
@@ -214,12 +195,12 @@ def test_devices_that_have_no_backend_in_common_are_not_replicas_of_one_stage() 
     other = Profile.given(GRAPH, {(n, "cpu:1"): 1.0 for n in NAMES}, backend="onnxruntime")
     here = {setting: one for setting, one in PROFILE.measured.items() if setting.device == "cpu:0"}
     apart = replace(PROFILE, measured={**here, **other.measured})
-    [plan] = plan_model(GRAPH, TWO, apart, Source("m:f"), Constraints(), ["eager", "onnxruntime"])
+    plan = plan_model(GRAPH, TWO, apart, Source("m:f"), Constraints(), ["eager", "onnxruntime"])
     assert [stage.devices for stage in plan.stages] == [("cpu:0",), ("cpu:1",)] and plan.status == "optimal"
 
 
 def test_a_plan_is_predicted_by_its_own_stages_where_newer_ones_contradict_them() -> None:
-    whole, halves = (plan_model(GRAPH, TWO, PROFILE, Source("m", 1), Constraints(num_stages=n), ["eager"])[0] for n in (1, 2))
+    whole, halves = (plan_model(GRAPH, TWO, PROFILE, Source("m", 1), Constraints(num_stages=n), ["eager"]) for n in (1, 2))
     profile = PROFILE
     for plan, seconds in ((whole, 5.0), (halves, 6.0)):
         for stage, setting in plan.workers:

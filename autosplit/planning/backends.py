@@ -1,0 +1,197 @@
+"""Choices of backends: problems for planners, and the backends on which the blocks of an answer run.
+
+Planners put ops on devices and know no backends. They are asked with each op at its cheapest backend, which bounds every
+mixture of backends, and with one backend on each device. Each block of an answer then gets the backends that take it the
+least time; several of them on one device are stages of their own.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.planning.predicting import counts_stages, grouped, problem_on, threads_on
+from autosplit.values.constraints import Constraints, Demands
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Machine
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Setting
+
+MAX_CHOICES = 9
+"""Most choices of one backend for each device that the planner is asked for, one after the other."""
+
+
+@dataclass(frozen=True)
+class Backends:
+    """The backends that the devices of a machine may run.
+
+    Attributes:
+        graph: the model.
+        problem: a device for each setting; settings of one device share its processor. It evaluates plans.
+        settings: what the devices of ``problem`` are.
+        groups: the settings of each device of the machine, by number.
+        constraints: the user's demands.
+        mixed: whether several backends may run stages on one device.
+        num_choices: how many ways there are to give each device one of the backends that were asked for.
+    """
+
+    graph: Graph
+    problem: Problem
+    settings: tuple[Setting, ...]
+    groups: tuple[tuple[int, ...], ...]
+    constraints: Constraints
+    mixed: bool
+    num_choices: int
+
+    @property
+    def devices(self) -> list[str]:
+        """Names of the devices, in the order of ``groups``."""
+        return [self.settings[group[0]].device for group in self.groups]
+
+    def relaxed(self) -> tuple[Problem, Demands]:
+        """A problem and demands that bound all plans: each op at the cheapest backend of its device.
+
+        Several stages of a plan may be one block there, which may be shorter than each of them or send later.
+        """
+        there = dict.fromkeys((setting.device, setting.backend) for setting in self.settings)
+        loose = replace(self._replicated(backend for _, backend in there), min_stage_s=0.0)
+        return grouped(self.problem, self.groups, self.devices), replace(loose, max_latency_s=inf) if self.mixed else loose
+
+    def with_one_each(self, choice: Mapping[str, str]) -> tuple[Problem, Demands]:
+        """The problem and demands with one backend on each device; other backends take only the ops that it refuses."""
+        chosen = [setting.backend == choice[setting.device] for setting in self.settings]
+        groups = [sorted(group, key=lambda k: not chosen[k]) for group in self.groups]
+        return grouped(self.problem, groups, self.devices, first=True), self._replicated(choice.values())
+
+    def _replicated(self, backends: Iterable[str]) -> Constraints:
+        """The demands, with at most as many replicas as devices that have a backend in common."""
+        most = max(Counter(backends).values())
+        return replace(self.constraints, max_replicas=min(self.constraints.max_replicas, most))
+
+    def rows(self, blocks: Sequence[Block]) -> list[list[Block]]:
+        """The blocks of an answer as blocks of ``problem``: with one backend for each, and with the cheapest mixtures."""
+        ways = [self._ways(block) for block in blocks]
+        if not all(ways):
+            return []
+        rows = [[part for way in ways for part in way[end]] for end in (0, -1)]
+        return rows if rows[0] != rows[1] else rows[:1]
+
+    def _ways(self, block: Block) -> list[list[Block]]:
+        """The block on its cheapest backend, and on several if that takes less; nothing if no backend is on all its devices."""
+        found = [{self.settings[k].backend: k for k in self.groups[device]} for device in block.devices]
+        shared = [backend for backend in found[0] if all(backend in there for there in found)]
+        if not shared:
+            return []
+        places = [tuple(there[backend] for there in found) for backend in shared]
+        ops = sorted(block.ops)
+        compute_s = np.stack([self.problem.compute_s[np.ix_(ops, row)].max(axis=1) for row in places], axis=1)
+        whole = [k for k in range(len(shared)) if self.mixed or np.isfinite(compute_s[:, k]).all()]
+        if not whole or np.isinf(compute_s).all(axis=1).any():
+            return []
+        enter_s, change_s = self._moves(ops, [row[0] for row in places])
+        usual = np.where(np.isinf(compute_s), compute_s.argmin(axis=1)[:, None], np.arange(len(shared)))
+        best = min((usual[:, k] for k in whole), key=lambda labels: _cost(compute_s, enter_s, change_s, labels))
+        ways = [self._parts(ops, best, places)]
+        if self.mixed:
+            labels = _cheapest(compute_s, enter_s, change_s)
+            if _cost(compute_s, enter_s, change_s, labels) < _cost(compute_s, enter_s, change_s, best):
+                ways.append(self._parts(ops, labels, places))
+        return ways
+
+    def _moves(self, ops: Sequence[int], places: Sequence[int]) -> tuple[Floats, Floats]:
+        """Seconds for values to enter the block, shape (num_places,), and to pass each op, shape (num_ops, num_places)."""
+        position = {op: number for number, op in enumerate(ops)}
+        entering_bytes, counts, passing_bytes = 0.0, np.zeros(len(ops)), np.zeros(len(ops))
+        for net in self.problem.nets:
+            inside = [position[op] for op in net.consumers if op in position]
+            if inside and net.producer in position:
+                counts[position[net.producer] : max(inside)] += 1
+                passing_bytes[position[net.producer] : max(inside)] += net.num_bytes
+            elif inside and net.producer != HOST:
+                entering_bytes += net.num_bytes
+        t, here = self.problem.transfers, list(places)
+        fixed_s = t.send_s[here, here] + t.receive_s[here, here]
+        per_byte = t.send_s_per_byte[here, here] + t.receive_s_per_byte[here, here]
+        return entering_bytes * t.receive_s_per_byte[here, here], np.outer(counts, fixed_s) + np.outer(passing_bytes, per_byte)
+
+    def _parts(self, ops: Sequence[int], labels: NDArray[np.int64], places: Sequence[tuple[int, ...]]) -> list[Block]:
+        """The ops as one block for each run of ops on one backend."""
+        label = {self.problem.ops[op]: str(k) for op, k in zip(ops, labels.tolist(), strict=True)}
+        runs = self.graph.runs(label, label)
+        return [Block(tuple(self.graph.index[name] for name in run), places[int(label[run[0]])]) for run in runs]
+
+
+def _cost(compute_s: Floats, enter_s: Floats, change_s: Floats, labels: NDArray[np.int64]) -> float:
+    """Seconds of ops in a row on the backends that the labels name; a change of backend moves every value that is still read."""
+    rows = np.arange(len(labels))
+    changes = np.flatnonzero(labels[1:] != labels[:-1])
+    return float(compute_s[rows, labels].sum() + enter_s[labels[0]] + change_s[changes, labels[changes + 1]].sum())
+
+
+def _cheapest(compute_s: Floats, enter_s: Floats, change_s: Floats) -> NDArray[np.int64]:
+    """The labels with the smallest ``_cost``: a shortest path over the ops (Viterbi, 1967)."""
+    num_ops, num_labels = compute_s.shape
+    came = np.zeros((num_ops, num_labels), dtype=np.int64)
+    best_s = enter_s + compute_s[0]
+    for op in range(1, num_ops):
+        change = int(best_s.argmin())
+        stays = best_s <= best_s[change] + change_s[op - 1]
+        came[op] = np.where(stays, np.arange(num_labels), change)
+        best_s = np.minimum(best_s, best_s[change] + change_s[op - 1]) + compute_s[op]
+    labels = np.zeros(num_ops, dtype=np.int64)
+    labels[-1] = best_s.argmin()
+    for op in range(num_ops - 1, 0, -1):
+        labels[op - 1] = came[op, labels[op]]
+    return labels
+
+
+def backends_of(
+    graph: Graph,
+    machine: Machine,
+    profile: Profile,
+    constraints: Constraints,
+    backends: Sequence[str],
+    max_threads: int | None = None,
+) -> Backends:
+    """The backends that were measured on a machine; any that are not among ``backends`` run only what these refuse.
+
+    Raises: ProfileError: a device has no measurement with any of ``backends``.
+    """
+    mixed = not counts_stages(constraints) and constraints.reuse is not False
+    threads = {device.name: threads_on(machine, device.name, max_threads) for device in machine.devices}
+    wanted = [Setting(name, backend, count) for name, count in threads.items() for backend in dict.fromkeys(backends)]
+    settings = [setting for setting in wanted if setting in profile.measured]
+    for name in threads.keys() - {setting.device for setting in settings}:
+        profile.setting(name, backends[0], threads[name])
+    num_choices = prod(Counter(setting.device for setting in settings).values())
+    others = [s for s in profile.measured if mixed and s.threads == threads.get(s.device) and s not in settings]
+    problem = problem_on(graph, machine, profile, constraints, [*settings, *others])
+    compute_s = problem.compute_s.copy()
+    for number, setting in enumerate(others, start=len(settings)):
+        rivals = [k for k, other in enumerate(settings) if other.device == setting.device]
+        compute_s[np.isfinite(compute_s[:, rivals]).any(axis=1), number] = inf
+    settings += others
+    groups = tuple(tuple(k for k, setting in enumerate(settings) if setting.device == name) for name in threads)
+    return Backends(graph, replace(problem, compute_s=compute_s), tuple(settings), groups, constraints, mixed, num_choices)
+
+
+def backend_choices(machine: Machine, backends: Sequence[str], profile: Profile) -> list[Mapping[str, str]]:
+    """Device name to backend: one backend for all first, then the mixtures, where they are few.
+
+    Where they are many, all devices of a kind get the same one, or each its first. Backends that were not measured on a
+    device are left out there.
+    """
+    names = [device.name for device in machine.devices]
+    kinds = [device.kind for device in machine.devices]
+    parts = names if len(backends) ** len(names) <= MAX_CHOICES else list(dict.fromkeys(kinds))
+    same = [dict.fromkeys(parts, backend) for backend in backends]
+    mixed = [dict(zip(parts, choice, strict=True)) for choice in product(backends, repeat=len(parts)) if len(set(choice)) > 1]
+    choices = [{name: by.get(name) or by[kind] for name, kind in zip(names, kinds, strict=True)} for by in [*same, *mixed]]
+    measured = {(setting.device, setting.backend): None for setting in profile.measured}
+    first = {name: next((b for b in backends if (name, b) in measured), backends[0]) for name in names}
+    return [choice for choice in choices if choice.items() <= measured.keys()] or [first]

@@ -1,0 +1,111 @@
+"""Backends: plans and bounds against every mixture of backends on small graphs."""
+
+from dataclasses import replace
+from itertools import permutations, product
+from math import inf
+from random import Random
+
+import pytest
+
+from autosplit.costs.cost import evaluate, find_faults
+from autosplit.costs.problem import Block
+from autosplit.planning.plans import plan_model
+from autosplit.planning.predicting import predict, problem_on
+from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph, Op, Value
+from autosplit.values.machine import HOST, Link, Machine, parse_device
+from autosplit.values.plan import Source
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Samples, Setting
+
+BACKENDS = ("eager", "onnxruntime", "openvino")
+ONE_EACH = Constraints(max_replicas=1)
+
+
+def graph_of(num_ops: int, random: Random | None = None) -> Graph:
+    """A chain, or a random graph in which each op reads one or two earlier values."""
+    names = ["x", *(f"a{i}" for i in range(num_ops))]
+    ops = []
+    for i in range(num_ops):
+        reads = (names[i],) if random is None else tuple(sorted({random.choice(names[: i + 1]) for _ in range(2)}))
+        ops.append(Op(names[i + 1], "linear", "", reads, (names[i + 1],), (), f"s{i}"))
+    values = {name: Value(name, (8,), "float32", 32) for name in names}
+    return Graph("small", ("x",), (names[-1],), tuple(ops), values, {}).verify()
+
+
+def machine_of(num_devices: int, fixed_s: float) -> Machine:
+    names = [f"cpu:{number}" for number in range(num_devices)]
+    pairs = product([*names, HOST], repeat=2)
+    return Machine.of(map(parse_device, names), [Link(a, b, 0, fixed_s, 0, fixed_s, 0) for a, b in pairs if {a, b} != {HOST}])
+
+
+def profile_of(graph: Graph, machine: Machine, seconds: dict[str, list[float]], cuts: dict[str, float]) -> Profile:
+    """Seconds of each op by backend, alike on all devices; an infinite time is a refusal."""
+    measured = {}
+    for device, (backend, row) in product(machine.devices, seconds.items()):
+        taken = dict(zip((op.name for op in graph.ops), row, strict=True))
+        measured[Setting(device.name, backend, 1)] = Measured(
+            {op: Samples((value,)) for op, value in taken.items() if value < inf},
+            per="op",
+            refused={op: "no rule" for op, value in taken.items() if value == inf},
+            cut_s_per_byte=cuts[backend],
+        )
+    return replace(Profile.empty(graph), measured=measured).verify()
+
+
+def best_mixture_s(graph: Graph, machine: Machine, profile: Profile) -> float:
+    """The smallest bottleneck of all mixtures: each op on any backend of any device, rows of stages in topological order."""
+    settings = list(profile.measured)
+    problem = problem_on(graph, machine, profile, Constraints(), settings)
+    names, best_s = [device.name for device in machine.devices], inf
+    for homes in product(range(len(settings)), repeat=len(graph.ops)):
+        where = {op.name: settings[home] for op, home in zip(graph.ops, homes, strict=True)}
+        used = sorted({setting.device for setting in where.values()}, key=names.index)
+        for order in permutations(used):
+            blocks = []
+            for name in order:
+                there = [op for op, setting in where.items() if setting.device == name]
+                for run in graph.runs(there, {op: where[op].backend for op in there}):
+                    blocks.append(Block(tuple(graph.index[op] for op in run), (settings.index(where[run[0]]),)))
+            if not find_faults(problem, blocks):
+                best_s = min(best_s, evaluate(problem, blocks).bottleneck_s)
+    return best_s
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_bound_holds_for_every_mixture_and_optimal_is_said_of_the_best_only(seed: int) -> None:
+    random = Random(seed)
+    num_devices, num_backends = random.choice([(1, 2), (1, 3), (2, 1), (2, 2), (2, 2), (3, 1), (2, 3), (3, 2)])
+    num_ops = 5 if num_devices * num_backends <= 3 else 4
+    graph = graph_of(num_ops, random if seed % 2 else None)
+    machine = machine_of(num_devices, random.choice([0.0, 0.1, 1.0]))
+    backends = BACKENDS[:num_backends]
+    seconds = {backend: [float(random.choice([1, 2, 5, 10])) for _ in range(num_ops)] for backend in backends}
+    if num_backends > 1 and random.random() < 0.4:
+        seconds[backends[1]][random.randrange(num_ops)] = inf
+    profile = profile_of(graph, machine, seconds, {backend: random.choice([0.0, 0.01, 0.05]) for backend in backends})
+    plan = plan_model(graph, machine, profile, Source("m:f"), ONE_EACH, backends, time_limit_s=2).verify(graph, machine)
+    best_s, found_s = best_mixture_s(graph, machine, profile), plan.prediction.bottleneck_s
+    assert predict(plan, graph, machine, profile).prediction.bottleneck_s == pytest.approx(found_s)
+    assert plan.prediction.bound_s <= best_s * (1 + 1e-9) and found_s >= best_s * (1 - 1e-9)
+    assert plan.status == "feasible" or found_s == pytest.approx(best_s)
+
+
+def test_more_choices_than_are_asked_for_are_planned_too() -> None:
+    graph, machine, fast, slow = graph_of(8), machine_of(4, 1e-6), [1e-3] * 4, [1e-2] * 4
+    profile = profile_of(
+        graph, machine, {"eager": [*fast, *slow], "onnxruntime": [*slow, *fast]}, {"eager": 0.0, "onnxruntime": 0.0}
+    )
+    plan = plan_model(graph, machine, profile, Source("m:f"), ONE_EACH, BACKENDS[:2])
+    assert [(len(stage.ops), stage.backend) for stage in plan.stages] == [(2, "eager")] * 2 + [(2, "onnxruntime")] * 2
+    assert plan.status == "optimal" and plan.prediction.throughput_per_s > 499
+
+
+def test_several_backends_on_one_device_are_stages_of_their_own() -> None:
+    graph, machine = graph_of(8), machine_of(1, 1e-6)
+    seconds = {"eager": [1e-3, 1e-3, 1e-1, 1e-1] * 2, "onnxruntime": [1e-1, 1e-1, 1e-3, 1e-3] * 2}
+    profile = profile_of(graph, machine, seconds, {"eager": 0.0, "onnxruntime": 0.0})
+    plan = plan_model(graph, machine, profile, Source("m:f"), Constraints(), BACKENDS[:2])
+    assert [stage.backend for stage in plan.stages] == ["eager", "onnxruntime"] * 2 and plan.prediction.throughput_per_s > 124
+    [alone] = plan_model(graph, machine, profile, Source("m:f"), Constraints(max_stages=1), BACKENDS[:2]).stages
+    assert alone.load_s == pytest.approx(0.404, rel=1e-4)
