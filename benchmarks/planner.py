@@ -9,8 +9,7 @@ from time import monotonic
 from autosplit.costs.cost import find_faults, latency_s
 from autosplit.costs.problem import Problem, Solution
 from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
-from autosplit.planners.cpsat.integer_program import rows_on_one_device
-from autosplit.planners.noncontiguous.partitioning import solve_noncontiguous
+from autosplit.planners.objective import plans_on_one_device
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -77,7 +76,7 @@ def chained(name: str, copies: int, accelerators: int) -> Problem:
 
 def alone_s(problem: Problem) -> float | None:
     """The latency of everything on one device, where a device holds it: what a latency plan has to beat."""
-    rows = [blocks for blocks in rows_on_one_device(problem) if not find_faults(problem, blocks)]
+    rows = [blocks for blocks in plans_on_one_device(problem) if not find_faults(problem, blocks)]
     return min((latency_s(problem, blocks) for blocks in rows), default=None)
 
 
@@ -103,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases: list[tuple[Problem, float | None, float | None]] = list(problems)
     if options.chained:
         cases += [(chained(*case), None, None) for case in CHAINED]
-    solve_noncontiguous(cases[0][0], time_limit_s=2.0)
+    solve(cases[0][0], Demands(contiguous=False), time_limit_s=2.0)
     print("| workload | nodes | plan | reference | ours | bound | gap | s |\n|---|---|---|---|---|---|---|---|", flush=True)
     for problem, contiguous, free in cases:
         if options.objective == "latency":
@@ -117,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(row("contiguous", problem, contiguous, solution, monotonic() - started), flush=True)
         if options.kind != "contiguous":
             started = monotonic()
-            solution = solve_noncontiguous(problem, time_limit_s=options.time_limit, seed=options.seed)
+            solution = solve(problem, Demands(contiguous=False), time_limit_s=options.time_limit, seed=options.seed)
             print(row("non-contiguous", problem, free, solution, monotonic() - started), flush=True)
 
 

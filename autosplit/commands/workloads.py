@@ -59,7 +59,8 @@ def search_workload(given: options.Plans) -> None:
         "loads": loads,
     }
     title = (
-        f"{problem.name}: {solution.objective_s:.6g}, bound {solution.bound_s:.6g}, gap {solution.gap:.3%} ({solution.method})"
+        f"{problem.name}: {solution.status}, {solution.objective_s:.6g}, bound {solution.bound_s:.6g}, gap {solution.gap:.3%} "
+        f"({solution.method})"
     )
     views = [table([{"device": name, "load": load} for name, load in loads.items()], title)]
     if front:

@@ -22,7 +22,7 @@ HOST = -1
 """The feeding and draining end, as an op in nets and as a device in transfer matrices (where it is the last index)."""
 
 Floats = NDArray[np.float64]
-Status = Literal["optimal", "feasible", "infeasible"]
+Status = Literal["optimal", "feasible", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,8 @@ class Solution:
         blocks: in chain order where the solution is contiguous. Several blocks may share a device: their loads add up.
         objective_s: seconds; the largest device load (throughput), or the time of one sample (latency).
         bound_s: no solution of the same problem is better than this.
-        status: ``optimal`` when objective and bound meet.
+        status: ``optimal`` when objective and bound meet; ``shared`` when devices hold several blocks because no plan with one
+            block on a device was found, and the bound holds for plans that share devices.
         method: which algorithms gave the plan and the bound.
         solve_s: seconds spent.
         loads_s: seconds per sample of each device.

@@ -1,8 +1,9 @@
-"""Search: the best plan and bound of one solve, to which every planner adds."""
+"""Incumbent: the best plan and bound of one solve so far. Every solver is called with it, and adds what it finds."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from threading import RLock
 from time import monotonic
 
 from autosplit.costs.cost import CLOSED, evaluate, verify
@@ -12,56 +13,76 @@ from autosplit.values.constraints import Demands
 
 
 @dataclass
-class Search:
-    """The state of one solve: the best plan and bound so far, and who found them."""
+class Incumbent:
+    """The best plan and bound so far; several threads may add to it.
+
+    Attributes:
+        problem, demands: what is asked.
+        seed: of everything random.
+        say: called with each line of the log.
+        blocks: the best plan; empty while none is known.
+        objective_s: its objective in seconds; infinite while none is known.
+        bound_s, bound_method: no plan has a smaller objective, and what proved that.
+        refuted: demands that no plan meets, once that is proved: the same as ``demands``, or looser ones.
+        shared: devices hold several blocks because no plan with one block on a device is known.
+        remark: a sentence for the refusal where no plan is found.
+        methods: the solvers that found a plan or raised the bound.
+        log: a line for each step.
+    """
 
     problem: Problem
     demands: Demands
-    started: float
-    deadline: float
-    say: Callable[[str], None]
+    seed: int = 0
+    say: Callable[[str], None] = lambda line: None
     blocks: tuple[Block, ...] = ()
     objective_s: float = inf
     bound_s: float = 0.0
-    hopeless: bool = False
-    nowhere: bool = False
-    near: str = ""
+    bound_method: str = ""
+    refuted: Demands | None = None
+    shared: bool = False
+    remark: str = ""
     methods: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    started: float = field(default_factory=monotonic)
+    lock: RLock = field(default_factory=RLock)
 
     def offer(self, blocks: tuple[Block, ...], method: str) -> None:
-        """Keep the blocks if they meet the demands and are better; their cost is evaluated here, nobody's claim counts."""
+        """Keep the blocks if they meet the demands and are better; their objective is evaluated here."""
         if not blocks or demand_faults(self.problem, self.demands, blocks):
             return
         value_s = objective_s(self.problem, self.demands, blocks)
-        if value_s < self.objective_s:
-            self.blocks, self.objective_s = blocks, value_s
-            self.note(f"{method}: plan of {value_s:.6g} s", method)
+        with self.lock:
+            if value_s < self.objective_s:
+                self.blocks, self.objective_s = blocks, value_s
+                self.note(f"{method}: plan of {value_s:.6g} s", method)
 
     def prove(self, bound_s: float, method: str) -> None:
-        """Keep the bound if it is larger; rounding may not lift it above a plan that exists."""
-        bound_s = min(bound_s, self.objective_s)
-        if bound_s > self.bound_s:
-            self.bound_s = bound_s
-            self.note(f"{method}: bound of {bound_s:.6g} s", method)
+        """Keep the bound if it is larger. It ends at the objective of the best plan, which rounding must not exceed."""
+        with self.lock:
+            bound_s = min(bound_s, self.objective_s)
+            if bound_s > self.bound_s:
+                self.bound_s, self.bound_method = bound_s, method
+                self.note(f"{method}: bound of {bound_s:.6g} s", method)
 
     def note(self, line: str, method: str) -> None:
-        """Write a line to the log, with the seconds since the start, and remember who did it."""
+        """Write a line to the log, with the seconds since the start, and remember its method."""
         line = f"{monotonic() - self.started:.2f} s: {line}"
         self.log.append(line)
         self.say(line)
         if method not in self.methods:
             self.methods.append(method)
 
+    def share_devices(self) -> None:
+        """Go on with plans in which devices hold several blocks; what was proved before does not hold for these."""
+        known = "there is no plan" if self.refuted else "no plan was found"
+        self.note(f"{known} with one block on a device: devices may hold several", "shared devices")
+        self.demands = replace(self.demands, reuse=True)
+        self.refuted, self.bound_s, self.shared = None, 0.0, True
+
     @property
     def closed(self) -> bool:
         """Whether plan and bound meet."""
         return bool(self.blocks) and self.objective_s - self.bound_s <= CLOSED * self.objective_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until time is up."""
-        return self.deadline - monotonic()
 
     def solution(self) -> Solution:
         """The best plan, verified."""
@@ -70,10 +91,14 @@ class Search:
             blocks=self.blocks,
             objective_s=self.objective_s,
             bound_s=self.objective_s if self.closed else self.bound_s,
-            status="optimal" if self.closed else "feasible",
+            status="shared" if self.shared else "optimal" if self.closed else "feasible",
             method=", ".join(self.methods),
             solve_s=monotonic() - self.started,
             loads_s=tuple(float(load) for load in loads.device_s),
             log=tuple(self.log),
         )
         return verify(self.problem, solution, contiguous=self.demands.contiguous, objective=self.demands.objective)
+
+
+Solver = Callable[[Incumbent, float], None]
+"""Improves an incumbent until a deadline, in seconds as ``time.monotonic`` counts."""

@@ -10,7 +10,7 @@ import numpy as np
 from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
-from autosplit.planners.cpsat.integer_program import is_hopeless
+from autosplit.planners.cpsat.integer_program import is_refuted
 from autosplit.tables import bytes_text
 from autosplit.values.constraints import Demands
 
@@ -18,7 +18,7 @@ MOST_NAMED = 12
 """Constraints in one message."""
 
 
-def refuse_hopeless(problem: Problem, together: Sequence[Sequence[int]], most_blocks: int | None) -> None:
+def refuse_obvious(problem: Problem, together: Sequence[Sequence[int]], most_blocks: int | None) -> None:
     """Raise InfeasibleError when ops that stay together fit no device alone, or all ops do not fit all devices.
 
     With ``most_blocks``, no more than so many devices count.
@@ -120,14 +120,14 @@ def conflict(problem: Problem, demands: Demands, deadline: float, seed: int = 0)
     kept = _constraints(problem, demands)
     for kind in dict.fromkeys(kind for kind, _, _ in kept):
         fewer = [entry for entry in kept if entry[0] != kind]
-        if fewer and monotonic() < deadline and is_hopeless(*_with(problem, demands, fewer), deadline, seed):
+        if fewer and monotonic() < deadline and is_refuted(*_with(problem, demands, fewer), deadline, seed):
             kept = fewer
     size = len(kept) // 2
     while size >= 1 and monotonic() < deadline:
         place = 0
         while place < len(kept) and len(kept) > 1 and monotonic() < deadline:
             fewer = kept[:place] + kept[place + size :]
-            if fewer and is_hopeless(*_with(problem, demands, fewer), deadline, seed):
+            if fewer and is_refuted(*_with(problem, demands, fewer), deadline, seed):
                 kept = fewer
             else:
                 place += size

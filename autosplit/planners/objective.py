@@ -1,6 +1,7 @@
-"""The figure that a planner makes small, and every way in which blocks break the demands on them."""
+"""The objective of a plan, the demands that it breaks, and the plans that need no search."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from autosplit.costs.cost import evaluate, find_faults, latency_s
@@ -25,3 +26,14 @@ def demand_faults(problem: Problem, demands: Demands, blocks: Sequence[Block]) -
     shortest_s = float(evaluate(problem, blocks).stage_s.min())
     alone_s = latency_s(problem, blocks) if demands.max_latency_s < inf else 0.0
     return faults + demands.broken(len(blocks), widest, shortest_s, alone_s)
+
+
+def with_reuse(demands: Demands) -> Demands:
+    """The demands with several blocks on one device allowed where latency is the objective, unless they count stages."""
+    return replace(demands, reuse=demands.reuse or (demands.objective == "latency" and demands.num_stages is None))
+
+
+def plans_on_one_device(problem: Problem) -> list[tuple[Block, ...]]:
+    """All ops on one device, for each class of devices."""
+    everything = tuple(range(problem.num_ops))
+    return [(Block(everything, (members[0],)),) for members in problem.device_classes]

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE, evaluate, latency_s
-from autosplit.costs.problem import Block, Problem, Solution
+from autosplit.costs.problem import Block, Problem, Solution, Status
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds
 from autosplit.planners.items import contract
-from autosplit.planners.latency.scheduling import with_reuse
-from autosplit.planners.objective import demand_faults
+from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -131,13 +130,10 @@ class _Front:
         """
         alike = _shares(best.blocks) or not _shares(point.solution.blocks)
         bound_s = min(best.bound_s if alike else self._shared_bound_s(), point.bottleneck_s)
-        closed = alike and best.status == "optimal" and point.bottleneck_s <= best.objective_s * (1 + TOLERANCE)
-        return replace(
-            point.solution,
-            objective_s=point.bottleneck_s,
-            bound_s=bound_s,
-            status="optimal" if closed or bound_s == point.bottleneck_s else "feasible",
-        )
+        closed = alike and best.gap == 0.0 and point.bottleneck_s <= best.objective_s * (1 + TOLERANCE)
+        proved: Status = "optimal" if closed or bound_s == point.bottleneck_s else "feasible"
+        status = "shared" if best.status == "shared" and _shares(point.solution.blocks) else proved
+        return replace(point.solution, objective_s=point.bottleneck_s, bound_s=bound_s, status=status)
 
     def _shared_bound_s(self) -> float:
         """What no plan is below, whether or not it shares devices."""

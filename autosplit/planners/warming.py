@@ -14,6 +14,7 @@ from autosplit.planners import bounds, jit
 from autosplit.planners.contiguous import downsets, interleaved, linear
 from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.downset_table import grown, new_sets
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
 from autosplit.planners.latency.evaluation import Sampler
 from autosplit.planners.noncontiguous import annealing, column_generation, resplitting
@@ -42,7 +43,8 @@ def chains() -> None:
     usage, weights = usage_of(items, demands), bounds.multipliers(items)
     if usage is not None:
         linear.best_chain(items, demands, usage, weights, 0.0, inf, inf)
-    interleaved.best_reuse(problem, items, demands, weights, 4, inf)
+    shared = Incumbent(problem, Demands(num_stages=4, reuse=True))
+    interleaved.improve_interleaved(shared, items, weights, inf)
     Sampler(problem).latency_s([Block((0, 1), (0,)), Block((2, 3, 4), (1,))])
 
 

@@ -302,5 +302,5 @@ def _change(
     except InfeasibleError:
         return Change(words, own_s, value_s / own_s if own_s > 0 else 1.0, 0.0, proved=False)
     best_s = min(own_s, solution.objective_s)
-    proved = solution.status == "optimal" and solution.objective_s <= own_s * (1 + TOLERANCE)
+    proved = solution.gap == 0.0 and solution.objective_s <= own_s * (1 + TOLERANCE)
     return Change(words, best_s, value_s / best_s if best_s > 0 else 1.0, min(best_s, solution.bound_s), proved)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from autosplit.costs.cost import evaluate, find_faults, latency_s
+from autosplit.costs.cost import CLOSED, evaluate, find_faults, latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners.bounds import compute_bound_s, multipliers
@@ -173,7 +173,7 @@ class _Question:
         return found
 
     def _meets(self, bound_s: float) -> bool:
-        return self.best is not None and bounded(self.best, bound_s).status == "optimal"
+        return self.best is not None and bounded(self.best, bound_s).prediction.gap <= CLOSED
 
     def _suggested(self) -> Mapping[str, str] | None:
         """The backend that runs most ops of the best plan on each device, or anywhere if the plan leaves the device out."""
@@ -219,7 +219,7 @@ class _Question:
             prediction=UNKNOWN,
             objective=there.constraints.objective,
             method=solution.method,
-            status="feasible",
+            status="shared" if solution.status == "shared" else "feasible",
             microbatch=self.microbatch or self.source.batch,
             queue_depth=self.queue_depth,
             precision=self.profile.precision,

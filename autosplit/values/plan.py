@@ -13,7 +13,8 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.samples import Precision, Setting, backend_fault
 
-Status = Literal["optimal", "feasible", "measured", "manual"]
+Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
+"""How good a plan is; ``shared``: devices hold several stages because no chain with one stage on a device was found."""
 
 MAX_QUEUE_DEPTH = 1024
 """Slots of a ring, of which each takes memory from the start; a deeper queue makes requests wait, and nothing faster."""
@@ -178,7 +179,8 @@ class Plan:
     def summary(self) -> str:
         """One sentence: what runs where, what is predicted, how well it is proved."""
         where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({_how(s)})" for s in self.stages)
-        proof = f"{self.status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{self.status}, no bound"
+        status = "no chain with one stage on a device found, devices shared" if self.status == "shared" else self.status
+        proof = f"{status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{status}, no bound"
         where += "" if self.precision == "f32" else f" in {self.precision}"
         per_s = self.prediction.throughput_per_s
         return f"{where}: {f'{tables.cell(per_s)} items/s' if per_s else 'nothing'} predicted ({proof}, {self.method})"

@@ -8,8 +8,7 @@ from problems import random_problem
 
 from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError
-from autosplit.planners.latency.scheduling import with_reuse
-from autosplit.planners.objective import demand_faults
+from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from planners.contract import check, solved
 from problems import chain
 
-from autosplit.costs.problem import Net
+from autosplit.costs.problem import Net, Problem
 from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.planners.portfolio import solve
@@ -138,3 +139,35 @@ def test_where_no_plan_is_quick_enough_the_quickest_is_named():
     problem = replace(chain([1.0, *[5.0] * 28, 1.0], num_devices=3), nets=nets, order=order).verify()
     with pytest.raises(InfeasibleError, match="quickest plan found takes 142 s a sample, and at least 7 s is proved"):
         solve(problem, Demands(max_latency_s=100.0), time_limit_s=0.0)
+
+
+def dense(seed: int, num_ops: int = 60, num_devices: int = 4) -> Problem:
+    """Half of all pairs of ops exchange a value, so that no plan cuts few of them."""
+    random = Random(seed)
+    readers = [[op for op in range(source + 1, num_ops) if random.random() < 0.5] for source in range(num_ops)]
+    nets = tuple(Net(op, tuple(found), random.uniform(0.04, 0.2)) for op, found in enumerate(readers) if found)
+    times = [random.uniform(0.2, 2.0) for _ in range(num_ops)]
+    order = tuple((net.producer, op) for net in nets for op in net.consumers)
+    problem = replace(chain(times, num_devices=num_devices, num_bytes=0.0), nets=nets, order=order, send_once=True)
+    problem.transfers.send_s_per_byte[:] = problem.transfers.receive_s_per_byte[:] = 1.0
+    return problem.verify()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_plan_of_any_sets_is_never_worse_than_the_best_chain(seed):
+    # on dense graphs, resplits ended above the chain that a search over all orders finds at once
+    problem = dense(seed)
+    best_chain = solve(problem, time_limit_s=20.0)
+    assert best_chain.status == "optimal"
+    free = solve(problem, Demands(contiguous=False), time_limit_s=2.0)
+    assert free.objective_s <= best_chain.objective_s * (1 + 1e-9)
+
+
+def test_a_plan_that_shares_devices_unasked_says_so():
+    # it was called optimal, and only the method said that it was not what was asked for
+    problem = chain([1.0, 2.0, 1.0], num_devices=2)
+    compute = problem.compute_s.copy()
+    compute[[0, 2], 1] = compute[1, 0] = np.inf
+    problem = replace(problem, compute_s=compute)
+    assert solve(problem).status == "shared" and solve(problem).gap == 0.0
+    assert solve(problem, Demands(reuse=True)).status == "optimal"

@@ -136,6 +136,7 @@ def test_a_plan_says_its_streams_and_none_is_without_a_thread(tmp_path: Path) ->
     alone = replace(plan, stages=(replace(both, streams=1),))
     assert alone.hash != plan.hash and "(eager, 2 streams)" in plan.summary() and "streams" not in alone.summary()
     unknown = replace(plan, prediction=replace(plan.prediction, throughput_per_s=0.0))
+    assert "devices shared, gap" in replace(plan, status="shared").summary()
     assert "8 items/s predicted" in plan.summary() and "nothing predicted" in unknown.summary()
     with pytest.raises(PlanError, match="wants 2 streams of its 1 threads"):
         replace(plan, stages=(replace(both, threads=1),)).verify(GRAPH, machine)

@@ -1,8 +1,8 @@
-"""Chains with more blocks than devices: several blocks share a device, and their loads add up.
+"""Interleaved stages: chains in which several blocks share a device, and their loads add up.
 
-A beam search along the depth-first orders: a label is a prefix with the load and memory of every device, and of the labels
-that end at one place those with the least possible bottleneck are kept. First on cuts spread over the whole order, then
-on all cuts near the best found. Good plans, no proof.
+A beam search along the depth-first orders. A label is a prefix with the load and the memory of every device. Of the labels that
+end at one place, those with the least possible bottleneck are kept. The search looks first at cuts spread over the whole order,
+then at all cuts near the best ones found. It proves nothing.
 """
 
 from collections.abc import Sequence
@@ -13,19 +13,24 @@ from time import monotonic
 import numpy as np
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import Block, Floats, Problem
+from autosplit.costs.problem import Block, Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.contiguous.growing_block import Costs, Filling, add, costs_of, empty_filling, price, remove, reset, shift
 from autosplit.planners.contiguous.linear import depth_first_orders
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.jit import compiled
 from autosplit.planners.objective import demand_faults, objective_s
-from autosplit.values.constraints import Demands
 
 NUM_CUTS = 96
 KEPT = (3, 24, 24, 24)
 """Labels kept at a cut in the first look, which no deadline ends, and in those after it."""
 NUM_CHECKED = 64
+"""Last labels that are evaluated, the most promising first."""
+MORE_BLOCKS = 3
+"""Blocks for each device where devices are shared and no number of blocks is demanded."""
+SHARE_OF_A_COUNT = 0.2
+"""Share of the time left for chains of one number of blocks."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +48,36 @@ class _Labels:
         return _Labels(self.end[keep], self.load[keep], self.memory[keep], self.device[keep], self.parent[keep])
 
 
-def best_reuse(
-    problem: Problem, items: Items, demands: Demands, weights: Floats, num_stages: int, deadline: float
-) -> tuple[tuple[Block, ...], float] | None:
-    """The best chain of exactly ``num_stages`` blocks that was found, with its true objective in seconds, or None."""
-    best: tuple[tuple[Block, ...], float] | None = None
+def improve_interleaved(incumbent: Incumbent, items: Items, weights: Floats, deadline: float) -> None:
+    """Offer chains with the demanded number of blocks, or else with ever more blocks until the deadline."""
+    demands = incumbent.demands
+    most = min(items.num_items, demands.max_stages or MORE_BLOCKS * incumbent.problem.num_devices)
+    for count in (demands.num_stages,) if demands.num_stages else range(2, most + 1):
+        if count != demands.num_stages and monotonic() >= deadline:
+            return
+        _offer_chains(incumbent, items, weights, count, monotonic() + SHARE_OF_A_COUNT * (deadline - monotonic()))
+
+
+def _offer_chains(incumbent: Incumbent, items: Items, weights: Floats, num_stages: int, deadline: float) -> None:
+    """Offer chains of exactly ``num_stages`` blocks; the first look at each order is not ended by the deadline without a plan."""
+    best_s = inf
     for order in depth_first_orders(items):
         cuts = _spread_cuts(items, order, num_stages)
         for kept in KEPT:
-            until = inf if best is None and kept == KEPT[0] else deadline
-            found = _beam(problem, items, demands, weights, order, cuts, num_stages, kept, until)
+            until = inf if best_s == inf and kept == KEPT[0] else deadline
+            found = _beam(incumbent, items, weights, order, cuts, num_stages, kept, until)
             if found is None:
                 continue
             blocks, value_s, used = found
-            if best is None or value_s < best[1]:
-                best = blocks, value_s
+            incumbent.offer(blocks, "beam search")
+            best_s = min(best_s, value_s)
             if kept < KEPT[-1]:
                 continue
             width = max(2, NUM_CUTS // (2 * num_stages))
             near = {cut + step for cut in used for step in range(-width, width + 1)}
             cuts = np.array(sorted({0, items.num_items, *(cut for cut in near if 0 < cut < items.num_items)}), dtype=np.int64)
         if monotonic() > deadline:
-            break
-    return best
+            return
 
 
 def _spread_cuts(items: Items, order: Ints, num_stages: int) -> Ints:
@@ -79,16 +91,10 @@ def _spread_cuts(items: Items, order: Ints, num_stages: int) -> Ints:
 
 
 def _beam(
-    problem: Problem,
-    items: Items,
-    demands: Demands,
-    weights: Floats,
-    order: Ints,
-    cuts: Ints,
-    num_stages: int,
-    kept: int,
-    deadline: float,
+    incumbent: Incumbent, items: Items, weights: Floats, order: Ints, cuts: Ints, num_stages: int, kept: int, deadline: float
 ) -> tuple[tuple[Block, ...], float, list[int]] | None:
+    """The best of the last labels that meet the demands: its blocks, its objective in seconds, and its cuts."""
+    problem, demands = incumbent.problem, incumbent.demands
     costs = costs_of(items)
     loads = np.full((len(cuts), len(cuts), len(items.classes)), inf)
     sizes = np.full((len(cuts), len(cuts)), inf)

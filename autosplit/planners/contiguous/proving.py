@@ -16,7 +16,7 @@ from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats
 from autosplit.planners.contiguous import downsets, linear
 from autosplit.planners.contiguous.device_usage import Usage, usage_of
-from autosplit.planners.incumbent import Search
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items, contract
 from autosplit.planners.noncontiguous.column_generation import ColumnBound, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
@@ -35,39 +35,39 @@ CELLS = 100_000_000
 """States times values that one profile may take."""
 
 
-def prove_chain(search: Search, items: Items, weights: Floats, deadline: float) -> None:
+def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: float) -> None:
     """Better chains than the best one, over all orders; that there are none is the proof.
 
     Where the items are not exact, a chain below the limit is a bound, and its true cost is evaluated like any plan's.
 
     Args:
-        search: the best plan and bound, kept up to date.
+        incumbent: the best plan and bound, kept up to date.
         items: what is to be put in a row.
         weights: multipliers of the classes, for pruning.
         deadline: monotonic seconds after which no walk goes on.
     """
-    demands, limit_s = search.demands, search.objective_s
-    if search.closed or demands.objective != "throughput":
+    demands, limit_s = incumbent.demands, incumbent.objective_s
+    if incumbent.closed or demands.objective != "throughput":
         return
     if not items.exact:
         demands = replace(demands, min_stage_s=0.0)
     if (items.compute_s >= limit_s * demands.max_replicas).any():
-        items = contract(search.problem, demands, limit_s=limit_s)
+        items = contract(incumbent.problem, demands, limit_s=limit_s)
     usage = usage_of(items, demands)
     if usage is None:
         return
     many = items.num_items > MANY_ITEMS
-    light = items if many else contract(search.problem, demands, limit_s=limit_s, bytes_of_merged=False)
+    light = items if many else contract(incumbent.problem, demands, limit_s=limit_s, bytes_of_merged=False)
     if light.num_items < items.num_items:
-        _close_in(search, light, demands, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
-    _close_in(search, items, demands, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
-    if not search.closed and not many and monotonic() < deadline:
-        bound = _priced(search, items, demands, monotonic() + PRICES_SHARE * (deadline - monotonic()))
-        _close_in(search, items, demands, usage, weights, deadline, bound)
+        _close_in(incumbent, light, demands, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
+    _close_in(incumbent, items, demands, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
+    if not incumbent.closed and not many and monotonic() < deadline:
+        bound = _priced(incumbent, items, demands, monotonic() + PRICES_SHARE * (deadline - monotonic()))
+        _close_in(incumbent, items, demands, usage, weights, deadline, bound)
 
 
 def _close_in(
-    search: Search,
+    incumbent: Incumbent,
     items: Items,
     demands: Demands,
     usage: Usage,
@@ -79,28 +79,28 @@ def _close_in(
 
     What is found may cost more than its items say; then the bound ends at what the items say.
     """
-    high_s, unended_s = search.objective_s, inf
+    high_s, unended_s = incumbent.objective_s, inf
     limit_s = NEARLY * high_s if items.num_items > MANY_ITEMS else high_s
-    while not search.closed and search.bound_s < high_s and (left_s := deadline - monotonic()) > 0:
+    while not incumbent.closed and incumbent.bound_s < high_s and (left_s := deadline - monotonic()) > 0:
         prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
         outcome = downsets.best_chain(items, demands, usage, weights, limit_s, monotonic() + WALK_SHARE * left_s, prices)
-        search.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
+        incumbent.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
         if outcome.chain is not None:
-            search.offer(chain_blocks(items, outcome.chain), "down-sets")
-            high_s = min(search.objective_s, outcome.chain.value_s)
+            incumbent.offer(chain_blocks(items, outcome.chain), "down-sets")
+            high_s = min(incumbent.objective_s, outcome.chain.value_s)
         if outcome.complete and usage.complete and min(limit_s, high_s) < inf:
-            search.prove(min(limit_s, high_s), "down-sets")
+            incumbent.prove(min(limit_s, high_s), "down-sets")
         if outcome.chain is not None:
-            limit_s = _middle(search.bound_s, high_s)
+            limit_s = _middle(incumbent.bound_s, high_s)
         elif outcome.complete:
             if limit_s >= high_s:
                 return
             limit_s = high_s if high_s < unended_s else _middle(limit_s, unended_s)
         else:
             unended_s = limit_s
-            if not usage.complete or unended_s <= search.bound_s * (1 + CLOSE):
+            if not usage.complete or unended_s <= incumbent.bound_s * (1 + CLOSE):
                 return
-            limit_s = _middle(search.bound_s, unended_s)
+            limit_s = _middle(incumbent.bound_s, unended_s)
 
 
 def _middle(low_s: float, high_s: float) -> float:
@@ -108,13 +108,13 @@ def _middle(low_s: float, high_s: float) -> float:
     return 0.5 * (low_s + high_s) if high_s < inf else 2.0 * low_s
 
 
-def _priced(search: Search, items: Items, demands: Demands, deadline: float) -> ColumnBound | None:
+def _priced(incumbent: Incumbent, items: Items, demands: Demands, deadline: float) -> ColumnBound | None:
     """The bound by column generation on the items; None where replicas share a block, which it does not know."""
-    graph = hypergraph_of(search.problem, items)
+    graph = hypergraph_of(incumbent.problem, items)
     if demands.max_replicas > 1 or not np.isfinite(graph.compute_s.min(axis=1)).all():
         return None
-    value_s = search.objective_s if search.objective_s < inf else 2.0 * search.bound_s
-    return rising_bound(graph, lambda: (value_s, None), search.prove, deadline)
+    value_s = incumbent.objective_s if incumbent.objective_s < inf else 2.0 * incumbent.bound_s
+    return rising_bound(graph, lambda: (value_s, None), incumbent.prove, deadline)
 
 
 def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:

@@ -1,65 +1,57 @@
-"""CP-SAT is asked with items and a number of blocks that suit the demands; and whether constraints can be proved hopeless."""
+"""Ask CP-SAT with the items and the number of blocks that suit the demands; it proves a bound, or that no plan meets them."""
 
-from collections.abc import Sequence
 from math import inf
 from time import monotonic
 
-from autosplit.costs.problem import Block, Problem
-from autosplit.planners.cpsat import stage_model
+from autosplit.costs.problem import Problem
+from autosplit.planners.cpsat.stage_model import search_stages
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
-from autosplit.planners.objective import demand_faults
+from autosplit.planners.objective import demand_faults, plans_on_one_device
 from autosplit.values.constraints import Demands
 
 MAX_OPS = 5000
 MORE_BLOCKS = 3
-"""Blocks for each device where devices are shared and nobody says how many there should be."""
-MOST_OF_A_PROOF_S = 2.0
-"""For one proof that some constraints cannot hold together, while fewer of them are sought."""
+"""Blocks for each device where devices are shared and no number of blocks is demanded."""
+PLACES_PER_SECOND = 4000
+"""Ops times devices for each second in which CP-SAT is to better a known plan: building its model cannot be stopped."""
+LONGEST_REFUTATION_S = 2.0
 
 
-def ask(
-    problem: Problem,
-    demands: Demands,
-    limit_s: float,
-    bound_s: float,
-    hint: Sequence[Block],
-    time_limit_s: float,
-    seed: int,
-    any_plan: bool = False,
-) -> stage_model.Answer | None:
-    """CP-SAT's answer, or None where the model is too large; what it says of fewer blocks than there could be proves nothing.
+def solve_integer_program(incumbent: Incumbent, deadline: float) -> None:
+    """The best blocks under every rule at once."""
+    _ask(incumbent, deadline, any_plan=False)
 
-    The arguments are those of ``ilp.solve_ilp``.
-    """
-    if problem.num_ops > MAX_OPS:
-        return None
+
+def find_any_plan(incumbent: Incumbent, deadline: float) -> None:
+    """Any blocks that meet the demands; the objective does not count."""
+    _ask(incumbent, deadline, any_plan=True)
+
+
+def _ask(incumbent: Incumbent, deadline: float, any_plan: bool) -> None:
+    problem, demands, left_s = incumbent.problem, incumbent.demands, deadline - monotonic()
+    if problem.num_ops > MAX_OPS or incumbent.closed:
+        return
+    if incumbent.blocks and (left_s <= 0 or problem.num_ops * problem.num_devices > PLACES_PER_SECOND * left_s):
+        return
     exact = contract(problem, demands).exact
-    items = contract(problem, demands, limit_s=limit_s, merge=exact)
+    items = contract(problem, demands, limit_s=incumbent.objective_s, merge=exact)
     most = int(min(items.num_items, problem.num_devices if not demands.reuse else inf, demands.max_stages or inf))
-    num_slots = demands.num_stages or min(most, max(MORE_BLOCKS * problem.num_devices, len(hint)))
+    num_slots = demands.num_stages or min(most, max(MORE_BLOCKS * problem.num_devices, len(incumbent.blocks)))
     if not (demands.contiguous or demands.reuse or demands.num_stages or demands.max_stages):
         num_slots = most = problem.num_devices
-    if demands.num_stages and num_slots > items.num_items:
-        return stage_model.Answer(None, inf, True)
-    answer = stage_model.solve_ilp(
-        problem, items, demands, num_slots=num_slots, limit_s=limit_s, bound_s=bound_s, hint=hint, time_limit_s=time_limit_s,
-        seed=seed, any_plan=any_plan,
-    )  # fmt: skip
-    if answer is not None and num_slots < most and demands.num_stages is None:
-        return stage_model.Answer(answer.blocks, bound_s, False)
-    return answer
+    if num_slots > items.num_items and demands.num_stages:
+        incumbent.refuted = demands
+        return
+    holds_for_all = num_slots >= most or demands.num_stages is not None
+    search_stages(incumbent, items, num_slots, deadline, any_plan=any_plan, holds_for_all=holds_for_all)
 
 
-def rows_on_one_device(problem: Problem) -> list[tuple[Block, ...]]:
-    """Everything on one device, for each class of devices."""
-    everything = tuple(range(problem.num_ops))
-    return [(Block(everything, (members[0],)),) for members in problem.device_classes]
-
-
-def is_hopeless(problem: Problem, demands: Demands, deadline: float, seed: int = 0) -> bool:
+def is_refuted(problem: Problem, demands: Demands, deadline: float, seed: int = 0) -> bool:
     """Whether it is proved before the deadline that no plan meets the demands; False proves nothing."""
-    left_s = min(deadline - monotonic(), MOST_OF_A_PROOF_S)
-    if left_s <= 0 or any(not demand_faults(problem, demands, row) for row in rows_on_one_device(problem)):
+    deadline = min(deadline, monotonic() + LONGEST_REFUTATION_S)
+    if monotonic() >= deadline or any(not demand_faults(problem, demands, row) for row in plans_on_one_device(problem)):
         return False
-    answer = ask(problem, demands, inf, 0.0, (), left_s, seed, any_plan=True)
-    return answer is not None and answer.infeasible
+    trial = Incumbent(problem, demands, seed)
+    find_any_plan(trial, deadline)
+    return trial.refuted is not None

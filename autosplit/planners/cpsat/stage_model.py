@@ -7,7 +7,6 @@ the model says, or breaks the demands, is excluded and the solver asked again (l
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import permutations
 from math import floor, inf, isfinite
 from time import monotonic
@@ -22,13 +21,13 @@ from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.planners.cpsat.slots import Slots
 from autosplit.planners.cpsat.solver import solve
 from autosplit.planners.cpsat.stage_times import MOST_STEPS, Timing, price_spread_s
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items
 from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 SCALE = 1e9
 """Steps that the limit is divided into."""
-CLOSED = 1e-7
 TERMS_PER_SECOND = 20_000
 """A model with more terms than this for each second left takes too long to build."""
 
@@ -36,82 +35,53 @@ MOST_ORDERED = 5
 """Blocks that are no chain stand in every order of so few, to see which gives the least latency."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What the solver says: blocks or None, a bound in seconds, and whether it proved that there is no plan below the limit."""
-
-    blocks: tuple[Block, ...] | None
-    bound_s: float
-    infeasible: bool
-
-
-def solve_ilp(
-    problem: Problem,
-    items: Items,
-    demands: Demands,
-    *,
-    num_slots: int,
-    limit_s: float,
-    bound_s: float,
-    hint: Sequence[Block],
-    time_limit_s: float,
-    seed: int = 0,
-    any_plan: bool = False,
-) -> Answer | None:
-    """The best plan with at most ``num_slots`` blocks that is no worse than ``limit_s``; None when the model is too large.
+def search_stages(
+    incumbent: Incumbent, items: Items, num_slots: int, deadline: float, *, any_plan: bool = False, holds_for_all: bool = True
+) -> None:
+    """Offer the plans of the solver until one costs what the model says of it, or is enough.
 
     Args:
-        problem: for the true costs by device.
-        items: unmerged, or merged where the problem allows that.
-        demands: the limits on a plan.
-        num_slots: blocks; exactly so many when the demands counts stages.
-        limit_s: seconds that some known plan reaches (infinite if none is known).
-        bound_s: a known bound.
-        hint: blocks of a known plan.
-        time_limit_s: for the solver.
-        seed: of the solver.
+        incumbent: only plans better than its own count; its plan is the solver's hint.
+        items: the ops, merged where the problem allows that.
+        num_slots: blocks; exactly this many where the demands count stages.
+        deadline: monotonic seconds.
         any_plan: the first plan that meets the demands is enough.
+        holds_for_all: no plan needs more blocks, so that what the solver proves holds for all plans.
     """
+    problem, demands = incumbent.problem, incumbent.demands
     timeless = any_plan and demands.min_stage_s <= 0 and demands.max_latency_s == inf
-    if _num_terms(problem, items, demands, num_slots, timeless) > TERMS_PER_SECOND * time_limit_s:
-        return None
-    deadline = monotonic() + time_limit_s
-    model = _Model(problem, items, demands, num_slots, limit_s, timeless)
+    if _num_terms(problem, items, demands, num_slots, timeless) > TERMS_PER_SECOND * (deadline - monotonic()):
+        return
+    model = _Model(problem, items, demands, num_slots, incumbent.objective_s, timeless)
     if not any_plan:
-        model.bound_below(bound_s)
+        model.bound_below(incumbent.bound_s)
         model.model.Minimize(model.goal)
-    if hint:
-        model.hint(hint)
-    return _answer(model, limit_s, bound_s, deadline, seed, any_plan)
-
-
-def _answer(model: "_Model", limit_s: float, bound_s: float, deadline: float, seed: int, any_plan: bool) -> Answer:
-    """Ask until a plan costs what the model says, or is enough."""
-    best: tuple[Block, ...] | None = None
-    best_s, proved_s = limit_s, bound_s
-    while True:
-        solver, status = solve(model.model, max(deadline - monotonic(), 0.01), seed)
-        if status == cp_model.INFEASIBLE:
-            return Answer(best, best_s, best is None)
+    if incumbent.blocks:
+        model.hint(incumbent.blocks)
+    while _asked_again(model, incumbent, deadline, any_plan, holds_for_all):
         if not any_plan:
-            proved_s = max(proved_s, min(best_s, (solver.BestObjectiveBound() - model.slack) / model.scale))
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return Answer(best, proved_s, False)
-        blocks = model.true_blocks(solver)
-        if not (blocks or model.sure):
-            return Answer(best, proved_s, False)
-        value_s = objective_s(model.problem, model.demands, blocks) if blocks else inf
-        if blocks and value_s <= best_s:
-            best, best_s = blocks, value_s
-        if _is_enough(best, best_s, proved_s, any_plan) or monotonic() > deadline:
-            return Answer(best, min(proved_s, best_s), False)
-        model.exclude(solver)
-        if not any_plan:
-            model.limit(best_s)
+            model.limit(incumbent.objective_s)
 
 
-def _is_enough(best: tuple[Block, ...] | None, best_s: float, proved_s: float, any_plan: bool) -> bool:
-    return best is not None and (any_plan or best_s <= proved_s * (1 + CLOSED))
+def _asked_again(model: "_Model", incumbent: Incumbent, deadline: float, any_plan: bool, holds_for_all: bool) -> bool:
+    """Ask the solver once; whether it should be asked again, for a plan other than the one that it gave."""
+    solver, status = solve(model.model, max(deadline - monotonic(), 0.01), incumbent.seed)
+    if status == cp_model.INFEASIBLE:
+        if holds_for_all and incumbent.blocks:
+            incumbent.prove(incumbent.objective_s, "CP-SAT")
+        elif holds_for_all:
+            incumbent.refuted = incumbent.demands
+        return False
+    if holds_for_all and not any_plan:
+        incumbent.prove((solver.BestObjectiveBound() - model.slack) / model.scale, "CP-SAT")
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return False
+    blocks = model.true_blocks(solver)
+    incumbent.offer(blocks, "CP-SAT")
+    if incumbent.closed or (any_plan and incumbent.blocks) or not (blocks or model.sure) or monotonic() > deadline:
+        return False
+    model.exclude(solver)
+    return True
 
 
 def _num_terms(problem: Problem, items: Items, demands: Demands, num_slots: int, timeless: bool) -> int:

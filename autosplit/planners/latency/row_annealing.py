@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from autosplit.costs.cost import CLOSED, TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
 from autosplit.costs.problem import Block, Floats
-from autosplit.planners.clusters import Lumps
+from autosplit.planners.clusters import Lumps, fewer_lumps, forced_lumps
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import kept_together
 from autosplit.planners.latency.evaluation import Sampler
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of
@@ -35,6 +36,22 @@ WARMTH = 0.05
 """A move that makes the cost worse by this share is taken with probability 1/e at the beginning of a run."""
 
 Row = tuple[Block, ...]
+
+MAX_LUMPS = 160
+"""Ops that the search moves one by one; larger problems are joined to about as many."""
+
+
+def anneal_rows(incumbent: Incumbent, deadline: float) -> None:
+    """Move single ops and borders from the best plan: where latency is limited, chains along single orders are not all."""
+    forced = forced_lumps(incumbent.problem, incumbent.demands.contiguous)
+    for lumps in (fewer_lumps(forced, MAX_LUMPS), forced):
+        if monotonic() < deadline:
+            search = RowSearch(lumps, incumbent.demands, Random(incumbent.seed), deadline)
+            search.offer(incumbent.blocks, "start")
+            search.anneal(deadline, incumbent.bound_s)
+            search.report(incumbent)
+        if lumps is forced:
+            return
 
 
 class RowSearch:
@@ -90,12 +107,13 @@ class RowSearch:
         if self._cost_s(row) < self.value_s * (1 - TOLERANCE) and not demand_faults(self.problem, self.demands, row):
             self.row, self.value_s, self.method = row, objective_s(self.problem, self.demands, row), method
 
-    def tidy(self) -> None:
-        """Of equally good plans, the one with fewer blocks; there is a moment for it after the deadline too."""
+    def report(self, incumbent: Incumbent) -> None:
+        """Offer the best row, with as few blocks as are as good; there is a moment for joining them after the deadline too."""
         if self.row is not None:
             row = self._joined(self.row, max(self.deadline, monotonic() + TIDY_S))
             if not demand_faults(self.problem, self.demands, row):
                 self.row, self.value_s = row, min(self.value_s, objective_s(self.problem, self.demands, row))
+            incumbent.offer(self.lumps.expand(self.row), self.method)
 
     def _joined(self, row: Row, deadline: float) -> Row:
         """Blocks of one device joined as long as that does not make the latency worse."""

@@ -55,8 +55,8 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
             one_device_s = float(part.compute_s.sum(axis=0).min())
             limit_s = one_device_s if one_device_s < inf else most_s(part)
             whole = max_replicas == 1 and not problem.overlap
-            answer = best_timetable(part, Delays(part, max_replicas), limit_s, least_s, left_s, seed, busy=whole)
-            known[key] = max(least_s, min(answer.bound_s, limit_s))
+            _, bound_s = best_timetable(part, Delays(part, max_replicas), limit_s, least_s, left_s, seed, busy=whole)
+            known[key] = max(least_s, min(bound_s, limit_s))
         lengths[fork] = goal, known[key]
     return critical_path_s(problem, delays, lengths)
 

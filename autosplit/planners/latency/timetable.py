@@ -4,7 +4,6 @@ It leaves out that a transfer keeps its two ends busy and that a block waits for
 every plan; its timetable is made into blocks and evaluated like any other.
 """
 
-from dataclasses import dataclass
 from math import floor
 
 import numpy as np
@@ -22,14 +21,6 @@ SCALE = 1e9
 MAX_TERMS = 400_000
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A timetable or None, a bound in seconds, and whether the solver says that the best known latency is never undercut."""
-
-    table: Timetable | None
-    bound_s: float
-
-
 def best_timetable(
     problem: Problem,
     delays: Delays,
@@ -38,8 +29,8 @@ def best_timetable(
     time_limit_s: float,
     seed: int,
     busy: bool = False,
-) -> Answer:
-    """The timetable with the smallest makespan, below ``limit_s``.
+) -> tuple[Timetable | None, float]:
+    """A timetable with a makespan below ``limit_s``, the smallest if there is time, and a bound on every makespan in seconds.
 
     Args:
         problem: its groups share a device; memory caps are kept for what is no shared weight.
@@ -51,15 +42,15 @@ def best_timetable(
         busy: sending and receiving keep devices busy; not where these overlap with compute, nor with replicas.
     """
     if len(delays.edges) * problem.num_devices**2 > MAX_TERMS or time_limit_s <= 0 or limit_s <= 0:
-        return Answer(None, bound_s)
+        return None, bound_s
     model = _Model(problem, delays, limit_s, bound_s, busy)
     solver, status = solve(model.model, time_limit_s, seed)
     if status == cp_model.INFEASIBLE:
-        return Answer(None, limit_s)
+        return None, limit_s
     proved_s = max(bound_s, solver.BestObjectiveBound() / model.scale)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Answer(None, proved_s)
-    return Answer(model.table(solver), proved_s)
+        return None, proved_s
+    return model.table(solver), proved_s
 
 
 class _Model:

@@ -12,15 +12,18 @@ from problems import chain, random_problem
 from autosplit.costs.cost import evaluate
 from autosplit.costs.problem import Block
 from autosplit.planners import bounds
-from autosplit.planners.contiguous.interleaved import best_reuse
+from autosplit.planners.contiguous.interleaved import improve_interleaved
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
 from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 
 def found_by(problem, demands):
-    items = contract(problem, demands)
-    return best_reuse(problem, items, demands, bounds.multipliers(items), demands.num_stages, monotonic() + 20)
+    """The blocks and their objective in seconds, or None."""
+    items, found = contract(problem, demands), Incumbent(problem, demands)
+    improve_interleaved(found, items, bounds.multipliers(items), monotonic() + 20)
+    return (found.blocks, found.objective_s) if found.blocks else None
 
 
 def best_chain_s(problem, num_stages):

@@ -17,9 +17,10 @@ from autosplit.costs.problem import Block, Problem
 from autosplit.planners import bounds
 from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.latency_limited import soonest_chain
+from autosplit.planners.contiguous.proving import chain_blocks
 from autosplit.planners.items import contract
-from autosplit.planners.latency.scheduling import with_reuse
-from autosplit.planners.portfolio import chain_blocks, solve
+from autosplit.planners.objective import with_reuse
+from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
 LIMITS = st.fixed_dictionaries(

@@ -14,9 +14,9 @@ from autosplit.costs.problem import Block
 from autosplit.planners import bounds
 from autosplit.planners.contiguous import linear
 from autosplit.planners.contiguous.device_usage import usage_of
+from autosplit.planners.contiguous.proving import chain_blocks
 from autosplit.planners.items import contract
 from autosplit.planners.objective import demand_faults, objective_s
-from autosplit.planners.portfolio import chain_blocks
 from autosplit.values.constraints import Demands
 
 

@@ -11,15 +11,10 @@ from problems import random_problem
 from autosplit.planners import bounds
 from autosplit.planners.contiguous import proving
 from autosplit.planners.contiguous.device_usage import usage_of
-from autosplit.planners.incumbent import Search
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
-
-
-def board_of(problem) -> Search:
-    now = monotonic()
-    return Search(problem, Demands(), now, now + 20.0, lambda line: None)
 
 
 @pytest.mark.parametrize("light", [False, True])
@@ -30,11 +25,11 @@ def test_climbing_to_the_optimum_and_never_above_it(seed, light):
     optimum_s = inf if best is None else best[1]
     items = contract(problem, Demands(), bytes_of_merged=not light)
     usage, weights = usage_of(items, Demands()), bounds.multipliers(items)
-    board = board_of(problem)
+    board = Incumbent(problem, Demands())
     board.prove(min(bounds.compute_bound_s(items, Demands(), weights), 1e9), "compute bound")
     if best is not None:
         board.offer(best[0], "exhaustive")
-    proving._close_in(board, items, Demands(), usage, weights, board.deadline)
+    proving._close_in(board, items, Demands(), usage, weights, monotonic() + 20.0)
     assert board.bound_s <= optimum_s * (1 + 1e-9)
     if best is not None and items.exact and not light and board.bound_s > 0:
         assert board.closed
@@ -48,7 +43,7 @@ def test_prices_never_cut_off_the_best_chain(seed):
     best = exhaustive.best_blocks(problem, Demands())
     if best is None or not np.isfinite(graph.compute_s.min(axis=1)).all() or best[1] == 0:
         return
-    board = board_of(problem)
+    board = Incumbent(problem, Demands())
     board.offer(best[0], "exhaustive")
     bound = proving._priced(board, items, Demands(), monotonic() + 0.1)
     assert bound is not None

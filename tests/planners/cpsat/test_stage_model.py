@@ -1,7 +1,7 @@
 """CP-SAT on every rule at once: with time enough its plans are the best there are, and its bounds are bounds."""
 
 from dataclasses import replace
-from math import inf
+from time import monotonic
 
 import exhaustive
 import numpy as np
@@ -10,18 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_problem
 
-from autosplit.costs.problem import Block, Pool
-from autosplit.planners.cpsat import stage_model
+from autosplit.costs.problem import Block, Pool, Problem
+from autosplit.planners.cpsat.stage_model import search_stages
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
 from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
 
-def answer_of(problem, demands, **changes):
-    options = {"limit_s": inf, "bound_s": 0.0, "hint": (), "time_limit_s": 20.0} | changes
+def answer_of(problem: Problem, demands: Demands, known: tuple[Block, ...] = (), time_limit_s: float = 20.0) -> Incumbent:
     slots = demands.num_stages or (min(problem.num_ops, demands.max_stages or problem.num_ops, problem.num_devices))
-    return stage_model.solve_ilp(problem, contract(problem, demands, merge=False), demands, num_slots=slots, **options)
+    answer = Incumbent(problem, demands)
+    answer.offer(known, "known")
+    search_stages(answer, contract(problem, demands, merge=False), slots, monotonic() + time_limit_s)
+    return answer
 
 
 REQUESTS = {
@@ -41,9 +44,9 @@ def test_plans_equal_brute_force(name, seed):
     problem = random_problem(seed, num_ops=max(demands.num_stages or 1, 2 + seed % 3), num_devices=2)
     best, answer = exhaustive.best_blocks(problem, demands), answer_of(problem, demands)
     if best is None:
-        assert answer.infeasible and answer.blocks is None
+        assert answer.refuted and not answer.blocks
         return
-    assert not answer.infeasible and answer.bound_s <= best[1] * (1 + 2e-6) + 1e-9
+    assert not answer.refuted and answer.bound_s <= best[1] * (1 + 2e-6) + 1e-9
     assert demand_faults(problem, demands, answer.blocks) == []
     assert objective_s(problem, demands, answer.blocks) == pytest.approx(best[1], rel=2e-6, abs=1e-9)
 
@@ -54,16 +57,15 @@ def test_bounds_hold_with_replicas_too(seed):
     demands = Demands(max_replicas=2)
     problem = random_problem(seed, num_ops=2 + seed % 3, num_devices=2)
     best, answer = exhaustive.best_blocks(problem, demands), answer_of(problem, demands)
-    assert answer.infeasible == (best is None)
+    assert (answer.refuted is not None) == (best is None)
     if best is not None:
         assert answer.bound_s <= best[1] * (1 + 2e-6) + 1e-9
 
 
-def test_below_a_limit_that_nothing_reaches_there_is_no_plan():
+def test_a_known_plan_that_nothing_beats_is_proved():
     problem = chain([2.0, 2.0], num_bytes=0.0)
-    assert answer_of(problem, Demands(), limit_s=1.9).infeasible
-    hinted = answer_of(problem, Demands(), limit_s=2.0, bound_s=2.0, hint=(Block((0,), (0,)), Block((1,), (1,))))
-    assert objective_s(problem, Demands(), hinted.blocks) == hinted.bound_s == pytest.approx(2.0)
+    answer = answer_of(problem, Demands(), known=(Block((0,), (0,)), Block((1,), (1,))))
+    assert answer.closed and answer.objective_s == answer.bound_s == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("unit", [1 / 3, 1e19, 1e-9], ids=["thirds", "sums beyond 64 bits", "small parts of a byte"])
@@ -78,17 +80,18 @@ def test_bytes_that_fill_a_cap_fit(unit):
 
 
 def test_what_cannot_be_built_in_time_is_not_begun():
-    assert answer_of(chain([1.0] * 400, num_devices=8), Demands(), time_limit_s=0.01) is None
+    answer = answer_of(chain([1.0] * 400, num_devices=8), Demands(), time_limit_s=0.01)
+    assert not (answer.blocks or answer.refuted or answer.bound_s)
 
 
 def test_no_plan_is_better_than_what_the_solver_says_is_proved():
-    """OR-Tools 9.15 called this model infeasible, and a plan of 32 s was said to be optimal (see cpsat.py)."""
+    """OR-Tools 9.15 called this model infeasible, and a plan of 32 s was said to be optimal (see ``cpsat.solver``)."""
     problem = random_problem(3, num_ops=8, num_devices=3, pair_links=True)
     demands = Demands("latency", reuse=True)
     plan = [((0,), 1), ((3,), 0), ((5,), 1), ((4,), 2), ((1,), 0), ((2,), 0), ((6, 7), 2)]
     blocks = [Block(ops, (device,)) for ops, device in plan]
     assert not demand_faults(problem, demands, blocks)
     assert objective_s(problem, demands, blocks) == 19.0
-    items = contract(problem, demands, limit_s=32.0, merge=False)
-    answer = stage_model.solve_ilp(problem, items, demands, num_slots=8, limit_s=32.0, bound_s=0.0, hint=(), time_limit_s=2)
-    assert answer is not None and not answer.infeasible and answer.bound_s <= 19.0
+    answer = Incumbent(problem, demands, objective_s=32.0)
+    search_stages(answer, contract(problem, demands, limit_s=32.0, merge=False), 8, monotonic() + 2)
+    assert not answer.refuted and answer.bound_s <= 19.0

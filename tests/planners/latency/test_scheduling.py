@@ -15,11 +15,11 @@ from autosplit.costs.problem import Block, Net, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
 from autosplit.planners.clusters import fewer_lumps, forced_lumps
 from autosplit.planners.delays import Delays, critical_path_s
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.evaluation import Sampler
 from autosplit.planners.latency.list_scheduling import blocks_of, list_schedule
 from autosplit.planners.latency.row_annealing import RowSearch
-from autosplit.planners.latency.scheduling import with_reuse
-from autosplit.planners.objective import demand_faults
+from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -31,7 +31,7 @@ def test_blocks_of_one_device_that_need_not_be_two_are_joined_after_the_deadline
     demands = with_reuse(Demands(objective="latency"))
     search = RowSearch(forced_lumps(problem, contiguous=True), demands, Random(0), monotonic() - 1)
     search.offer([Block((0,), (0,)), Block((1,), (0,)), Block((2,), (0,))], "three")
-    search.tidy()
+    search.report(Incumbent(problem, demands))
     assert search.row == (Block((0, 1, 2), (0,)),)
 
 

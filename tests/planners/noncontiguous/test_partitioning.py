@@ -1,21 +1,25 @@
 import threading
 from _thread import interrupt_main
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 import pytest
 
 from autosplit.costs.cost import evaluate, find_faults, verify
-from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Transfers
+from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Solution, Transfers
 from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
 from autosplit.errors import InfeasibleError
+from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.noncontiguous.annealing import anneal, random_home
 from autosplit.planners.noncontiguous.column_generation import pricers_of, refuted_s
 from autosplit.planners.noncontiguous.frontier import narrow_order, sweep_of
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.planners.noncontiguous.local_search import descend
-from autosplit.planners.noncontiguous.partitioning import solve_noncontiguous
+from autosplit.planners.noncontiguous.partitioning import partition
 from autosplit.planners.noncontiguous.resplitting import resplit
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
@@ -73,6 +77,12 @@ def drawn(seed: int, num_ops: int = 6, num_devices: int = 3, general: bool = Fal
     ).verify()  # fmt: skip
 
 
+def partitioned(problem: Problem, time_limit_s: float, seed: int = 0, log: Callable[[str], None] = lambda line: None) -> Solution:
+    found = Incumbent(problem, Demands(contiguous=False), seed, log)
+    partition(found, monotonic() + time_limit_s)
+    return found.solution()
+
+
 def brute_force_s(problem: Problem) -> float:
     best_s = np.inf
     for devices in product(range(problem.num_devices), repeat=problem.num_ops):
@@ -89,7 +99,7 @@ def brute_force_s(problem: Problem) -> float:
 def test_a_hypergraph_is_solved_and_never_overproved(seed: int) -> None:
     problem = drawn(seed)
     best_s = brute_force_s(problem)
-    solution = verify(problem, solve_noncontiguous(problem, time_limit_s=0.7, seed=seed), contiguous=False)
+    solution = verify(problem, partitioned(problem, time_limit_s=0.7, seed=seed), contiguous=False)
     assert solution.objective_s == pytest.approx(best_s)
     assert solution.bound_s <= best_s * (1 + 1e-9)
 
@@ -98,7 +108,7 @@ def test_a_hypergraph_is_solved_and_never_overproved(seed: int) -> None:
 def test_any_problem_is_answered_rightly(seed: int) -> None:
     problem = drawn(seed, num_ops=5, general=True)
     best_s = brute_force_s(problem)
-    solution = verify(problem, solve_noncontiguous(problem, time_limit_s=1.0, seed=seed), contiguous=False)
+    solution = verify(problem, partitioned(problem, time_limit_s=1.0, seed=seed), contiguous=False)
     assert solution.bound_s <= best_s * (1 + 1e-9)
     assert best_s * (1 - 1e-9) <= solution.objective_s <= best_s * 1.1
 
@@ -106,7 +116,7 @@ def test_any_problem_is_answered_rightly(seed: int) -> None:
 @pytest.mark.parametrize("name", sorted(BEST_KNOWN))
 def test_a_published_workload_in_two_seconds(name: str) -> None:
     problem = read_workload(WORKLOADS / f"{name}.json")
-    solution = solve_noncontiguous(problem, time_limit_s=2.0)
+    solution = partitioned(problem, time_limit_s=2.0)
     assert solution.bound_s <= BEST_KNOWN[name] * (1 + 1e-5)
     assert solution.objective_s <= BEST_KNOWN[name] * 1.03
     if name in PROVED:
@@ -114,10 +124,9 @@ def test_a_published_workload_in_two_seconds(name: str) -> None:
 
 
 def test_a_memory_cap_that_nothing_fits_is_an_error() -> None:
-    problem = drawn(2, general=True)
-    small = Problem(**{**{f: getattr(problem, f) for f in problem.__dataclass_fields__}, "memory_bytes": np.full(3, 1.0)})
-    with pytest.raises(InfeasibleError, match="memory caps"):
-        solve_noncontiguous(small, time_limit_s=0.3)
+    small = replace(drawn(2, general=True), memory_bytes=np.full(3, 1.0))
+    with pytest.raises(InfeasibleError, match="largest cap"):
+        solve(small, Demands(contiguous=False), time_limit_s=0.3)
 
 
 def test_ctrl_c_ends_the_proof_too() -> None:
@@ -131,7 +140,7 @@ def test_ctrl_c_ends_the_proof_too() -> None:
             interrupt_main()
 
     with pytest.raises(KeyboardInterrupt):
-        solve_noncontiguous(problem, time_limit_s=1000.0, log=interrupt)
+        solve(problem, Demands(contiguous=False), time_limit_s=1000.0, log=interrupt)
     for thread in set(threading.enumerate()) - before:
         thread.join(60.0)
         assert not thread.is_alive()
@@ -193,7 +202,7 @@ def test_items_that_take_no_time_are_priced_by_what_their_nets_cost(unit: float)
     pairs = [(n, m) for n in range(10) for m in (n + 1, n + 2, n + 4) if m < 10]
     edges = [{"sourceId": n, "destId": m, "cost": unit * (1 + n * 7 % 5)} for n, m in pairs]
     file = {"maxFPGAs": 3, "maxCPUs": 0, "maxSizePerFPGA": 4, "nodes": nodes, "edges": edges}
-    solution = solve_noncontiguous(parse_dnn_partitioning(file, "idle"), time_limit_s=60.0)
+    solution = partitioned(parse_dnn_partitioning(file, "idle"), time_limit_s=60.0)
     assert (solution.objective_s, solution.status) == (13.0 * unit, "optimal")
 
 

@@ -1,0 +1,86 @@
+"""Chains: the planners of this room, from the quickest to the one that proves; their answer also starts plans of any sets."""
+
+from dataclasses import replace
+from math import inf, isfinite
+from time import monotonic
+
+from autosplit.costs.problem import HOST, Floats
+from autosplit.planners import bounds
+from autosplit.planners.contiguous import latency_limited, linear
+from autosplit.planners.contiguous.device_usage import Usage, sequence_usage, usage_of
+from autosplit.planners.contiguous.interleaved import improve_interleaved
+from autosplit.planners.contiguous.proving import chain_blocks, prove_chain
+from autosplit.planners.incumbent import Incumbent
+from autosplit.planners.items import Items, contract
+from autosplit.planners.objective import demand_faults, objective_s
+
+MANY_OPS = 5000
+"""Problems of more ops are too large for CP-SAT."""
+PROOF_SHARE, PROOF_SHARE_OF_MANY = 0.8, 0.93
+"""Shares of the time left for chains over all orders; CP-SAT gets the rest where there are not too many ops for it."""
+PROOF_SHARE_WITHOUT_PLAN = 0.2
+START_SHARE = 0.4
+"""Share of the time left for the best chain where a plan need not be a chain."""
+
+
+def improve_chains(incumbent: Incumbent, deadline: float) -> None:
+    """Chains along single orders, then over all orders with proof. Where a plan need not be a chain, a start for it."""
+    problem, demands = incumbent.problem, incumbent.demands
+    if not demands.contiguous:
+        if demands.objective == "throughput":
+            _prove_compute(incumbent, contract(problem, demands))
+        chain = Incumbent(problem, replace(demands, contiguous=True), incumbent.seed)
+        chain.offer(incumbent.blocks, "start")
+        improve_chains(chain, monotonic() + START_SHARE * (deadline - monotonic()))
+        incumbent.offer(chain.blocks, "chains")
+        return
+    alone_s = incumbent.objective_s
+    light = problem.num_ops > linear.MANY_ITEMS and problem.total_bytes > problem.memory_bytes.min()
+    _improve(incumbent, contract(problem, demands, bytes_of_merged=not light), deadline)
+    if light and incumbent.objective_s == alone_s:
+        _improve(incumbent, contract(problem, demands), deadline)
+
+
+def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
+    demands, weights = incumbent.demands, bounds.multipliers(items)
+    if demands.objective == "throughput":
+        _prove_compute(incumbent, items)
+    if demands.reuse and demands.objective == "throughput":
+        improve_interleaved(incumbent, items, weights, deadline)
+        return
+    usage = usage_of(items, demands) or sequence_usage(items, demands, _by_speed(items))
+    bound_s = bounds.compute_bound_s(items, demands, weights)
+    chain = linear.best_chain(items, demands, usage, weights, bound_s, incumbent.objective_s, deadline)
+    if chain is not None:
+        incumbent.offer(chain_blocks(items, chain), "linear orders")
+    if demands.max_latency_s < inf and not incumbent.closed:
+        _hold_latency_limit(incumbent, items, usage, weights, deadline)
+    share = PROOF_SHARE if incumbent.problem.num_ops <= MANY_OPS else PROOF_SHARE_OF_MANY
+    share = share if incumbent.blocks else PROOF_SHARE_WITHOUT_PLAN
+    prove_chain(incumbent, items, weights, monotonic() + share * (deadline - monotonic()))
+
+
+def _prove_compute(incumbent: Incumbent, items: Items) -> None:
+    bound_s = bounds.compute_bound_s(items, incumbent.demands, bounds.multipliers(items))
+    if isfinite(bound_s):
+        incumbent.prove(bound_s, "compute bound")
+
+
+def _hold_latency_limit(incumbent: Incumbent, items: Items, usage: Usage, weights: Floats, deadline: float) -> None:
+    """Chains along single orders that hold the latency limit."""
+    problem, demands = incumbent.problem, incumbent.demands
+
+    def judge(chain: linear.Chain) -> float:
+        blocks = chain_blocks(items, chain)
+        return inf if demand_faults(problem, demands, blocks) else objective_s(problem, demands, blocks)
+
+    delay_s = float(problem.transfers.latency_s[:HOST, :HOST].max())
+    until = monotonic() + 0.3 * (deadline - monotonic())
+    for chain in latency_limited.quick_chains(items, demands, usage, weights, delay_s, incumbent.bound_s, judge, until):
+        incumbent.offer(chain_blocks(items, chain), "quick chains")
+
+
+def _by_speed(items: Items) -> list[int]:
+    """The class of each device, fast ones first."""
+    mean = items.compute_s.clip(max=1e300).mean(axis=0)
+    return [int(k) for k in mean.argsort() for _ in items.classes[k]]
