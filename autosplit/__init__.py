@@ -7,17 +7,46 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autosplit import errors as errors
+    from autosplit import figures as figures
+    from autosplit.api import AutoResult as AutoResult
     from autosplit.api import auto as auto
     from autosplit.api import export as export
-    from autosplit.api import load_plan as load_plan
     from autosplit.api import measure as measure
+    from autosplit.api import predict as predict
     from autosplit.api import run as run
     from autosplit.api import search as search
     from autosplit.api import trace as trace
-    from autosplit.deploying.workspace import open_pipeline as open_pipeline
+    from autosplit.deploying.service import Service as Service
+    from autosplit.deploying.service import open_pipeline as open_pipeline
+    from autosplit.deploying.setup import Budget as Budget
+    from autosplit.deploying.setup import Setup as Setup
     from autosplit.devices.discovering import machine_for as machine_for
+    from autosplit.errors import AutosplitError as AutosplitError
+    from autosplit.errors import BackendError as BackendError
+    from autosplit.errors import DeadlineError as DeadlineError
+    from autosplit.errors import DeviceError as DeviceError
+    from autosplit.errors import GraphError as GraphError
+    from autosplit.errors import InfeasibleError as InfeasibleError
+    from autosplit.errors import MissingExtraError as MissingExtraError
+    from autosplit.errors import ModelError as ModelError
+    from autosplit.errors import PlanError as PlanError
+    from autosplit.errors import ProfileError as ProfileError
+    from autosplit.errors import RefusedError as RefusedError
+    from autosplit.errors import StageError as StageError
+    from autosplit.errors import TraceError as TraceError
+    from autosplit.errors import UsageError as UsageError
+    from autosplit.errors import WorkerError as WorkerError
+    from autosplit.loadedplan import LoadedPlan as LoadedPlan
+    from autosplit.loadedplan import load as load
     from autosplit.planning.explaining import explain as explain
     from autosplit.reports.runreport import RunReport as RunReport
+    from autosplit.searching.loop import SearchResult as SearchResult
+    from autosplit.serving.batching import Batcher as Batcher
+    from autosplit.serving.hostmanager import HostManager as HostManager
+    from autosplit.serving.pipelineconfig import PipelineConfig as PipelineConfig
+    from autosplit.serving.session import Session as Session
+    from autosplit.tracing.capturing import Traced as Traced
     from autosplit.values.constraints import Constraints as Constraints
     from autosplit.values.graph import Graph as Graph
     from autosplit.values.machine import Machine as Machine
@@ -25,30 +54,38 @@ if TYPE_CHECKING:
     from autosplit.values.planfile import write_plan as write_plan
     from autosplit.values.profile import Profile as Profile
 
-_HOME = {
-    "auto": "api",
-    "export": "api",
-    "load_plan": "api",
-    "measure": "api",
-    "run": "api",
-    "search": "api",
-    "trace": "api",
-    "Constraints": "values.constraints",
-    "explain": "planning.explaining",
-    "Graph": "values.graph",
-    "Machine": "values.machine",
-    "Plan": "values.plan",
-    "Profile": "values.profile",
-    "RunReport": "reports.runreport",
-    "machine_for": "devices.discovering",
-    "open_pipeline": "deploying.workspace",
-    "write_plan": "values.planfile",
+_NAMES = {
+    "api": "AutoResult auto export measure predict run search trace",
+    "deploying.service": "Service open_pipeline",
+    "deploying.setup": "Budget Setup",
+    "devices.discovering": "machine_for",
+    "errors": "AutosplitError BackendError DeadlineError DeviceError GraphError InfeasibleError MissingExtraError ModelError "
+    "PlanError ProfileError RefusedError StageError TraceError UsageError WorkerError",
+    "loadedplan": "LoadedPlan load",
+    "planning.explaining": "explain",
+    "reports.runreport": "RunReport",
+    "searching.loop": "SearchResult",
+    "serving.batching": "Batcher",
+    "serving.hostmanager": "HostManager",
+    "serving.pipelineconfig": "PipelineConfig",
+    "serving.session": "Session",
+    "tracing.capturing": "Traced",
+    "values.constraints": "Constraints",
+    "values.graph": "Graph",
+    "values.machine": "Machine",
+    "values.plan": "Plan",
+    "values.planfile": "write_plan",
+    "values.profile": "Profile",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULES = ("errors", "figures")
 
-__all__ = sorted(_HOME)
+__all__ = sorted([*_HOME, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"autosplit.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'autosplit' has no attribute {name!r}; the public names are {', '.join(__all__)}")
     return getattr(importlib.import_module(f"autosplit.{_HOME[name]}"), name)

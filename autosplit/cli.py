@@ -14,13 +14,13 @@ import typer
 from autosplit.commands import options
 from autosplit.commands.console import answered, say, show
 from autosplit.commands.measuring import devices, profile
-from autosplit.commands.progress import stopped
 from autosplit.commands.reasons import is_expected, reason
 from autosplit.commands.running import auto, export, run
 from autosplit.commands.searching import search
 from autosplit.commands.watching import status
 from autosplit.commands.workloads import evaluate
 from autosplit.errors import AutosplitError, is_interrupt
+from autosplit.progress import stopped
 
 MOST_FILES = 1 << 16
 """Descriptors that a command asks for: each pair of workers that exchange tensors takes three, and shells often allow 1024."""

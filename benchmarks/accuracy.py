@@ -25,7 +25,8 @@ from statistics import median
 from typing import Any
 
 from autosplit import api
-from autosplit.deploying.arena import Arena
+from autosplit.deploying.setup import Budget, Setup
+from autosplit.deploying.sidebyside import SideBySide
 from autosplit.devices.discovering import describe, machine_for, versions
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import AutosplitError
@@ -61,13 +62,13 @@ def judge(name: str, backends: Sequence[str]) -> dict[str, Any]:
     start_s = time.monotonic()
     machine = machine_for(",".join(f"cpu:{core}" for core in usable_cores()[:2]))
     traced = api.trace(ALL_MODELS[name])
-    profile = api.measure(traced, machine, backends, profiles=PROFILES, remeasure=True)
+    profile = api.measure(traced, machine, setup=Setup(backends=backends, store=PROFILES, remeasure=True))
     left_out = dict(enumerate(profile.notes))
     runs: list[Run] = []
-    with Arena(machine) as arena:
+    with SideBySide(machine) as bench:
         for backend in api.measured_backends(profile, machine):
             if backend in backends:
-                runs += _shapes(name, traced, profile, backend, arena, left_out)
+                runs += _shapes(name, traced, profile, backend, bench, left_out)
     return {
         "model": name,
         "runs": [asdict(run) for run in runs],
@@ -78,29 +79,32 @@ def judge(name: str, backends: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Arena, left_out: dict[Any, str]) -> Iterable[Run]:
+def _shapes(
+    name: str, traced: Traced, profile: Profile, backend: str, bench: SideBySide, left_out: dict[Any, str]
+) -> Iterable[Run]:
     """The three plans of a backend, beside each other."""
     plans = {}
     for shape, constraints in SHAPES.items():
         try:
-            plan = api.search(traced, profile, arena.machine, constraints, backends=[backend], budget_s=0, explain_s=0).plan
-            arena.load(shape, plan, traced)
+            setup, budget = Setup(backends=[backend]), Budget(search_s=0, explain_s=0)
+            plan = api.search(traced, profile, bench.machine, constraints, setup=setup, budget=budget).plan
+            bench.load(shape, plan, traced)
         except AutosplitError as failure:
             left_out[f"{backend}, {shape}"] = f"{backend}, {shape}: {str(failure).splitlines()[0]}"
             continue
         plans[shape] = plan
-    times = _rounds(arena)
+    times = _rounds(bench)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     for shape, plan in plans.items():
-        spans = [spans_of(events) for events in arena.loaded[shape].pipeline.events()]
+        spans = [spans_of(events) for events in bench.loaded[shape].pipeline.events()]
         seen, held = ([[span for span in one if _within(span, chosen)] for one in spans] for chosen in times[shape])
         if not all(map(all, zip(seen, held, strict=True))):
             left_out[f"{backend}, {shape}"] = f"{backend}, {shape}: a worker had nothing to tell of its rounds"
-            arena.unload(shape)
+            bench.unload(shape)
             continue
-        moves_s = moved_s(plan, traced.graph, arena.machine, profile)
-        told = predict(plan, traced.graph, arena.machine, corrected(profile, plan, taken_s(plan, seen), moves_s))
-        outcome = arena.loaded[shape].outcome()
+        moves_s = moved_s(plan, traced.graph, bench.machine, profile)
+        told = predict(plan, traced.graph, bench.machine, corrected(profile, plan, taken_s(plan, seen), moves_s))
+        outcome = bench.loaded[shape].outcome()
         others_per_s = median(outcome.rounds_per_s[::2])
         outcome = replace(outcome, rounds_per_s=outcome.rounds_per_s[1::2])
         for kind, judged in ((PLANNED, plan), (CORRECTED, told)):
@@ -111,21 +115,21 @@ def _shapes(name: str, traced: Traced, profile: Profile, backend: str, arena: Ar
                     again = zip(run.stages, taken_s(plan, seen), strict=True)
                     stages = tuple(replace(stage, predicted_s=taken.median_s) for stage, taken in again)
                     yield replace(run, kind=REPEATED, predicted_per_s=others_per_s, stages=stages)
-        arena.unload(shape)
+        bench.unload(shape)
 
 
-def _rounds(arena: Arena) -> dict[str, tuple[list[Span], list[Span]]]:
+def _rounds(bench: SideBySide) -> dict[str, tuple[list[Span], list[Span]]]:
     """Let every plan run twice as many rounds as are judged; begin and end of the others, and of these, in nanoseconds."""
-    times: dict[str, tuple[list[Span], list[Span]]] = {shape: ([], []) for shape in arena.loaded}
-    for entry in arena.loaded.values():
+    times: dict[str, tuple[list[Span], list[Span]]] = {shape: ([], []) for shape in bench.loaded}
+    for entry in bench.loaded.values():
         entry.restart()
     begun_s = time.monotonic()
     for number in range(2 * ROUNDS):
         if number % 2 == 0 and number >= 2 * LEAST_ROUNDS and time.monotonic() - begun_s > MOST_S:
             break
-        names = list(arena.loaded)
+        names = list(bench.loaded)
         for shape in names if number // 2 % 2 == 0 else reversed(names):
-            entry = arena.loaded[shape]
+            entry = bench.loaded[shape]
             begin_ns = time.monotonic_ns()
             entry.run(max(LEAST_ITEMS, round(ROUND_S * entry.pace_per_s)))
             times[shape][number % 2].append((begin_ns, time.monotonic_ns()))

@@ -7,10 +7,11 @@ from pathlib import Path
 from rich.console import Console
 
 from autosplit import api
-from autosplit.commands.progress import bars
 from autosplit.commands.report import baselines_table, plan_table, run_table
+from autosplit.deploying.setup import Budget, Setup
 from autosplit.figures import plot_baselines
 from autosplit.files import write_atomic
+from autosplit.progress import bars
 from autosplit.values.planfile import write_plan
 
 MODELS = {"resnet50": ("transformers:ResNetForImageClassification", None), "bert": ("transformers:BertModel", 128)}
@@ -22,8 +23,10 @@ def main() -> int:
     equal = True
     for name, (spec, seq_len) in MODELS.items():
         start_s = time.monotonic()
-        with bars(err) as start:
-            result = api.auto(spec, seq_len=seq_len, profiles=FOLDER / "profiles", budget_s=20, progress=start)
+        with bars(err) as progress:
+            progress("trace", 0.0, f"loading {spec}")
+            setup = Setup(store=FOLDER / "profiles", progress=progress)
+            result = api.auto(api.trace(spec, seq_len=seq_len), setup=setup, budget=Budget(search_s=20))
         write_plan(result.plan, result.traced.graph, FOLDER / f"{name}.yaml")
         out.rule(f"{spec}, {time.monotonic() - start_s:.0f} s")
         for view in (plan_table(result.plan), run_table(result.report), baselines_table(result.report)):

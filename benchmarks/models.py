@@ -20,9 +20,9 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -32,20 +32,18 @@ from typing import Any
 from rich.console import Console
 
 from autosplit import api
-from autosplit.backends.base import installed, usual
-from autosplit.commands.progress import bars
-from autosplit.deploying.arena import SETTLE_S, Arena, Loaded
-from autosplit.deploying.comparing import Progress
-from autosplit.deploying.microbatching import require_independent
+from autosplit.deploying.setup import Budget, Setup
+from autosplit.deploying.sidebyside import SETTLE_S, Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.discovering import describe, machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.devices.processes import prepare_to_spawn
-from autosplit.measuring import shortest_measurement_s
+from autosplit.progress import bars
 from autosplit.reports.runreport import RunReport
 from autosplit.searching.loop import SearchResult
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split
+from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
 from autosplit.values.profile import Profile
 from benchmarks import natives
@@ -114,18 +112,11 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         workspace = stack.enter_context(Workspace())
         workspace.save(program, [op.name for op in whole.graph.ops], there=folder)
         ready_s = time.monotonic() - begun_s
-        with bars(console) as step:
-            profile = api.measure(
-                whole,
-                machine,
-                usual(),
-                profiles=PROFILES,
-                remeasure=given.remeasure,
-                workspace=workspace,
-                progress=step("profile"),
-            )
+        with bars(console) as progress:
+            setup = Setup(store=PROFILES, remeasure=given.remeasure, workspace=workspace, progress=progress)
+            profile = api.measure(whole, machine, setup=setup)
             profile_s = time.monotonic() - begun_s - ready_s
-            found, report, report_s = _choose(name, whole, profile, machine, given, workspace, step)
+            found, report, report_s = _choose(whole, profile, machine, given, replace(setup, remeasure=False))
         plan = report.best.plan
         auto_s = time.monotonic() - begun_s - ready_s
         loaded, refused = natives.start_all(given.runtimes, folder, whole.example_inputs, usable_cores(), stack, failures)
@@ -133,8 +124,8 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         short = {native.name: batch * native.tried_per_s for native in loaded}
         near = sorted(loaded, key=lambda native: -short[native.name])[:MOST_NEAR]
         near = [native for native in near if short[native.name] > NEAR * max(short.values())]
-        arena = stack.enter_context(Arena(machine, workspace))
-        ours = arena.load("ours", plan, found.traced)
+        bench = stack.enter_context(SideBySide(machine, workspace))
+        ours = bench.load("ours", plan, found.traced)
         _run_rounds(ours, near, batch, given.rounds)
         error = ours.error
     best = max(near, key=lambda native: native.throughput_per_s)
@@ -156,7 +147,7 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         "short_runs": short,
         "failures": refused,
         "notes": list(profile.notes),
-        "ways": {row["way"]: row["items_per_s"] for row in report.rows()} | dict(report.left_out),
+        "ways": {row["plan"]: row["items_per_s"] for row in report.rows()} | dict(report.left_out),
         "ready_s": round(ready_s, 1),
         "profile_s": round(profile_s, 1),
         "report_s": round(report_s, 1),
@@ -171,52 +162,22 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
 
 
 def _choose(
-    name: str,
-    whole: Traced,
-    profile: Profile,
-    machine: Machine,
-    given: argparse.Namespace,
-    workspace: Workspace,
-    step: Callable[[str], Progress],
+    whole: Traced, profile: Profile, machine: Machine, given: argparse.Namespace, setup: Setup
 ) -> tuple[SearchResult, RunReport, float]:
     """What ``auto`` does once it has a profile, with rounds as short as those here; and the seconds of the report."""
     fastest_s = min(profile.whole_s(*setting) for setting in profile.measured) / len(machine.devices)
-
-    def subject_for(microbatch: int) -> tuple[Traced, Profile]:
-        smaller = api.trace(MODELS[name], batch=microbatch)
-        require_independent(whole, smaller)
-        return smaller, api.measure(smaller, machine, usual(), profiles=PROFILES, workspace=workspace)
-
-    batch = whole.source.batch
-    found = api.search(
-        whole,
-        profile,
-        machine,
-        budget_s=given.budget,
-        subject_for=subject_for if batch > 1 and shortest_measurement_s(profile) < given.budget else None,
-        workspace=workspace,
-        progress=step("search"),
-    )
-    begun_s = time.monotonic()
     num_rounds = NUM_ROUNDS if fastest_s < ROUND_S else FEW_ROUNDS
-    report = api.run(
-        found.traced,
-        found.plan,
-        machine,
-        profile=found.profile,
-        profiles=PROFILES,
-        num_requests=max(num_rounds, round(num_rounds * ROUND_S / fastest_s)),
-        num_rounds=num_rounds,
-        also=[name for name in installed() if name not in usual()],
-        compile_s=COMPILE_S,
-        workspace=workspace,
-        progress=step("run"),
-    )
-    api.keep_search(found, PROFILES)
+    num_requests = max(num_rounds, round(num_rounds * ROUND_S / fastest_s))
+    budget = Budget(search_s=given.budget, compile_s=COMPILE_S, num_rounds=num_rounds, num_requests=num_requests)
+    found = api.search(whole, profile, machine, setup=setup, budget=budget)
+    begun_s = time.monotonic()
+    subjects = {whole.source.batch: (whole, profile), found.plan.microbatch: (found.traced, found.profile)}
+    report = api.run_subjects(subjects, found.plan, machine, Constraints(), setup=setup, budget=budget)
+    api.keep_search(found, setup)
     return found, report, time.monotonic() - begun_s
 
 
-def _run_rounds(ours: Loaded, near: Sequence[natives.Native], batch: int, num_rounds: int) -> None:
+def _run_rounds(ours: Contender, near: Sequence[natives.Native], batch: int, num_rounds: int) -> None:
     """autosplit's way and the runtimes near the front in the same rounds, order turning."""
     round_s = min(MOST_ROUND_S, max(ROUND_S, LEAST_REQUESTS * batch / ours.pace_per_s))
     num_items = max(batch, round(round_s * ours.pace_per_s))

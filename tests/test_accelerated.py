@@ -4,6 +4,7 @@ import pytest
 from simulated import cuda
 
 from autosplit import api
+from autosplit.deploying.setup import Budget
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import affinity
 from autosplit.measuring import measure
@@ -28,9 +29,9 @@ def test_the_first_ops_on_a_core_and_the_rest_on_the_accelerator() -> None:
         assert pairs == {(a, b) for a in (HOST, core, "cuda:0") for b in (HOST, core, "cuda:0") if a != b}
         first, last = traced.graph.ops[0].name, traced.graph.ops[-1].name
         wanted = Constraints(pins={first: core, last: "cuda:0"}, num_stages=2)
-        plan = api.search(traced, profile, machine, wanted, budget_s=0, explain_s=0).plan
+        plan = api.search(traced, profile, machine, wanted, budget=Budget(search_s=0, explain_s=0)).plan
         assert [stage.devices for stage in plan.stages] == [(core,), ("cuda:0",)]
-        report = api.run(traced, plan, machine, baselines=False, num_requests=20, num_rounds=1)
+        report = api.run(traced, plan, machine, baselines=False, budget=Budget(num_requests=20, num_rounds=1))
     outcome = report.best
     assert outcome.outputs_equal and outcome.max_abs_error == 0
     assert [stage.note for stage in outcome.stats.stages] == ["", ""]

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 import autosplit
-from autosplit.api import AutoResult
-from autosplit.deploying.arena import Arena
+from autosplit.api import AutoResult, run_subjects
+from autosplit.deploying.setup import Budget, Setup
+from autosplit.deploying.sidebyside import SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
 from autosplit.errors import PlanError, ProfileError, UsageError
 from autosplit.planning.baselines import baselines_of
 from autosplit.planning.predicting import measured_backends
-from autosplit.reports.runreport import PLAN
+from autosplit.reports.outcomes import PLAN
 from autosplit.tracing.splitting import save_stage, split
 from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.constraints import Constraints
@@ -35,16 +36,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> AutoResult:
     """A net with a tied weight and a dict output, four items a request, two backends, on two devices."""
     folder = tmp_path_factory.mktemp("profiles")
     two = ["eager", "onnxruntime"]
-    return autosplit.auto(
-        TIED, TWO, batch=4, backends=two, profiles=folder, budget_s=5, num_requests=40, num_rounds=2, time_limit_s=2
-    )
+    budget = Budget(search_s=5, planner_s=2, num_requests=40, num_rounds=2)
+    return autosplit.auto(autosplit.trace(TIED, batch=4), TWO, setup=Setup(backends=two, store=folder), budget=budget)
 
 
 @pytest.mark.timeout(300)
 def test_auto_finds_a_plan_whose_outputs_match(found: AutoResult) -> None:
     assert found.report.best.outputs_equal
     report = found.report
-    assert report.best.faster_than(report.plan, "throughput") >= 1
+    assert report.best.against(report.plan, "throughput").median >= 1
     assert found.plan.source.spec == TIED and found.plan.versions["torch"] == torch.__version__
 
 
@@ -66,9 +66,11 @@ def test_a_plan_that_cuts_requests_runs_beside_baselines_that_do_not() -> None:
         Profile.given(one.graph, {(op.name, device.name): 1e-4 for op in one.graph.ops for device in TWO.devices})
         for one in (whole, half)
     ]
-    found = autosplit.search(half, profiles[1], TWO, budget_s=0).plan
+    found = autosplit.search(half, profiles[1], TWO, budget=Budget(search_s=0)).plan
     plan = replace(found, source=whole.source)
-    report = autosplit.run(half, plan, TWO, profile=profiles[1], whole=(whole, profiles[0]), num_requests=20, num_rounds=1)
+    subjects = {2: (half, profiles[1]), 4: (whole, profiles[0])}
+    setup, budget = Setup(backends=["eager"]), Budget(num_requests=20, num_rounds=1)
+    report = run_subjects(subjects, plan, TWO, Constraints(), setup=setup, budget=budget)
     assert plan.microbatch == 2
     sizes = {name: outcome.plan.microbatch for name, outcome in report.outcomes.items()}
     assert sizes["plan"] == 2 and sizes["all cores (eager)"] == 4 and set(sizes.values()) == {2, 4}
@@ -83,8 +85,10 @@ def test_both_throughput_and_latency_are_measured_in_rounds_and_the_stages_in_fu
     traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=4&width=64")
     seconds = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
     profile = Profile.given(traced.graph, seconds)
-    plan = replace(autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget_s=0).plan, objective=objective)
-    report = autosplit.run(traced, plan, TWO, profile=profile, num_requests=40, num_rounds=4)
+    plan = replace(
+        autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget=Budget(search_s=0)).plan, objective=objective
+    )
+    report = autosplit.run(traced, plan, TWO, profile=profile, budget=Budget(num_requests=40, num_rounds=4))
     full, alone = len(report.plan.rounds_per_s), len(report.plan.alone_s)
     assert (full >= 4, alone) == (True, 3) if objective == "throughput" else (full, alone >= 4) == (3, True)
     assert report.plan.latency.count >= alone and report.plan.loaded_latency.p50_s > 0
@@ -99,7 +103,7 @@ def test_three_stages_on_two_devices_equal_the_unsplit_model(spec: str) -> None:
     traced = autosplit.trace(spec)
     seconds = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
     profile = autosplit.Profile.given(traced.graph, seconds)
-    plan = autosplit.search(traced, profile, TWO, Constraints(num_stages=3), budget_s=0).plan
+    plan = autosplit.search(traced, profile, TWO, Constraints(num_stages=3), budget=Budget(search_s=0)).plan
     assert len(plan.stages) == 3
     with autosplit.open_pipeline(traced, plan, TWO) as model:
         for inputs in distinct_inputs(traced.example_inputs, 3):
@@ -123,7 +127,7 @@ def test_the_main_backends_own_ways_run_however_little_the_profile_promises_them
     machine = Machine.of([parse_device("null:0"), parse_device("null:1")])
     seconds = {(op.name, device.name): 1.0 for op in traced.graph.ops for device in machine.devices}
     profile = Profile.given(traced.graph, seconds)
-    plan = autosplit.search(traced, profile, machine, Constraints(num_stages=2, max_replicas=1), budget_s=0).plan
+    plan = autosplit.search(traced, profile, machine, Constraints(num_stages=2, max_replicas=1), budget=Budget(search_s=0)).plan
     fast = replace(plan, prediction=replace(plan.prediction, throughput_per_s=1e6))
     found = baselines_of(traced.graph, fast, machine, profile)
     assert "replicas (eager)" in found.plans and "even split (eager)" in found.left_out
@@ -138,23 +142,23 @@ def test_of_the_ops_that_a_backend_refuses_some_are_named_and_the_rest_counted()
     setting, measured = next(iter(profile.measured.items()))
     refusing = replace(measured, refused=dict.fromkeys(names[1:], "no rule"))
     profile = replace(profile, measured={setting: measured, setting._replace(backend="onnxruntime"): refusing})
-    plan = autosplit.search(traced, profile, machine, backends=["eager"], budget_s=0).plan
+    plan = autosplit.search(traced, profile, machine, setup=Setup(backends=["eager"]), budget=Budget(search_s=0)).plan
     reason = baselines_of(traced.graph, plan, machine, profile).left_out["onnxruntime alone"]
     assert reason.startswith(f"it refuses op '{names[1]}' (no rule), ") and reason.endswith(f"and {len(names) - 6} more")
 
 
 def test_a_baseline_for_which_descriptors_are_short_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(arena: Arena, name: str, *args: Any, load: Any = Arena.load) -> Any:
+    def load(bench: SideBySide, name: str, *args: Any, load: Any = SideBySide.load) -> Any:
         if name != PLAN:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return load(arena, name, *args)
+        return load(bench, name, *args)
 
-    monkeypatch.setattr(Arena, "load", load)
+    monkeypatch.setattr(SideBySide, "load", load)
     traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=2&width=8")
     ops = {(op.name, device.name): 1e-4 for op in traced.graph.ops for device in TWO.devices}
     profile = Profile.given(traced.graph, ops)
-    plan = autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget_s=0).plan
-    report = autosplit.run(traced, plan, TWO, profile=profile, num_requests=4, num_rounds=1)
+    plan = autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget=Budget(search_s=0)).plan
+    report = autosplit.run(traced, plan, TWO, profile=profile, budget=Budget(num_requests=4, num_rounds=1))
     assert list(report.outcomes) == [PLAN]
     assert "Too many open files" in report.left_out["replicas (eager)"]
 
@@ -162,10 +166,10 @@ def test_a_baseline_for_which_descriptors_are_short_is_left_out(monkeypatch: pyt
 def test_devices_may_be_named_in_each_call() -> None:
     traced = autosplit.trace(TIED)
     name = f"cpu:{CORES[0]}"
-    profile = autosplit.measure(traced, name)
+    profile = autosplit.measure(traced, name, setup=Setup(backends=["eager"]))
     assert {setting.device for setting in profile.measured} == {name}
-    plan = autosplit.search(traced, profile, name, budget_s=0).plan
-    assert autosplit.run(traced, plan, name, baselines=False, num_requests=4, num_rounds=1).best.outputs_equal
+    plan = autosplit.search(traced, profile, name, budget=Budget(search_s=0)).plan
+    assert autosplit.run(traced, plan, name, baselines=False, budget=Budget(num_requests=4, num_rounds=1)).best.outputs_equal
     with autosplit.open_pipeline(traced, plan, name) as model:
         assert model(*traced.example_inputs)
     with pytest.raises(UsageError, match="one text with commas between"):
@@ -176,14 +180,14 @@ def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
     traced = autosplit.trace(TIED)
     profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
     one = Machine.of([parse_device("cpu:0")])
-    plan = autosplit.search(traced, profile, one, budget_s=0).plan
+    plan = autosplit.search(traced, profile, one, budget=Budget(search_s=0)).plan
     autosplit.write_plan(plan, traced.graph, tmp_path / "plan.yaml")
     text = (tmp_path / "plan.yaml").read_text()
     (tmp_path / "foreign.yaml").write_text(text.replace(TIED, "somebody.net:make"))
     with pytest.raises(UsageError, match="does not run unasked"):
-        autosplit.load_plan(tmp_path / "foreign.yaml")
-    again, _, machine = autosplit.load_plan(tmp_path / "plan.yaml")
-    assert again.hash == plan.hash and machine == one
+        autosplit.load(tmp_path / "foreign.yaml")
+    again = autosplit.load(str(tmp_path / "plan.yaml"))
+    assert again.plan.hash == plan.hash and again.machine == one
 
 
 def test_a_plan_is_not_run_as_that_of_another_model(tmp_path: Path) -> None:
@@ -192,7 +196,7 @@ def test_a_plan_is_not_run_as_that_of_another_model(tmp_path: Path) -> None:
         "stages: [{name: a, devices: [cpu:0], ops: [x]}]\n"
     )
     with pytest.raises(UsageError, match=r"is for model '.*mlp:mlp', and not for 'my.module:net'"):
-        autosplit.load_plan(tmp_path / "plan.yaml", "my.module:net")
+        autosplit.load(tmp_path / "plan.yaml", "my.module:net")
 
 
 def test_a_plan_of_a_python_object_is_loaded_with_the_object(tmp_path: Path) -> None:
@@ -200,15 +204,15 @@ def test_a_plan_of_a_python_object_is_loaded_with_the_object(tmp_path: Path) -> 
     traced = autosplit.trace(module, inputs)
     profile = autosplit.Profile.given(traced.graph, {(op.name, "cpu:0"): 1.0 for op in traced.graph.ops})
     one = Machine.of([parse_device("cpu:0")])
-    plan = autosplit.search(traced, profile, one, budget_s=0).plan
+    plan = autosplit.search(traced, profile, one, budget=Budget(search_s=0)).plan
     path = tmp_path / "plan.yaml"
     autosplit.write_plan(plan, traced.graph, path)
-    again, loaded, machine = autosplit.load_plan(str(path), model=module, inputs=inputs)
-    assert (again.hash, loaded.graph.hash, machine) == (plan.hash, traced.graph.hash, one)
-    with pytest.raises(UsageError, match=r"is for a Python object.*load_plan\(path, model=module, inputs=\.\.\.\)"):
-        autosplit.load_plan(path)
+    again = autosplit.load(str(path), module, inputs=inputs)
+    assert (again.plan.hash, again.traced.graph.hash, again.machine) == (plan.hash, traced.graph.hash, one)
+    with pytest.raises(UsageError, match=r"is for a Python object.*load\(path, module, inputs=\.\.\.\)"):
+        autosplit.load(path)
     with pytest.raises(PlanError):
-        autosplit.load_plan(path, model=torch.nn.Linear(4, 4).eval(), inputs=inputs)
+        autosplit.load(path, torch.nn.Linear(4, 4).eval(), inputs=inputs)
 
 
 def test_a_plan_in_bf16_is_not_exported_in_f32(tmp_path: Path) -> None:

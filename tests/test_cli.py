@@ -24,9 +24,9 @@ from typer.testing import CliRunner, Result
 
 from autosplit import cli
 from autosplit.commands import console
-from autosplit.commands.progress import stopped
 from autosplit.devices.limits import affinity
 from autosplit.errors import TraceError, UsageError
+from autosplit.progress import stopped
 from autosplit.values.machine import parse_bytes
 
 MLP = "autosplit.examples.mlp:mlp?depth=6&width=256"
@@ -297,9 +297,7 @@ def test_a_failure_is_json_too_where_that_is_asked_for(tmp_path: Path, monkeypat
 
 
 @pytest.mark.timeout(120)
-def test_an_edited_plan_is_shown_and_kept_without_a_prediction(
-    made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_plan_is_predicted_from_the_store(made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = made
     (folder / "edited.yaml").write_text((folder / "plan.yaml").read_text().replace("queue_depth: 4", "queue_depth: 2"))
     capped = ["--memory", f"{DEVICES.split(',')[0]}=2MB", "--trace", "edited.json"]  # the devices are those of the plan
@@ -307,9 +305,11 @@ def test_an_edited_plan_is_shown_and_kept_without_a_prediction(
     ran = inside(*words, cwd=folder, monkeypatch=monkeypatch)
     assert ran.exit_code == 0, ran.stderr
     shown = json.loads(ran.stdout)
-    assert shown["predicted_throughput_per_s"] is None and {stage["predicted_s"] for stage in shown["stages"]} == {None}
+    assert shown["predicted_throughput_per_s"] > 0 and all(stage["predicted_s"] > 0 for stage in shown["stages"])
     spans = [event for event in json.loads((folder / "edited.json").read_text())["traceEvents"] if event["ph"] == "X"]
-    assert len({event["pid"] for event in spans}) == 1
+    assert len({event["pid"] for event in spans}) == 2
+    unknown = inside(*words, "--profiles", "none", cwd=folder, monkeypatch=monkeypatch)
+    assert json.loads(unknown.stdout)["predicted_throughput_per_s"] is None
     runs = json.loads(inside("profile", "--accuracy", "--json", cwd=folder, monkeypatch=monkeypatch).stdout)["runs"]
     assert all(run["predicted_per_s"] for run in runs)
 
@@ -329,7 +329,7 @@ def test_what_the_machine_is_short_of_is_said_with_the_way_out(
     def short(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("autosplit.api.load_plan", short)
+    monkeypatch.setattr("autosplit.loadedplan.load", short)
     done = inside("export", "plan.yaml", "folder", cwd=tmp_path, monkeypatch=monkeypatch)
     assert done.exit_code == 1 and way_out in done.stderr
 

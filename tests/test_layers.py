@@ -13,13 +13,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
-    errors parsing files scratch tables
+    errors parsing files scratch tables progress
     values/       graph machine samples machinefile fitting profile constraints explanation plan planfile timeline
     costs/        problem cost simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays
     planners/     noncontiguous contiguous cpsat latency infeasible portfolio pareto warming
     planning/     charging predicting baselines backends plans recutting explaining
-    reports/      results runreport accuracy status health
+    reports/      results outcomes judging runreport accuracy status health
     -- torch --
     examples
     tracing/      modelspec tensorspec differing programs architectures loading flattening verifying capturing weightsfile
@@ -28,11 +28,12 @@ LAYERS = """
     backends
     running
     serving
-    deploying/    workspace compiling checking microbatching arena comparing
+    deploying/    workspace setup service compiling checking microbatching sidebyside comparing
     measuring
     searching/    correcting candidates tuning loop
     exporting
     api
+    loadedplan
     figures
     commands
     cli
@@ -68,7 +69,7 @@ ALLOWED = {
         "running",
     },
     "typer": {"commands", "cli"},
-    "rich": {"commands"},
+    "rich": {"commands", "progress"},
     "transformers": {"tracing.architectures"},
     "onnxruntime": {"backends", "exporting"},
     "openvino": {"backends", "exporting"},

@@ -9,10 +9,12 @@ import pytest
 import autosplit
 from autosplit.backends import onnxfile
 from autosplit.backends.base import get_backend
+from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.limits import affinity
 from autosplit.errors import BackendError
 from autosplit.measuring import measure
 from autosplit.tracing.capturing import Traced
+from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 
@@ -57,7 +59,8 @@ def test_a_profile_leaves_it_out_and_says_why(traced: Traced, runtime: str) -> N
 def test_a_run_shows_it_and_does_not_choose_it(traced: Traced, runtime: str) -> None:
     stage = Stage("whole", tuple(op.name for op in traced.graph.ops), (ONE.devices[0].name,), runtime)
     plan = Plan(traced.source, traced.graph.hash, "", (stage,), UNKNOWN)
-    report = autosplit.run(traced, plan, ONE, num_requests=4, num_rounds=1)
+    setup, budget = Setup(backends=["eager", runtime]), Budget(num_requests=4, num_rounds=1)
+    report = autosplit.run(traced, plan, ONE, Constraints(), setup=setup, budget=budget)
     assert not report.plan.outputs_equal and report.best.outputs_equal
     assert {stage.backend for stage in report.best.plan.stages} == {"eager"}
     wrong = {name: reason for name, reason in report.left_out.items() if "gives wrong numbers" in reason}

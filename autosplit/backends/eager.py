@@ -1,4 +1,4 @@
-"""Torch eager: it runs the traced ATen graph itself and takes every op; other backends are checked against its results."""
+"""Torch eager: the traced ATen graph as it is, in f32 bit-equal to the model it came from. It takes every op."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +10,11 @@ from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram, load_stage, place_stage, save_stage
 
 LOWERED = "bf16"
-"""Folder of the stage in bf16, inside the stage's folder."""
+"""Folder of the stage in bf16, inside the stage's own."""
 
 
 class EagerBackend:
-    """Runs the generated forward of the stage's graph, which frees each value after its last use."""
+    """Runs the generated forward of the stage's fx graph, which frees each intermediate after its last use."""
 
     name = "eager"
     exact = True
@@ -22,21 +22,21 @@ class EagerBackend:
     lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:
-        """Return None: torch is always installed."""
+        """None: torch is always there."""
         return None
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
-        """Refuse nothing: the stage is a torch graph."""
+        """Nothing: the stage is already torch."""
         return {}
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Write the lowered stage in bf16, so that replicas share its weights; in f32 the saved stage is enough."""
+        """Nothing to write in f32, the saved stage is enough; in bf16 the lowered stage, so that replicas share its weights."""
         require_precision(self, precision)
         if precision == "bf16" and not (folder / LOWERED).is_dir():
             save_stage(lower_to_bf16(program), folder / LOWERED)
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
-        """Load the stage with its weights mapped from the file."""
+        """The stage in ``folder``, its weights mapped from the file."""
         require_precision(self, precision)
         if precision == "f32":
             return _runnable(load_stage(folder), threads)
@@ -45,16 +45,16 @@ class EagerBackend:
         return _runnable(load_stage(folder / LOWERED), threads)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
-        """Return the stage's forward."""
+        """The stage in memory as a function."""
         require_precision(self, precision)
         return _runnable(in_precision(program, precision), threads)
 
     def refuses_kind(self, kind: str) -> str | None:
-        """Return None: torch runs everywhere."""
+        """None: torch runs everywhere."""
         return None
 
     def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
-        """Load the stage with its weights on the accelerator."""
+        """The same graph with its weights on the accelerator."""
         return placed_module(folder, accelerator, precision), True
 
 
@@ -64,7 +64,7 @@ def _runnable(program: StageProgram, threads: int) -> Runnable:
 
 
 def placed_module(folder: Path, accelerator: Accelerator, precision: Precision) -> Runnable:
-    """Load a saved stage with its weights on the accelerator, and return its forward."""
+    """The forward of a saved stage, its weights on the accelerator."""
     forward = place_stage(in_precision(load_stage(folder), precision), accelerator.device).module.forward
     return lambda inputs: forward(*inputs)
 

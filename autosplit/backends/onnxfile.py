@@ -1,7 +1,8 @@
-"""Write a stage as an ONNX file, once in the host, for the backends onnxruntime and openvino.
+"""A stage as an ONNX file: what the onnxruntime and openvino backends load, made once by the host.
 
-In the folder of a saved stage the file refers to the stage's weights, which the runtimes map; elsewhere the weights are in a
-second file. ``onnx.json`` names the file and holds the specs of inputs and outputs. It is written last: the named file is whole.
+Beside a saved stage the file holds the graph alone and refers to the stage's own weights, which are mapped by the runtimes;
+elsewhere the weights are in a second file. ``onnx.json`` names the file and has the specs of inputs and outputs. It is written
+last, and counts: what it names is whole.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ import torch
 from torch import fx
 
 from autosplit.backends.decomposing import FlatProgram
-from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
+from autosplit.backends.layout import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import kept_translations
@@ -32,10 +33,10 @@ from autosplit.tracing.weightsfile import weight_starts
 PORTS = "onnx.json"
 
 SMALL_BYTES = 1024
-"""Smaller tensors stay in the graph, where runtimes look shapes up."""
+"""Smaller tensors stay in the graph, where shapes are looked up."""
 
 MOST_INSIDE_BYTES = 256 << 20
-"""Largest size of constants in the graph that are not weights of the stage; an ONNX file may have 2 GiB."""
+"""Of constants that are no weights of the stage; a file may have 2 GiB."""
 
 ELEMENT_TYPES = {
     torch.float32: 1,
@@ -49,12 +50,12 @@ ELEMENT_TYPES = {
     torch.float64: 11,
     torch.bfloat16: 16,
 }
-"""TensorProto.DataType by torch dtype; numpy has no bfloat16."""
+"""TensorProto.DataType by torch dtype; numpy's types would do but for bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxStage:
-    """A prepared stage: its file, and the ports of its inputs and outputs."""
+    """A prepared stage: the file and how its values are handed over."""
 
     path: Path
     inputs: tuple[Port, ...]
@@ -62,7 +63,7 @@ class OnnxStage:
 
 
 def missing_packages(backend: str, modules: Sequence[str], extra: str) -> str | None:
-    """None if the modules are installed, else a line with the missing ones and the pip command."""
+    """None if the modules can be imported, else what needs them and the pip command."""
     import importlib.util
 
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
@@ -77,9 +78,9 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
     Args:
         program: the stage.
         path: the ``.onnx`` file.
-        dense: True for inputs and outputs in the dense shapes of their ports, False for their logical shapes.
-        starts: offset in bytes of each weight in the weights file beside ``path``; if None, weights go to ``path`` + '.data'.
-    Raises: BackendError: the exporter refuses ops, which the message names with the reasons.
+        dense: True to lay inputs and outputs out as their ports say, False to have their logical shapes.
+        starts: where each weight begins in the weights file beside ``path``; without it they are written to ``path`` + '.data'.
+    Raises: BackendError: the exporter refuses an op; the message names each one with the reason.
     """
     try:
         exported = _export(program, dense)
@@ -97,7 +98,7 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
 
 
 def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool:
-    """Let the model refer to the weights in the stage's file, unless too many bytes would stay; return whether it does."""
+    """Let the model's weights be those in the stage's file; False, and nothing is done, if too much would be left."""
     from onnxscript import ir
 
     there = {
@@ -108,8 +109,7 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
     found, left_bytes = [], 0
     for value in model.graph.initializers.values():
         source = getattr(value.const_value, "raw", None)
-        # A transposed weight has the same address as the weight itself.
-        dense = source if isinstance(source, torch.Tensor) and source.is_contiguous() else None
+        dense = source if isinstance(source, torch.Tensor) and source.is_contiguous() else None  # one turned begins there too
         if dense is not None and (key := (dense.data_ptr(), dense.dtype, dense.shape)) in there:
             found.append((value, there[key]))
         else:
@@ -123,7 +123,10 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
 
 
 def refused_by_onnx(program: StageProgram, load: Callable[[Path], object]) -> dict[str, str]:
-    """Op name to the reason for each op that the exporter or the runtime refuses; ops are tried alone if the stage fails."""
+    """Op name to the reason for each op that the exporter refuses, or the runtime that loads the file.
+
+    Each distinct op is tried alone if the stage fails.
+    """
     try:
         _load(_export(program, dense=True), load)
     except Exception as failure:
@@ -159,7 +162,8 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
             program = torch.onnx.export(flat, dynamo=True, verbose=False, optimize=False)
         if program is None:
             raise BackendError("the ONNX exporter gave nothing back")
-        # The exporter's optimiser takes most of its time for patterns that the runtimes know too, if shapes are constants.
+        # The exporter's own optimiser would match patterns for most of its time; the runtimes know them all, once shapes and
+        # dtypes that are known now are constants.
         optimizer.inline(program.model)
         optimizer.fold_constants(program.model, should_fold=lambda node: False if _is_turned_weight(node) else None)
         optimizer.remove_unused_nodes(program.model)
@@ -167,20 +171,20 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
 
 
 def _breaks_ties(node: fx.Node) -> bool:
-    """Whether a node sorts integers: torch and ONNX may order equal ones differently."""
+    """Whether a node sorts whole numbers: many are equal, and what is right is where torch puts each of them."""
     return node.target is torch.ops.aten.sort.default and not node.meta["val"][0].is_floating_point()
 
 
 def _is_turned_weight(node: Any) -> bool:
-    """Whether a node transposes a large weight; runtimes do that too, and the file can then refer to the weight itself."""
+    """Whether a node only turns a large weight: the runtimes do that themselves, so the file can refer to the weight as it is."""
     source = node.inputs[0].const_value if node.op_type == "Transpose" else None
     return source is not None and source.nbytes >= SMALL_BYTES
 
 
 def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give inputs and outputs the stage's names, and rename inner values that have one of them.
+    """Give inputs and outputs the stage's names; values inside that have one of these names make way.
 
-    The exporter's own renaming leaves two values of one name if an output was permuted.
+    The exporter's own renaming leaves two values of one name where the stage's output was permuted.
     """
     ports = [*graph.inputs, *graph.outputs]
     inside = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
@@ -194,10 +198,10 @@ def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> No
 
 
 def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
-    """Export the stage to ``folder`` unless that is done; a stage that is saved there must be this one."""
+    """The prepared stage in ``folder``, exported now unless it is there already; a stage that is saved there is this one."""
     if not (folder / PORTS).is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage
+        path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage: the files of both are whole
         draft = path.with_suffix(".json")
         try:
             write_onnx(program, path, starts=weight_starts(folder / WEIGHTS))
@@ -212,7 +216,7 @@ def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
 
 
 def open_onnx(folder: Path) -> OnnxStage:
-    """Read what ``prepare_onnx`` wrote to ``folder``. Raises: BackendError: the folder is not prepared, or damaged."""
+    """What ``prepare_onnx`` left in ``folder``. Raises: BackendError: the folder is not prepared, or damaged."""
     path = folder / PORTS
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -228,7 +232,7 @@ def open_onnx(folder: Path) -> OnnxStage:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to build in, which is renamed to ``path`` at the end, unless another process made ``path`` first."""
+    """A folder to build in, renamed to ``path`` at the end; if another process was first, its folder stays."""
     building = hidden_beside(path)
     building.mkdir()
     try:

@@ -1,7 +1,8 @@
 """OpenVINO on CPU cores: the stage's ONNX file, compiled for latency with one stream, or for several requests at once.
 
-The precision is always stated, because OpenVINO's default is bfloat16 on processors that have it. Inputs and outputs share their
-memory with torch. Every process packs the weights anew, from any kind of file; only the streams of one process share them.
+OpenVINO's own default on processors with bfloat16 is to compute in bfloat16; here the precision is stated always. Inputs
+and outputs share their memory with torch. Every process packs the weights anew, whatever file they come from (ONNX, OpenVINO's
+own, its model cache): only the streams of one process share them.
 """
 
 import math
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, Streams, require_precision
+from autosplit.backends.base import Backend, Precision, Runnable, Streams, compile_apart, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.onnxfile import ELEMENT_TYPES, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
 from autosplit.backends.quiet import quiet
@@ -22,8 +23,8 @@ from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
 
 
-class OpenVinoBackend(FileBackend):
-    """One compiled model and one infer request a stage, on the CPU plug-in."""
+class OpenVinoBackend:
+    """One compiled model and one infer request a stage, CPU plug-in."""
 
     name = "openvino"
     exact = False
@@ -31,39 +32,43 @@ class OpenVinoBackend(FileBackend):
     lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:
-        """Name the packages that are not installed; those of ONNX are needed too, because the stage is an ONNX file."""
+        """The packages that are not installed: the stage comes as an ONNX file."""
         return missing_packages(self.name, ("openvino", "onnx", "onnxscript"), "openvino")
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
-        """List the ops that the ONNX exporter or OpenVINO refuses, by a trial export."""
+        """The ops that the ONNX exporter or OpenVINO refuses; costs an export. What OpenVINO refuses itself shows in ``load``."""
         return refused_by_onnx(program, lambda path: _compile(path, settings(1, "f32")))
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Write the ONNX file to the stage's folder, for both precisions."""
+        """Write the ONNX file into the stage's folder; it serves both precisions."""
         require_precision(self, precision)
         prepare_onnx(program, folder)
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
-        """Compile the ONNX file."""
+        """The prepared ONNX file, compiled."""
         require_precision(self, precision)
         return compiled_runnable(open_onnx(folder), threads, precision)
 
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
-        """Compile the ONNX file for ``streams`` requests at once."""
+        """The prepared ONNX file, compiled for ``streams`` requests at once."""
         require_precision(self, precision)
         return OpenVinoStreams(open_onnx(folder), threads, streams, precision)
 
+    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
+        """Export into a temporary folder and load from it."""
+        return compile_apart(self, program, threads, precision)
+
     def refuses_kind(self, kind: str) -> str | None:
-        """Refuse every accelerator."""
+        """Always: of NVIDIA's devices it knows none."""
         return "OpenVINO has no plug-in for it; use eager, inductor or onnxruntime there"
 
     def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
-        """Raise BackendError: OpenVINO runs on no accelerator."""
+        """Never. Raises: BackendError: with the reason."""
         raise BackendError(f"OpenVINO does not run on {accelerator.device}")
 
 
 def settings(threads: int, precision: Precision, streams: int = 1) -> dict[str, Any]:
-    """OpenVINO's settings for ``streams`` requests at once on ``threads`` threads in all, with this process's affinity."""
+    """``streams`` requests at once, on ``threads`` threads together that keep the affinity of this process."""
     return {
         "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
         "NUM_STREAMS": str(streams),
@@ -74,7 +79,7 @@ def settings(threads: int, precision: Precision, streams: int = 1) -> dict[str, 
 
 
 class Compiled(NamedTuple):
-    """A compiled model, and the numbers of the outputs that come with channels last and that torch transposes."""
+    """A model as OpenVINO runs it, and which of its outputs come with channels last, to be turned by torch."""
 
     model: Any
     turned: Collection[int] = ()
@@ -91,7 +96,7 @@ class Context:
         self._made: list[torch.Tensor] = []
 
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Set the inputs to read, and new memory for the outputs."""
+        """Read these inputs from now on, and write into new memory."""
         import openvino
 
         stage = self._stage
@@ -104,20 +109,20 @@ class Context:
             self.request.set_output_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
 
     def wait(self, most_s: float = math.inf) -> bool:
-        """Block until it is computed, or for ``most_s`` seconds (in whole milliseconds); return whether it is computed."""
+        """Until it is computed, or for so many seconds, in whole milliseconds; whether it is."""
         if most_s < math.inf:
             return bool(self.request.wait_for(math.ceil(most_s * 1000)))
         self.request.wait()
         return True
 
     def outputs(self) -> Sequence[torch.Tensor]:
-        """The outputs of the last request."""
+        """What was made."""
         made = [first(value) if k in self._turned else value for k, value in enumerate(self._made)]
         return [port.restore(value) for port, value in zip(self._stage.outputs, made, strict=True)]
 
 
 class OpenVinoStreams:
-    """A stage that computes ``streams`` requests at once; one more is queued, so that no stream waits for the caller."""
+    """A stage that works on ``streams`` requests at once; one more lies ready, so that no stream waits for the caller."""
 
     def __init__(self, stage: OnnxStage, threads: int, streams: int, precision: Precision) -> None:
         compiled = compiled_model(stage, settings(threads, precision, streams))
@@ -125,7 +130,7 @@ class OpenVinoStreams:
         self._turns = cycle([Context(stage, compiled) for _ in range(self.num_contexts)])
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Context:
-        """Wait until the request that had this context is done, then start one."""
+        """Start a request, once the one that had its context is done."""
         context = next(self._turns)
         context.wait()
         context.bind(inputs)
@@ -133,14 +138,14 @@ class OpenVinoStreams:
         return context
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run one request to its end."""
+        """A whole request."""
         context = self.begin(inputs)
         context.wait()
         return context.outputs()
 
 
 def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
-    """Compile the stage's file. Raises: BackendError: OpenVINO refuses it."""
+    """The stage's file, compiled. Raises: BackendError: OpenVINO does not take it."""
     for port in (*stage.inputs, *stage.outputs):
         if port.dtype not in ELEMENT_TYPES or port.dtype == torch.bfloat16:
             raise BackendError(f"OpenVINO cannot share '{port.name}' with torch: numpy has no {port.dtype}")
@@ -149,14 +154,14 @@ def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
 
 @cache
 def core() -> Any:
-    """The process's only ``Core``: after models of two Cores are freed, Ctrl-C is a segmentation fault (in 2026.4)."""
+    """The one ``Core`` of this process: once models of two of them are gone, Ctrl-C is a segmentation fault (in 2026.4)."""
     import openvino
 
     return openvino.Core()
 
 
 def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
-    """Compile the file, and once more with channels last for outputs that it would transpose slowly (``channels``)."""
+    """The file, compiled; once more if outputs that it turns slowly can be had as they are inside (``channels``)."""
 
     def compiled(turned: Collection[int]) -> Compiled:
         model = with_channels_last(core().read_model(path), turned)
@@ -178,7 +183,7 @@ def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
 
 
 def _reason(text: str) -> str:
-    """OpenVINO's message without the places in its sources.
+    """What OpenVINO says, without where in its sources it says so.
 
     >>> _reason("Exception from a.cpp:84:\\nCheck 'false' failed at b.cpp:1:\\nSummary:\\n-- No rule for: Det-20\\n")
     'No rule for: Det-20'
@@ -189,7 +194,7 @@ def _reason(text: str) -> str:
 
 
 def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> Runnable:
-    """Compile the stage as a function. Raises: BackendError: OpenVINO refuses the file."""
+    """The stage as a function. Raises: BackendError: OpenVINO does not take the file."""
     context = Context(stage, compiled_model(stage, settings(threads, precision)))
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

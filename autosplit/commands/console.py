@@ -12,6 +12,7 @@ from rich.console import Console
 
 from autosplit.commands import options
 from autosplit.errors import StageError
+from autosplit.progress import Progress
 
 WIDTH = 140
 """Columns where the output is no terminal, and the environment has no COLUMNS."""
@@ -56,6 +57,16 @@ def say_reused(profile: Any, store: Path, started: str) -> None:
         say(f"{share} measurements are from '{store}', of {before[0]} or later; --remeasure makes them again")
 
 
+def trace(given: options.Profile, progress: Progress) -> Any:
+    """The model that the flags name, traced."""
+    from autosplit import api
+
+    progress("trace", 0.0, "loading the model and capturing its graph")
+    traced = api.trace(given.model, batch=given.batch, seq_len=given.seq_len)
+    progress("trace", 1.0, "done")
+    return traced
+
+
 def say(text: str) -> None:
     """A line on stderr as it is: brackets in it are no markup."""
     err.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -79,8 +90,8 @@ def write_picture(path: Path | None, report: Any) -> None:
         say(f"wrote {path}")
 
 
-def log(given: options.Output) -> Any:
-    """Where the solver's lines go: to stderr with ``-v``, else nowhere."""
+def log(given: options.Output) -> Callable[[str], None] | None:
+    """Where the solvers' lines go: to stderr with ``-v``, else nowhere."""
     return (lambda line: say(f"  solver: {line}")) if given.verbose else None
 
 

@@ -3,8 +3,9 @@
 from dataclasses import asdict
 
 from autosplit.commands import options
-from autosplit.commands.console import err, json_safe, say, say_reused, show
+from autosplit.commands.console import err, json_safe, say, say_reused, show, trace
 from autosplit.errors import UsageError
+from autosplit.progress import bars
 
 FOR_MODELS = ("devices", "machine", "memory", "batch", "seq_len", "backend", "remeasure", "precision")
 """Flags that say something about what is measured."""
@@ -36,24 +37,14 @@ def profile(given: options.Measure) -> None:
     if not given.model:
         raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
     from autosplit import api
-    from autosplit.commands.progress import bars
     from autosplit.commands.report import table
     from autosplit.devices.discovering import machine_for
 
     started = api.now()
-    machine, backends = machine_for(given.devices, given.machine, given.memory), given.backends
-    with bars(err) as start:
-        start("trace")
-        traced = api.trace(given.model, batch=given.batch, seq_len=given.seq_len)
-        measured = api.measure(
-            traced,
-            machine,
-            backends,
-            profiles=given.profiles,
-            remeasure=given.remeasure,
-            precision=given.precision,
-            progress=start("profile"),
-        )
+    with bars(err) as progress:
+        machine, setup = machine_for(given.devices, given.machine, given.memory), given.setup(progress)
+        traced = trace(given, progress)
+        measured = api.measure(traced, machine, setup=setup)
     say_reused(measured, given.profiles, started)
     notes = [*traced.notes, *measured.notes]
     for note in notes:

@@ -11,16 +11,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from autosplit.commands.configfile import read_config
 from autosplit.errors import UsageError, raise_faults
 from autosplit.files import unwritable
+from autosplit.progress import Progress
 from autosplit.values.constraints import ANY_NUMBER, Constraints
 from autosplit.values.plan import MAX_QUEUE_DEPTH
 from autosplit.values.samples import BACKENDS, Precision, backend_fault
+
+if TYPE_CHECKING:
+    from autosplit.deploying.setup import Budget, Setup
 
 BACKENDS_DEFAULT = "usual"
 
@@ -116,10 +120,18 @@ class Profile(Devices):
             raise UsageError(f"{fault}; give names with commas between, or 'usual' or 'all' alone")
         return names
 
-    @property
-    def named_backends(self) -> tuple[str, ...] | None:
-        """The same, but None for those that are considered unless others are named."""
-        return None if self.backend == BACKENDS_DEFAULT else self.backends
+    def setup(self, progress: Progress, log: Callable[[str], None] | None = None) -> "Setup":
+        """How to measure. Raises: UsageError: a backend that does not exist. MissingExtraError: it is not installed."""
+        from autosplit.deploying.setup import Setup
+
+        return Setup(
+            backends=None if self.backend == BACKENDS_DEFAULT else self.backends,
+            precision=self.precision,
+            store=self.profiles,
+            remeasure=self.remeasure,
+            progress=progress,
+            log=log,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +165,16 @@ class Search(Profile):
     budget: Annotated[str, typer.Option(help="Time for measuring candidate plans; 0s plans from the profile alone.")] = "30s"
     time_limit: Annotated[str, typer.Option(help="Most time for each question to the planner, of a budget a fifth.")] = "10s"
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
+
+    def setup(self, progress: Progress, log: Callable[[str], None] | None = None) -> "Setup":
+        """How to measure and plan; errors as for ``Profile.setup``."""
+        return dataclasses.replace(super().setup(progress, log), queue_depth=self.queue_depth, seed=self.seed)
+
+    def spending(self) -> "Budget":
+        """What the search may spend, and the report where there is one."""
+        from autosplit.deploying.setup import Budget
+
+        return Budget(search_s=seconds(self.budget), planner_s=seconds(self.time_limit))
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -227,6 +249,11 @@ class Plans(Simulated, Assumed, Search):
         if self.objective != "pareto":
             self.require_default(["front"], "a front is what --objective pareto finds")
 
+    def spending(self) -> "Budget":
+        """What the search may spend; an explanation that is asked for has the planner's time limit."""
+        found = super().spending()
+        return dataclasses.replace(found, explain_s=found.planner_s) if self.explain else found
+
     @property
     def objectives(self) -> tuple[str, ...]:
         """What may be asked for."""
@@ -269,6 +296,10 @@ class Export(Output):
 @dataclass(frozen=True, kw_only=True)
 class Auto(Running, Search):
     """Everything: profile, search, run."""
+
+    def spending(self) -> "Budget":
+        """What the search and the report may spend."""
+        return dataclasses.replace(super().spending(), num_rounds=self.rounds, num_requests=self.requests)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,41 +3,46 @@
 from dataclasses import replace
 
 from autosplit.commands import options
-from autosplit.commands.console import err, json_safe, log, require_equal, say, say_reused, show, write_picture, write_trace
+from autosplit.commands.console import (
+    err,
+    json_safe,
+    log,
+    require_equal,
+    say,
+    say_reused,
+    show,
+    trace,
+    write_picture,
+    write_trace,
+)
 from autosplit.commands.watching import watched
+from autosplit.progress import bars
 
 
 def run(given: options.Run) -> None:
-    """Run a plan, checked against the unsplit model, beside the baselines to run the same model."""
+    """Run a plan, checked against the unsplit model, beside its baselines: the usual ways to run the same model."""
     from autosplit import api
     from autosplit.backends.base import get_backend
-    from autosplit.commands.progress import bars
     from autosplit.commands.report import baselines_table, run_table
+    from autosplit.deploying.setup import Budget, Setup
     from autosplit.devices.discovering import machine_for
     from autosplit.errors import each
+    from autosplit.loadedplan import load
     from autosplit.values.planfile import read_plan
 
-    with bars(err) as start:
-        start("load")
+    with bars(err) as progress:
+        progress("load", 0.0, f"reading '{given.plan}' and tracing its model")
         file = read_plan(given.plan)
         each(f"plan '{given.plan}' cannot run here", get_backend, file.backends)  # tracing takes a while
         machine = machine_for(given.devices or (None if given.machine else ",".join(file.devices)), given.machine, given.memory)
-        plan, traced, _ = api.load_plan(given.plan, given.model)
-        if given.precision not in (None, plan.precision):
-            plan = replace(plan, precision=given.precision or "f32").unpredicted()
+        loaded = load(given.plan, given.model, devices=machine)
+    plan, traced = loaded.plan, loaded.traced
+    if given.precision not in (None, plan.precision):
+        plan = replace(plan, precision=given.precision or "f32").unpredicted()
     with watched(err, given.watch) as (progress, observe):
-        report = api.run(
-            traced,
-            plan,
-            machine,
-            profiles=given.profiles,
-            baselines=given.baselines,
-            forced=True,
-            num_requests=given.requests,
-            num_rounds=given.rounds,
-            progress=progress,
-            observe=observe,
-        )
+        setup = Setup(store=given.profiles, progress=progress, observe=observe)
+        budget = Budget(num_rounds=given.rounds, num_requests=given.requests)
+        report = api.run(traced, plan, machine, baselines=given.baselines, setup=setup, budget=budget)
     for note in (*traced.notes, *report.notes):
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.plan)}
@@ -52,33 +57,16 @@ def run(given: options.Run) -> None:
 def auto(given: options.Auto) -> None:
     """Do everything: trace, profile, search, run, compare; the best way is written as a plan."""
     from autosplit import api
-    from autosplit.commands.progress import bars
     from autosplit.commands.report import baselines_table, plan_table, run_table
     from autosplit.devices.discovering import machine_for
     from autosplit.values.planfile import write_plan
 
     started = api.now()
-    with bars(err) as start:
-        start("trace")
-        result = api.auto(
-            given.model,
-            machine_for(given.devices, given.machine, given.memory),
-            given.batch,
-            given.seq_len,
-            backends=given.named_backends,
-            constraints=given.constraints(),
-            profiles=given.profiles,
-            remeasure=given.remeasure,
-            budget_s=options.seconds(given.budget),
-            queue_depth=given.queue_depth,
-            time_limit_s=options.seconds(given.time_limit),
-            seed=given.seed,
-            precision=given.precision,
-            num_requests=given.requests,
-            num_rounds=given.rounds,
-            log=log(given),
-            progress=start,
-        )
+    with bars(err) as progress:
+        machine, wanted, budget = machine_for(given.devices, given.machine, given.memory), given.constraints(), given.spending()
+        setup = given.setup(progress, log(given))
+        say(api.expectation(machine, setup, budget))
+        result = api.auto(trace(given, progress), machine, wanted, setup=setup, budget=budget)
     report = result.report
     say_reused(result.profile, given.profiles, started)
     notes = [*result.profile.notes, *report.notes]
@@ -98,9 +86,10 @@ def auto(given: options.Auto) -> None:
 def export(given: options.Export) -> None:
     """Write the stages of a plan for another runtime, with a manifest and a short loader."""
     from autosplit import api
+    from autosplit.loadedplan import load
 
     api.require_exportable(given.folder, given.to)
-    plan, traced, _ = api.load_plan(given.plan, given.model)
-    folder = api.export(traced, plan, given.folder, given.to)
+    loaded = load(given.plan, given.model)
+    folder = api.export(loaded.traced, loaded.plan, given.folder, given.to)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     show(given, {"folder": str(folder), "files": files}, f"{folder}: {', '.join(files)}")

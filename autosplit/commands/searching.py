@@ -14,9 +14,11 @@ from autosplit.commands.console import (
     say,
     say_reused,
     show,
+    trace,
     write_simulation,
 )
 from autosplit.commands.workloads import search_workload
+from autosplit.progress import bars
 
 
 def search(given: options.Plans) -> None:
@@ -25,42 +27,20 @@ def search(given: options.Plans) -> None:
         search_workload(given)
         return
     from autosplit import api
-    from autosplit.commands.progress import bars
     from autosplit.commands.report import plan_table, table
     from autosplit.devices.discovering import machine_for
     from autosplit.values.planfile import write_plan
 
     given.require_for_models()
     started = api.now()
-    machine, wanted, backends = machine_for(given.devices, given.machine, given.memory), given.constraints(), given.backends
-    budget_s, limit_s = options.seconds(given.budget), options.seconds(given.time_limit)
-    with bars(err) as start:
-        start("trace")
-        traced = api.trace(given.model, batch=given.batch, seq_len=given.seq_len)
+    machine, wanted, budget = machine_for(given.devices, given.machine, given.memory), given.constraints(), given.spending()
+    with bars(err) as progress:
+        setup = given.setup(progress, log(given))
+        traced = trace(given, progress)
         wanted.verify(traced.graph, machine)
-        measured = api.measure(
-            traced,
-            machine,
-            backends,
-            profiles=given.profiles,
-            remeasure=given.remeasure,
-            precision=given.precision,
-            progress=start("profile"),
-        )
-        found = api.search(
-            traced,
-            measured,
-            machine,
-            wanted,
-            budget_s=budget_s,
-            queue_depth=given.queue_depth,
-            time_limit_s=limit_s,
-            seed=given.seed,
-            explain_s=limit_s if given.explain else None,
-            log=log(given),
-            progress=start("search"),
-        )
-    notes = [*traced.notes, *wanted.notes(traced.graph), *measured.notes, *api.keep_search(found, given.profiles)]
+        measured = api.measure(traced, machine, setup=setup)
+        found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
+    notes = [*traced.notes, *wanted.notes(traced.graph), *measured.notes, *api.keep_search(found, setup)]
     say_reused(measured, given.profiles, started)
     for note in notes:
         say(f"note: {note}")

@@ -14,7 +14,7 @@ from rich.live import Live
 
 from autosplit.commands import options
 from autosplit.commands.console import json_safe, out, show
-from autosplit.commands.progress import Report, bars
+from autosplit.progress import Progress, bars
 from autosplit.reports.health import Health, at_work, device_rows, lines, network_rows, worker_rows
 
 EVERY_S = 1.0
@@ -58,14 +58,14 @@ def _views(hosts: Sequence[Health]) -> list[RenderableType]:
 
 
 @contextlib.contextmanager
-def watched(console: Console, watch: bool) -> Iterator[tuple[Report, Callable[[Any], None] | None]]:
+def watched(console: Console, watch: bool) -> Iterator[tuple[Progress, Callable[[Any], None] | None]]:
     """What ``api.run`` tells how far it is, and what host it runs on: a Watcher if that is wanted, else a bar."""
     if watch:
         with Watcher(console) as watcher:
             yield watcher.progress, watcher.observe
     else:
-        with bars(console) as start:
-            yield start("run"), None
+        with bars(console) as progress:
+            yield progress, None
 
 
 class Watcher:
@@ -83,7 +83,7 @@ class Watcher:
         """Show this host from now on."""
         self._look = host.health
 
-    def progress(self, share: float, text: str) -> None:
+    def progress(self, step: str, share: float, text: str) -> None:
         """What is being done, for the line above the table."""
         self._doing = f"{share:4.0%}  {text}"
 

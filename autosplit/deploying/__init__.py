@@ -5,6 +5,6 @@ A module a step::
     workspace      saves and prepares stages, places them, opens pipelines
     compiling      a model compiled apart, within a limit
     checking       what answers must be like; microbatching: whether requests may be cut
-    arena          plans loaded side by side; comparing: their interleaved rounds, and which one to use
+    bench          plans loaded side by side; comparing: their interleaved rounds, and which one to use
     baselines      what runs beside a plan, and why some does not
 """

@@ -1,16 +1,26 @@
 """Several plans in interleaved rounds, so that drift of the machine cancels, and which of them to use."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from autosplit.deploying.arena import Arena
+from autosplit.backends.base import has_streams, installed
+from autosplit.deploying.compiling import compile_baselines
+from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
+from autosplit.deploying.sidebyside import SideBySide
 from autosplit.deploying.workspace import Workspace
-from autosplit.errors import AutosplitError
-from autosplit.reports.runreport import PLAN, Outcome, RunReport, Unfit, judge, still_running
-from autosplit.serving.hostmanager import HostManager
+from autosplit.errors import AutosplitError, ProfileError
+from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
+from autosplit.planning.predicting import predict
+from autosplit.progress import Progress, between, quiet
+from autosplit.reports.judging import judge, still_running
+from autosplit.reports.outcomes import PLAN, Outcome
+from autosplit.reports.runreport import RunReport
 from autosplit.tracing.capturing import Traced
+from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
 
 MOST_BESIDE = 4
 """Baselines that run beside the plan and the way to keep in all rounds; where there are more, short runs say which."""
@@ -23,16 +33,20 @@ ROUND_S = 2.0
 NUM_BESIDE = 3
 """Rounds for what the objective does not ask for: requests one at a time where it is throughput, full pipelines where latency."""
 
-Progress = Callable[[float, str], None]
-Observe = Callable[[HostManager], None]
+COMPILING_SHARE, LOADING_SHARE = 0.2, 0.4
+"""Shares of the step: compiling baselines, and then of the rest loading the plan and its baselines."""
+
+Subject = tuple[Traced, Profile | None]
+"""The model traced for one microbatch, and its profile where there is one."""
+
 Run = Callable[[Sequence[str], int], None]
 
 
 class _Contest:
-    """Which of some baselines stay in the arena beside the plan: the MOST_BESIDE best ones in short runs."""
+    """Which of some baselines stay in the bench beside the plan: the MOST_BESIDE best ones in short runs."""
 
-    def __init__(self, arena: Arena, num_ways: int, objective: str, keep: str) -> None:
-        self._arena = arena
+    def __init__(self, bench: SideBySide, num_ways: int, objective: str, keep: str) -> None:
+        self._bench = bench
         self._num_ways = num_ways
         self._objective = objective
         self._keep = keep
@@ -40,80 +54,129 @@ class _Contest:
 
     def admit(self, name: str) -> dict[str, str]:
         """Run a way that was loaded beside the plan; unload the worst if they are too many, and say why."""
-        plan, entry = self._arena.loaded[PLAN], self._arena.loaded[name]
+        plan, entry = self._bench.loaded[PLAN], self._bench.loaded[name]
         if self._num_ways <= MOST_BESIDE:
             return {}
         if self._objective == "latency":
-            self._arena.run_alone([PLAN, name], 0, SCREEN_S)
+            self._bench.run_alone([PLAN, name], 0, SCREEN_S)
             self._times_plan[name] = entry.rounds("latency")[-1] / plan.rounds("latency")[-1]
         else:
             if not plan.slow:  # else the requests alone have taken long enough to tell
                 num_items = round(min(1e6, SCREEN_S * plan.plan.microbatch / plan.latency.p50_s))
-                self._arena.run_round([PLAN, name], 0, num_items)
+                self._bench.run_round([PLAN, name], 0, num_items)
             self._times_plan[name] = entry.pace_per_s / plan.pace_per_s
         rivals = [other for other in self._times_plan if other != self._keep]
         if len(rivals) <= MOST_BESIDE:
             return {}
         worst = min(rivals, key=self._times_plan.__getitem__)
-        self._arena.unload(worst)
+        self._bench.unload(worst)
         times = self._times_plan.pop(worst)
         return {worst: f"in short runs {MOST_BESIDE} others were better; it was {times:.2f} times as good as the plan there"}
 
 
-def run_report(
-    traced: Traced,
+def run_beside(
+    subjects: Mapping[int, Subject],
     plan: Plan,
-    simple: Mapping[str, Plan],
     machine: Machine,
+    constraints: Constraints | None,
+    with_baselines: bool,
     *,
-    whole: Traced | None,
-    forced: bool,
-    unfit: Unfit,
-    keep: str,
-    left_out: Mapping[str, str],
-    num_requests: int | None,
-    num_rounds: int,
-    workspace: Workspace,
-    tell: Progress,
-    observe: Observe | None,
+    setup: Setup,
+    budget: Budget,
+    progress: Progress = quiet,
 ) -> RunReport:
-    """Run the plan and the baselines in the same rounds, and say which one to use.
+    """Make the baselines of a plan, run it beside them, and say which one to use; arguments as for ``compare``.
+
+    A plan without a prediction gets it from the profile. Where neither the setup nor the constraints say which backends, the
+    baselines of backends that compile for long run too.
+    """
+    traced, profile = subjects[plan.microbatch]
+    notes: list[str] = []
+    if profile is not None and not plan.prediction.throughput_per_s:
+        try:
+            plan = predict(plan, traced.graph, machine, profile)
+        except ProfileError as failure:
+            notes.append(f"the plan has no prediction: {failure}")
+    with ExitStack() as stack:
+        setup = replace(setup, workspace=setup.workspace or stack.enter_context(Workspace()))
+        beside = Baselines()
+        if with_baselines:
+            beside = _baselines(subjects, plan, machine, constraints, setup, budget, between(progress, 0.0, COMPILING_SHARE))
+            progress = between(progress, COMPILING_SHARE, 1.0)
+        report = compare(subjects, plan, beside, machine, constraints, setup=setup, budget=budget, progress=progress)
+    return replace(report, notes=tuple(notes))
+
+
+def _baselines(
+    subjects: Mapping[int, Subject],
+    plan: Plan,
+    machine: Machine,
+    constraints: Constraints | None,
+    setup: Setup,
+    budget: Budget,
+    progress: Progress,
+) -> Baselines:
+    """The baselines of a plan, those of whole requests too where it cuts them, compiled where that takes long."""
+    subject = traced, profile = subjects[plan.microbatch]
+    free = setup.backends is None and constraints is not None and not constraints.forced
+    others = [name for name in installed() if name not in setup.considered] if free else []
+    assert setup.workspace is not None
+    compiled, failed = compile_baselines(others, subject, plan, machine, setup.workspace, budget.compiling_s, progress)
+    streaming = [name for name in installed() if has_streams(name)]
+    found = baselines_of(traced.graph, plan, machine, profile, compiled=compiled, streaming=streaming)
+    if plan.microbatch < plan.source.batch and plan.source.batch in subjects:
+        whole, whole_profile = subjects[plan.source.batch]
+        found = with_whole_requests(found, whole.graph, plan, machine, whole_profile, streaming)
+    return Baselines(found.plans, {**found.left_out, **failed})
+
+
+def compare(
+    subjects: Mapping[int, Subject],
+    plan: Plan,
+    baselines: Baselines,
+    machine: Machine,
+    constraints: Constraints | None = None,
+    *,
+    setup: Setup = SETUP,
+    budget: Budget = BUDGET,
+    progress: Progress = quiet,
+) -> RunReport:
+    """Run the plan and its baselines in the same rounds, and say which one to use.
 
     Args:
-        traced: the model, traced for the plan's microbatch.
-        plan: the plan; what it is for, throughput or latency, decides between the ways.
-        simple: the baselines by name; the report names those that cannot be loaded or give wrong numbers, with the reason.
+        subjects: microbatch to the model traced for it; the plan's own, and that of whole requests where baselines take them.
+        plan: the plan; its objective decides between it and the baselines.
+        baselines: what runs beside it; the report names those that cannot be loaded or give wrong numbers, with the reason.
         machine: the devices.
-        whole: the model traced for whole requests, where the plan cuts them and some baselines do not.
-        forced: whether the plan is to be used in any case.
-        unfit: why a baseline must not become the plan, or ''.
-        keep: the baseline that runs in all rounds however slow it is, or in one where requests of the plan take long.
-        left_out: ways that were ruled out before, with the reason, for the report.
-        num_requests: requests of the plan, over all full rounds; slower ways get as long. By default about ``ROUND_S`` a round.
-        num_rounds: rounds, full ones for throughput, else of requests one at a time; each runs every plan once that is not far
-            behind, and the fastest ones may run some more. Of the other kind there are ``NUM_BESIDE``.
-        workspace: as for ``Arena``.
-        tell: called with the share done and what is being done.
-        observe: called once with the host on which all of them run, to look at it meanwhile.
+        constraints: demands that a baseline must meet to become the plan; None keeps the plan in any case.
+        setup: ``backends`` that a baseline must run on to become the plan; ``workspace`` and ``observe``.
+        budget: rounds and requests. The fastest contenders may run up to twice as many rounds, in the time that others leave.
+        progress: called with the share of the step ``run``.
     Raises: PlanError, BackendError, WorkerError: the plan itself cannot be run; StageError: a request failed.
     """
+
+    def unfit(other: Plan, latency_s: float) -> list[str]:
+        demands = constraints or Constraints()
+        return unmet_demands(other, latency_s, subjects[other.microbatch][0].graph, machine, demands, setup.backends)
+
     same_as: dict[str, str] = {}
-    reasons = dict(left_out)
-    with Arena(machine, workspace) as arena:
-        if observe is not None:
-            observe(arena.host)
-        contest = _Contest(arena, len(simple), plan.objective, keep)
-        ways: dict[str, Plan] = {}
-        for name, candidate in {PLAN: plan, **simple}.items():
-            twin = next((other for other, way in ways.items() if way.hash == candidate.hash), None)
+    reasons = dict(baselines.left_out)
+    keep, forced = without_autosplit(baselines.plans), constraints is None
+    with SideBySide(machine, setup.workspace) as bench:
+        if setup.observe is not None:
+            setup.observe(bench.host)
+        contest = _Contest(bench, len(baselines.plans), plan.objective, keep)
+        distinct: dict[str, Plan] = {}
+        for name, candidate in {PLAN: plan, **baselines.plans}.items():
+            twin = next((other for other, known in distinct.items() if known.hash == candidate.hash), None)
             if twin is None:
-                ways[name] = candidate
+                distinct[name] = candidate
             else:
                 same_as[name] = twin
-        for number, (name, candidate) in enumerate(ways.items()):
-            tell(0.4 * number / len(ways), f"loading '{name}'")
+        for number, (name, candidate) in enumerate(distinct.items()):
+            progress("run", LOADING_SHARE * number / len(distinct), f"loading '{name}'")
             try:
-                arena.load(name, candidate, traced if candidate.microbatch == plan.microbatch else whole or traced)
+                bench.load(name, candidate, subjects[candidate.microbatch][0])
             except (AutosplitError, OSError) as failure:  # descriptors may be short, or room for its files
                 if name == PLAN:
                     raise
@@ -121,20 +184,21 @@ def run_report(
                 continue
             if name != PLAN:
                 reasons |= contest.admit(name)
-        for entry in arena.loaded.values():
+        for entry in bench.loaded.values():
             entry.restart()
-        kept = {PLAN} if arena.loaded[PLAN].slow else {PLAN, keep}
-        barred = {name for name, e in arena.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}
-        rounds = _Rounds(arena, plan.objective, kept, barred, not forced, lambda share, text: tell(0.4 + 0.6 * share, text))
-        outcomes = rounds.run(num_rounds, num_requests and plan.source.batch * num_requests)
+        kept = {PLAN} if bench.loaded[PLAN].slow else {PLAN, keep}
+        barred = {name for name, e in bench.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}
+        rounds = _Rounds(bench, plan.objective, kept, barred, not forced, between(progress, LOADING_SHARE, 1.0))
+        outcomes = rounds.run(budget.num_rounds, budget.num_requests and plan.source.batch * budget.num_requests)
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
     reasons |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
-    chosen, sentence = judge(outcomes, plan.objective, forced, unfit)
+    verdict = judge(outcomes, plan.objective, forced, unfit)
     if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):
-        sentence += f" Workers that died and were started anew, their requests run again: {restarts}."
-    tell(1.0, "done")
-    return RunReport(traced.graph.name, plan.source.batch, outcomes, chosen, sentence, reasons)
+        again = f" Workers died and were started again {restarts} times; their requests ran again."
+        verdict = replace(verdict, sentence=verdict.sentence + again)
+    progress("run", 1.0, "done")
+    return RunReport(subjects[plan.microbatch][0].graph.name, plan.source.batch, outcomes, verdict, reasons)
 
 
 @dataclass(frozen=True)
@@ -147,38 +211,38 @@ class _Rounds:
         decide: whether the fastest ones run on until the turns of those that stopped early are spent.
     """
 
-    arena: Arena
+    bench: SideBySide
     objective: str
     keep: Collection[str]
     barred: Collection[str]
     decide: bool
-    tell: Progress
+    progress: Progress
 
     def run(self, num_rounds: int, num_items: int | None) -> dict[str, Outcome]:
         """Full rounds first, of so many items of the plan in all; then rounds of requests alone.
 
         These come last, so that what workers are said to have done is from full rounds only.
         """
-        arena, few = self.arena, min(NUM_BESIDE, num_rounds)
+        bench, few = self.bench, min(NUM_BESIDE, num_rounds)
         if self.objective == "latency":
             take_full, num_full, full_s = self._beside, few, ROUND_S / 2
             take_alone, num_alone, alone_s = self.halve, num_rounds, ROUND_S / 2
         else:
             take_full, num_full, full_s = self.halve, num_rounds, ROUND_S
             take_alone, num_alone, alone_s = self._beside, few, SCREEN_S
-        items = round(full_s * arena.loaded[PLAN].pace_per_s) if num_items is None else num_items // num_full
-        take_full(lambda running, number: arena.run_round(running, number, items), num_full)
-        outcomes = {name: entry.outcome() for name, entry in arena.loaded.items()}
-        take_alone(lambda running, number: arena.run_alone(running, number, alone_s), num_alone)
-        told = {name: entry.outcome() for name, entry in arena.loaded.items()}
+        items = round(full_s * bench.loaded[PLAN].pace_per_s) if num_items is None else num_items // num_full
+        take_full(lambda running, number: bench.run_round(running, number, items), num_full)
+        outcomes = {name: entry.outcome() for name, entry in bench.loaded.items()}
+        take_alone(lambda running, number: bench.run_alone(running, number, alone_s), num_alone)
+        told = {name: entry.outcome() for name, entry in bench.loaded.items()}
         return {name: replace(one, latency=told[name].latency, alone_s=told[name].alone_s) for name, one in outcomes.items()}
 
     def _beside(self, run: Run, num_rounds: int) -> None:
         """All ways in so many rounds of the kind that the objective does not ask for."""
         share, kind = (0.0, "full") if self.objective == "latency" else (1.0, "one request at a time,")
         for number in range(num_rounds):
-            self.tell(share, f"{kind} round {number + 1} of {num_rounds}")
-            run(list(self.arena.loaded), number)
+            self.progress("run", share, f"{kind} round {number + 1} of {num_rounds}")
+            run(list(self.bench.loaded), number)
 
     def halve(self, run: Run, num_rounds: int) -> None:
         """All ways in so many rounds; the turns of those that stop early go to the fastest ones, to ``decide`` between them.
@@ -186,13 +250,13 @@ class _Rounds:
         So successive halving shares out its budget (Karnin, Koren and Somekh, 2013). A way with wrong numbers runs once. One that
         is ``barred`` from being chosen runs on where it is fast, but none stops for being slower than it.
         """
-        loaded = self.arena.loaded
+        loaded = self.bench.loaded
         right = {name for name, entry in loaded.items() if name in self.keep or not entry.fault}
         running, turns = list(loaded), num_rounds * len(loaded)
         for number in range(2 * num_rounds if self.decide else num_rounds):
             if number >= num_rounds and (len(running) == 1 or turns < len(running)):
                 return
-            self.tell(min(number / num_rounds, 1.0), f"round {number + 1} of {max(num_rounds, number + 1)}")
+            self.progress("run", min(number / num_rounds, 1.0), f"round {number + 1} of {max(num_rounds, number + 1)}")
             run(running, number)
             turns -= len(running)
             beside = self.keep if number + 1 < num_rounds else ()

@@ -12,6 +12,7 @@ from autosplit.deploying.workspace import Workspace
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.processes import WorkerProcess, receive, spawn_worker
 from autosplit.errors import AutosplitError, BackendError, UsageError
+from autosplit.progress import Progress, between, quiet
 from autosplit.running.modules import StageFolder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import load_stage, unsplit
@@ -19,9 +20,6 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
-
-COMPILE_SHARE = 0.25
-"""Of a run's progress, where something is compiled."""
 
 LEAST_COMPILE_S = 10.0
 """Compiling is not begun where less is allowed: a small model took 7 s, one of 450 ops 23 s."""
@@ -37,42 +35,41 @@ LOOK_S = 0.25
 
 def compile_baselines(
     backends: Sequence[str],
-    traced: Traced,
+    subject: tuple[Traced, Profile | None],
     plan: Plan,
     machine: Machine,
-    profile: Profile | None,
     workspace: Workspace,
     limit_s: float,
-    tell: Callable[[float, str], None],
+    progress: Progress = quiet,
 ) -> tuple[list[str], dict[str, str]]:
-    """Compile the unsplit model for backends that no search considers because they compile for long.
+    """Compile the unsplit model for backends that no search considers, because they compile for long.
 
     Args:
         backends: their names.
-        traced: the model, traced for the plan's microbatch.
-        plan: what it is to run beside.
+        subject: the model, traced for the plan's microbatch, and its profile, which says where another backend is too far ahead.
+        plan: the plan beside which these baselines will run.
         machine: the devices.
-        profile: says where another backend is too far ahead.
         workspace: where the model is saved and prepared.
         limit_s: seconds for each backend.
-        tell: called with the share done and what is being done.
+        progress: called with the share of the step ``run``.
     Returns: the backends that are ready; and the reasons why the others are not.
     Raises: UsageError: there is no such backend.
     """
-    ready, reasons = [], {}
+    (traced, profile), ready, reasons = subject, [], {}
     for number, backend in enumerate(backends):
+        part = between(progress, number / len(backends), (number + 1) / len(backends))
 
-        def told(share: float, before: int = number, name: str = backend) -> None:
-            tell((before + share) / len(backends), f"compiling the model for {name}")
+        def tell(share: float, part: Progress = part, name: str = backend) -> None:
+            part("run", share, f"compiling the model for {name}")
 
-        told(0.0)
+        tell(0.0)
         try:
             get_backend(backend)
             if reason := _not_worth_it(plan, machine, profile, limit_s):
                 reasons[f"{backend} alone"] = reason
                 continue
             if not all(is_accelerator(device) for device in machine.devices):
-                compile_whole(traced, backend, plan.precision, workspace, limit_s, told)
+                compile_whole(traced, backend, plan.precision, workspace, limit_s, tell)
             ready.append(backend)
         except UsageError:
             raise

@@ -1,14 +1,10 @@
-"""A plan becomes a running pipeline: stages saved once in a workspace, prepared for their backends, placed on devices."""
+"""Stages of a plan: saved once in a workspace, prepared for their backends, placed on devices, loaded as a network."""
 
-import atexit
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.devices.accelerators import is_accelerator
@@ -110,51 +106,6 @@ def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Ma
     return host.add_network(name, place(traced, plan, machine, workspace), traced.graph.inputs, traced.graph.outputs)
 
 
-def _cancel(whole: "Future[Any]", asked: "weakref.ref[Future[Any]]") -> None:
-    running = asked()
-    if whole.cancelled() and running is not None:
-        running.cancel()
-
-
-@contextmanager
-def open_pipeline(traced: Traced, plan: Plan, machine: Machine | str) -> Iterator[Callable[..., Any]]:
-    """The plan as a function that takes and returns what the model does; its workers live as long as the ``with`` block.
-
-    Args:
-        traced: the model, traced for the plan's microbatch.
-        plan: the plan.
-        machine: the devices, or their names with commas between.
-    Yields: the function. Its attribute ``submit`` gives a future instead, so that several requests are in flight at once; one
-        that is cancelled ends at the next stage border.
-    Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
-    """
-    with ExitStack() as opened:
-        workspace, host = opened.enter_context(Workspace()), opened.enter_context(HostManager())
-        atexit.register(opened.close)  # a block that is never left would be at the very end, when no thread runs any more
-        opened.callback(atexit.unregister, opened.close)
-        pipeline = deploy(host, traced.graph.name, traced, plan, as_machine(machine), workspace)
-
-        def submit(*args: Any, **kwargs: Any) -> "Future[Any]":
-            answer: Future[Any] = Future()
-
-            def deliver(done: "Future[Any]") -> None:
-                if not answer.set_running_or_notify_cancel():
-                    return
-                try:
-                    result = traced.unflatten_outputs(done.result())
-                except Exception as failure:
-                    answer.set_exception(failure)
-                else:
-                    answer.set_result(result)
-
-            running = pipeline.submit(traced.flatten_inputs(*args, **kwargs))
-            asked = weakref.ref(running)  # a circle would keep the answer in memory
-            answer.add_done_callback(lambda whole: _cancel(whole, asked))
-            running.add_done_callback(deliver)
-            return answer
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return submit(*args, **kwargs).result()
-
-        call.submit = submit  # type: ignore[attr-defined]
-        yield call
+def machine_of_plan(plan: Plan, devices: Machine | str | None = None) -> Machine:
+    """The devices that are named, or else those of the plan. Raises: DeviceError, UsageError: as ``machine_for``."""
+    return as_machine(devices or ",".join(dict.fromkeys(name for stage in plan.stages for name in stage.devices)))

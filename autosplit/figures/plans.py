@@ -25,8 +25,9 @@ from autosplit.figures.picture import (
     stage_label,
     time_unit,
 )
+from autosplit.reports.outcomes import PLAN
 from autosplit.reports.results import RunStats
-from autosplit.reports.runreport import PLAN, RunReport
+from autosplit.reports.runreport import RunReport
 from autosplit.values.plan import Plan
 from autosplit.values.timeline import Action, lanes
 

@@ -6,8 +6,9 @@ from statistics import median
 from typing import Any
 
 from autosplit import tables
+from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import RunStats
-from autosplit.reports.runreport import Outcome, RunReport
+from autosplit.reports.runreport import RunReport
 from autosplit.values.plan import Plan
 from autosplit.values.samples import Precision
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import Log, plan_model
-from autosplit.reports.runreport import Outcome
+from autosplit.reports.outcomes import Outcome
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
@@ -17,7 +17,7 @@ EXPLAIN_S = 1.0
 """Most seconds for explaining a plan for throughput: some hundred ops take a third of it. One for latency takes many."""
 
 Subject = tuple[Traced, Profile]
-"""The model for one microbatch, and its profile."""
+"""The model traced for one microbatch, and its profile."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any
 import optuna
 
 from autosplit import tables
-from autosplit.deploying.arena import Arena, Loaded
-from autosplit.deploying.comparing import Progress
+from autosplit.deploying.sidebyside import Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
 from autosplit.planning.predicting import moved_s, predict
-from autosplit.reports.runreport import PLAN
+from autosplit.progress import Progress, quiet
+from autosplit.reports.outcomes import PLAN
 from autosplit.searching.candidates import Job, Subject, Trial
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
 from autosplit.searching.tuning import asked_of, first_trials, open_study, space
@@ -76,9 +76,9 @@ def search(
     subject: Subject,
     *,
     budget_s: float = 30.0,
-    storage: Path | None = None,
+    journal: str | Path | None = None,
     workspace: Workspace | None = None,
-    progress: Progress | None = None,
+    progress: Progress = quiet,
 ) -> SearchResult:
     """The plan that measures best within the budget.
 
@@ -86,26 +86,30 @@ def search(
         job: the machine and the demands.
         subject: the model, traced for whole requests, and its profile.
         budget_s: seconds for measuring candidates; 0 returns the planner's answer from the profile alone.
-        storage: a journal of Optuna's trials, so that a search that was stopped goes on where it was; one of another model, or
+        journal: a file of Optuna's trials, so that a search that was stopped goes on where it was; one of another model, or
             with other devices or demands, begins anew there.
-        workspace: as for ``Arena``.
-        progress: called with the share of the budget spent and what is being done.
+        workspace: as for ``SideBySide``.
+        progress: called with the share of the step ``search``, which is the share of the budget that is spent.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
     subject = (subject[0], subject[1].on(job.machine))
+    progress("search", 0.0, "planning")
     if budget_s <= 0:
-        return SearchResult(job.explained(job.plan(subject, {}), subject), *subject)
+        plan = job.explained(job.plan(subject, {}), subject)
+        progress("search", 1.0, "done")
+        return SearchResult(plan, *subject)
     limited = replace(job, time_limit_s=min(job.time_limit_s, max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s)))
     first = _first(job, limited, subject)
-    with Arena(job.machine, workspace) as arena:
-        hunt = _Hunt(job, subject, arena, budget_s, progress or (lambda share, text: None))
+    with SideBySide(job.machine, workspace) as bench:
+        hunt = _Hunt(job, subject, bench, budget_s, progress)
         hunt.correct(first)
-        hunt.tune(storage)
+        hunt.tune(journal)
     best = hunt.best()
     traced, profile = hunt.subject(best.plan.microbatch)
     profile = profile.with_newest((stage.ops, setting) for stage, setting in best.plan.workers)
-    plan = _proved(limited, (traced, profile), best.plan)
-    return SearchResult(job.explained(plan, (traced, profile)), traced, profile, tuple(hunt.trials))
+    plan = job.explained(_proved(limited, (traced, profile), best.plan), (traced, profile))
+    progress("search", 1.0, "done")
+    return SearchResult(plan, traced, profile, tuple(hunt.trials))
 
 
 def _first(job: Job, limited: Job, subject: Subject) -> Plan:
@@ -138,9 +142,9 @@ def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
 class _Hunt:
     """One search under way: the clock, the corrected profiles, the candidates so far."""
 
-    def __init__(self, job: Job, subject: Subject, arena: Arena, budget_s: float, tell: Progress) -> None:
+    def __init__(self, job: Job, subject: Subject, bench: SideBySide, budget_s: float, progress: Progress) -> None:
         self.job = job
-        self.arena = arena
+        self.bench = bench
         self._known = {job.source.batch: subject}
         """The model for each microbatch, and its profile before anything ran."""
         self._profiles = {job.source.batch: subject[1]}
@@ -149,7 +153,7 @@ class _Hunt:
         self.trials: list[Trial] = []
         self._uncut: set[int] = set()
         """Microbatches that the model cannot be traced or measured for."""
-        self._tell = tell
+        self._progress = progress
         self._budget_s = budget_s
         self._start = time.monotonic()
 
@@ -173,10 +177,10 @@ class _Hunt:
             except InfeasibleError:  # none was found in so short a time
                 return
 
-    def tune(self, storage: Path | None) -> None:
+    def tune(self, journal: str | Path | None) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = open_study(self.job, self._known[self.job.source.batch][0].graph, storage)
+        study = open_study(self.job, self._known[self.job.source.batch][0].graph, journal)
         for parameters in first_trials(self.job, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):
@@ -194,6 +198,10 @@ class _Hunt:
         limit_s = min(self.job.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self._spent()))
         return replace(self.job, time_limit_s=limit_s).plan(self.subject(microbatch), asked)
 
+    def _tell(self, text: str) -> None:
+        """Report the share of the budget that is spent, and what is being done."""
+        self._progress("search", min(1.0, self._spent()), text)
+
     def _spent(self) -> float:
         return (time.monotonic() - self._start) / self._budget_s
 
@@ -206,13 +214,13 @@ class _Hunt:
         if microbatch in self._uncut:
             return None
         if microbatch not in self._known and self.job.subject_for is not None:
-            self._tell(min(1.0, self._spent()), f"tracing and profiling microbatches of {microbatch}")
+            self._tell(f"tracing and profiling microbatches of {microbatch}")
             try:
                 self._known[microbatch] = self.job.subject_for(microbatch)
                 self._profiles[microbatch] = self._known[microbatch][1]
             except AutosplitError as failure:
                 self._uncut.add(microbatch)
-                self._tell(min(1.0, self._spent()), f"no microbatches of {microbatch}: {' '.join(str(failure).split())}")
+                self._tell(f"no microbatches of {microbatch}: {' '.join(str(failure).split())}")
                 return None
         try:
             plan = self._plan(microbatch, asked)
@@ -236,23 +244,23 @@ class _Hunt:
         Raises: AutosplitError, OSError: the first plan, beside which all others run, cannot be loaded or has given up.
         """
         traced, known = self._known[plan.microbatch]
-        name = FIRST if FIRST not in self.arena.loaded else PLAN
-        self._tell(min(1.0, self._spent()), f"measuring {plan.summary()}")
+        name = FIRST if FIRST not in self.bench.loaded else PLAN
+        self._tell(f"measuring {plan.summary()}")
         try:
-            entry = self.arena.load(name, plan, traced)
-            first = self.arena.loaded[FIRST]
+            entry = self.bench.load(name, plan, traced)
+            first = self.bench.loaded[FIRST]
             before, alone, begun_ns = len(first.rounds_per_s), len(first.rounds_alone_s), time.monotonic_ns()
             names, num_items = list(dict.fromkeys([FIRST, name])), _num_items(plan)
             self._run_rounds(names, num_items)
             meanwhile = _taken(first, begun_ns)
             taken = meanwhile if entry is first else _taken(entry)
             if self.job.constraints.objective == "latency":
-                self.arena.run_round(names, 0, num_items)  # for the table alone
+                self.bench.run_round(names, 0, num_items)  # for the table alone
         except (AutosplitError, OSError) as failure:
-            if name == FIRST or self.arena.loaded[FIRST].pipeline.failure is not None:
+            if name == FIRST or self.bench.loaded[FIRST].pipeline.failure is not None:
                 raise
-            if name in self.arena.loaded:
-                self.arena.unload(name)
+            if name in self.bench.loaded:
+                self.bench.unload(name)
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
         expected = predict(plan, traced.graph, self.job.machine, known)
@@ -261,11 +269,11 @@ class _Hunt:
         self._correct()
         outcome, own = entry.outcome(), first.outcome()
         beside = replace(own, rounds_per_s=own.rounds_per_s[before:], alone_s=own.alone_s[alone:])
-        times = outcome.faster_than(beside, self.job.constraints.objective) if outcome.outputs_equal else 0.0
+        times = outcome.against(beside, self.job.constraints.objective).median if outcome.outputs_equal else 0.0
         trial = Trial(asked, plan, outcome.throughput_per_s, times, outcome.fault, outcome)
         self.trials.append(trial)
         if name != FIRST:
-            self.arena.unload(name)
+            self.bench.unload(name)
         return trial
 
     def _correct(self) -> None:
@@ -287,9 +295,9 @@ class _Hunt:
             if number > 1 and self._spent() > 1:
                 break
             if self.job.constraints.objective == "latency":
-                self.arena.run_alone(names, number, ROUND_S)
+                self.bench.run_alone(names, number, ROUND_S)
             else:
-                self.arena.run_round(names, number, num_items)
+                self.bench.run_round(names, number, num_items)
 
 
 def _num_items(plan: Plan) -> int:
@@ -298,7 +306,7 @@ def _num_items(plan: Plan) -> int:
     return int(min(1e6, ROUND_S * per_s)) if per_s < float("inf") else 1000
 
 
-def _taken(entry: Loaded, since_ns: int = 0) -> tuple[Samples, ...]:
+def _taken(entry: Contender, since_ns: int = 0) -> tuple[Samples, ...]:
     """What a request took each worker of its device, of those that came since then."""
     told = [spans_of(events) for events in entry.pipeline.events()]
     return taken_s(entry.plan, [[span for span in spans if span[0] >= since_ns] for spans in told])

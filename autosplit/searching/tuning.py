@@ -34,20 +34,20 @@ def space(job: Job) -> dict[str, BaseDistribution]:
     return found
 
 
-def open_study(job: Job, graph: Graph, storage: Path | None) -> optuna.Study:
+def open_study(job: Job, graph: Graph, journal: str | Path | None) -> optuna.Study:
     """A study in memory, or in a journal the one of this model, these devices and these demands.
 
     What a trial was worth elsewhere says nothing here, and Optuna refuses a parameter whose choices have changed.
     """
-    journal = None
-    if storage is not None:
-        storage.parent.mkdir(parents=True, exist_ok=True)
-        journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(storage)))
+    storage = None
+    if journal is not None:
+        Path(journal).parent.mkdir(parents=True, exist_ok=True)
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
     choices = {name: distribution_to_json(distribution) for name, distribution in space(job).items()}
     devices = [asdict(device) for device in job.machine.devices]
     name = content_hash([graph.hash, job.source.batch, devices, asdict(job.constraints), choices])
     sampler = optuna.samplers.TPESampler(seed=job.seed, n_startup_trials=6)
-    return optuna.create_study(direction="maximize", sampler=sampler, storage=journal, study_name=name, load_if_exists=True)
+    return optuna.create_study(direction="maximize", sampler=sampler, storage=storage, study_name=name, load_if_exists=True)
 
 
 def asked_of(chosen: Mapping[str, Any]) -> dict[str, Any]:

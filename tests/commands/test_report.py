@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from rich.console import Console, Group
 
 from autosplit.commands.report import baselines_table, cell, heading, plan_table, run_table, table
+from autosplit.reports.judging import Verdict
+from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
-from autosplit.reports.runreport import Outcome, RunReport
+from autosplit.reports.runreport import RunReport
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 
 STAGES = (Stage("stage0", ("a", "b"), ("cpu:0",), load_s=0.004), Stage("stage1", ("c",), ("cpu:1",), load_s=0.006))
@@ -24,8 +26,7 @@ REPORT = RunReport(
     "mlp",
     4,
     {"plan": Outcome(PLAN, (150.0, 160.0, 155.0), (0.01,), LATENCY, LATENCY, True, 0.0, 0.0, STATS)},
-    "plan",
-    "No baseline fits.",
+    Verdict("plan", "No baseline fits.", False),
     {"replicas": "weights [bold]too large[/bold]"},
 )
 

@@ -10,8 +10,9 @@ from typing import cast
 
 import pytest
 
-from autosplit.deploying import arena, comparing
-from autosplit.reports.runreport import PLAN
+from autosplit.deploying import comparing, sidebyside
+from autosplit.progress import quiet
+from autosplit.reports.outcomes import PLAN
 from autosplit.running.pipeline import Pipeline
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
@@ -40,9 +41,9 @@ class _Ran:
         return [self.answered[-count:]]
 
 
-def _loaded(plan: Plan, pipeline: object, p50_s: float = 0.1) -> arena.Loaded:
+def _loaded(plan: Plan, pipeline: object, p50_s: float = 0.1) -> sidebyside.Contender:
     error = NumericalError(0.0, 0.0, "y")
-    return arena.Loaded(plan, cast(Pipeline, pipeline), [()], error, "", [p50_s])
+    return sidebyside.Contender(plan, cast(Pipeline, pipeline), [()], error, "", [p50_s])
 
 
 @pytest.mark.parametrize("num_items", [1, 20, 31])
@@ -112,7 +113,7 @@ def test_slower_ways_run_as_long_as_the_first_and_not_as_often(plan: Plan) -> No
     sent: dict[str, int] = {}
     for name, entry in ways.items():
         entry.run = functools.partial(sent.__setitem__, name)  # type: ignore[method-assign]
-    arena.Arena.run_round(cast(arena.Arena, SimpleNamespace(loaded=ways)), ["first", "slow", "fast"], 1, 50)
+    sidebyside.SideBySide.run_round(cast(sidebyside.SideBySide, SimpleNamespace(loaded=ways)), ["first", "slow", "fast"], 1, 50)
     assert sent == {"first": 50, "slow": 5, "fast": 50}
 
 
@@ -125,14 +126,14 @@ def test_after_a_way_whose_threads_may_spin_on_the_cores_are_left_alone(
     seen: list[str] = []
     for name, entry in ways.items():
         entry.run = entry.run_alone = lambda _, name=name: seen.append(name)  # type: ignore[method-assign, misc]
-    monkeypatch.setattr(arena.time, "sleep", lambda seconds: seen.append("rest"))
-    run = arena.Arena.run_round if full else arena.Arena.run_alone
-    run(cast(arena.Arena, SimpleNamespace(loaded=ways)), list(ways), 0, 1)
+    monkeypatch.setattr(sidebyside.time, "sleep", lambda seconds: seen.append("rest"))
+    run = sidebyside.SideBySide.run_round if full else sidebyside.SideBySide.run_alone
+    run(cast(sidebyside.SideBySide, SimpleNamespace(loaded=ways)), list(ways), 0, 1)
     assert seen == ["narrow", "wide", "rest", "last"]
 
 
 class _Ring:
-    """An arena in which each way has a speed of its own, with a drift that hits the last one in every other round."""
+    """An bench in which each way has a speed of its own, with a drift that hits the last one in every other round."""
 
     def __init__(self, plan: Plan, per_s: dict[str, float], drift: float = 0.0) -> None:
         self.per_s = per_s
@@ -163,9 +164,9 @@ def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_na
         entry.run_alone = lambda seconds, name=name: order.append(name)  # type: ignore[misc]
     for number in range(6):
         if kind == "full":
-            arena.Arena.run_round(cast(arena.Arena, SimpleNamespace(loaded=ways)), list(ways), number, 10)
+            sidebyside.SideBySide.run_round(cast(sidebyside.SideBySide, SimpleNamespace(loaded=ways)), list(ways), number, 10)
         else:
-            arena.Arena.run_alone(cast(arena.Arena, SimpleNamespace(loaded=ways)), list(ways), number, 1.0)
+            sidebyside.SideBySide.run_alone(cast(sidebyside.SideBySide, SimpleNamespace(loaded=ways)), list(ways), number, 1.0)
     rounds = [order[start : start + num_names] for start in range(0, len(order), num_names)]
     assert len(rounds) == 6 and all(sorted(names) == list(ways) for names in rounds)
     assert all(len({names.index(name) for names in rounds}) > 1 for name in ways)
@@ -175,7 +176,7 @@ def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_na
 def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan, objective: str) -> None:
     ways = {f"way {number}": 10.0 * number for number in range(1, 8)}
     ring = _Ring(plan, {PLAN: 35.0, **ways})
-    contest = comparing._Contest(cast(arena.Arena, ring), len(ways), objective, keep="way 1")
+    contest = comparing._Contest(cast(sidebyside.SideBySide, ring), len(ways), objective, keep="way 1")
     reasons = {name: reason for way in ways for name, reason in contest.admit(way).items()}
     assert list(ring.loaded) == [PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
     assert list(reasons) == ["way 2", "way 3"]
@@ -184,7 +185,7 @@ def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan
 
 def _halve(ring: _Ring, objective: str, barred: Collection[str] = (), decide: bool = True) -> dict[str, int]:
     """How many rounds each way ran, of four for all."""
-    rounds = comparing._Rounds(cast(arena.Arena, ring), objective, {PLAN}, barred, decide, lambda share, text: None)
+    rounds = comparing._Rounds(cast(sidebyside.SideBySide, ring), objective, {PLAN}, barred, decide, quiet)
     if objective == "throughput":
         rounds.halve(lambda names, number: ring.run_round(names, number, 100), 4)
     else:

@@ -10,8 +10,9 @@ import pytest
 import autosplit
 from autosplit.backends.base import installed
 from autosplit.deploying import compiling
-from autosplit.deploying.arena import Arena
 from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
+from autosplit.deploying.setup import Budget, Setup
+from autosplit.deploying.sidebyside import SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import WorkerProcess, spawn_worker
@@ -43,7 +44,7 @@ def planned(traced: Traced, eager_s: float, other_s: float) -> tuple[Plan, Profi
     profile = Profile.given(traced.graph, dict.fromkeys(ops, eager_s))
     other = Profile.given(traced.graph, dict.fromkeys(ops, other_s), "onnxruntime")
     profile = replace(profile, measured={**profile.measured, **other.measured})
-    return autosplit.search(traced, profile, ONE, budget_s=0).plan, profile
+    return autosplit.search(traced, profile, ONE, budget=Budget(search_s=0)).plan, profile
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_compiled_way_runs_and_agrees_with_the_model_and_nothing_else_is_left(
     folder = workspace.save(program, program.ops)
     there = {*folder.iterdir(), folder / "inductor.so"}
     told: list[tuple[float, str]] = []
-    ready, reasons = compile_baselines(["inductor"], mlp, plan, ONE, profile, workspace, 200, lambda *now: told.append(now))
+    ready, reasons = compile_baselines(["inductor"], (mlp, profile), plan, ONE, workspace, 200, lambda *now: told.append(now[1:]))
     assert (ready, reasons) == (["inductor"], {})
     assert [share for share, _ in told] == sorted(share for share, _ in told)
     assert told[0] == (0.0, "compiling the model for inductor") and told[-1][0] < 1
@@ -85,8 +86,8 @@ def test_a_compiled_way_runs_and_agrees_with_the_model_and_nothing_else_is_left(
     left = [path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()]
     assert 0 < sum(left) < 2_000_000  # what torch found of the compiler
     way = replace(plan, stages=tuple(replace(stage, backend="inductor") for stage in plan.stages))
-    with Arena(ONE, workspace) as arena:
-        entry = arena.load("inductor", way, mlp)
+    with SideBySide(ONE, workspace) as bench:
+        entry = bench.load("inductor", way, mlp)
         assert entry.fault == "" and 0 <= entry.error.relative < 1e-5
     assert len(started) == 1
 
@@ -105,7 +106,7 @@ def test_a_killed_compiler_is_a_reason_and_not_the_end(
     plan, profile = planned(mlp, 1.0, 1.0)
     monkeypatch.setattr(compiling, "LOOK_S", 0.05)
     ready, reasons = compile_baselines(
-        ["inductor"], mlp, plan, ONE, profile, workspace, 60, lambda *now: started and started[0].kill()
+        ["inductor"], (mlp, profile), plan, ONE, workspace, 60, lambda *now: started and started[0].kill()
     )
     assert ready == [] and "was killed by SIGKILL during compiling for inductor" in reasons["inductor alone"]
 
@@ -146,7 +147,7 @@ def test_nothing_is_compiled_that_cannot_win_or_has_no_time(
     plan, profile = planned(mlp, 1.0, 0.25)
 
     def reason(plan: Plan, profile: Profile | None, limit_s: float) -> str:
-        ready, reasons = compile_baselines(["inductor"], mlp, plan, ONE, profile, workspace, limit_s, lambda share, text: None)
+        ready, reasons = compile_baselines(["inductor"], (mlp, profile), plan, ONE, workspace, limit_s)
         assert not ready
         return reasons["inductor alone"]
 
@@ -154,7 +155,7 @@ def test_nothing_is_compiled_that_cannot_win_or_has_no_time(
     assert reason(plan, None, LEAST_COMPILE_S - 1) == "compiling takes 10 s and more, and 9 s are allowed; give a larger budget"
     assert reason(replace(plan, objective="latency"), profile, 3).startswith("compiling takes 10 s")
     with pytest.raises(UsageError, match="'tensorrt' does not exist"):
-        compile_baselines(["tensorrt"], mlp, plan, ONE, profile, workspace, 60, lambda share, text: None)
-    with pytest.raises(UsageError, match="also"):
-        autosplit.run(mlp, plan, ONE, also="inductor")
+        compile_baselines(["tensorrt"], (mlp, profile), plan, ONE, workspace, 60)
+    with pytest.raises(UsageError, match="backends must be a list"):
+        Setup(backends="inductor")
     assert started == []

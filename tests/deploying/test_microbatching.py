@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import autosplit
-from autosplit import api
 from autosplit.deploying.microbatching import require_independent
+from autosplit.deploying.setup import Budget, Setup
 from autosplit.devices.limits import affinity
 from autosplit.errors import AutosplitError, ModelError
+from autosplit.searching import loop
+from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine, parse_device
 
 
@@ -74,7 +76,11 @@ def drawn(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Drawn().eval(), (torch.randn(batch, 5), torch.randn(5))
 
 
-traced = functools.cache(autosplit.trace)
+@functools.cache
+def traced(spec: str, batch: int) -> Traced:
+    return autosplit.trace(spec, batch=batch)
+
+
 """A spec and a batch, traced once for all tests of this file."""
 
 
@@ -123,17 +129,18 @@ def test_other_models_may_run_in_microbatches(spec: str, microbatch: int) -> Non
 @pytest.mark.parametrize(("spec", "is_cut"), [(f"{__name__}:centred", False), (f"{__name__}:drawn", True)])
 def test_auto_cuts_no_request_whose_items_depend_on_each_other(monkeypatch: pytest.MonkeyPatch, spec: str, is_cut: bool) -> None:
     seen: list[int | str] = []
-    search = api.search
+    search = loop.search
 
-    def looked(*args: Any, subject_for: Any, **settings: Any) -> Any:
+    def looked(job: Any, subject: Any, **settings: Any) -> Any:
         try:
-            seen.append(subject_for(2)[0].source.batch)
+            seen.append(job.subject_for(2)[0].source.batch)
         except AutosplitError as failure:
             seen.append(str(failure))
-        return search(*args, **settings | {"budget_s": 0.0})
+        return search(job, subject, **settings | {"budget_s": 0.0})
 
-    monkeypatch.setattr(api, "search", looked)
+    monkeypatch.setattr(loop, "search", looked)
     one = Machine.of([parse_device(f"cpu:{affinity()[0]}")])
-    found = autosplit.auto(spec, one, batch=4, backends=["eager"], budget_s=30, num_requests=4, num_rounds=1)
+    budget = Budget(search_s=30, num_requests=4, num_rounds=1)
+    found = autosplit.auto(autosplit.trace(spec, batch=4), one, setup=Setup(backends=["eager"]), budget=budget)
     assert found.plan.microbatch == 4 and found.report.best.outputs_equal
     assert seen == [2] if is_cut else "items of a request depend on each other" in str(seen[0])

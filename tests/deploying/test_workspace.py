@@ -1,4 +1,4 @@
-"""A plan as a function: what becomes of an answer that nobody wants any more, or that cannot be made."""
+"""A plan as a service: answers that nobody wants any more, that cannot be made, and that keep their order."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import autosplit
-from autosplit.deploying import workspace
+from autosplit.deploying import service
 from autosplit.devices.limits import affinity
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine, parse_device
@@ -26,7 +26,7 @@ class Later:
     def __init__(self) -> None:
         self.future: Future[Any] = Future()
 
-    def submit(self, inputs: Any) -> "Future[Any]":
+    def submit(self, inputs: Any, **settings: Any) -> "Future[Any]":
         return self.future
 
 
@@ -38,7 +38,7 @@ def traced() -> Traced:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Later:
     pipeline = Later()
-    monkeypatch.setattr(workspace, "deploy", lambda *_: pipeline)
+    monkeypatch.setattr(service, "deploy", lambda *_: pipeline)
     return pipeline
 
 

@@ -12,6 +12,7 @@ import torch
 from autosplit import api
 from autosplit.backends.base import F32_TOLERANCE, get_backend, require_device
 from autosplit.backends.placing import place_runnable
+from autosplit.deploying.setup import Budget
 from autosplit.devices.accelerators import Accelerator, calibration_s
 from autosplit.devices.cuda import Cuda
 from autosplit.devices.discovering import machine_for
@@ -120,8 +121,8 @@ def test_profile_search_and_run_on_a_core_and_a_gpu(traced: Traced, tmp_path: Pa
     again = measure(traced, machine, store=Store(tmp_path), budget_s=5)
     assert again.measured == profile.measured, again.notes
     for wanted in (Constraints(), Constraints(pins={traced.graph.ops[0].name: core, traced.graph.ops[-1].name: "cuda:0"})):
-        plan = api.search(traced, profile, machine, wanted, budget_s=0, explain_s=0).plan
-        report = api.run(traced, plan, machine, baselines=False, num_requests=40, num_rounds=2)
+        plan = api.search(traced, profile, machine, wanted, budget=Budget(search_s=0, explain_s=0)).plan
+        report = api.run(traced, plan, machine, baselines=False, budget=Budget(num_requests=40, num_rounds=2))
         outcome = report.best
         print(f"{plan.summary()}: {outcome.throughput_per_s:.4g} items/s, error {outcome.max_relative_error:.2g}")
         assert outcome.outputs_equal and outcome.max_relative_error <= F32_TOLERANCE

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from autosplit.reports.judging import Verdict
+from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
-from autosplit.reports.runreport import Outcome, RunReport
+from autosplit.reports.runreport import RunReport
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 
@@ -90,7 +92,7 @@ def report(plan: Plan, stats: RunStats) -> RunReport:
         "plan": Outcome(plan, (240.0, 242.0, 238.0), (0.0105,), latency, latency, True, 0.0, 0.0, stats),
         "one device": Outcome(unknown, (120.0, 121.0, 119.0), (0.0105,), latency, latency, True, 0.0, 0.0, stats),
     }
-    return RunReport("blocks", 1, outcomes, "plan", "The plan is the best.", {"replicas": "they do not fit [sic]"})
+    return RunReport("blocks", 1, outcomes, Verdict("plan", "The plan is the best.", True), {"replicas": "they do not fit [sic]"})
 
 
 @pytest.fixture

@@ -5,8 +5,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from autosplit.reports.accuracy import Accuracy, Run, StageRun, run_of, runs_of_report
+from autosplit.reports.judging import Verdict
+from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
-from autosplit.reports.runreport import Outcome, RunReport
+from autosplit.reports.runreport import RunReport
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 
 LATENCY = LatencyStats.of([0.01])
@@ -39,7 +41,7 @@ def test_what_was_not_predicted_or_gave_wrong_numbers_is_no_run() -> None:
 
 def test_a_way_with_two_names_counts_once() -> None:
     both = outcome()
-    report = RunReport("net", 1, {"plan": both, "one device": both, "replicas": outcome()}, "plan", "")
+    report = RunReport("net", 1, {"plan": both, "one device": both, "replicas": outcome()}, Verdict("plan", "", True))
     assert [run.way for run in runs_of_report(report, "today")] == ["plan", "replicas"]
 
 

@@ -77,7 +77,7 @@ def test_a_watcher_shows_a_host_again_and_again(terminal: bool, monkeypatch: pyt
     screen, host = StringIO(), Host()
     with watching.watched(Console(file=screen, force_terminal=terminal, width=200), True) as (progress, observe):
         assert observe is not None
-        progress(0.5, "round 1")
+        progress("run", 0.5, "round 1")
         observe(host)
         assert host.enough.wait(10)
     shown = screen.getvalue()

@@ -10,9 +10,10 @@ import optuna
 import pytest
 from pipelines import Once, fail_on_7, increment, local, request
 
-from autosplit.deploying.arena import Arena, Loaded
+from autosplit.deploying.sidebyside import Contender, SideBySide
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, WorkerError
 from autosplit.planning.predicting import predict
+from autosplit.progress import quiet
 from autosplit.searching import loop
 from autosplit.searching.candidates import Job, Trial
 from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
@@ -53,7 +54,7 @@ def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any]) -> tup
     def correct(hunt: _Hunt, first: Plan) -> None:
         hunt.trials.append(Trial({}, first, 1.0, 1.0))
 
-    def tune(hunt: _Hunt, storage: Path | None) -> None:
+    def tune(hunt: _Hunt, journal: Path | None) -> None:
         hunt.trials.append(Trial(asked, best, 2.0, 2.0))
 
     monkeypatch.setattr(_Hunt, "correct", correct)
@@ -103,7 +104,7 @@ def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_al
 
     monkeypatch.setattr(Job, "plan", slow)
     monkeypatch.setattr(_Hunt, "correct", lambda hunt, first: hunt.trials.append(Trial({}, first, 1.0, 1.0)))
-    monkeypatch.setattr(_Hunt, "tune", lambda hunt, storage: None)
+    monkeypatch.setattr(_Hunt, "tune", lambda hunt, journal: None)
     found = search(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",), time_limit_s=10.0), SUBJECT, budget_s=budget_s)
     assert found.plan.status == "optimal"
     assert asked_s == ([share_s, 10.0, share_s] if share_s < 10.0 else [10.0, 10.0])
@@ -111,7 +112,7 @@ def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_al
 
 def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Machine.of([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:3-6")])
-    hunt = _Hunt(Job(devices, SOURCE, Constraints(), ("eager",), queue_depth=3), SUBJECT, Any, 60.0, lambda share, text: None)
+    hunt = _Hunt(Job(devices, SOURCE, Constraints(), ("eager",), queue_depth=3), SUBJECT, Any, 60.0, quiet)
     hunt.trials.append(Trial({}, replace(plan(Stage("s", ("a0",), ("cpu:1-2",), "eager", 2)), queue_depth=3), 1.0, 1.0))
     tried: list[dict[str, Any]] = []
     monkeypatch.setattr(hunt, "_try", tried.append)
@@ -126,7 +127,7 @@ def test_a_journal_goes_on_with_trials_of_the_same_search_only(monkeypatch: pyte
 
     def tried(*backends: str, machine: Machine = TWO, **wanted: float) -> list[int]:
         """The number of trials of each study in the journal after one more search."""
-        hunt = _Hunt(Job(machine, SOURCE, Constraints(**wanted), backends), SUBJECT, Any, 60.0, lambda share, text: None)
+        hunt = _Hunt(Job(machine, SOURCE, Constraints(**wanted), backends), SUBJECT, Any, 60.0, quiet)
         hunt.trials.append(Trial({}, plan(Stage("s", ("a0",), ("cpu:0",), backends[0])), 1.0, 1.0))
         seen: list[dict[str, Any]] = []
         monkeypatch.setattr(hunt, "_try", lambda asked: seen.append(asked) or float(asked["queue_depth"]))
@@ -145,7 +146,7 @@ def test_a_journal_goes_on_with_trials_of_the_same_search_only(monkeypatch: pyte
 
 def test_a_plan_that_begins_with_a_backend_it_was_not_asked_for_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another backend that the profile knows takes the ops that those asked for refuse, as stages of its own."""
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(), ("onnxruntime", "openvino")), SUBJECT, Any, 60.0, lambda share, text: None)
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(), ("onnxruntime", "openvino")), SUBJECT, Any, 60.0, quiet)
     stages = Stage("s", ("a0",), ("cpu:0",), "eager"), Stage("t", ("a1",), ("cpu:1",), "openvino")
     hunt.trials.append(Trial({}, plan(*stages), 1.0, 1.0))
     tried: list[dict[str, Any]] = []
@@ -163,21 +164,21 @@ def test_a_microbatch_without_a_trace_or_a_profile_is_dropped_and_not_tried_agai
         raise failure
 
     job, told = Job(TWO, Source("m", 4), Constraints(), ("eager",), subject_for=subject_for), []
-    hunt = _Hunt(job, SUBJECT, Any, 60.0, lambda share, text: told.append(text))
+    hunt = _Hunt(job, SUBJECT, Any, 60.0, lambda step, share, text: told.append(text))
     assert hunt._try({"microbatch": 2}) is None and hunt._try({"microbatch": 2}) is None
     assert wanted == [2] and told[-1] == f"no microbatches of 2: {failure}"
 
 
 @pytest.fixture
-def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
-    """An arena that runs functions on null devices: for each plan that it loads the next of its ``functions``."""
-    with Arena(TWO) as made:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideBySide]:
+    """A side-by-side benchmark that runs functions on null devices: for each plan that it loads the next of its ``functions``."""
+    with SideBySide(TWO) as made:
         functions = [increment]
 
-        def load(name: str, plan: Plan, traced: Any) -> Loaded:
+        def load(name: str, plan: Plan, traced: Any) -> Contender:
             pipeline = made.host.add_network(name, [local("s", functions.pop(0), "x", "y")], ["x"], ["y"], max_restarts=0)
             error, work = NumericalError(0.0, 0.0, "y"), [tuple(request(7))]
-            made.loaded[name] = Loaded(plan, pipeline, work, error, "", [0.01])
+            made.loaded[name] = Contender(plan, pipeline, work, error, "", [0.01])
             return made.loaded[name]
 
         monkeypatch.setattr(made, "load", load)
@@ -186,96 +187,96 @@ def arena(monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
 
 
 @pytest.mark.parametrize(("function", "words"), [(fail_on_7, "seven is not for me"), (Once(7, 9), "gives up")])
-def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(arena: Any, function: Any, words: str) -> None:
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(bench: Any, function: Any, words: str) -> None:
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
     first, second, third = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2, 8))
-    arena.functions += [function, increment]
+    bench.functions += [function, increment]
     assert hunt._measure(first, {}).times_first is not None
     assert words in (failed := hunt._measure(second, {})).note and failed.times_first is None
-    assert list(arena.loaded) == [FIRST] and list(arena.host.networks()) == [FIRST]
+    assert list(bench.loaded) == [FIRST] and list(bench.host.networks()) == [FIRST]
     assert hunt._measure(third, {}).times_first is not None
 
 
 def test_a_candidate_for_which_descriptors_are_short_is_noted_and_the_first_one_ends_the_search(
-    arena: Any, monkeypatch: pytest.MonkeyPatch
+    bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def short(*_: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
     first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
     hunt._measure(first, {})
-    monkeypatch.setattr(arena, "load", short)
+    monkeypatch.setattr(bench, "load", short)
     assert "Too many open files" in hunt._measure(second, {}).note
-    del arena.loaded[FIRST]
+    del bench.loaded[FIRST]
     with pytest.raises(OSError, match="Too many open files"):
         hunt._measure(second, {})
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
-def test_candidates_for_latency_are_judged_by_requests_alone_in_turn_with_the_first(arena: Any, objective: Any) -> None:
+def test_candidates_for_latency_are_judged_by_requests_alone_in_turn_with_the_first(bench: Any, objective: Any) -> None:
     """A second candidate does ten times as many requests at once, and each takes twice as long."""
     wanted = Constraints(max_replicas=1, objective=objective)
-    hunt = _Hunt(Job(TWO, SOURCE, wanted, ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    hunt = _Hunt(Job(TWO, SOURCE, wanted, ("eager",)), SUBJECT, bench, 60.0, quiet)
     first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
-    arena.functions += [increment]
+    bench.functions += [increment]
     paces = iter([(10.0, 0.01), (100.0, 0.02)])
 
-    def load(name: str, plan: Plan, traced: Any, load: Any = arena.load) -> Loaded:
+    def load(name: str, plan: Plan, traced: Any, load: Any = bench.load) -> Contender:
         entry, (per_s, alone_s) = load(name, plan, traced), next(paces)
         entry.run = lambda num_items: entry.rounds_per_s.append(per_s)
         entry.run_alone = lambda seconds: entry.rounds_alone_s.append([alone_s])
         return entry  # type: ignore[no-any-return]
 
-    arena.load = load
+    bench.load = load
     hunt._measure(first, {})
     assert hunt._measure(second, {}).times_first == pytest.approx(10.0 if objective == "throughput" else 0.5)
-    rounds, alone = len(arena.loaded[FIRST].rounds_per_s), len(arena.loaded[FIRST].rounds_alone_s)
+    rounds, alone = len(bench.loaded[FIRST].rounds_per_s), len(bench.loaded[FIRST].rounds_alone_s)
     assert (rounds, alone) == ((2 * NUM_ROUNDS, 0) if objective == "throughput" else (2, 2 * NUM_ROUNDS))
 
 
 @pytest.mark.parametrize(("objective", "seen_s"), [("throughput", 0.02), ("latency", 0.05)])
 def test_a_plan_for_latency_is_corrected_by_requests_alone(
-    arena: Any, monkeypatch: pytest.MonkeyPatch, objective: Any, seen_s: float
+    bench: Any, monkeypatch: pytest.MonkeyPatch, objective: Any, seen_s: float
 ) -> None:
     """Each takes longer alone, for its core has idled, than where the next one is there already."""
     hunt = _Hunt(
         Job(TWO, SOURCE, Constraints(max_replicas=1, objective=objective), ("eager",)),
         SUBJECT,
-        arena,
+        bench,
         60.0,
-        lambda share, text: None,
+        quiet,
     )
     first = hunt.job.plan(SUBJECT, {"num_stages": 1})
     ran: list[float] = []
 
-    def load(name: str, plan: Plan, traced: Any, load: Any = arena.load) -> Loaded:
+    def load(name: str, plan: Plan, traced: Any, load: Any = bench.load) -> Contender:
         entry = load(name, plan, traced)
         entry.run = lambda num_items: (entry.rounds_per_s.append(1.0), ran.append(0.02))
         entry.run_alone = lambda seconds: (entry.rounds_alone_s.append([0.05]), ran.append(0.05))
         return entry  # type: ignore[no-any-return]
 
-    arena.load = load
+    bench.load = load
     monkeypatch.setattr(loop, "_taken", lambda entry, since_ns=0: (Samples((ran[-1],)),))
     hunt._measure(first, {})
     assert predict(first, GRAPH, TWO, hunt.subject(1)[1]).prediction.latency_s == pytest.approx(seen_s, rel=0.01)
 
 
-def test_the_search_ends_where_the_first_plan_gives_up(arena: Any) -> None:
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+def test_the_search_ends_where_the_first_plan_gives_up(bench: Any) -> None:
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
     first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
-    arena.functions[:] = [dying := Once(7, 0), increment]
+    bench.functions[:] = [dying := Once(7, 0), increment]
     hunt._measure(first, {})
     dying.left = 9
     with pytest.raises(WorkerError, match="gives up"):
         hunt._measure(second, {})
 
 
-def test_a_slow_time_of_the_machine_does_not_stay_in_the_profile(arena: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_time_of_the_machine_does_not_stay_in_the_profile(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first plan takes twice as long in its own rounds as beside the next candidate: that was the machine."""
-    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, arena, 60.0, lambda share, text: None)
+    hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
     first, second = (hunt.job.plan(SUBJECT, {"num_stages": count}) for count in (1, 2))
-    arena.functions += [increment]
+    bench.functions += [increment]
     told = iter([[8.0], [4.0], [2.2, 2.2]])
     monkeypatch.setattr(loop, "_taken", lambda entry, since_ns=0: tuple(Samples((seconds,)) for seconds in next(told)))
     bottlenecks_s = []

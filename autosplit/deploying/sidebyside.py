@@ -9,8 +9,8 @@ from types import TracebackType
 
 from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Microbatch, Reference, blame, is_exact, limit_of
 from autosplit.deploying.workspace import Workspace, deploy
+from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats
-from autosplit.reports.runreport import Outcome
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
@@ -30,7 +30,7 @@ SETTLE_S = 0.05
 
 
 @dataclass
-class Loaded:
+class Contender:
     """A plan that is loaded and was checked, and its rounds so far: items per second, and seconds of requests alone.
 
     ``fault`` says what is wrong with its numbers, and in which backend; it is empty where nothing is. ``first_s`` are requests
@@ -129,23 +129,23 @@ class Loaded:
         )
 
 
-class Arena:
+class SideBySide:
     """Plans of one model, loaded side by side; open until ``close``, best used in a ``with`` block.
 
     Args:
         machine: the devices.
-        workspace: where stages are saved and prepared, to be shared with others; by default one that ends with the arena.
+        workspace: where stages are saved and prepared, to be shared with others; by default one that ends with the bench.
     """
 
     def __init__(self, machine: Machine, workspace: Workspace | None = None) -> None:
         self.machine = machine
-        self.loaded: dict[str, Loaded] = {}
+        self.loaded: dict[str, Contender] = {}
         self.host = HostManager()
         self._workspace = workspace or Workspace()
         self._owns_workspace = workspace is None
         self._references: list[Reference] = []
 
-    def load(self, name: str, plan: Plan, traced: Traced) -> Loaded:
+    def load(self, name: str, plan: Plan, traced: Traced) -> Contender:
         """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
 
         Args:
@@ -191,13 +191,13 @@ class Arena:
             stack.callback(self.host.close, drain=False)
         self.loaded.clear()
 
-    def __enter__(self) -> "Arena":
+    def __enter__(self) -> "SideBySide":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _check(self, plan: Plan, pipeline: Pipeline, traced: Traced) -> Loaded:
+    def _check(self, plan: Plan, pipeline: Pipeline, traced: Traced) -> Contender:
         reference = self._reference(plan, traced)
         work, expected = reference.work, reference.expected
         passes = 2 if len(work) == NUM_DISTINCT else 1
@@ -208,7 +208,7 @@ class Arena:
         worst = max(errors, key=lambda error: error.relative)
         limit = limit_of(plan, traced, work, expected)
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
-        entry = Loaded(plan, pipeline, work, worst, fault, _alone_s(plan, pipeline, work, FIRST_S, least=3))
+        entry = Contender(plan, pipeline, work, worst, fault, _alone_s(plan, pipeline, work, FIRST_S, least=3))
         pipeline.stats(clear=True)
         return entry
 

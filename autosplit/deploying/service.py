@@ -1,0 +1,137 @@
+"""Service: a plan as a running model, called as the model is."""
+
+import asyncio
+import atexit
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
+from autosplit.reports.results import RunStats
+from autosplit.serving.hostmanager import HostManager
+from autosplit.tracing.capturing import Traced
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+
+
+class Service:
+    """A plan that runs: one process a stage replica, open until ``close``, best used in a ``with`` block.
+
+    A request takes and returns what the model does. ``pipeline`` is the runtime's own object, which takes flat tensors;
+    ``Batcher(service.pipeline)`` and ``Session(service.pipeline)`` are made of it. ::
+
+        with autosplit.open_pipeline(traced, plan) as model:
+            answer = model(x)                                          # one request
+            future = model.submit(x, priority=1, deadline_s=0.5)       # several in flight
+            answers = list(model.stream(requests))                     # any number, in order
+            print(model.stats().latency.p50_s)
+    """
+
+    def __init__(self, traced: Traced, plan: Plan, machine: Machine) -> None:
+        self._traced = traced
+        with ExitStack() as opened:
+            workspace = opened.enter_context(Workspace())
+            self.host = opened.enter_context(HostManager())
+            self.pipeline = deploy(self.host, traced.graph.name, traced, plan, machine, workspace)
+            self._opened = opened.pop_all()
+        atexit.register(self.close)  # a service that is never closed must end before the interpreter stops its threads
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One request, start to end."""
+        return self.submit(*args, **kwargs).result()
+
+    def submit(
+        self, *args: Any, priority: int = 0, deadline_s: float | None = None, timeout_s: float | None = None, **kwargs: Any
+    ) -> "Future[Any]":
+        """Take in one request and return its future. Cancelling the future ends the request at the next stage border.
+
+        Args:
+            args: the model's positional arguments.
+            priority: lower is sooner.
+            deadline_s: seconds from now after which no stage begins the request any more.
+            timeout_s: seconds to wait for room in the queue; None waits as long as it takes, 0 refuses at once.
+            kwargs: the model's keyword arguments.
+        Raises: UsageError: the arguments do not fit the trace. RefusedError: there is no room, or the service is closed.
+        """
+        answer: Future[Any] = Future()
+
+        def deliver(done: "Future[Any]") -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                result = self._traced.unflatten_outputs(done.result())
+            except Exception as failure:
+                answer.set_exception(failure)
+            else:
+                answer.set_result(result)
+
+        inputs = self._traced.flatten_inputs(*args, **kwargs)
+        running = self.pipeline.submit(inputs, priority=priority, deadline_s=deadline_s, timeout_s=timeout_s)
+        asked = weakref.ref(running)  # a strong reference in both directions would keep the answer in memory
+        answer.add_done_callback(lambda whole: _cancel(whole, asked))
+        running.add_done_callback(deliver)
+        return answer
+
+    async def call_async(self, *args: Any, **kwargs: Any) -> Any:
+        """One request, awaited; arguments as for ``submit``. Waiting for room does not hold up the event loop."""
+        return await asyncio.wrap_future(await asyncio.to_thread(self.submit, *args, **kwargs))
+
+    def stream(self, requests: Iterable[Any]) -> Iterator[Any]:
+        """The answers to any number of requests in the same order, with few of either in memory at a time.
+
+        Args:
+            requests: each a tensor, a tuple of positional arguments or a mapping of keyword arguments.
+        """
+        under_way: deque[Future[Any]] = deque()
+        for request in requests:
+            if isinstance(request, Mapping):
+                under_way.append(self.submit(**request))
+            else:
+                under_way.append(self.submit(*((request,) if isinstance(request, torch.Tensor) else request)))
+            while len(under_way) > self.pipeline.window:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+    def stats(self, *, clear: bool = False) -> RunStats:
+        """Latency and each worker's times since the start, or since the last call with ``clear``."""
+        return self.pipeline.stats(clear=clear)
+
+    def close(self) -> None:
+        """Answer what was taken in, then end every worker and remove every file."""
+        atexit.unregister(self.close)
+        self._opened.close()
+
+    def __enter__(self) -> "Service":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        atexit.unregister(self.close)
+        self._opened.__exit__(kind, value, trace)
+
+    def __repr__(self) -> str:
+        return f"Service({self._traced.graph.name!r}, {len(self.pipeline.pids)} workers)"
+
+
+def open_pipeline(traced: Traced, plan: Plan, devices: Machine | str | None = None) -> Service:
+    """The plan as a running service; its workers live until ``close`` or the end of the ``with`` block.
+
+    Args:
+        traced: the model, traced for the plan's microbatch.
+        plan: the plan.
+        devices: the devices, or their names with commas between; by default those that the plan names.
+    Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
+    """
+    return Service(traced, plan, machine_of_plan(plan, devices))
+
+
+def _cancel(whole: "Future[Any]", asked: "weakref.ref[Future[Any]]") -> None:
+    running = asked()
+    if whole.cancelled() and running is not None:
+        running.cancel()

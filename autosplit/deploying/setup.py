@@ -1,0 +1,108 @@
+"""Setup and Budget: how the calls measure and plan, and what they may spend. Both have a default for every field."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from autosplit.backends.base import get_backend, usual
+from autosplit.deploying.workspace import Workspace
+from autosplit.errors import UsageError, listed, raise_faults
+from autosplit.progress import Progress
+from autosplit.values.plan import MAX_QUEUE_DEPTH
+from autosplit.values.samples import Precision
+
+COMPILE_BUDGETS = 2.0
+"""Compiling a baseline may take this many times the seconds of the search, unless its own limit is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How to measure and plan.
+
+    Attributes:
+        backends: backends to consider; None for all that are installed, without those that compile for long.
+        precision: what every stage computes in: ``f32`` (the model's own dtypes) or ``bf16``.
+        store: folder where measurements and runs are kept and found again; None keeps nothing.
+        remeasure: measure again what the store holds.
+        queue_depth: slots of each ring, to begin with.
+        seed: seed of every random choice.
+        progress: True draws bars in a terminal or notebook, False shows nothing. A function is called with the step, its share
+            done from 0 to 1, and what is being done.
+        log: called with each line of the solvers' logs.
+        journal: file of the trials, with which a search that was stopped goes on.
+        workspace: where stages are saved and prepared, to be shared between calls.
+        observe: called once with the HostManager on which a plan and its baselines run.
+    Raises: UsageError, MissingExtraError: with every fault, a value that cannot be used or a backend that is not installed.
+    """
+
+    backends: Sequence[str] | None = None
+    precision: Precision = "f32"
+    store: str | Path | None = None
+    remeasure: bool = False
+    queue_depth: int = 4
+    seed: int = 0
+    progress: bool | Progress = True
+    log: Callable[[str], None] | None = None
+    journal: str | Path | None = None
+    workspace: Workspace | None = None
+    observe: Callable[[Any], None] | None = None
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.precision not in get_args(Precision):
+            faults.append(f"precision '{self.precision}' is not known; valid: {', '.join(get_args(Precision))}")
+        if not 1 <= self.queue_depth <= MAX_QUEUE_DEPTH:
+            faults.append(f"queue_depth must be at least 1 and at most {MAX_QUEUE_DEPTH}, but is {self.queue_depth}")
+        raise_faults(UsageError, "this Setup cannot be used", faults)
+        if self.backends is not None:
+            for backend in listed("backends", self.backends, str):
+                get_backend(backend)
+
+    @property
+    def considered(self) -> tuple[str, ...]:
+        """The backends that a search considers."""
+        return tuple(usual() if self.backends is None else self.backends)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a call may spend. Tracing, measuring ops and loading plans come on top, and take as long as they take.
+
+    Attributes:
+        search_s: seconds for running candidate plans; 0 takes the planner's answer from the profile alone.
+        planner_s: most seconds for one question to the planner, which has at most a fifth of ``search_s`` where that is above 0.
+        compile_s: seconds for compiling the model once for each backend that compiles for long; None for twice ``search_s``.
+        explain_s: seconds for finding out why the plan is not faster; None for 1 s where throughput is the objective, else 0.
+        num_rounds: interleaved rounds of the plan and its baselines.
+        num_requests: requests of the plan over all rounds; None for about 2 s a round.
+    Raises: UsageError: with every fault, a value out of range.
+    """
+
+    search_s: float = 30.0
+    planner_s: float = 10.0
+    compile_s: float | None = None
+    explain_s: float | None = None
+    num_rounds: int = 5
+    num_requests: int | None = None
+
+    def __post_init__(self) -> None:
+        faults = []
+        for name in ("search_s", "planner_s", "compile_s", "explain_s"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+                faults.append(f"{name} must be at least 0 seconds, but is {value!r}")
+        for name in ("num_rounds", "num_requests"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                faults.append(f"{name} must be a whole number of at least 1, but is {value!r}")
+        raise_faults(UsageError, "this Budget cannot be used", faults)
+
+    @property
+    def compiling_s(self) -> float:
+        """Seconds for compiling the model for one backend."""
+        return COMPILE_BUDGETS * self.search_s if self.compile_s is None else self.compile_s
+
+
+SETUP, BUDGET = Setup(), Budget()

@@ -1,0 +1,80 @@
+"""load(): a plan file becomes an object that runs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autosplit.api import Model, trace
+from autosplit.deploying.service import Service, open_pipeline
+from autosplit.devices.discovering import as_machine
+from autosplit.errors import UsageError
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.loading import Inputs
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import Plan
+from autosplit.values.planfile import PlanFile, read_plan
+
+TRUSTED = ("transformers:", "autosplit.examples.")
+"""Specs that a plan file may name by itself; reading a plan must not run code that the user did not ask for."""
+
+
+@dataclass(frozen=True)
+class LoadedPlan:
+    """A plan file with its model, traced, and its devices."""
+
+    plan: Plan
+    traced: Traced
+    machine: Machine
+
+    def open(self) -> Service:
+        """The plan as a running service."""
+        return open_pipeline(self.traced, self.plan, self.machine)
+
+    def __repr__(self) -> str:
+        return f"LoadedPlan({self.plan!r})"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
+
+def load(
+    path: str | Path,
+    model: Model | Traced | None = None,
+    *,
+    inputs: Inputs | None = None,
+    devices: Machine | str | None = None,
+    trust: bool = False,
+) -> LoadedPlan:
+    """A plan file as an object that runs: ``autosplit.load("plan.yaml").open()``.
+
+    Args:
+        path: the plan.yaml.
+        model: the spec in the plan, given again, where it names code of the user's own; or the module that the plan is for.
+        inputs: example inputs, for a module.
+        devices: the devices, or their names with commas between; by default those of the plan.
+        trust: as for ``trace``.
+    Raises: PlanError: the file is not a plan, or is of another model. UsageError: the plan names code that the user did not.
+    """
+    path = Path(path)
+    file = read_plan(path)
+    if isinstance(model, Traced):
+        traced = model
+    elif model is not None and not isinstance(model, str | Path):
+        traced = trace(model, inputs=inputs)
+    else:
+        _require_named(path, file, model)
+        traced = trace(file.source.spec, inputs=inputs, batch=file.microbatch, seq_len=file.source.seq_len, trust=trust)
+    plan = file.resolve(traced.graph)
+    machine = Machine.of(map(parse_device, file.devices)) if devices is None else as_machine(devices)
+    return LoadedPlan(plan, traced, machine)
+
+
+def _require_named(path: Path, file: PlanFile, model: str | Path | None) -> None:
+    """Raises: UsageError: the plan's model is a Python object, another one than was named, or code that was not named."""
+    spec = file.source.spec
+    made_for = f"plan '{path}' is for {f'model {spec!r}' if spec else 'a Python object'}"
+    if model is None and not spec:
+        raise UsageError(f"{made_for}, which a file cannot hold; use autosplit.load(path, module, inputs=...)")
+    if model is None and not spec.startswith(TRUSTED):
+        raise UsageError(f"{made_for}, code that autosplit does not run unasked; pass --model '{spec}' if you trust it")
+    if model is not None and str(model) != spec:
+        raise UsageError(f"{made_for}, and not for '{model}'; name that one, or none")

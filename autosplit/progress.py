@@ -1,0 +1,82 @@
+"""Progress of long calls: one shape of function everywhere, and bars that show it in a terminal or a notebook."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+Progress = Callable[[str, float, str], None]
+"""Called with the step (trace, profile, search, run), its share done from 0 to 1, and what is being done."""
+
+BESIDE = 56
+"""Columns that step, bar, share and times take. The text has the rest, because rich would shrink the bar for a longer text."""
+
+stopped = threading.Event()
+"""Set by Ctrl-C. The KeyboardInterrupt itself may be lost in code that catches every exception."""
+
+
+def quiet(step: str, share: float, text: str) -> None:
+    """Show nothing."""
+
+
+def between(progress: Progress, begin: float, end: float) -> Progress:
+    """A progress function for a part of a step: its shares from 0 to 1 become shares from ``begin`` to ``end``."""
+    return lambda step, share, text: progress(step, begin + (end - begin) * share, text)
+
+
+@contextlib.contextmanager
+def bars(console: Console) -> Iterator[Progress]:
+    """A progress function that draws one bar a step, each ending at 100 %; without a terminal it prints the step's name.
+
+    The function raises the KeyboardInterrupt that other code swallowed.
+    """
+    columns = (
+        TextColumn("{task.fields[step]:>8}"),
+        BarColumn(24),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    tasks: dict[str, TaskID] = {}
+    with RichProgress(*columns, console=console, transient=not console.is_terminal) as drawn:
+
+        def report(step: str, share: float, text: str) -> None:
+            if stopped.is_set():
+                raise KeyboardInterrupt
+            if step not in tasks:
+                end_all()
+                tasks[step] = drawn.add_task("", total=1.0, step=step)
+                if not console.is_terminal:
+                    console.print(f"{step} …", highlight=False)
+            drawn.update(tasks[step], completed=share, description=text[: max(0, console.width - BESIDE)], refresh=True)
+
+        def end_all() -> None:
+            for task in tasks.values():
+                drawn.update(task, completed=1.0, description="")
+
+        yield report
+        end_all()
+
+
+@contextlib.contextmanager
+def shown(progress: bool | Progress) -> Iterator[Progress]:
+    """The progress function that a caller asked for: True draws bars where a person looks on, False shows nothing."""
+    console = Console(stderr=True)
+    if callable(progress):
+        yield progress
+    elif progress and (console.is_terminal or console.is_jupyter):
+        with bars(console) as report:
+            yield report
+    else:
+        yield quiet
+
+
+def announce(progress: bool | Progress, text: str) -> None:
+    """Print a line on stderr before a long call, where ``shown`` would draw bars."""
+    console = Console(stderr=True)
+    if progress is True and (console.is_terminal or console.is_jupyter):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)

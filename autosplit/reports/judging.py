@@ -1,0 +1,109 @@
+"""judge(): which of a plan and its baselines to use, and whether the rounds tell. No torch."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from autosplit.reports.outcomes import PLAN, Outcome, Ratio
+from autosplit.values.plan import Plan
+
+FAR_BEHIND = (0.6, 0.8)
+"""A baseline that never reached this share of the fastest one stops after the first round, or after a later one."""
+
+RIVAL = 1.03
+"""A plan that was this many times as fast as the fastest one in some round may be the better one."""
+
+BUSY = 0.1
+"""A ratio whose interval is wider than this was measured on a machine that was busy with something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which plan to use, why, and whether the measurements tell it from the next best one."""
+
+    chosen: str
+    sentence: str
+    sure: bool
+
+
+Unfit = Callable[[Plan, float], Sequence[str]]
+"""Why a baseline must not become the plan, given the seconds of a request alone: the demands that it does not meet."""
+
+
+def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: Unfit = lambda other, s: ()) -> Verdict:
+    """Which of the plan and its baselines to use.
+
+    A baseline takes the place of the plan if it measured better beyond the noise, or if the plan gives wrong numbers. The plan
+    stays where it is ``forced``, and a baseline that is ``unfit`` is never chosen.
+    """
+    plan = outcomes[PLAN]
+    right = {name: outcome for name, outcome in outcomes.items() if name != PLAN and outcome.outputs_equal}
+    if not right:
+        return Verdict(PLAN, "No baseline ran beside the plan, so there is nothing to compare it with.", sure=False)
+    faults = {name: next(iter(unfit(outcome.plan, outcome.latency.p50_s)), "") for name, outcome in right.items()}
+    fit = {} if forced else {name: outcome for name, outcome in right.items() if not faults[name]}
+    if fit and not plan.outputs_equal:
+        best = _best(fit, plan, objective)
+        return Verdict(best, f"The plan gives wrong numbers, so '{best}' becomes the plan.", sure=True)
+    if not plan.outputs_equal:
+        because = "it was given" if forced else "no baseline is what was asked for"
+        return Verdict(PLAN, f"The plan gives wrong numbers, and is kept because {because}.", sure=True)
+    what = "as low a latency" if objective == "latency" else "as fast"
+    ahead = {name: outcome for name, outcome in fit.items() if outcome is not plan and outcome.against(plan, objective).ahead}
+    if ahead:
+        best = _best(ahead, plan, objective)
+        ratio = ahead[best].against(plan, objective)
+        sentence = f"'{best}' measures {ratio.median:.2f} times {what} as the plan ({ratio}), so it becomes the plan."
+        return Verdict(best, sentence, sure=True)
+    fastest = _best(right, plan, objective)
+    ratio = right[fastest].against(plan, objective)
+    if ratio.ahead and right[fastest] is not plan:
+        because = "it was given" if forced else f"that baseline is not what was asked for: {faults[fastest]}"
+        sentence = (
+            f"'{fastest}' measures {ratio.median:.2f} times {what} as the plan ({ratio}); the plan is kept because {because}."
+        )
+        return Verdict(PLAN, sentence, sure=True)
+    rival = _best(fit or right, plan, objective)
+    ratio = plan.against((fit or right)[rival], objective)
+    if right.get(rival) is plan:
+        return Verdict(PLAN, f"The plan is the baseline '{rival}', and no other one measures better.", sure=True)
+    if ratio.ahead:
+        sentence = f"The plan measures {ratio.median:.2f} times {what} as the best baseline, '{rival}' ({ratio})."
+        return Verdict(PLAN, sentence, sure=True)
+    return Verdict(PLAN, _cannot_tell(rival, ratio, what), sure=False)
+
+
+def _cannot_tell(rival: str, ratio: Ratio, what: str) -> str:
+    """Why the plan stays where the measurements do not tell it from a baseline."""
+    measured = f"the plan measured {ratio.median:.2f} times {what}"
+    if ratio.num_rounds == 1:
+        return f"One round cannot tell the plan from '{rival}' ({measured}), so the plan is kept; run more rounds."
+    if ratio.high / ratio.low > 1 + BUSY:
+        return f"The machine was busy: cannot tell the plan from '{rival}' ({measured}, {ratio}), so the plan is kept."
+    return f"The plan and the best baseline, '{rival}', are equal within the noise ({measured}, {ratio}), so the plan is kept."
+
+
+def _best(some: Mapping[str, Outcome], plan: Outcome, objective: str) -> str:
+    """The best of some baselines; those ahead of the plan are compared in the rounds that they ran beside each other."""
+    best = max(some, key=lambda name: some[name].against(plan, objective).median)
+    ahead = [name for name in some if some[name].against(plan, objective).median > 1]
+    return max([best, *ahead], key=lambda name: some[name].against(some[best], objective).median)
+
+
+def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -> list[str]:
+    """The plans that are worth another round: those not far behind; with nothing to keep, the fastest one and its rivals.
+
+    Args:
+        rates: throughput of each plan, in the same rounds.
+        keep: plans that run on in any case.
+
+    >>> still_running({"plan": [9.0, 9.0], "slow": [5.0, 7.0], "fast": [10.0, 10.0]}, ["plan"])
+    ['plan', 'fast']
+    >>> still_running({"plan": [9.0, 9.0], "rival": [9.0, 11.0], "fast": [10.0, 10.0]}, [])
+    ['rival', 'fast']
+    """
+    first = next(iter(rates.values()))
+    fastest = max(rates, key=lambda name: median(a / b for a, b in zip(rates[name], first, strict=True)))
+    most = {name: max(a / b for a, b in zip(per_s, rates[fastest], strict=True)) for name, per_s in rates.items()}
+    least = FAR_BEHIND[len(first) > 1] if keep else RIVAL
+    return [name for name in rates if name == fastest or name in keep or most[name] >= least]

@@ -1,0 +1,44 @@
+"""What the bars show, and to whom."""
+
+import io
+import re
+
+from rich.console import Console
+
+from autosplit.progress import bars, between, quiet, shown
+
+
+def test_brackets_in_what_is_being_done_are_shown_as_they_are() -> None:
+    """Rich takes them for markup, and raises MarkupError where what looks like a tag is closed and was not open."""
+    out = io.StringIO()
+    with bars(Console(file=out, force_terminal=True, width=120)) as report:
+        report("search", 0.5, "cannot read [/tmp/model.onnx]")
+    assert "cannot read [/tmp/model.onnx]" in out.getvalue()
+
+
+def test_a_long_text_leaves_room_for_the_bar() -> None:
+    """In 80 columns the name of the step, the bar and the time left became dots."""
+    out = io.StringIO()
+    with bars(Console(file=out, force_terminal=True, color_system=None, width=80)) as report:
+        report("search", 0.5, "measuring 6 ops on cpu:0+cpu:1 (onnxruntime): 10494 items/s predicted (optimal, gap 0.00 %)")
+    assert re.search(r"  search ━{12}╸? *━* +50% 0:00:00 -:--:-- measuring 6 ops", out.getvalue())
+
+
+def test_every_step_has_a_bar_of_its_own_that_ends_at_100_percent() -> None:
+    out = io.StringIO()
+    with bars(Console(file=out, force_terminal=True, color_system=None, width=80)) as report:
+        report("trace", 0.0, "loading")
+        report("search", 0.5, "measuring")
+    last = out.getvalue()[out.getvalue().rindex("  trace") :]
+    assert re.search(r"trace ━{24} 100%.*\n.*search ━{24} 100%", last), last
+
+
+def test_bars_are_drawn_only_where_a_person_looks_on() -> None:
+    with shown(True) as report:  # stderr is captured here
+        assert report is quiet
+    with shown(False) as report:
+        assert report is quiet
+    told: list[tuple[str, float, str]] = []
+    with shown(lambda *now: told.append(now)) as report:
+        between(report, 0.5, 1.0)("run", 0.5, "round 1")
+    assert told == [("run", 0.75, "round 1")]
