@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench-planner bench-runtime bench-models bench-accuracy profiles clean
+.PHONY: help install demo test check format bench-planner bench-runtime bench-models bench-accuracy profiles fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -48,6 +48,9 @@ bench-accuracy: install ## predicted against measured: 8 models, 3 backends, 3 s
 
 profiles: install ## measure the committed profiles again on this machine
 	$(BIN)/python -m benchmarks.make_profiles
+
+fuzz: install ## 2,000 mutations of each kind of file, each within a second and 200 MB
+	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q tests/test_hostile_files.py
 
 clean: ## remove what was built
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SHOWN_FAULTS = 20
+SHOWN_FAULTS, MAX_FAULT = 20, 1000
 
 
 class AutosplitError(Exception):
@@ -104,7 +104,7 @@ def raise_faults(error: type[AutosplitError], subject: str, faults: Sequence[str
     if not faults:
         return
     noun = "fault" if len(faults) == 1 else "faults"
-    shown = [f"  * {fault}" for fault in faults[:SHOWN_FAULTS]]
+    shown = [f"  * {fault if len(fault) <= MAX_FAULT else f'{fault[:MAX_FAULT]}…'}" for fault in faults[:SHOWN_FAULTS]]
     if len(faults) > SHOWN_FAULTS:
         shown.append(f"  * and {len(faults) - SHOWN_FAULTS} more")
     raise error("\n".join([f"{subject} ({len(faults)} {noun}):", *shown]))

@@ -26,8 +26,9 @@ from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import kept_translations
 from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
+from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
 from autosplit.tracing.splitting import WEIGHTS, StageProgram
-from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict
 from autosplit.tracing.weightsfile import weight_starts
 
 PORTS = "onnx.json"
@@ -219,13 +220,10 @@ def open_onnx(folder: Path) -> OnnxStage:
     """What ``prepare_onnx`` left in ``folder``. Raises: BackendError: the folder is not prepared, or damaged."""
     path = folder / PORTS
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        specs = [
-            [TensorSpec(s["name"], tuple(s["shape"]), tuple(s["stride"]), s["dtype"]) for s in data[k]]
-            for k in ("inputs", "outputs")
-        ]
+        data = parse_json(read_text(path, MAX_YAML_BYTES))
+        specs = [[spec_from_dict(spec) for spec in data[side]] for side in ("inputs", "outputs")]
         file = folder / Path(data["file"]).name
-    except (OSError, ValueError, KeyError, TypeError) as failure:
+    except (OSError, *MALFORMED) as failure:
         raise BackendError(f"stage folder '{folder}' is not prepared for ONNX ({failure}): prepare the stage again") from None
     return OnnxStage(file, _ports(specs[0]), _ports(specs[1]))
 

@@ -19,6 +19,44 @@ import numpy as np
 import onnxruntime
 
 SCHEMA = 1
+MAX_BYTES = 20_000_000
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest in a file. Raises: ValueError: it is damaged, of another version, or its stages do not fit together."""
+    again = "Export the plan again."
+    try:
+        with path.open("rb") as file:
+            manifest: dict[str, Any] = json.loads(file.read(MAX_BYTES))
+    except (ValueError, RecursionError) as failure:
+        raise ValueError(f"'{path}' is truncated or not JSON: {str(failure)[:200]}. {again}") from None
+    found = manifest.get("schema") if isinstance(manifest, dict) else None
+    if found != SCHEMA:
+        raise ValueError(f"'{path}' has schema version {found!r:.60}, and this loader reads version {SCHEMA}. {again}")
+    try:
+        there = _names(manifest["inputs"])
+        for stage in manifest["stages"]:
+            inputs, outputs, drop = _names(stage["inputs"]), _names(stage["outputs"]), set(stage["drop"])
+            if not isinstance(stage["name"], str) or Path(stage["file"]).name != stage["file"]:
+                raise TypeError("a stage has a name that is not a text, or a file outside of the folder")
+            if not inputs <= there or outputs & there or not drop <= there | outputs:
+                raise ValueError(f"stage '{stage['name']:.60}' reads or drops a value that is not there, or makes one twice")
+            there = (there | outputs) - drop
+        if not _names(manifest["outputs"]) <= there:
+            raise ValueError("an output is made by no stage")
+    except (LookupError, TypeError, ValueError, AttributeError) as failure:
+        raise ValueError(f"'{path}' is damaged: {type(failure).__name__} {str(failure)[:200]}. {again}") from None
+    return manifest
+
+
+def _names(values: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The names of values. Raises: one of many exceptions: a name is not a text, a shape not a list of sizes, a dtype unknown."""
+    for value in values:
+        if value["dtype"] not in np.sctypeDict:
+            raise TypeError("a value has a dtype that numpy does not have")
+        if not isinstance(value["name"], str) or any(type(size) is not int for size in value["shape"]):
+            raise TypeError("a value has a name that is not a text, or a shape that is not a list of integers")
+    return {value["name"] for value in values}
 
 
 class Stage:
@@ -52,15 +90,7 @@ class Pipeline:
     def __init__(self, folder: str | Path | None = None, threads: int = 1) -> None:
         folder = Path(folder) if folder is not None else Path(__file__).resolve().parent
         path = folder / "manifest.json"
-        try:
-            self.manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as failure:
-            raise ValueError(f"'{path}' is truncated or no JSON: {failure}. Export the plan again.") from None
-        if self.manifest.get("schema") != SCHEMA:
-            found = self.manifest.get("schema")
-            raise ValueError(
-                f"'{path}' has schema version {found}, and this loader reads version {SCHEMA}. Export the plan again."
-            )
+        self.manifest = _read_manifest(path)
         self.stages = [Stage(folder, entry, threads) for entry in self.manifest["stages"]]
 
     def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:

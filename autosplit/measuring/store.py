@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from autosplit.errors import GraphError, ProfileError
 from autosplit.files import content_hash, locked, read_mapping, write_atomic
-from autosplit.parsing import MALFORMED
+from autosplit.parsing import MALFORMED, parse_json
 from autosplit.reports.accuracy import Accuracy, Run
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Link
@@ -177,7 +177,7 @@ class Store:
         with contextlib.suppress(FileNotFoundError):
             for line in (self.root / RUNS).read_bytes().splitlines():
                 with contextlib.suppress(*MALFORMED):
-                    found.append(Run.from_dict(json.loads(line)))
+                    found.append(Run.from_dict(parse_json(line.decode())))
         return Accuracy(tuple(found))
 
     def _read(self, path: Path, parse: Callable[[Path], list[T]], notes: list[str], held: bool = False) -> list[T]:

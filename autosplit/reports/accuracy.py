@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autosplit import tables
 from autosplit.reports.outcomes import Outcome
@@ -11,6 +12,9 @@ from autosplit.reports.results import RunStats
 from autosplit.reports.runreport import RunReport
 from autosplit.values.plan import Plan
 from autosplit.values.samples import Precision
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +107,18 @@ class Run:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Run":
-        """The inverse of ``dataclasses.asdict``. Raises: KeyError, TypeError, ValueError: no such data."""
-        run = Run(**{**data, "stages": tuple(StageRun(**stage) for stage in data["stages"])})
+        """The inverse of ``dataclasses.asdict``. Raises: ValueError: a field is missing or of another type."""
+        run = _adapter().validate_python(data)
         if not (run.predicted_per_s > 0 and run.measured_per_s > 0):
             raise ValueError(f"a run of {run.measured_per_s} items/s against {run.predicted_per_s} predicted is none")
         return run
+
+
+@cache
+def _adapter() -> "TypeAdapter[Run]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Run)
 
 
 @dataclass(frozen=True)

@@ -4,28 +4,33 @@ Reading one runs no code: a stage is data, a function is only named until a work
 native code in a stage's folder is refused unless it is allowed. Nothing outside the folder is read or written.
 """
 
+import itertools
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from autosplit.backends.base import Precision
 from autosplit.errors import PlanError
 from autosplit.files import read_mapping, validated, write_atomic
+from autosplit.parsing import shown
 from autosplit.running.modules import PythonFunction, StageFolder, check_allowed
 from autosplit.serving.connections import ModuleEntry, Port
 from autosplit.serving.pipelineconfig import PipelineConfig
 from autosplit.tracing.splitting import load_stage, save_stage
-from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.tracing.tensorspec import TensorSpec, spec_fault
 from autosplit.values.machine import parse_device
+from autosplit.values.plan import MAX_QUEUE_DEPTH
 
 SCHEMA = 1
 FILE = "pipeline.yaml"
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class _Strict(BaseModel):
@@ -33,40 +38,39 @@ class _Strict(BaseModel):
 
 
 class _Spec(_Strict):
-    name: str
+    name: _Name
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
     offset_bytes: int = 0
 
-    @field_validator("dtype")
-    @classmethod
-    def _is_a_dtype(cls, name: str) -> str:
-        if not isinstance(getattr(torch, name, None), torch.dtype):
-            raise ValueError(f"'{name}' is not a dtype of torch")
-        return name
+    @model_validator(mode="after")
+    def _fits_a_tensor(self) -> "_Spec":
+        if fault := spec_fault(TensorSpec(**self.model_dump())):
+            raise ValueError(fault)
+        return self
 
 
 class _Module(_Strict):
-    stage: str | None = None
-    function: str | None = None
+    stage: _Name | None = None
+    function: _Name | None = None
     inputs: list[_Spec] = []
     outputs: list[_Spec] = []
     devices: list[str] = Field(min_length=1)
     backend: str = "eager"
     precision: Precision = "f32"
     threads: int | None = Field(default=None, ge=1)
-    queue_depth: int = Field(default=4, ge=1)
+    queue_depth: int = Field(default=4, ge=1, le=MAX_QUEUE_DEPTH)
     hang_s: float | None = Field(default=300.0, gt=0)
 
 
 class _File(_Strict):
     schema_: int = Field(alias="schema")
-    modules: dict[str, _Module]
-    inputs: dict[str, list[str]] = {}
-    connections: list[tuple[str, str]] = []
-    outputs: dict[str, str]
-    groups: dict[str, list[str]] = {}
+    modules: dict[_Name, _Module]
+    inputs: dict[_Name, list[_Name]] = {}
+    connections: list[tuple[_Name, _Name]] = []
+    outputs: dict[_Name, _Name]
+    groups: dict[_Name, list[_Name]] = {}
 
 
 def save_config(config: PipelineConfig, folder: Path) -> None:
@@ -161,7 +165,9 @@ def _add(config: PipelineConfig, folder: Path, name: str, entry: _Module, allowe
 def _inside(folder: Path, stage: str) -> Path:
     """The folder of a stage. Raises: PlanError: it, or a link in it, leads out of the pipeline's folder."""
     place, root = folder / stage, folder.resolve()
-    for path in [place, *place.rglob("*")]:
+    if "\0" in stage:
+        raise PlanError(f"stage {shown(stage)} of pipeline folder '{folder}' is not a name of a folder")
+    for path in itertools.chain([place], place.rglob("*")):  # a place outside is refused before it is searched
         if not path.resolve().is_relative_to(root):
             raise PlanError(f"stage '{stage}' of pipeline folder '{folder}' leads out of it, to '{path.resolve()}'")
     return place

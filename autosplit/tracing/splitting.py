@@ -23,13 +23,13 @@ import torch
 from torch import fx
 
 from autosplit.errors import PlanError, raise_faults
-from autosplit.files import content_hash, hidden_beside, read_mapping, typed
+from autosplit.files import content_hash, hidden_beside, read_mapping
 from autosplit.parsing import MALFORMED
 from autosplit.tables import bytes_text
 from autosplit.tracing import programs
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
-from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, spec_of
+from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict, spec_of
 from autosplit.tracing.weightsfile import map_weights, write_weights
 from autosplit.values.plan import placement_faults
 
@@ -203,7 +203,7 @@ def load_stage(folder: Path) -> StageProgram:
     folder = Path(folder)
     data = _description(folder)
     try:
-        specs = {kind: tuple(_spec(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
+        specs = {kind: tuple(spec_from_dict(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
         weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
         for name in data["requires_grad"]:
             weights[name] = weights[name].detach().requires_grad_()  # else its views ask the mapped tensor
@@ -232,19 +232,6 @@ def _description(folder: Path) -> dict[str, Any]:
 def _incomplete(folder: Path, failure: Exception) -> PlanError:
     reason = str(failure).partition("\n")[0]  # torch adds its call stack
     return PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {reason}. Save the stage again.")
-
-
-def _spec(data: Mapping[str, Any]) -> TensorSpec:
-    """A spec that is of a tensor. Raises: one of ``parsing.MALFORMED``: it is of none."""
-    name, dtype = (typed(field, data[field], str) for field in ("name", "dtype"))
-    shape, stride = (tuple(typed(field, size, int) for size in data[field]) for field in ("shape", "stride"))
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise TypeError(f"'{name}' has dtype '{dtype}', which torch does not have")
-    if len(shape) != len(stride) or min((0, *shape, *stride)) < 0:
-        raise ValueError(f"'{name}' has shape {list(shape)} and strides {list(stride)}, as no tensor has")
-    if typed("offset_bytes", data["offset_bytes"], int) not in range(ALIGNMENT):
-        raise ValueError(f"'{name}' starts {data['offset_bytes']} bytes past a boundary of {ALIGNMENT}")
-    return TensorSpec(name, shape, stride, dtype, data["offset_bytes"])
 
 
 def place_stage(program: StageProgram, device: torch.device | str) -> StageProgram:

@@ -7,14 +7,20 @@ boundary, and a copy reproduces both. The memory of a copy is the extent of the 
 (stride 0) takes, and is copied as, one element for each element it repeats.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 
+from autosplit.files import typed
+from autosplit.parsing import shown
+
 ALIGNMENT = 64
+MAX_DIMS = 64
+MAX_BYTES = 1 << 40
+"""Largest tensor, and largest stride, that a file may describe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,36 @@ class TensorSpec:
     def num_bytes(self) -> int:
         """Bytes of the elements, each counted once for each index: the size of a dense copy."""
         return prod(self.shape) * self.torch_dtype.itemsize
+
+
+def spec_from_dict(data: Mapping[str, Any]) -> TensorSpec:
+    """The inverse of ``dataclasses.asdict``. Raises: one of ``parsing.MALFORMED``: it is not of a tensor."""
+    name, dtype = (typed(field, data[field], str) for field in ("name", "dtype"))
+    shape, stride = (tuple(typed(field, size, int) for size in typed(field, data[field], list)) for field in ("shape", "stride"))
+    spec = TensorSpec(name, shape, stride, dtype, typed("offset_bytes", data["offset_bytes"], int))
+    if fault := spec_fault(spec):
+        raise ValueError(fault)
+    return spec
+
+
+def spec_fault(spec: TensorSpec) -> str:
+    """Why no tensor has this spec, '' if one may have it.
+
+    >>> spec_fault(TensorSpec("x", (2,), (1,), "float32", 2))
+    "'x' starts 2 bytes past a boundary of 64 bytes; a multiple of 4 below 64 is needed"
+    """
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        return f"'{spec.name:.60}' has dtype {shown(spec.dtype)}, which is not a dtype of torch"
+    layout = f"shape {shown(list(spec.shape))} and strides {shown(list(spec.stride))}"
+    if len(spec.shape) != len(spec.stride) or len(spec.shape) > MAX_DIMS or min((0, *spec.shape, *spec.stride)) < 0:
+        return f"'{spec.name:.60}' has {layout}, as no tensor has"
+    if max((prod(spec.shape) * dtype.itemsize, extent_bytes(spec), *spec.shape, *spec.stride)) > MAX_BYTES:
+        return f"'{spec.name:.60}' has {layout}, and at most {MAX_BYTES >> 40} TiB are allowed"
+    if spec.offset_bytes not in range(0, ALIGNMENT, dtype.itemsize):
+        start = f"starts {spec.offset_bytes} bytes past a boundary of {ALIGNMENT} bytes"
+        return f"'{spec.name:.60}' {start}; a multiple of {dtype.itemsize} below {ALIGNMENT} is needed"
+    return ""
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:

@@ -348,7 +348,7 @@ class Profile:
                 precision=data.get("precision", "f32"),
             ).verify()
         except MALFORMED as failure:
-            raise ProfileError(f"profile data is incomplete: {failure!r}; measure it again") from None
+            raise ProfileError(f"profile data is incomplete: {failure!r:.300}; measure it again") from None
 
     def summary(self) -> list[dict[str, Any]]:
         """One row a setting: the whole model, busy and alone, the scale of the op sums, a MiB over a cut, error, source, date."""

@@ -110,12 +110,21 @@ def test_the_manifest_names_values_connections_and_versions(skips, thirds, expor
     assert {"torch", "onnxruntime", "numpy"} <= set(manifest["versions"])
 
 
+ONE_STAGE = '{"schema": 1, "inputs": [], "stages": [{"name": "s", "file": "%s", "inputs": [], "outputs": [], "drop": [%s]}]}'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": 1, "mo', "truncated or no JSON"),
+        ('{"schema": 1, "mo', "truncated or not JSON"),
         ("{}", "schema version None"),
         ('{"schema": 2}', "version 2, and this loader reads"),
+        ("[" * 100_000, "truncated or not JSON"),
+        ('{"schema": 1, "inputs": []}', "is damaged: KeyError 'stages'"),
+        ('{"schema": 1, "inputs": [3], "stages": []}', "is damaged: TypeError"),
+        ('{"schema": 1, "inputs": [{"name": "x", "shape": [1], "dtype": "f99"}], "stages": []}', "dtype that numpy does not"),
+        (ONE_STAGE % ("/x", ""), "a file outside of the folder"),
+        (ONE_STAGE % ("x", '"y"'), "stage 's' reads or drops a value that is not there"),
     ],
 )
 def test_a_manifest_that_cannot_be_read_is_named(tmp_path, text, message):

@@ -4,7 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -316,6 +316,10 @@ def test_runs_are_added_by_many_and_survive_a_cut(tmp_path) -> None:
     assert [run.predicted_per_s for run in store.accuracy().runs][-1] == 104.0 and len(store.accuracy().runs) == 9
     path.write_text(path.read_text() + json.dumps({"kind": "run"}) + "\n[1]\n" + "[" * 200_000 + "\n")
     assert len(store.accuracy().runs) == 9
+    wrong = [{"model": 3}, {"spread": "wide"}, {"stages": [{"stage": 1}]}, {"date": [1]}, {"predicted_per_s": None}]
+    with path.open("a") as file:
+        file.writelines(json.dumps(asdict(a_run(105.0)) | change) + "\n" for change in wrong)
+    assert len(store.accuracy().runs) == 9 and store.accuracy().rows()
 
 
 def a_run(predicted_per_s: float) -> Run:

@@ -1,0 +1,317 @@
+"""Every kind of file is mutated at random: what is wrong is refused in a sentence, within a second and 200 MB.
+
+Each kind is tried 100 times, or AUTOSPLIT_FUZZ_CASES times (``make fuzz``).
+"""
+
+import copy
+import json
+import math
+import os
+import random
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autosplit import cli
+from autosplit.backends.onnxfile import PORTS, open_onnx
+from autosplit.commands.configfile import read_config
+from autosplit.costs.workloads import read_split, read_workload
+from autosplit.errors import AutosplitError, PlanError, ProfileError
+from autosplit.exporting import onnxruntime_loader
+from autosplit.files import content_hash, read_data, read_mapping
+from autosplit.measuring.store import RUNS, Store
+from autosplit.parsing import parse_json
+from autosplit.reports.accuracy import Run, StageRun
+from autosplit.serving.pipelineconfig import PipelineConfig
+from autosplit.serving.pipelinefile import FILE, load_config, save_config
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import DESCRIBED, load_stage
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.machine import Machine, parse_device, shared_memory_link
+from autosplit.values.machinefile import read_machine
+from autosplit.values.plan import Plan, Prediction, Source, Stage
+from autosplit.values.planfile import read_plan, write_plan
+from autosplit.values.profile import Profile
+
+NUM_CASES = int(os.environ.get("AUTOSPLIT_FUZZ_CASES", "100"))
+MOST_S = 1.0
+MOST_BYTES = 200 << 20
+MOST_MESSAGE = 22_000
+
+ODD: tuple[Any, ...] = (
+    None, True, False, -1, 0, 1, 3, 2**31, 2**53 + 1, 2**61 - 1, 2**63, 10**299, 0.5, -0.0, 1e-310, 1e308, math.nan, math.inf,
+    "", " ", "x", "x" * 50_000, "\0", "\ud800", "..", "../../..", "/", "a0 .. a5", "a5 .. a0", "*", "*" * 300, "aten.*",
+    "cpu:0", "cpu:0-9999", "cpu:0" + "+0-9999" * 1500, "cuda:9999", "null:1", "1e400MB", "9" * 5000, "2026-13-45",
+    "0x" + "f" * 5000, "1" + ":59" * 3000, "os:system", [], [[]], ["x"] * 2000,
+    [-1], [2**62, 2**62], {}, {"x": 1}, {"name": "x"}, [{}] * 2000,
+)  # fmt: skip
+"""Values that stand in for others."""
+
+PIECES = (
+    "&a ", "*a", "<<: *a", "[", "]", "{", "}", ": ", "- ", "\n", "\t", "\0", "'", '"', "\\ud800", "\\",
+    "!!python/object/apply:os.getcwd []",
+    "!!timestamp x", "!!int ", "0x" + "f" * 5000, "1" + ":59" * 3000, "9" * 5000, "[" * 500,
+    "\x80", "\ufeff", "%YAML 9.9\n---\n", "#", "? ",
+)  # fmt: skip
+"""Pieces of text that are put in anywhere."""
+
+
+def paths(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value."""
+    yield path
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield from paths(value, (*path, key))
+
+
+def mutate_data(data: Any, chance: random.Random) -> Any:
+    """The data with one value replaced, removed, doubled or renamed."""
+    *above, last = chance.choice([path for path in paths(data) if path] or [("",)])
+    holder = data
+    for key in above:
+        holder = holder[key]
+    way = chance.randrange(6)
+    if way == 0:
+        del holder[last]
+    elif way == 1 and isinstance(holder, list):
+        holder += [copy.deepcopy(holder[last])] * chance.choice([1, 300])
+    elif way == 2 and isinstance(holder, dict):
+        holder[chance.choice(["", "x", "y" * 5000, "\ud800", "schema"])] = holder.pop(last)
+    elif way == 3 and holder:
+        others = list(holder) if isinstance(holder, dict) else range(len(holder))
+        holder[last] = copy.deepcopy(holder[chance.choice(others)])
+    else:
+        holder[last] = copy.deepcopy(chance.choice(ODD))
+    return data
+
+
+def mutate_text(text: str, chance: random.Random) -> str:
+    """The text with a piece put in, cut out, doubled, or cut off."""
+    first, second = sorted(chance.choices(range(len(text) + 1), k=2))
+    way = chance.randrange(4)
+    if way == 0:
+        return text[:first]
+    if way == 1:
+        return text[:first] + text[second:]
+    if way == 2:
+        return text[:second] + text[first:second] * 2 + text[second:]
+    return text[:first] + chance.choice(PIECES) + text[first:]
+
+
+def as_yaml(data: Any) -> str:
+    """The data as YAML; as JSON, which YAML includes, where a text holds half of a surrogate pair."""
+    try:
+        return str(yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False))
+    except UnicodeEncodeError:
+        return json.dumps(data)
+
+
+def mutated(text: str, chance: random.Random) -> str:
+    """One or more mutations of a file, of its values or of its text."""
+    data: Any = None
+    if chance.random() < 0.75 and text[0] in "{[":
+        data = json.loads(text)
+    elif chance.random() < 0.75 and ":" in text:
+        data = yaml.load(text, yaml.CSafeLoader)
+    if not isinstance(data, dict | list):
+        return mutate_text(text, chance)
+    for _ in range(chance.choice([1, 1, 1, 2, 4])):
+        data = mutate_data(data, chance) or {"x": [1]}
+    out = json.dumps(data) if text[0] in "{[" else as_yaml(data)
+    return mutate_text(out, chance) if chance.random() < 0.1 else out
+
+
+def chain(num_ops: int = 6) -> Graph:
+    """x -> a0 -> a1 -> ..., with a weight for each op."""
+    values = {name: Value(name, (1, 8), "float32", 32) for name in ["x", *[f"a{i}" for i in range(num_ops)]]}
+    ops = tuple(
+        Op(f"a{i}", "aten.linear.default", f"b{i // 3}.fc{i}", (f"a{i - 1}" if i else "x",), (f"a{i}",), (f"w{i}",), f"s{i}")
+        for i in range(num_ops)
+    )
+    weights = {f"w{i}": Weight(f"w{i}", (8, 8), "float32", 256) for i in range(num_ops)}
+    return Graph("chain", ("x",), (f"a{num_ops - 1}",), ops, values, weights).verify()
+
+
+GRAPH = chain()
+HERE = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
+
+MACHINE = """\
+devices:
+- {name: 'cpu:0-1', memory: 300MB, backends: [eager, openvino]}
+- {name: 'cpu:2', operators: ['aten.conv*']}
+- {name: 'null:0', count: 2}
+links:
+- {source: 'cpu:0-1', target: 'null:0', bytes_per_s: 1.0e9, latency_s: 1.0e-6}
+"""
+OPTIONS = """\
+budget: 3s
+batch: 4
+stages: 2
+pin: ['fc*=cpu:1']
+memory: 300MB
+contiguous: true
+"""
+WORKLOAD = json.dumps(
+    {
+        "maxSizePerFPGA": 10.0,
+        "maxFPGAs": 2,
+        "maxCPUs": 1,
+        "nodes": [
+            {"id": i, "supportedOnFpga": i % 2, "cpuLatency": 1.0 + i, "fpgaLatency": 0.5, "size": 2.0, "colorClass": i // 4}
+            for i in range(5)
+        ],
+        "edges": [{"sourceId": i, "destId": i + 1, "cost": 0.25} for i in range(4)],
+    }
+)
+TIMES = "forward_compute_time=1.5, backward_compute_time=2.0"
+NODE = "node{} -- Conv2d(3, 64) -- " + TIMES + ", activation_size=[6.0; 5.0], parameter_size=9.0\n"
+PIPEDREAM = "".join(NODE.format(i) for i in range(4)) + "".join(f"\tnode{i} -- node{i + 1}\n" for i in range(3))
+SPLIT = json.dumps({"assignment": {str(i): "cpu0" for i in range(5)}})
+PROFILE = json.dumps(
+    {"schema": 1}
+    | Profile.given(GRAPH, {(op.name, name): 1.0 for op in GRAPH.ops for name in ("cpu:0", "cpu:1")})
+    .with_links([shared_memory_link("cpu:0", "cpu:1")])
+    .to_dict()
+)
+RUN = Run("run", "m", "plan", "p", "f32", 2.0, 1.5, 0.1, (StageRun("s0", "cpu:0", "eager", 1, 3, 0.5, 0.4),), "2026-01-01")
+VALUE = {"name": "x", "shape": [2, 8], "dtype": "float32"}
+MANIFEST = json.dumps(
+    {
+        "schema": 1,
+        "inputs": [VALUE],
+        "outputs": [VALUE | {"name": "z"}],
+        "stages": [
+            {"name": "s0", "file": "stage0.onnx", "inputs": [VALUE], "outputs": [VALUE | {"name": "y"}], "drop": ["x"]},
+            {
+                "name": "s1",
+                "file": "stage1.onnx",
+                "inputs": [VALUE | {"name": "y"}],
+                "outputs": [VALUE | {"name": "z"}],
+                "drop": ["y"],
+            },
+        ],
+    }
+)
+NOTES = json.dumps(
+    {
+        "file": "stage.onnx",
+        "inputs": [asdict(TensorSpec("x", (2, 8), (8, 1), "float32"))],
+        "outputs": [asdict(TensorSpec("y", (2, 1), (1, 2), "int64", 8))],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one valid file of each kind that this project writes."""
+    place = tmp_path_factory.mktemp("files")
+    stages = (Stage("s0", ("a0", "a1", "a2"), ("cpu:0",)), Stage("s1", ("a3", "a4", "a5"), ("cpu:1",), "openvino"))
+    write_plan(
+        Plan(Source("m:f", 4, 16), GRAPH.hash, "p", stages, Prediction(0.5, 1.0, 0.4, 0.2, 8.0), microbatch=2),
+        GRAPH,
+        place / "plan.yaml",
+    )
+    config, null = PipelineConfig(), [parse_device("null:0")]
+    config.add_model("net", load_model("autosplit.examples.mlp:mlp?depth=2&width=8"), null)
+    wide = TensorSpec("v", (4,), (1,), "float32")
+    config.add_function("f", "pipelines:increment", ["pipelines"], [wide], [wide], null)
+    config.input("x").connect(config["net"].input(config["net"].inputs[0].name))
+    config.input("v").connect(config["f"].input("v"))
+    config["net"].output(0).connect(config.output("y"))
+    config["f"].output(0).connect(config.output("w"))
+    save_config(config, place / "pipeline")
+    (place / "notes").mkdir()
+    (place / "store").mkdir()
+    (place / "export").mkdir()
+    return place
+
+
+def resolve_plan(path: Path) -> None:
+    read_plan(path).resolve(GRAPH).verify(GRAPH, HERE)
+
+
+def read_options(path: Path) -> None:
+    read_config(typer.Context(SEARCH), path)
+
+
+def read_split_file(path: Path) -> None:
+    read_split(read_workload(path.with_name("workload.json")), read_data(path, "split", PlanError, parse_json))
+
+
+def read_stage(path: Path) -> None:
+    """A stage whose key fits what it says: whoever changes a file may change its key too."""
+    try:
+        data = json.loads(path.read_text())
+        data["key"] = content_hash({field: data[field] for field in DESCRIBED})
+        path.write_text(json.dumps(data))
+    except Exception:  # the mutated file is read as it is
+        pass
+    load_stage(path.parent)
+
+
+def read_runs(path: Path) -> None:
+    accuracy = Store(path.parent).accuracy()
+    accuracy.rows(), accuracy.summary(), accuracy._repr_html_()
+
+
+SEARCH = typer.main.get_command(cli.app).commands["search"]  # type: ignore[attr-defined]
+
+KINDS: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
+    "machine": ("machine.yaml", MACHINE, read_machine),
+    "plan": ("plan.yaml", None, resolve_plan),
+    "options": ("options.yaml", OPTIONS, read_options),
+    "pipeline": (f"pipeline/{FILE}", None, lambda path: load_config(path.parent, ["pipelines"])),
+    "workload": ("hostile.json", WORKLOAD, read_workload),
+    "pipedream": ("graph.txt", PIPEDREAM, lambda path: read_workload(path, "pipedream")),
+    "split": ("split.json", SPLIT, read_split_file),
+    "profile": ("profile.json", PROFILE, lambda path: Profile.from_dict(read_mapping(path, "profile", 1, ProfileError))),
+    "graph": (
+        "graph.json",
+        json.dumps(GRAPH.to_dict()),
+        lambda path: Graph.from_dict(read_mapping(path, "graph", 1, ProfileError)),
+    ),
+    "runs": (f"store/{RUNS}", json.dumps(asdict(RUN)), read_runs),
+    "stage": ("pipeline/net/stage.json", None, read_stage),
+    "ONNX notes": (f"notes/{PORTS}", NOTES, lambda path: open_onnx(path.parent)),
+    "manifest": ("export/manifest.json", MANIFEST, onnxruntime_loader._read_manifest),
+}
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mutated_file_is_read_or_refused_in_a_sentence(kind: str, folder: Path) -> None:
+    name, text, read = KINDS[kind]
+    path = folder / name
+    valid = text if text is not None else path.read_text()
+    (folder / "workload.json").write_text(WORKLOAD)
+    path.write_text(valid)
+    read(path)
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refusal = ValueError if kind == "manifest" else AutosplitError
+
+    @settings(max_examples=NUM_CASES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 2**64))
+    def try_one(seed: int) -> None:
+        path.write_text(mutated(valid, random.Random(seed)), encoding="utf-8", errors="surrogatepass")
+        started_s = time.process_time()
+        try:
+            read(path)
+        except refusal as failure:
+            assert (len(str(failure)) < MOST_MESSAGE and str(failure).isprintable()) or "\n" in str(failure)
+        assert time.process_time() - started_s < MOST_S
+
+    try:
+        try_one()
+    finally:
+        path.write_text(valid)
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) * 1024 < MOST_BYTES
