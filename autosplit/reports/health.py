@@ -116,7 +116,7 @@ def lines(health: Health, before: Health | None, elapsed_s: float) -> list[str]:
 
 
 def _waiting_text(network: Health) -> str:
-    """Requests at the door and its room, and those that wait beside it in memory of their callers."""
+    """Requests in the admission queue and its room, and those that wait beside it in memory of their callers."""
     held = f" + {network['num_held']} held" if network["num_held"] else ""
     return f"{network['num_waiting']} of {network['room']}{held}"
 

@@ -79,7 +79,7 @@ class StageStats:
 class RunStats:
     """What a pipeline measured of its requests (the last 16,384 at most) and of its workers.
 
-    ``latency``: from the first stage to the answer. ``waiting``: at the door before that. ``restarts``: workers that
+    ``latency``: from the first stage to the answer. ``waiting``: in the admission queue before that. ``restarts``: workers that
     died and were started anew.
     """
 

@@ -1,6 +1,6 @@
-"""Run stages in worker processes that shared-memory rings join.
+"""Run stages in worker processes that are joined by rings in shared memory.
 
-The way from a placement to an answer, a module a step::
+The modules, in the order of their use::
 
     modules         what a worker can run: StageFolder, PythonFunction, LocalFunction
     wiring          StagePlacement; wire(): placements to channels
@@ -21,7 +21,7 @@ The way from a placement to an answer, a module a step::
     workerhealth    how each worker fares
     recording       record(): what a pipeline did, as a timeline
 
-Several networks, batches, chains and configs of pipelines are in ``serving``, which imports this package and not the reverse.
+Several networks, batches, chains and configs of pipelines are in ``serving``, which imports this package.
 
 In code::
 
@@ -31,17 +31,17 @@ In code::
     ]
     with Pipeline(stages, inputs=graph.inputs, outputs=graph.outputs) as pipeline:
         answers = pipeline.run_many(requests)        # a request is a sequence of tensors; answers in order
-        for answer in pipeline.stream(requests):     # the same for any number: few requests and answers in memory at a time
+        for answer in pipeline.stream(requests):     # for any number of requests: few are in memory at a time
             ...
         future = pipeline.submit(request, priority=0, deadline_s=None, timeout_s=None)
         stats = pipeline.stats(clear=True)           # results.RunStats: latency, busy / wait / transfer of each worker
         live = pipeline.health()                     # state and sums of each worker, read without asking it
         trace = chrome_trace(predicted, record(pipeline))
 
-``devices`` holds one device for each replica. A worker that dies is started anew and its requests run again; one that
-cannot be kept alive makes every request fail with WorkerError, and an op that raises makes its own request fail with
-StageError. Leaving the ``with`` block, by Ctrl-C too, leaves no process and no descriptor.
+``devices`` holds one device for each replica. A worker that dies is replaced and its requests run again; if it dies again and
+again, every request fails with WorkerError. If an op raises, its request fails with StageError. When the ``with`` block ends,
+by Ctrl-C too, no process and no descriptor is left.
 
-By default a pipeline has ``sum(replicas * (1 + queue_depth // 2))`` requests in flight and as many may wait at the door;
-then ``submit`` blocks, or refuses after ``timeout_s``. A stage that runs one request for 300 s has hung.
+By default a pipeline has ``sum(replicas * (1 + queue_depth // 2))`` requests in flight, and the same number may wait in the
+admission queue; then ``submit`` blocks, or refuses after ``timeout_s``. A stage that runs one request for 300 s has hung.
 """

@@ -1,4 +1,4 @@
-"""How full batches are: counts that a Batcher adds to, and health and metrics read."""
+"""Counts of how full batches are: a Batcher adds to them, health and metrics read them."""
 
 import threading
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
-"""Where the requests of a pipeline are, read from the words of its workers without asking anybody.
+"""Where the requests of a pipeline are, read from the status block without asking a worker.
 
-A worker's words name one request: it has handed over all its requests before that one, and as long as it waits it has not
-taken that one either. Which requests lie in a ring, and who holds up whom, follows from these numbers alone.
+The status of a worker names one request. The worker has handed over all its requests before that one, and while it waits it
+has not taken that one either. The contents of each ring, and the worker that holds up another, follow from these numbers.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from autosplit.running.wiring import HOST, Wiring
 
 
 class Position(NamedTuple):
-    """The state of a worker (see words) and the request that it is at, or the first it has not handed over if they overtake."""
+    """The state of a worker (see ``statusblock``), and its request: the first that it has not handed over."""
 
     state: int
     sequence: int
 
 
 class Flow:
-    """The way of requests through a wiring, for workers in the order of ``Wiring.workers``."""
+    """The path of requests through a wiring, for workers in the order of ``Wiring.workers``."""
 
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring
@@ -30,7 +30,7 @@ class Flow:
         self._first = [sum(self._replicas[:stage]) for stage in range(len(self._replicas))]
 
     def places(self, block: StatusBlock) -> list[Position]:
-        """Where each worker is now."""
+        """The position of each worker now."""
         found = (block.status(number) for number in range(len(self._workers)))
         return [Position(status[statusblock.STATE], status[self._at]) for status in found]
 
@@ -40,7 +40,7 @@ class Flow:
         Args:
             number: the worker.
             places: of all workers.
-            nexts: the request that the host will feed next, of each lane.
+            nexts: for each lane, the request that the host will feed next.
         """
         state, sequence = places[number]
         if state in (statusblock.STARTING, statusblock.PAUSED):
@@ -57,7 +57,7 @@ class Flow:
         return count
 
     def at_fault(self, number: int, places: Sequence[Position], nexts: Sequence[int]) -> bool:
-        """Whether it is up to this worker that its request goes on: it runs it, or waits although it need not."""
+        """Whether only this worker can advance its request: it runs the request, or waits although the request is ready."""
         state, sequence = places[number]
         match state:
             case statusblock.WAITING:
@@ -73,7 +73,7 @@ class Flow:
         return places[self._worker(source, sequence)].sequence > sequence
 
     def _blocked(self, stage: int, sequence: int, places: Sequence[Position]) -> bool:
-        """Whether a ring that takes the outputs of this request is full: its slot still holds an older request."""
+        """Whether a ring for the outputs of this request is full, as its slot still holds an older request."""
         targets = (channel for channel in self._wiring.channels if channel.source == stage and channel.target != HOST)
         return any(
             places[self._worker(channel.target, sequence)].sequence <= sequence - channel.num_slots * channel.every

@@ -1,11 +1,11 @@
-"""Inbox: what lies in the rings of one receiver, taken the most urgent first, where requests need not keep their order.
+"""Inbox: take requests from the rings of one receiver, the most urgent first, where they need not keep their order.
 
-Pipelines that answer as ready have rings with a slot for every request in flight. A sender never waits for a slot, so no
-order of taking can block anybody, and a request waits for no more others than there are in flight::
+Pipelines that answer as ready have rings with a slot for every request in flight. A sender never waits for a slot, so requests
+may be taken in any order without a deadlock::
 
     in the rings: 4 (priority 0), 5 (priority 0), 6 (priority -1)  ->  taken: 6, 4, 5
 
-A slot says in its number what lies in it, and keeps the number until it is released: what was taken is known by it.
+A slot keeps the number of its request until it is released, so the inbox remembers the numbers that were taken.
 """
 
 import os
@@ -18,13 +18,13 @@ from autosplit.running.statusblock import StatusBlock
 
 
 class Inbox:
-    """The receiving ends of one stage replica, or one of the host's.
+    """The receiving ends of one stage replica, or of the host.
 
     Args:
-        ports: for each source, the ends of its rings; a request is here once each source has brought its part.
+        ports: for each source, the ends of its rings; a request is ready once each source has sent its part.
         status_block: tells the priorities.
         interrupt_fd: a descriptor that ends a wait when it is readable, or -1.
-        spin_s: how long to look before blocking.
+        spin_s: seconds of polling before a wait blocks.
     """
 
     def __init__(
@@ -36,18 +36,18 @@ class Inbox:
         self._spin_s = spin_s
         self._ends = [end for ends in ports for end in ends]
         self._taken: dict[Slot, int] = {}
-        """The last number that was taken of each slot."""
+        """The number that was taken last from each slot."""
         self._poll = select.poll()
         for fd in (*(end.fd for end in self._ends), interrupt_fd):
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
 
     def restart(self) -> None:
-        """The slots were numbered anew."""
+        """Forget what was taken: the slots were numbered anew."""
         self._taken.clear()
 
     def pick(self) -> tuple[int, list[Slot]] | None:
-        """The most urgent request of those that are here, and its slots; then arrival counts. None if none is."""
+        """Take the most urgent request that is ready, with its slots; None if there is none. Then arrival counts."""
         found = [self._arrived(ends) for ends in self._ports]
         here = set.intersection(*(set(port) for port in found))
         if not here:
@@ -59,11 +59,11 @@ class Inbox:
         return sequence, slots
 
     def waits(self) -> bool:
-        """Whether ``pick`` would find one."""
+        """Whether ``pick`` would find a request."""
         return bool(set.intersection(*(set(self._arrived(ends)) for ends in self._ports)))
 
     def wait(self) -> tuple[int, list[Slot]]:
-        """The same, once one is here. Raises: Interrupted: the interrupt descriptor became readable first."""
+        """Take the most urgent request once one is ready. Raises: Interrupted: the interrupt descriptor became readable first."""
         spin_until = time.perf_counter() + self._spin_s
         while (found := self.pick()) is None:
             if time.perf_counter() < spin_until:
@@ -86,7 +86,7 @@ class Inbox:
         return found
 
     def _arrived(self, ends: Sequence[RingEnd]) -> dict[int, Slot]:
-        """What one source has brought and was not taken yet, by number."""
+        """The slots that one source has filled and that were not taken yet, by number."""
         found = {}
         for slot in (slot for end in ends for slot in end.ring.slots):
             sequence = slot.header[SEQUENCE]

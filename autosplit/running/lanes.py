@@ -1,12 +1,13 @@
-"""Lanes: the numbers of requests, from which their replicas follow, and who gets the next one.
+"""Lanes: the numbers of requests, from which their replicas follow.
 
-Request ``k`` runs on replica ``k mod r`` of a stage with ``r`` replicas. Where all stages have equally many, replica ``i`` of one
-hands over to replica ``i`` of the next and to no other, so the replicas form lanes that never meet, and each lane may count by
-itself. The next request goes to the lane with the fewest under way, and no lane waits for a slower one::
+Request ``k`` runs on replica ``k mod r`` of a stage with ``r`` replicas. Where all stages have the same number of replicas,
+replica ``i`` of one stage hands over to replica ``i`` of the next and to no other. The replicas then form lanes that never
+meet, and each lane counts by itself. The next request goes to the lane with the fewest requests under way, so no lane waits
+for a slower one::
 
-    two lanes, the second one half as fast:   0 2 4 6 8 10      and meanwhile   1 3 5
+    two lanes, the second half as fast:   lane 0 runs 0 2 4 6 8 10   while lane 1 runs 1 3 5
 
-Elsewhere there is one lane, and the numbers are those of arrival.
+In other pipelines there is one lane, and requests are numbered by arrival.
 """
 
 from autosplit.running.request import Request
@@ -14,11 +15,11 @@ from autosplit.running.wiring import Wiring
 
 
 class Lanes:
-    """Not for several threads at once: the executor holds its lock around each call.
+    """Numbers of the oldest and the next request of each lane. The executor holds its lock around each call.
 
     Attributes:
-        bases: of each lane, the number of its oldest request that is not done.
-        nexts: of each lane, the number of the request that it gets next.
+        bases: for each lane, the number of its oldest unfinished request.
+        nexts: for each lane, the number of its next request.
     """
 
     def __init__(self, wiring: Wiring) -> None:
@@ -28,22 +29,22 @@ class Lanes:
         self._last = -1
 
     def base(self, number: int) -> int:
-        """The oldest request that is not done, in the lane of a request, or of a replica."""
+        """The oldest unfinished request in the lane of a request or replica."""
         return self.bases[number % self.num]
 
     def next(self, number: int) -> int:
-        """The request to be fed next, in the lane of a request, or of a replica."""
+        """The request to be fed next in the lane of a request or replica."""
         return self.nexts[number % self.num]
 
     def take(self) -> int:
-        """The number of a request that is fed now."""
+        """Number a request that is fed now."""
         turns = [(self._last + turn) % self.num for turn in range(1, self.num + 1)]
         self._last = lane = min(turns, key=lambda one: self.nexts[one] - self.bases[one])
         self.nexts[lane] += self.num
         return self.nexts[lane] - self.num
 
     def settle(self, window: dict[int, Request]) -> None:
-        """Take the requests that are done, and all before them in their lane, out of the window."""
+        """Take the oldest requests of each lane, as far as they are done, out of the window."""
         for lane, base in enumerate(self.bases):
             while (oldest := window.get(base)) is not None and oldest.tokens == 0:
                 del window[base]

@@ -1,4 +1,4 @@
-"""What the host and a worker say to each other over the control channel; tensors never go this way."""
+"""Messages between the host and a worker over the control channel; tensors go through rings instead."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from autosplit.running.statusblock import StatusBlockHandle
 
 @dataclass(frozen=True, slots=True)
 class RingPort:
-    """A worker's end of a channel: request ``k`` is on ``rings[k % len(rings)]``, or on none of this worker's.
+    """A worker's end of a channel: request ``k`` is on ``rings[k % len(rings)]``, which is None if it is another worker's.
 
-    ``index``: for each tensor of the ring, its position among the stage's inputs (or outputs).
+    ``index``: for each tensor of the ring, its position in the stage's inputs (or outputs).
     """
 
     rings: tuple[RingHandle | None, ...]
@@ -30,9 +30,9 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The first message to a worker: what to load, which requests to take, where from and where to.
+    """The first message to a worker: its stage, its requests and its rings.
 
-    There is more than one of ``versions`` while requests from before a swap may have to be replayed.
+    There are several ``versions`` while requests from before a swap of weights may have to be replayed.
     """
 
     stage: str
@@ -49,9 +49,9 @@ class WorkerConfig:
     number: int
     spin_s: float
     in_order: bool = True
-    """False lets a worker take the most urgent of the requests that lie ready for it."""
+    """False lets the worker take the most urgent of the requests that are ready."""
     providers: Mapping[str, str] = field(default_factory=dict)
-    """Who serves the kinds of accelerators (``accelerators.PROVIDERS`` of the host)."""
+    """Import path of the provider of each kind of accelerator (``accelerators.PROVIDERS`` of the host)."""
 
     @property
     def module(self) -> Module:
@@ -61,7 +61,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker's answer once its stage is loaded and warm; ``note`` says what could not be done as it should."""
+    """The worker's answer once its stage is loaded and warm; ``note`` is a remark of the stage, for example on a fallback."""
 
     resident_before_bytes: int
     resident_after_bytes: int
@@ -71,14 +71,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker's answer when it could not do what it was told."""
+    """The worker's answer when loading failed: the traceback."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Take requests, the first of them not before number ``first``."""
+    """Take requests, from number ``first`` on."""
 
     first: int
 
@@ -95,7 +95,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load this module beside the present one; answered with Loaded or Failed."""
+    """Load a module beside the present one; answered with Loaded or Failed."""
 
     module: Module
 
@@ -107,19 +107,19 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """From request ``first`` on use the module that was loaded last; answered with Using."""
+    """Use the module that was loaded last, from request ``first`` on; answered with Using."""
 
     first: int
 
 
 @dataclass(frozen=True, slots=True)
 class Using:
-    """The worker will switch."""
+    """The worker will use the new module."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Send what was measured (answered with Events); ``clear`` forgets it then."""
+    """Send the times of the last requests; answered with Events. ``clear`` forgets them afterwards."""
 
     clear: bool = False
 

@@ -1,6 +1,6 @@
-"""What a worker can run: a stage folder, or a Python function named by its import path. Both pickle as plain values.
+"""Modules that a worker can run: a stage folder, or a Python function by its import path. Both pickle as plain values.
 
-Stages and backends are imported where they are used: they take a third of the start of a worker that runs a function.
+Backends are imported inside functions: they take a third of the start of a worker, which a Python function does not need.
 """
 
 import importlib
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 
 class Module(Protocol):
-    """Something that a worker turns into a function of tensors."""
+    """A source from which a worker loads a function of tensors."""
 
     @property
     def kind(self) -> str:
-        """The backend's name, or what stands in for it."""
+        """The backend's name, or a name in its place."""
 
     @property
     def warms_up(self) -> bool:
-        """Whether it may be called on zeros before the first request."""
+        """Whether the function may be called on zeros before the first request."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of weights that a worker will hold."""
 
     def import_packages(self) -> None:
-        """Import what ``load`` will need, so that the memory of the packages and of the stage can be told apart."""
+        """Import the packages of ``load`` first, so that their memory is not counted as the stage's."""
 
     def load(self, threads: int, device: str, shared: bool) -> "Runnable":
-        """The function of tensors in host memory; called once, in the worker of ``device``, which may share its cores."""
+        """The function of tensors in host memory; called in the worker. ``shared``: others compute on the worker's cores."""
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """The name of the op that raises on these inputs, or None if there are no ops or none raises."""
+        """The name of the op that raises on these inputs, or None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,14 @@ class StageFolder:
     backend: str = "eager"
     precision: "Precision" = "f32"
     packages: tuple[str, ...] = ()
-    """Modules that define operators of the stage which torch does not bring (``StageProgram.packages``)."""
+    """Modules that define custom operators of the stage (``StageProgram.packages``)."""
     warms_up: bool = True
     records: bool = True
     """Whether an accelerator may record the stage as one graph (a CUDA graph)."""
     streams: int = 1
-    """Requests to work on at once, the threads shared among them; on an accelerator that is its own affair."""
+    """Requests to work on at once, each on its share of the threads; an accelerator chooses for itself."""
     allow_native: bool = False
-    """Whether native code that lies in the folder may be loaded; without, a backend that needs it is refused."""
+    """Whether native code in the folder may be loaded; if not, a backend that needs it is refused."""
 
     @property
     def kind(self) -> str:
@@ -72,7 +72,7 @@ class StageFolder:
         return (self.folder / "weights.safetensors").stat().st_size
 
     def import_packages(self) -> None:
-        """Import the backend with its runtime and the user's operators, and let torch set up its libraries."""
+        """Import the backend and the user's operators, and let torch initialise its libraries."""
         from autosplit.backends.base import get_backend
 
         get_backend(self.backend)
@@ -82,7 +82,7 @@ class StageFolder:
             torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
 
     def load(self, threads: int, device: str, shared: bool) -> "Runnable":
-        """The stage through its backend. Raises: BackendError: the backend does not run on this kind of device."""
+        """Load the stage with its backend. Raises: BackendError: the backend does not run on this kind of device."""
         from autosplit.backends.base import get_backend, require_device, require_streams
 
         backend, accelerator = get_backend(self.backend), open_accelerator(device)
@@ -95,7 +95,7 @@ class StageFolder:
         return self._place(backend, accelerator, device)
 
     def require_trust(self) -> None:
-        """Raise BackendError if the backend would load native code from the folder, and that is not allowed."""
+        """Raises: BackendError: the backend would load native code from the folder, which is not allowed."""
         from autosplit.backends.base import get_backend
 
         if get_backend(self.backend).native and not self.allow_native:
@@ -122,7 +122,7 @@ class StageFolder:
         return place_runnable(accelerator, place, program.inputs, program.outputs, record=self.records)
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
-        """Walk the stage op by op, in eager, up to the one that raises."""
+        """Run the stage op by op, in eager, up to the one that raises."""
         from autosplit.tracing.splitting import load_stage
 
         walk = _Walk(load_stage(self.folder).module)
@@ -135,9 +135,9 @@ class StageFolder:
 
 @dataclass(frozen=True, slots=True)
 class PythonFunction:
-    """A function of tensors that returns a tensor or several; it must live in one of the ``allowed`` modules.
+    """A function of tensors that returns one tensor or several.
 
-    ``path`` is ``package.module:function``; a module is allowed if it, or a package it is in, is named.
+    ``path`` is ``package.module:function``. The module, or a package that contains it, must be among ``allowed``.
     """
 
     path: str
@@ -147,10 +147,10 @@ class PythonFunction:
     num_bytes: int = field(default=0, init=False)
 
     def import_packages(self) -> None:
-        """Nothing: importing the function's module is loading it."""
+        """Do nothing: ``load`` imports the function's module."""
 
     def load(self, threads: int, device: str, shared: bool) -> "Runnable":
-        """Import the function. Raises: UsageError: not allowed, or there is no such function."""
+        """Import the function. Raises: UsageError: it is not allowed, or does not exist."""
         return positional(import_function(self.path, self.allowed))
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
@@ -168,7 +168,7 @@ class LocalFunction:
     num_bytes: int = 0
 
     def import_packages(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def load(self, threads: int, device: str, shared: bool) -> "Runnable":
         """The function itself."""
@@ -180,7 +180,7 @@ class LocalFunction:
 
 
 def positional(function: Callable[..., Any]) -> "Runnable":
-    """A function of several tensors as a function of a sequence, its result as a tuple, an empty one for None."""
+    """Turn a function of several tensors into one of a sequence that returns a sequence, empty for None."""
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         result = function(*inputs)
@@ -190,7 +190,7 @@ def positional(function: Callable[..., Any]) -> "Runnable":
 
 
 def import_function(path: str, allowed: Sequence[str]) -> Callable[..., Any]:
-    """The function that ``package.module:function`` names, if its module is allowed.
+    """Import the function ``package.module:function`` from an allowed module.
 
     >>> import_function("math:hypot", ["math"])(3, 4)
     5.0
@@ -212,7 +212,7 @@ def import_function(path: str, allowed: Sequence[str]) -> Callable[..., Any]:
 
 
 def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
-    """Module and name of ``package.module:function``. Raises: UsageError: not of that form, or not in an allowed module."""
+    """Module and name of ``package.module:function``. Raises: UsageError: another form, or the module is not allowed."""
     module, _, name = path.partition(":")
     if not (module and name):
         raise UsageError(f"function '{path}' is not understood; write package.module:function")
@@ -223,11 +223,11 @@ def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
 
 
 class _Walk(torch.fx.Interpreter):
-    """An interpreter that remembers the op it is at."""
+    """An interpreter that remembers the present op."""
 
     op = ""
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Run one node, its name noted first."""
+        """Note the name of a node, then run it."""
         self.op = n.name
         return super().run_node(n)

@@ -1,4 +1,4 @@
-"""The null device's worker: the same loop in a thread of the host, for tests and simulations without processes."""
+"""The worker of a null device: a thread of the host, for tests and simulations without processes."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from autosplit.running.messages import WorkerConfig
 
 
 class SimulatedDeath(BaseException):
-    """Raised by a function on a null device, it ends the worker as SIGKILL ends a process: without a word."""
+    """Raised by a function on a null device, it ends the worker without a message, as SIGKILL ends a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ThreadWorker:
 
     @property
     def pid(self) -> int:
-        """The host itself."""
+        """The process of the host."""
         return os.getpid()
 
     def alive(self) -> bool:

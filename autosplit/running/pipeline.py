@@ -1,4 +1,4 @@
-"""Pipeline: one network on its devices, from placements to answers."""
+"""Pipeline: one network in worker processes, from placements to answers."""
 
 import contextlib
 import os
@@ -35,8 +35,9 @@ class Pipeline:
         inputs: names of the inputs, in the order in which requests give them.
         outputs: names of the outputs, in the order in which answers bring them; an input may be an output too.
         max_in_flight: requests between the first stage and their answer; by default enough to keep every stage at work,
-            and up to 16 small ones while they come fast.
-        room: requests that may wait at the door beside those, before ``submit`` blocks or refuses; as many by default.
+            and up to 16 small ones while answers come fast.
+        room: requests that may wait in the admission queue before ``submit`` blocks or refuses; by default the number of
+            requests in flight.
         in_order: answer in the order of admission; False answers each request as soon as it is done, and lets more urgent
             ones overtake it at every stage.
         max_restarts: restarts of workers in a row, without a request done in between, before giving up.
@@ -69,7 +70,7 @@ class Pipeline:
         faults = [f"group '{group}' names '{stage}'; the stages are: {', '.join(known)}" for group, stage in strange]
         raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
         self.batches = BatchCounts()
-        """The rows that batches carry, where a Batcher fills them."""
+        """The rows that a Batcher, if there is one, has put into requests."""
         self._deployment = provision(self.wiring)
         try:
             room = self.wiring.window if room is None else room
@@ -93,15 +94,15 @@ class Pipeline:
         deadline_s: float | None = None,
         timeout_s: float | None = None,
     ) -> "Future[Tensors]":
-        """Take one request in and return its future; the inputs may be written to once this returns.
+        """Take in one request and return its future; the caller may write to the inputs once this returns.
 
         Cancelling the future, or passing the deadline, ends the request at the next stage border.
 
         Args:
             inputs: one tensor for each input, with the shapes and dtypes that the pipeline was built for.
-            priority: lower is sooner, then arrival counts: at the door, and at every stage if answers may come as ready.
-            deadline_s: seconds from now after which no stage begins the request any more; one in its last stage is answered.
-            timeout_s: seconds to wait for room at the door; None waits as long as it takes, 0 refuses at once.
+            priority: lower is sooner, then arrival counts: in the admission queue, and at every stage if not ``in_order``.
+            deadline_s: seconds from now after which no stage begins the request; a request in its last stage is answered.
+            timeout_s: seconds to wait for room in the admission queue; None waits without limit, 0 refuses at once.
         Raises:
             UsageError: the inputs do not fit, or a setting is not understood.
             RefusedError: no room within ``timeout_s`` (the message has the numbers), or the pipeline is closed.
@@ -119,29 +120,29 @@ class Pipeline:
         return self._executor.submit(self._request(inputs, deadline_ns, borrowed=True), priority, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
-        """One request, start to end."""
+        """Submit one request and wait for its answer."""
         request = self._request(inputs)
         self._executor.enter(request)
         return self._executor.result(request)
 
     def run_many(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
-        """All requests, answers in the same order; the inputs must stay as they are until then.
+        """The answers to all requests, in their order; the inputs must not change until then.
 
         Raises: StageError, WorkerError: the first request that failed, once all are done.
         """
         taken = [self._request(inputs, borrowed=True) for inputs in requests]
         for request in taken:
             self._executor.enter(request)
-        for request in reversed(taken):  # the last is done when all are, or nearly so
+        for request in reversed(taken):  # most of the others are done when the last one is
             request.wait()
         return [self._executor.result(request) for request in taken]
 
     def stream(self, requests: Iterable[Sequence[torch.Tensor]]) -> Iterator[Tensors]:
-        """The answers to any number of requests, in the same order, with no more than a few of either in memory at a time.
+        """The answers to any number of requests, in their order, with only a few of either in memory at a time.
 
-        A request's inputs must stay as they are until its answer is taken.
+        The inputs of a request must not change until its answer is taken.
 
-        Raises: StageError, WorkerError: a request failed; those after it that were taken in are run all the same.
+        Raises: StageError, WorkerError: a request failed; later requests that were taken in run all the same.
         """
         under_way: deque[Request] = deque()
         for inputs in requests:
@@ -157,7 +158,7 @@ class Pipeline:
 
     @property
     def pids(self) -> list[int]:
-        """The process of each worker, in the order of stages and replicas; those of null devices are this one."""
+        """The process of each worker, in the order of stages and replicas; a null device runs in this process."""
         return [worker.pid for worker in self._deployment.workers]
 
     @property
@@ -167,12 +168,12 @@ class Pipeline:
 
     @property
     def num_waiting(self) -> int:
-        """Requests at the door."""
+        """Requests in the admission queue."""
         return self._executor.occupancy().num_waiting
 
     @property
     def num_held(self) -> int:
-        """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers, and take no room at the door."""
+        """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers and take no room in the queue."""
         return self._executor.occupancy().num_held
 
     @property
@@ -182,22 +183,22 @@ class Pipeline:
 
     @property
     def window(self) -> int:
-        """Requests between the first stage and their answer at most, for now: more of small ones while they come fast."""
+        """The most requests between the first stage and their answer, for now: more if they are small and come fast."""
         return self._executor.occupancy().window
 
     @property
     def num_answered(self) -> int:
-        """Requests that were let in and have their answer, and so have all before them."""
+        """Requests that have their answer, as all requests before them."""
         return self._executor.occupancy().num_answered
 
     @property
     def room(self) -> int:
-        """Requests that may wait at the door."""
+        """Requests that may wait in the admission queue."""
         return self._executor.occupancy().room
 
     @property
     def num_rows(self) -> int | None:
-        """Size of dimension 0 of the first input: the rows that a request carries, where it has rows."""
+        """Size of dimension 0 of the first input, which is the number of rows of a request; None without dimensions."""
         shapes = [spec.shape for spec in self.wiring.input_specs.values()]
         return shapes[0][0] if shapes and shapes[0] else None
 
@@ -207,15 +208,14 @@ class Pipeline:
         return self._executor.failure
 
     def latency(self, last: int = 16_384) -> LatencyStats:
-        """From the first stage to the answer, of the ``last`` requests; asks no worker."""
+        """Seconds from the first stage to the answer, for the ``last`` requests."""
         times = self._executor.last_times()[-last:]
         return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
 
     def made_ns(self, count: int) -> list[list[int]]:
-        """When the last stage had handed over the last ``count`` requests, ascending, a list for each lane that had some.
+        """Times at which the last stage handed over the last ``count`` requests (at most 16,384), ascending, by lane.
 
-        In monotonic nanoseconds, at most the last 16,384. An answer may be taken later: together with others, or when those
-        of earlier requests, in other lanes, are there.
+        Monotonic nanoseconds. The host may take an answer later: together with others, or after those of earlier requests.
         """
         lanes: dict[int, list[int]] = {}
         for one in self._executor.last_times()[-count:]:
@@ -223,7 +223,7 @@ class Pipeline:
         return [sorted(times_ns) for times_ns in lanes.values()]
 
     def health(self, network: str = "") -> list[WorkerHealth]:
-        """How each worker fares now, read without asking it."""
+        """The state and the sums of each worker, read from shared memory without asking it."""
         found = []
         places = self._flow.places(self._deployment.status_block)
         for number, (config, worker) in enumerate(zip(self._deployment.worker_configs, self._deployment.workers, strict=True)):
@@ -233,7 +233,7 @@ class Pipeline:
         return found
 
     def stats(self, *, clear: bool = False) -> RunStats:
-        """What was measured since the start, or since the last call with ``clear``: latency, and each worker's times."""
+        """Latency and the times of each worker, since the start or since the last call with ``clear``."""
         now = time.monotonic()
         elapsed_s = now - self._started
         times = self._executor.take_times(clear=clear)  # at once: asking the workers takes a while, and answers come meanwhile
@@ -250,7 +250,7 @@ class Pipeline:
         )
 
     def events(self, *, clear: bool = False) -> list[list[Event]]:
-        """The times of the last requests in each worker; empty for a worker that could not be asked."""
+        """The times of the last requests in each worker; empty for a worker that does not answer."""
         found: list[list[Event]] = []
         with self._deployment.control_lock:
             for number in range(len(self._deployment.workers)):
@@ -262,11 +262,11 @@ class Pipeline:
         return found
 
     def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:
-        """Give the stages of a parameter group other weights while requests run; each request sees all the old or all the new.
+        """Give the stages of a parameter group other weights while requests run; no request sees both old and new ones.
 
         Args:
             group: a parameter group.
-            weights: weight name, as in the stages' programs, to the new tensor; the other weights stay.
+            weights: new tensors by weight name, as in the stages' programs; other weights stay.
             folder: an empty folder for the stages with their new weights.
         Returns: the number of the first request that runs on the new weights.
         Raises: UsageError: no such group or weight, or a tensor that does not fit. BackendError, WorkerError: a worker could
@@ -275,9 +275,11 @@ class Pipeline:
         return swap_weights(self._deployment, self._executor, self.groups, group, weights, folder)
 
     def close(self, *, drain: bool = True) -> None:
-        """Answer what was taken in (``drain``) or fail it, then end every worker; nothing of the pipeline is left.
+        """Answer the requests that were taken in (``drain``) or fail them, then end every worker.
 
-        Nothing happens in a process that was forked from the one that opened it. Raises: UsageError: called in a callback.
+        In a process that was forked from the one that opened the pipeline, nothing happens.
+
+        Raises: UsageError: called in a callback of an answer.
         """
         if self._closed or os.getpid() != self._owner:
             return
@@ -289,7 +291,7 @@ class Pipeline:
             self._deployment.close(timeout_s=5.0 if drain else 0.5)
 
     def check_thread(self) -> None:
-        """Raises: UsageError: this is a callback of an answer, which may not wait for the pipeline, nor close it."""
+        """Raises: UsageError: this is a callback of an answer, which must not wait for the pipeline, nor close it."""
         self._executor.check_thread()
 
     def __enter__(self) -> "Pipeline":

@@ -1,4 +1,4 @@
-"""Provisioner: puts the stages of a pipeline on their devices, all or none, and replaces workers that died."""
+"""Start the workers of a pipeline on their devices, all or none, and replace workers that died."""
 
 import contextlib
 import threading
@@ -25,12 +25,12 @@ Reply = TypeVar("Reply")
 
 LOAD_TIMEOUT_S = 300.0
 SPIN_S = 50e-6
-"""How long a worker that owns its cores looks for its input before it sleeps: a wake-up takes about 35 us."""
+"""Seconds for which a worker that owns its cores polls for its input before it sleeps: a wake-up takes about 35 us."""
 
 
 @dataclass
 class Deployment:
-    """The rings, the shared words and the workers of one pipeline."""
+    """The rings, the status block and the workers of one pipeline."""
 
     wiring: Wiring
     rings: tuple[tuple[Ring, ...], ...]
@@ -39,7 +39,7 @@ class Deployment:
     workers: list[Worker] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
     control_lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held by whoever talks to the workers; taken before the executor's lock where both are."""
+    """Held while messages are exchanged with workers; if the executor's lock is needed too, this one is taken first."""
 
     def start(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
         """Start every worker and wait until all stages are loaded; end them all if one fails."""
@@ -54,7 +54,7 @@ class Deployment:
             raise
 
     def replace(self, number: int, timeout_s: float = LOAD_TIMEOUT_S) -> bool:
-        """Start this worker anew; False if it died again before its stage was loaded.
+        """Start a new worker in place of a dead one; False if it died too before its stage was loaded.
 
         Raises: BackendError: the stage cannot be loaded any more. WorkerError: it takes too long.
         """
@@ -81,7 +81,7 @@ class Deployment:
         return stage.devices[config.replica]
 
     def ask(self, number: int, question: object, what: str) -> None:
-        """Tell a worker something, and forget what it answered too late to be heard. Raises: WorkerError: it died before."""
+        """Drop late answers to earlier questions and send a message. Raises: WorkerError: the worker has died."""
         worker = self.workers[number]
         try:
             while worker.connection.poll(0):
@@ -91,7 +91,7 @@ class Deployment:
             raise WorkerError(f"worker '{worker.name}' died before {what}; try again") from None
 
     def hear(self, number: int, timeout_s: float, what: str, *kinds: type[Reply]) -> Reply:
-        """What a worker answers; another kind of answer is a late one to an earlier question. Raises: WorkerError: as receive."""
+        """The next answer of one of these kinds; others are late ones, and dropped. Raises: WorkerError: as ``receive``."""
         while True:
             answer = receive(self.workers[number], timeout_s, what)
             if isinstance(answer, kinds):
@@ -112,7 +112,7 @@ class Deployment:
     def _launch(self, number: int) -> Worker:
         config, device = self.worker_configs[number], self.device(number)
         status = self.status_block.status(number)
-        # What the one before it did last is not what it does now.
+        # The words of its predecessor do not hold for this worker.
         status[STATE], status[SEQUENCE], status[FLOOR], status[SINCE_NS] = STARTING, 0, 0, time.monotonic_ns()
         name = f"{config.stage}/{config.replica} on {device.name}"
         if device.kind == "null":
@@ -136,7 +136,7 @@ class Deployment:
 
 
 def provision(wiring: Wiring) -> Deployment:
-    """Rings and configs for every worker of ``wiring``, and the workers, loaded and waiting to run."""
+    """Make the rings of ``wiring`` and start its workers; they are loaded and wait to run."""
     workers = list(wiring.workers())
     rings: list[tuple[Ring, ...]] = []
     status_block = StatusBlock.create(wiring.most_in_flight, len(workers), wiring.num_lanes)
@@ -174,9 +174,10 @@ def _config_of(
     owns = bool(device.cores) and len(affinity()) > 1 and all(shared[core] == 1 for core in device.cores)
 
     def ports(side: int) -> tuple[RingPort, ...]:
-        """The ports of this worker as target (side 1) or source (side 0), last those that lead to its own cores.
+        """The ports of this worker as target (side 1) or source (side 0).
 
-        A worker that is woken on the core of who wakes it takes that core at once: the others have theirs to do by then.
+        Ports to workers on its own cores come last: waking one of those preempts the sender, and by then the workers on other
+        cores are at work.
         """
         found = []
         for channel, made in zip(wiring.channels, rings, strict=True):

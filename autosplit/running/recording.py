@@ -1,4 +1,4 @@
-"""What a pipeline did as a timeline: measured actions, to be drawn and traced beside the simulated ones."""
+"""Record a running pipeline as a timeline: measured actions, to be drawn and traced beside simulated ones."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,26 +9,26 @@ from autosplit.values.timeline import Action
 
 
 def record(pipeline: Pipeline, *, clear: bool = False) -> tuple[Action, ...]:
-    """What each worker of a running pipeline did lately, by start; request 0 is the first that is still known.
+    """The last actions of each worker of a running pipeline, by start; request 0 is the first that is still known.
 
     Args:
-        pipeline: it goes on running.
-        clear: begin anew, so that the next call knows later requests only.
+        pipeline: goes on running.
+        clear: forget these actions, so that the next call returns later ones only.
     """
     workers = [(worker.stage, worker.replica) for worker in pipeline.health()]
     return actions_of(workers, pipeline.events(clear=clear))
 
 
 def record_all(pipelines: Mapping[str, Pipeline], *, clear: bool = False) -> tuple[Action, ...]:
-    """What the workers of several networks did, on one time axis; stages are called ``network/stage``."""
+    """The last actions of the workers of several networks on one time axis; stages are called ``network/stage``."""
     workers = [(f"{name}/{worker.stage}", worker.replica) for name, one in pipelines.items() for worker in one.health()]
     return actions_of(workers, [events for one in pipelines.values() for events in one.events(clear=clear)])
 
 
 def actions_of(workers: Sequence[tuple[str, int]], events: Sequence[Sequence[Event]]) -> tuple[Action, ...]:
-    """The events of workers, (stage, replica) each, as actions; failed and skipped requests are left out.
+    """The events of workers, each a (stage, replica), as actions; failed and skipped requests are left out.
 
-    A worker waits for free slots before or between its copies; the copies are drawn without these gaps, at the end.
+    A worker may wait for free slots between its copies. The copies are drawn without these gaps, at the end.
     """
     known = [(worker, event) for worker, mine in zip(workers, events, strict=True) for event in mine if event.flag == DATA]
     if not known:

@@ -1,11 +1,11 @@
-"""Recovery: find hanging workers, replace dead ones, and let the requests in flight run again.
+"""Recovery: kill hanging workers, replace dead ones, and let the requests in flight run again.
 
-A replay needs no copy of the inputs: the host's rings have one slot more than the window has requests, so the slot of a
-request is not written again before its answer is given. Everything else is new tokens and the number to go on from::
+A replay needs no copy of the inputs. The host's rings have one slot more than there are requests in flight, so the slot of a
+request is not written again before its answer is given::
 
-    a worker dies -> pause the others -> start it anew -> refill the tokens -> run again from the oldest request
+    a worker dies -> pause the others -> start a new one -> number the slots anew -> run again from the oldest request
 
-A request during which a worker died twice is given up, so that it cannot take the others with it.
+A request during which workers died twice is given up, so that it does not end the pipeline for the others.
 """
 
 import logging
@@ -23,7 +23,7 @@ from autosplit.running.provisioner import Deployment
 from autosplit.running.wiring import HOST
 
 MAX_TRIES = 2
-"""Deaths that one request may cause before it is given up."""
+"""Workers that may die while they run one request, before it is given up."""
 
 PAUSE_TIMEOUT_S = 60.0
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Watches the workers of a deployment for its executor, which calls it from one thread."""
+    """Watches the workers of a deployment. The executor's thread calls it."""
 
     def __init__(self, deployment: Deployment, max_restarts: int) -> None:
         self.restarts = 0
@@ -45,24 +45,24 @@ class Recovery:
         ]
         self._flow = Flow(deployment.wiring)
         self._hung: dict[int, str] = {}
-        """Why workers were killed, until their death is counted."""
+        """By worker, why it was killed, until its death is counted."""
         self._seen: dict[int, tuple[tuple[int, int], float]] = {}
-        """Workers that held up a request at the last look: their state and its start, and when that was seen first."""
+        """By worker that held up a request at the last look: its state, when that began, and when it was seen first."""
         self.look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
         """How long the executor may block before it looks for hanging workers."""
         self._next_look_s = 0.0
 
     def progressed(self) -> None:
-        """A request is done: restarts count from 0 again."""
+        """Count restarts from 0 again, because a request is done."""
         self._in_a_row = 0
 
     def kill_hanging(self, nexts: Sequence[int]) -> None:
-        """Kill each worker that held up one request for longer than its stage allows: it ran it, or did not even take it.
+        """Kill each worker that has run one request, or has not taken it, for longer than its stage allows.
 
         A worker that waits for others, for inputs or for a free slot, is not at fault, however long that takes.
 
         Args:
-            nexts: the request that will be fed next, of each lane.
+            nexts: for each lane, the request that will be fed next.
         """
         now_s = time.monotonic()
         if now_s < self._next_look_s:
@@ -85,7 +85,7 @@ class Recovery:
                 worker.kill()
 
     def replace_dead(self, lanes: Lanes) -> dict[int, WorkerError]:
-        """Pause the living, start the dead anew.
+        """Pause the workers that are alive and replace the dead ones.
 
         Args:
             lanes: the requests that are not done.
@@ -113,7 +113,7 @@ class Recovery:
         return given_up
 
     def resume(self, lanes: Lanes) -> None:
-        """Refill the tokens and let all workers run what is not done; the host's rings still hold all inputs."""
+        """Number the slots anew and let all workers run the unfinished requests, whose inputs are still in the host's rings."""
         deployment = self._deployment
         for channel, rings in zip(deployment.wiring.channels, deployment.rings, strict=True):
             for first, ring in enumerate(rings):
@@ -129,7 +129,7 @@ class Recovery:
         return sequence if status[statusblock.STATE] == statusblock.RUNNING and sequence >= lanes.base(sequence) else None
 
     def _count_death(self, number: int, sequence: int | None) -> str:
-        """Count one death, and tell its story. Raises: WorkerError: it was one too many in a row."""
+        """Count one death and describe it. Raises: WorkerError: it is one too many in a row."""
         worker, config = self._deployment.workers[number], self._deployment.worker_configs[number]
         story = f"the worker of stage '{config.stage}' (replica {config.replica}, device '{config.device}') "
         story += self._hung.pop(number, "") or worker.fate()
@@ -144,7 +144,7 @@ class Recovery:
         return story
 
     def _pause(self, number: int) -> bool:
-        """Whether the worker says that it touches no ring any more."""
+        """Pause a worker; False if it did not confirm in time that it touches no ring any more."""
         try:
             self._deployment.workers[number].connection.send(Pause())
             self._deployment.hear(number, self._limits_s[number] or PAUSE_TIMEOUT_S, "a pause", Paused)

@@ -1,4 +1,4 @@
-"""A request: what was asked, until when, and what has become of it."""
+"""A request, from its inputs to its answer."""
 
 import math
 import threading
@@ -15,13 +15,13 @@ from autosplit.errors import AutosplitError, DeadlineError, UsageError
 Tensors = tuple[torch.Tensor, ...]
 
 _NEVER_NS = 2.0**62
-"""A deadline as good as none: 146 years, which a word of the shared memory still holds."""
+"""The latest deadline, in 146 years: a word of shared memory still holds it."""
 
 
 class RequestTimes(NamedTuple):
-    """When a request was submitted, fed to the first stage, made by the last one, and answered, in monotonic nanoseconds.
+    """Times at which a request was submitted, fed, finished by the last stage, and answered, in monotonic nanoseconds.
 
-    ``sequence`` is its number in its lane, ``number`` how many were fed before it.
+    ``sequence`` is its number in its lane, ``number`` the number of requests that were fed before it.
     """
 
     sequence: int
@@ -33,14 +33,14 @@ class RequestTimes(NamedTuple):
 
 
 class Answer(Future[Tensors]):
-    """The future of a request, whose cancelling reaches the stages: ``stop`` is called with it then."""
+    """The future of a request. Cancelling it calls ``stop`` with it, which reaches the stages."""
 
     def __init__(self, stop: "Callable[[Answer], None]") -> None:
         super().__init__()
         self._stop = stop
 
     def cancel(self) -> bool:
-        """As of any future; a request that runs ends at the next stage border."""
+        """Cancel the request; if it runs, it ends at the next stage border."""
         if not super().cancel():
             return False
         self._stop(self)
@@ -49,9 +49,9 @@ class Answer(Future[Tensors]):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One request from the door to its answer.
+    """One request.
 
-    The answer goes to ``future``, if somebody asked for one, or stays here: ``waiter`` is unlocked once ``answered`` is set.
+    The answer goes to ``future`` if there is one, else it stays here: ``waiter`` is unlocked once ``answered`` is set.
     """
 
     inputs: Sequence[torch.Tensor]
@@ -59,9 +59,9 @@ class Request:
     submitted_ns: int
     future: Answer | None = None
     borrowed: bool = False
-    """The caller leaves the inputs as they are until the answer, and answers for the room they take."""
+    """The inputs stay in memory of the caller, who does not change them until the answer; they take no room in the queue."""
     sequence: int = -1
-    """Its number in its lane (see ``lanes``), once it was fed; ``number``: how many were fed before it."""
+    """The number in its lane (see ``lanes``) once it was fed; ``number``: the number of requests that were fed before it."""
     number: int = -1
     fed_ns: int = 0
     made_ns: int = 0
@@ -73,11 +73,11 @@ class Request:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody may wait for this very answer, not for the last of many."""
+        """Whether a caller may wait for this answer alone, and not for the last of many."""
         return self.future is not None or not self.borrowed
 
     def times(self) -> RequestTimes:
-        """Of a request that is answered now."""
+        """The times of a request that is answered now."""
         now_ns = time.monotonic_ns()
         return RequestTimes(self.sequence, self.number, self.submitted_ns, self.fed_ns, self.made_ns or now_ns, now_ns)
 
@@ -87,19 +87,19 @@ class Request:
             waiter = threading.Lock()
             waiter.acquire()
             self.waiter = waiter
-            if not self.answered:  # else it may have been before anybody could see the lock
+            if not self.answered:  # otherwise it was answered before the lock was there to be released
                 waiter.acquire()
 
     def expired(self) -> bool:
-        """Whether its deadline passed; asked while it waits at the door."""
+        """Whether the deadline has passed while the request waited, which becomes its error then."""
         if not 0 < self.deadline_ns <= time.monotonic_ns():
             return False
-        self.error = DeadlineError("the request's deadline passed while it waited at the door")
+        self.error = DeadlineError("the request's deadline passed while it waited in the admission queue")
         return True
 
 
 def monotonic_deadline(deadline_s: float | None) -> int:
-    """Seconds from now as a monotonic nanosecond count; 0 for none."""
+    """A deadline in seconds from now as monotonic nanoseconds; 0 stands for no deadline."""
     if deadline_s is None:
         return 0
     if not deadline_s > 0 or math.isinf(deadline_s):

@@ -1,18 +1,29 @@
-"""A ring of slots in shared memory: one sender, one receiver, one copy in, a view out.
+"""A ring of slots in shared memory: one sender copies tensors in, one receiver computes on views of them.
 
-A word of each slot says whose turn it is: the number of the request that lies in it, or EMPTY::
+A word of each slot holds the number of the request in it, or EMPTY, and so tells whose turn it is::
 
-    sender:   wait for EMPTY      -> copy the tensors into the slot -> write the request's number
-    receiver: wait for the number -> compute on views of the slot   -> write EMPTY
+                +--------+--------+--------+--------+
+    numbers     | EMPTY  |   9    |   10   | EMPTY  |     memory of the ring: 4 slots
+    tensors     |        | x9 y9  | x10 y10|        |
+                +--------+--------+--------+--------+
+                             ^                  ^
+                             receiver           sender
 
-A ring is full when the next slot is not empty, which is the back-pressure. The slot of a request follows from its number
-alone, so neither end keeps a position, and a replay needs no more than new numbers.
+    sender:   wait for EMPTY      -> copy the tensors into the slot -> write the request's number -> wake the receiver
+    receiver: wait for the number -> compute on views of the slot   -> write EMPTY                -> wake the sender
 
-An end that must wait looks for a while, says in another word that it sleeps, looks once more, and then blocks on a descriptor;
-the other end writes to the descriptor only if that word is set. As each of the two writes its own word before it reads the
-other's, with a barrier between (Dekker's protocol), they cannot both miss each other. So two ends that are both at work
-hand over without a call of the kernel. The word names a request, and an end that can do with several at once asks to be
-woken for a later one than the next: waking it costs more than all else.
+A ring is full when the next slot is not empty: then the sender waits. The slot of a request follows from its number alone, so
+neither end keeps a position, and a replay only needs new numbers in the slots.
+
+An end that must wait polls for a while, writes to its sleep word, polls once more, and blocks on a descriptor. The other end
+writes to the descriptor only if that sleep word is set. Each end writes its own word before it reads the other's, with a
+barrier between (Dekker's protocol), so one of them always sees the other::
+
+    receiver: sleep word = 1 -> barrier -> is the number there? -> no: block
+    sender:   write the number -> barrier -> is the sleep word set? -> yes: clear it, wake the receiver
+
+Two ends that are awake hand over without a system call. A sleep word holds 1 more than the number of a request: an end that
+can take several results at once asks to be woken for a later one, because waking it is the most expensive step.
 """
 
 import math
@@ -34,31 +45,31 @@ PAGE = mmap.PAGESIZE
 HEADER_WORDS = 8
 SEQUENCE, FLAG, TEXT_BYTES, POSTED_NS = range(4)
 DATA, ERROR, SKIPPED = range(3)
-"""Flags of a token: tensors, the text of an error, or nothing (the request was cancelled or is past its deadline)."""
+"""Flags of a slot: it holds tensors, the text of an error, or nothing (the request was cancelled or is past its deadline)."""
 
 HALF_S = 2e-3
-"""How long a sender waits until half of a full ring is free, before it is content with one slot: it is woken less often so."""
+"""Seconds for which a sender waits until half of a full ring is free, so that it is woken less often; then one slot will do."""
 
 EMPTY = -1
-"""The number of a slot with nothing in it."""
+"""The number of an empty slot."""
 
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
-"""Whether stores are seen in their order, and loads done in theirs; only a store and a later load may change places."""
+"""Whether the processor keeps the order of stores and that of loads; only a store and a later load may change places."""
 
 _TEXT_ROOM = 32 * 1024
-"""Least size of a slot, so that a traceback fits; pages that nobody writes take no memory."""
+"""The least bytes of a slot, so that a traceback fits; pages that are never written take no memory."""
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error: somebody wants to be heard
+class Interrupted(Exception):  # noqa: N818 - not an error: a message is there
     """A wait ended because the interrupt descriptor became readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingHandle:
-    """What a process needs to open a ring whose descriptors it inherited.
+    """The values with which a process opens a ring whose descriptors it inherited.
 
-    ``every``: the ring carries each ``every``-th request (two ends with 2 and 3 replicas meet once in 6).
-    ``filled_fd`` wakes the receiver, ``free_fd`` the sender.
+    The ring carries each ``every``-th request (one between 2 and 3 replicas carries each sixth). ``filled_fd`` wakes the
+    receiver, ``free_fd`` the sender.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -70,12 +81,12 @@ class RingHandle:
 
     @property
     def fds(self) -> tuple[int, int, int]:
-        """The descriptors that a worker must inherit."""
+        """The descriptors that a worker inherits."""
         return self.memory_fd, self.filled_fd, self.free_fd
 
 
 class Slot:
-    """One place in a ring: header words, tensors as views, and the same bytes as room for an error's text."""
+    """One slot: its header words, and its bytes as views of tensors or as room for the text of an error."""
 
     def __init__(self, specs: Sequence[TensorSpec], header: memoryview, payload: torch.Tensor, offsets: Sequence[int]) -> None:
         self.header = header
@@ -84,14 +95,14 @@ class Slot:
         self._copiers = [Copier(spec) for spec in specs]
 
     def write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors in, with the strides of the specs; shapes and dtypes were checked."""
+        """Copy the tensors in; they have the shapes and dtypes of the specs."""
         for copier, target, source in zip(self._copiers, self.tensors, tensors, strict=True):
             copier.copy(target, source)
         self.header[FLAG] = DATA
         self.header[POSTED_NS] = time.monotonic_ns()
 
     def write_text(self, flag: int, text: bytes = b"") -> None:
-        """Put an error's text (its middle is left out if it is long), or nothing, in place of tensors."""
+        """Write the text of an error (without its middle if it is too long), or nothing, in place of tensors."""
         if len(text) > len(self.text):
             half = len(self.text) // 2 - 8
             text = text[:half] + b"\n[...]\n" + text[-half:]
@@ -106,7 +117,7 @@ class Slot:
 
 
 def create_shared(num_bytes: int) -> int:
-    """A descriptor of shared memory, zeros, without a name, that only this user may open."""
+    """A descriptor of new shared memory: zeros, without a name in a file system, readable by this user only."""
     fd = os.memfd_create("autosplit")
     try:
         os.fchmod(fd, 0o600)
@@ -118,20 +129,20 @@ def create_shared(num_bytes: int) -> int:
 
 
 def map_shared(fd: int, num_bytes: int) -> torch.Tensor:
-    """The memory behind ``fd`` as bytes, from a page boundary on; it stays as long as any view of it, also without ``fd``.
+    """The memory behind ``fd`` as bytes, on a page boundary. It stays mapped while a view of it exists, even without ``fd``.
 
-    Python's own ``mmap`` would keep a second descriptor open for as long.
+    Python's own ``mmap`` would keep a second descriptor open.
     """
     return torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=num_bytes, dtype=torch.uint8)
 
 
 class Ring:
-    """Shared memory and two descriptors; ``create`` makes them, ``Ring(handle)`` maps what was inherited.
+    """Shared memory and two descriptors; ``create`` makes them, ``Ring(handle)`` maps inherited ones.
 
     Attributes:
         slots: in the order of the requests.
-        sleepers: a word for the sender and one for the receiver, each 1 more than the number of the request for which that
-            end is to be woken (or a later one), and 0 if it is not to be woken.
+        sleep_words: of the sender and of the receiver: 1 more than the number of the first request for which that end is to
+            be woken, or 0 if it is not to be woken.
     """
 
     def __init__(self, handle: RingHandle) -> None:
@@ -140,7 +151,7 @@ class Ring:
         memory = map_shared(handle.memory_fd, header_bytes + handle.num_slots * slot_bytes)
         headers = memory[:header_bytes].numpy().data.cast("q")
         rows = [headers[start:][:HEADER_WORDS] for start in range(0, (handle.num_slots + 2) * HEADER_WORDS, HEADER_WORDS)]
-        self.sleepers = rows[-2], rows[-1]
+        self.sleep_words = rows[-2], rows[-1]
         self.slots = []
         for number, header in enumerate(rows[:-2]):
             payload = memory[header_bytes + slot_bytes * number :][:slot_bytes]
@@ -167,17 +178,17 @@ class Ring:
         return self.slots[sequence // self.handle.every % self.handle.num_slots]
 
     def refill(self, held: Sequence[int] = ()) -> None:
-        """Number the slots anew: these requests, still in their slots, wait for the receiver. No end may be at work."""
+        """Number the slots anew: the ``held`` requests wait for the receiver, other slots are empty. No end may be in use."""
         for slot in self.slots:
             slot.header[SEQUENCE] = EMPTY
         for sequence in held:
             self.slot(sequence).header[SEQUENCE] = sequence
-        for sleeper, fd in zip(self.sleepers, (self.handle.free_fd, self.handle.filled_fd), strict=True):
-            sleeper[0] = 0
+        for sleep_word, fd in zip(self.sleep_words, (self.handle.free_fd, self.handle.filled_fd), strict=True):
+            sleep_word[0] = 0
             clear(fd)
 
     def close(self) -> None:
-        """Close the descriptors; the memory goes when the last view of it does."""
+        """Close the descriptors; the memory is freed with the last view of it."""
         for fd in self.handle.fds:
             os.close(fd)
         self.slots = []
@@ -190,22 +201,22 @@ class RingEnd:
         ring: the ring.
         sends: True for the end that fills slots.
         interrupt_fd: a descriptor that ends a wait when it is readable, or -1.
-        spin_s: how long to look at the slot before blocking; more than 0 only for a worker that owns its core.
+        spin_s: seconds of polling before a wait blocks; more than 0 only for a worker that owns its core.
     """
 
     def __init__(self, ring: Ring, *, sends: bool, interrupt_fd: int = -1, spin_s: float = 0.0) -> None:
         self.ring = ring
         self.fd = ring.handle.free_fd if sends else ring.handle.filled_fd
         self._other_fd = ring.handle.filled_fd if sends else ring.handle.free_fd
-        self._asleep, self._other_asleep = ring.sleepers if sends else ring.sleepers[::-1]
+        self._asleep, self._other_asleep = ring.sleep_words if sends else ring.sleep_words[::-1]
         self._sends = sends
         self._headers = [slot.header for slot in ring.slots]
         self._every, self._num_slots = ring.handle.every, ring.handle.num_slots
         self._rung = False
-        """Whether ``fd`` may be readable: it is cleared before the next sleep, not on the way to the slot."""
+        """Whether ``fd`` may be readable; it is cleared before the next sleep, so that taking a slot needs no system call."""
         half = self._num_slots // 2
         self._until_half = (self._num_slots - half + 1) * self._every if sends and half > 1 else 0
-        """How many requests back the one lies whose release makes half of the slots free, where all are full; or 0."""
+        """Distance back to the request whose release makes half of a full ring free; or 0."""
         self._interrupt_fd = interrupt_fd
         self._spin_s = spin_s
         self._poll = select.poll()
@@ -214,7 +225,7 @@ class RingEnd:
                 self._poll.register(fd, select.POLLIN)
 
     def acquire(self, sequence: int, timeout_s: float | None = None) -> Slot:
-        """The slot of request ``sequence``, once it is this end's turn; the same one again until it is released.
+        """Wait for this end's turn and return the slot of request ``sequence``; until ``release``, again at once.
 
         Raises:
             Interrupted: the interrupt descriptor became readable first.
@@ -234,19 +245,19 @@ class RingEnd:
         return self._headers[sequence // self._every % self._num_slots][SEQUENCE] == turn
 
     def release(self, sequence: int) -> None:
-        """Hand the acquired slot to the other end, and wake it if it sleeps."""
+        """Hand the acquired slot to the other end, and wake that end if it sleeps."""
         if not _ORDERED:
             fence()
         self._headers[sequence // self._every % self._num_slots][SEQUENCE] = sequence if self._sends else EMPTY
         fence()
         if 0 < self._other_asleep[0] <= sequence + 1:
-            self._other_asleep[0] = 0  # before the wake-up: who says later that it sleeps wants another one
+            self._other_asleep[0] = 0  # before the wake-up: if the other end sets it again, it needs a second wake-up
             os.eventfd_write(self._other_fd, 1)
 
     def fall_asleep(self, until: int = 0) -> None:
-        """Ask for a wake-up once request ``until``, or one after it, is handed over by the other end.
+        """Ask for a wake-up once the other end hands over request ``until`` or a later one.
 
-        Who then looks at its slot again and finds nothing may block on ``fd``.
+        The caller must then look at its slot once more before it blocks on ``fd``.
         """
         if self._rung:
             self._rung = False
@@ -255,17 +266,17 @@ class RingEnd:
         fence()
 
     def wake_up(self, *, called: bool) -> None:
-        """Ask for no more wake-ups; ``called`` says that ``fd`` was readable. A late one makes a later wait look twice."""
+        """Ask for no more wake-ups; ``called``: ``fd`` was readable. A late wake-up only makes a later wait look twice."""
         self._asleep[0] = 0
         self._rung = self._rung or called
 
     def _spin(self, header: memoryview, turn: int) -> bool:
-        """Look at the slot for a while."""
+        """Poll the slot for ``spin_s``; whether the turn has come."""
         until = time.perf_counter() + self._spin_s
         while time.perf_counter() < until:
             if header[SEQUENCE] == turn:
                 return True
-            os.sched_yield()  # the host, say, may have work on this core
+            os.sched_yield()  # another process, such as the host, may have work on this core
         return False
 
     def _wait(self, sequence: int, timeout_s: float | None) -> None:
@@ -294,16 +305,16 @@ _barrier = threading.Lock()
 
 
 def fence() -> None:
-    """Let all that was stored before be seen by every core before anything is loaded after.
+    """A full memory barrier: every core sees the stores before it before the loads after it are done.
 
-    Taking a lock and giving it back are the atomic operations that Python has.
+    Taking and releasing a lock are the atomic operations that Python offers.
     """
     with _barrier:
         pass
 
 
 def clear(fd: int) -> None:
-    """Take all that was written to a descriptor."""
+    """Make an event descriptor unreadable."""
     try:
         os.eventfd_read(fd)
     except BlockingIOError:
@@ -311,7 +322,7 @@ def clear(fd: int) -> None:
 
 
 def _layout(specs: Sequence[TensorSpec], num_slots: int) -> tuple[list[int], int, int]:
-    """Offsets of the tensors in a slot (aligned), bytes of all headers and sleepers, bytes of a slot (whole pages)."""
+    """Aligned offsets of the tensors in a slot, bytes of all headers and sleep words, bytes of a slot in whole pages."""
     offsets, end = [], 0
     for spec in specs:
         offsets.append(end)

@@ -1,4 +1,4 @@
-"""Swap the weights of running stages: load them beside the old ones, then switch every stage at the same request."""
+"""Swap the weights of running stages: load new ones beside the old ones, then switch all stages at the same request."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def swap_weights(
     weights: Mapping[str, torch.Tensor],
     folder: Path,
 ) -> int:
-    """What ``Pipeline.swap`` says."""
+    """See ``Pipeline.swap``."""
     if not isinstance(weights, Mapping):
         raise UsageError(f"weights must be a mapping of names to tensors, but are {type(weights).__name__}")
     if not isinstance(folder, Path):
@@ -50,7 +50,7 @@ def swap_weights(
 
 
 def with_weights(program: StageProgram, weights: Mapping[str, torch.Tensor]) -> StageProgram:
-    """The same stage with those of ``weights`` that it reads, laid out as the ones they replace."""
+    """The stage with those of ``weights`` that it reads, in the layout of the weights that they replace."""
     merged = dict(program.weights)
     for name in merged.keys() & weights.keys():
         old = merged[name]
@@ -65,7 +65,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
     switched = []
 
     def switch(lanes: Lanes, fed: int) -> None:
-        """Every worker knows the new version before the first request of its time is fed."""
+        """Tell every worker the new version before the first request for it is fed."""
         for number in numbers:
             config = deployment.worker_configs[number]
             base, first = lanes.base(config.replica), lanes.next(config.replica)
@@ -74,7 +74,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
                 one for one, after in zip(versions, (*versions[1:], None), strict=True) if after is None or after.first > base
             ]
             deployment.worker_configs[number] = replace(config, versions=tuple(kept))
-            with contextlib.suppress(WorkerError):  # it died: its successor starts with both versions
+            with contextlib.suppress(WorkerError):  # if the worker died, its successor loads both versions
                 deployment.ask(number, Use(first), "the swap")
                 deployment.hear(number, LOAD_TIMEOUT_S, "a swap", Using)
         switched.append(fed)

@@ -1,4 +1,4 @@
-"""What a stage runs on: modules as they are loaded in a worker, each from its first request on."""
+"""The modules that a worker has loaded for its stage: after a swap of weights, requests choose theirs by number."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,17 +14,14 @@ if TYPE_CHECKING:
 
 _WARM_UP_PASSES = 3
 _WARM_UP_S = 0.5
-"""Passes are made until there were so many, or for so long: a slow stage is warm after one."""
+"""Warming up ends after this number of passes or this time: a slow stage is warm after one pass."""
 
 
 class Versions:
-    """The modules of a stage, oldest first; swapped weights are a version of their own.
-
-    Args:
-        config: the worker's.
+    """The modules of a stage, oldest first; swapped weights make a new version.
 
     Attributes:
-        num_contexts: requests that the stage can have under way at once; above 1 they are begun one by one.
+        num_contexts: requests that the stage can work on at once; above 1 they are begun one by one.
     """
 
     def __init__(self, config: WorkerConfig) -> None:
@@ -34,7 +31,7 @@ class Versions:
 
     @property
     def note(self) -> str:
-        """What the newest one has to say of itself, or ''."""
+        """The remark of the newest module about itself, or ''."""
         return str(getattr(self._used[-1][1], "note", ""))
 
     def load(self, module: Module, zeros: Callable[[], Sequence[torch.Tensor]]) -> None:
@@ -52,7 +49,7 @@ class Versions:
         self.num_contexts = getattr(run, "num_contexts", 1)
 
     def of(self, sequence: int) -> "tuple[Version, Runnable]":
-        """What a request runs on; a version goes once no request of its time can come again."""
+        """The module of a request. A version is dropped once none of its requests can be replayed."""
         used = self._used
         while len(used) > 1 and sequence >= used[1][0].first + self._config.status_block.num_places:
             used.pop(0)
@@ -62,7 +59,7 @@ class Versions:
 
 
 def _warm_up(run: "Runnable", inputs: Sequence[torch.Tensor]) -> None:
-    """A few passes; what they raise is for the first request to show."""
+    """Run a few passes; if one raises, the first request will show it."""
     until = time.monotonic() + _WARM_UP_S
     for _ in range(_WARM_UP_PASSES):
         try:

@@ -1,9 +1,9 @@
-"""Which stage talks to which: placements become channels, channels become rings. No processes here.
+"""Connect stages: placements become channels between stages, and each channel has rings between their replicas.
 
 Requests have numbers (see ``lanes``), and replica ``i`` of a stage with ``r`` replicas takes those with ``number % r == i``. So
 the ring of a request between two stages follows from its number, and every worker takes its requests in order. Every
-request puts exactly one token on each of its rings, also when it failed: with bounded rings that is a deterministic process
-network (Kahn 1974), and the oldest request can always go on.
+request puts exactly one token on one ring of each channel, even if it fails. With bounded rings that is a deterministic
+process network (Kahn 1974), in which the oldest request can always advance.
 """
 
 import math
@@ -17,28 +17,28 @@ from autosplit.values.machine import Device
 from autosplit.values.plan import MAX_QUEUE_DEPTH
 
 BURST = 16
-"""Requests in flight at most, if small ones come fast, so that the host need not wake for each of them."""
+"""The most requests in flight if they are small and answers come fast, so that the host wakes once for several answers."""
 
 BURST_BYTES = 512 * 1024
-"""What the host's slots may take then: half of a core's second cache."""
+"""The most bytes of these requests in the host's slots: half of a core's second-level cache."""
 
 HOST = -1
-"""The number of the host in channels, where stages have their positions."""
+"""The host's number in channels; a stage's number is its position."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlacement:
-    """What runs where.
+    """A stage with its devices.
 
     Attributes:
         name: for messages and reports.
-        module: what a worker loads.
+        module: loaded by each worker.
         inputs: the values it reads, in the module's order; names are those of graph inputs or of other stages' outputs.
         outputs: the values it makes, in the module's order.
-        devices: one for each replica; the same device may stand twice, and may hold other stages.
+        devices: one for each replica; a device may occur twice, and may hold other stages.
         threads: threads of each replica; the number of the device's cores by default.
         queue_depth: slots of each ring that leads to this stage.
-        hang_s: a request that runs longer than this has hung, and the worker is killed and started anew; None waits for ever.
+        hang_s: seconds after which a request has hung, so that its worker is killed and replaced; None for no limit.
         streams: requests that each replica works on at once.
     """
 
@@ -58,7 +58,7 @@ class Channel:
     """The values that one stage (or the host) hands to another, and the rings that carry them.
 
     ``source_index`` and ``target_index`` are positions in the source's outputs and in the target's inputs. The host's
-    outputs are the pipeline's inputs; what the host reads goes by name, so its ``target_index`` is empty.
+    outputs are the pipeline's inputs. The host reads values by name, so its ``target_index`` is empty.
     """
 
     source: int
@@ -84,7 +84,7 @@ class Channel:
 class Wiring:
     """The stages of a pipeline with their channels.
 
-    At most ``window`` requests are in flight, and up to ``most_in_flight`` while small ones come fast: there is room for those.
+    At most ``window`` requests are in flight, or ``most_in_flight`` while small ones come fast; rings have room for those.
     """
 
     stages: tuple[StagePlacement, ...]
@@ -98,7 +98,7 @@ class Wiring:
 
     @property
     def num_lanes(self) -> int:
-        """Replicas of every stage, where these are equally many and keep requests in order: then each counts its own; else 1."""
+        """The number of replicas, if all stages have the same number and requests keep their order; else 1 (see ``lanes``)."""
         counts = {len(stage.devices) for stage in self.stages}
         return counts.pop() if self.in_order and len(counts) == 1 else 1
 
@@ -120,10 +120,10 @@ def wire(
         stages: in topological order.
         inputs: names of the pipeline's inputs, in the order in which a request gives them.
         outputs: names of the pipeline's outputs: values of stages or inputs; a name may stand twice.
-        window: requests in flight at most; by default as many as keep every replica at work and every ring half full,
-            and up to ``BURST`` of those that are small, while they come fast.
+        window: the most requests in flight; by default enough to keep every replica at work and every ring half full,
+            and up to ``BURST`` if they are small and come fast.
         in_order: False lets requests overtake each other; then every ring has a slot for each request in flight.
-    Raises: PlanError: every value that nobody makes, that is made twice or too late, and every empty setting.
+    Raises: PlanError: every value that no stage makes, that is made twice or too late, and every wrong setting.
     """
     inputs, outputs = listed("inputs", inputs, str), listed("outputs", outputs, str)
     makers = {spec.name: number for number, stage in enumerate(stages) for spec in stage.outputs}
@@ -158,7 +158,7 @@ def wire(
 
 
 def _host_bytes(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str]) -> int:
-    """Bytes that the host writes and reads for a request, at least 1."""
+    """Bytes that the host writes and reads for one request, at least 1."""
     fed = sum(spec.num_bytes for stage in stages for spec in stage.inputs if spec.name in inputs)
     return max(1, fed + sum(spec.num_bytes for stage in stages for spec in stage.outputs if spec.name in outputs))
 
@@ -178,12 +178,12 @@ def _channel(
     target_replicas = 1 if target == HOST else len(stages[target].devices)
     share = -(-window // math.lcm(source_replicas, target_replicas))
     if source == HOST:
-        # The host never waits for a slot, and a slot keeps its request until that is delivered, ready for a replay.
+        # The host never waits for a slot, and a slot keeps its request for a replay until the answer is delivered.
         num_slots = share + 1
     elif target == HOST or not in_order:
         num_slots = share
     else:
-        # A value that skips stages waits for them: one slot more for each.
+        # A value that skips stages waits for them: one more slot for each.
         num_slots = min(share, stages[target].queue_depth + levels[target] - levels[source] - 1)
     indices = tuple(source_index), tuple(target_index)
     return Channel(source, target, tuple(specs), *indices, source_replicas, target_replicas, num_slots)
@@ -193,7 +193,7 @@ def _faults(
     stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], makers: dict[str, int]
 ) -> Iterator[str]:
     if not stages:
-        yield "there are none"
+        yield "there are no stages"
     names = [stage.name for stage in stages]
     yield from (f"{names.count(name)} stages are called '{name}'" for name in dict.fromkeys(names) if names.count(name) > 1)
     for number, stage in enumerate(stages):
@@ -214,7 +214,7 @@ def _faults(
                 yield f"value '{spec.name}' is made twice, once by stage '{stage.name}'"
     for name in outputs:
         if name not in makers and name not in inputs:
-            yield f"output '{name}' is no input and made by no stage"
+            yield f"output '{name}' is not an input, and no stage makes it"
 
 
 def _input_faults(stages: Sequence[StagePlacement], number: int, inputs: Sequence[str], makers: dict[str, int]) -> Iterator[str]:
@@ -224,7 +224,7 @@ def _input_faults(stages: Sequence[StagePlacement], number: int, inputs: Sequenc
         if spec.name in inputs:
             continue
         if maker is None:
-            yield f"stage '{stage.name}' reads '{spec.name}', which is no input and made by no stage"
+            yield f"stage '{stage.name}' reads '{spec.name}', which is not an input, and no stage makes it"
         elif maker >= number:
             yield f"stage '{stage.name}' reads '{spec.name}' from stage '{stages[maker].name}', which does not come before it"
         else:

@@ -1,4 +1,4 @@
-"""How each worker of a pipeline fares, read from shared memory without asking it."""
+"""The health of a worker, read from shared memory without asking it."""
 
 import time
 from dataclasses import dataclass
@@ -9,11 +9,10 @@ from autosplit.running import statusblock
 
 @dataclass(frozen=True, slots=True)
 class WorkerHealth:
-    """How one worker fares, read from shared memory without asking it.
+    """The state of one worker and its sums since the pipeline was started.
 
-    ``state`` is ``dead`` or what it does now, for ``since_s`` seconds. ``num_queued`` requests lie ready for it, and
-    ``queue_s`` is how long requests lay so. Counts and seconds are sums since the pipeline was started, so the difference of
-    two looks is what happened between them.
+    ``state`` is ``dead`` or one of ``statusblock.STATES``, since ``since_s`` seconds. ``num_queued`` requests are ready for the
+    worker, and ``queue_s`` is the sum of the seconds for which requests were ready before it took them.
     """
 
     network: str
@@ -37,7 +36,7 @@ class WorkerHealth:
 def worker_health(
     network: str, stage: str, replica: int, device: str, worker: Worker, status: memoryview, num_queued: int
 ) -> WorkerHealth:
-    """The health of a worker from its status words."""
+    """The health of a worker, from its words of the status block."""
     alive = worker.alive()
     since_s = (time.monotonic_ns() - status[statusblock.SINCE_NS]) / 1e9 if status[statusblock.SINCE_NS] else 0.0
     return WorkerHealth(

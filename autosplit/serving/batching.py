@@ -1,12 +1,12 @@
-"""Batcher: requests of any number of rows on a pipeline whose stages were planned for a fixed number.
+"""Batcher: requests with any number of rows on a pipeline that was planned for a fixed number of rows.
 
 ::
 
     rows of a request      0 1 2 3 4 5 6        rows of three requests   a a b c
     pipeline for 4 rows   [0 1 2 3][4 5 6 .]    gathered in a window    [a a b c]
 
-The last slice is padded with its own last row (zeros could turn into NaN) and its answer is cut back. Each row must be
-computed independently of the others in its batch, as models in eval mode do.
+The last slice is padded with its own last row (zeros could turn into NaN), and the padding is cut off the answer. The model
+must compute each row independently of the others in its batch, as models in eval mode do.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
 
 @dataclass(eq=False)
-class Whole:
-    """A request on its way: the answers of its slices by position, and how many are missing."""
+class SlicedRequest:
+    """A request whose slices are under way: their answers by position, and the number of missing ones."""
 
     missing: int
-    parts: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    answers: dict[int, list[torch.Tensor]] = field(default_factory=dict)
     future: "Future[Tensors]" = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A slice of a request: at most as many rows as the pipeline takes."""
+class RowSlice:
+    """Rows of one request, at most the number of rows that the pipeline takes."""
 
-    whole: Whole
+    request: SlicedRequest
     position: int
     inputs: tuple[torch.Tensor, ...]
     num_rows: int
@@ -51,8 +51,8 @@ class Batcher:
 
     Args:
         pipeline: planned for a fixed number of rows on dimension 0 of its batched inputs.
-        shared: names of inputs without rows, given alike to every slice; requests are gathered only if there are none.
-        window_s: how long a slice that is not full may wait for rows of other requests; 0 pads at once.
+        shared: names of inputs without rows, given to every slice; requests are gathered only if there are none.
+        window_s: seconds for which a slice that is not full may wait for rows of other requests; 0 pads at once.
     Raises: UsageError: an unknown name, no batched input, or batched inputs and outputs that differ in their rows.
     """
 
@@ -63,7 +63,7 @@ class Batcher:
         self._window_s = 0.0 if shared else window_s
         self._batched = [name not in shared for name in pipeline.wiring.inputs]
         self.num_rows = _num_rows(pipeline, shared)
-        self._gathered: list[Piece] = []
+        self._gathered: list[RowSlice] = []
         self._flush_at = 0.0
         self._lock = threading.Condition()
         self._open = True
@@ -72,26 +72,26 @@ class Batcher:
             self._thread.start()
 
     def submit(self, inputs: Sequence[torch.Tensor], **settings: Any) -> "Future[Tensors]":
-        """One request of any number of rows; ``settings`` as in ``Pipeline.submit``, and one with any is not gathered.
+        """Submit a request with any number of rows; with ``settings`` (see ``Pipeline.submit``) it is not gathered.
 
-        A slice that fails or is refused fails the request, or all the requests that were gathered in it.
+        A slice that fails or is refused fails its request, or all requests that were gathered in it.
 
         Raises: UsageError: the inputs do not fit, or their rows differ. RefusedError: the batcher is closed.
         """
-        pieces = self._slice(inputs, self._count_rows(inputs))
-        for piece in pieces:
-            if self._window_s and not settings and piece.num_rows < self.num_rows:
-                self._gather(piece)
+        slices = self._slice(inputs, self._count_rows(inputs))
+        for part in slices:
+            if self._window_s and not settings and part.num_rows < self.num_rows:
+                self._gather(part)
             else:
-                self._send([piece], settings)
-        return pieces[0].whole.future
+                self._send([part], settings)
+        return slices[0].request.future
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
-        """One request, start to end."""
+        """Submit one request and wait for its answer."""
         return self.submit(inputs).result()
 
     def close(self) -> None:
-        """Send what was gathered, and end; the pipeline stays open."""
+        """Send the gathered rows, and end; the pipeline stays open."""
         with self._lock:
             self._open = False
             self._lock.notify()
@@ -124,60 +124,60 @@ class Batcher:
         raise_faults(UsageError, "the inputs do not fit the pipeline", differences(wanted, given))
         return count
 
-    def _slice(self, inputs: Sequence[torch.Tensor], num_rows: int) -> list[Piece]:
+    def _slice(self, inputs: Sequence[torch.Tensor], num_rows: int) -> list[RowSlice]:
         starts = range(0, num_rows, self.num_rows)
-        whole = Whole(missing=len(starts))
-        pieces = []
+        request = SlicedRequest(missing=len(starts))
+        slices = []
         for position, start in enumerate(starts):
             count = min(self.num_rows, num_rows - start)
             cut = (
                 value[start : start + count] if batched else value for value, batched in zip(inputs, self._batched, strict=True)
             )
-            pieces.append(Piece(whole, position, tuple(cut), count))
-        return pieces
+            slices.append(RowSlice(request, position, tuple(cut), count))
+        return slices
 
-    def _gather(self, piece: Piece) -> None:
-        """Put the piece with those that wait; send them once they fill the batch, or before they would overfill it."""
-        ready: list[list[Piece]] = []
+    def _gather(self, part: RowSlice) -> None:
+        """Let a slice wait with others; send them once they fill the batch, or before they would overfill it."""
+        ready: list[list[RowSlice]] = []
         with self._lock:
             if not self._open:
                 raise RefusedError("the request was refused: the batcher is closed")
             # The caller may write into its tensors once submit returns.
-            piece = Piece(piece.whole, piece.position, tuple(value.clone() for value in piece.inputs), piece.num_rows)
-            if sum(one.num_rows for one in self._gathered) + piece.num_rows > self.num_rows:
+            part = replace(part, inputs=tuple(value.clone() for value in part.inputs))
+            if sum(one.num_rows for one in self._gathered) + part.num_rows > self.num_rows:
                 ready.append(self._take())
             if not self._gathered:
                 self._flush_at = time.monotonic() + self._window_s
                 self._lock.notify()
-            self._gathered.append(piece)
+            self._gathered.append(part)
             if sum(one.num_rows for one in self._gathered) == self.num_rows:
                 ready.append(self._take())
-        for pieces in ready:
-            self._send(pieces, {})
+        for slices in ready:
+            self._send(slices, {})
 
-    def _take(self) -> list[Piece]:
+    def _take(self) -> list[RowSlice]:
         taken, self._gathered = self._gathered, []
         return taken
 
     def _flush_in_time(self) -> None:
-        """The thread: send what was gathered once its window is over."""
+        """The thread: send the gathered rows once their window is over."""
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._gathered or not self._open)
                 while self._gathered and self._open and self._flush_at > time.monotonic():
                     self._lock.wait(self._flush_at - time.monotonic())
-                pieces = self._take()
-                if not pieces and not self._open:
+                slices = self._take()
+                if not slices and not self._open:
                     return
-            if pieces:
-                self._send(pieces, {})
+            if slices:
+                self._send(slices, {})
 
-    def _send(self, pieces: Sequence[Piece], settings: dict[str, Any]) -> None:
-        """One batch: the rows of the pieces, padded with the last one; a refusal is the answer of its requests."""
-        missing = self.num_rows - sum(piece.num_rows for piece in pieces)
+    def _send(self, slices: Sequence[RowSlice], settings: dict[str, Any]) -> None:
+        """Send one batch: the rows of the slices, padded with the last one. A refusal is the answer of its requests."""
+        missing = self.num_rows - sum(part.num_rows for part in slices)
         inputs = []
         for position, batched in enumerate(self._batched):
-            parts = [piece.inputs[position] for piece in pieces]
+            parts = [part.inputs[position] for part in slices]
             if batched and (missing or len(parts) > 1):
                 parts += [parts[-1][-1:].expand(missing, *parts[-1].shape[1:])] if missing else []
                 inputs.append(torch.cat(parts))
@@ -186,48 +186,48 @@ class Batcher:
         try:
             future = self._pipeline.submit(inputs, **settings)
         except AutosplitError as failure:
-            _fail(pieces, failure)
+            _fail(slices, failure)
             return
         self._pipeline.batches.add(self.num_rows - missing, missing)
-        if len(pieces) == 1:  # nobody else waits for it
-            running = weakref.ref(future)  # a circle would keep the answer in memory
-            pieces[0].whole.future.add_done_callback(lambda whole: _cancel(whole, running))
-        future.add_done_callback(lambda done: self._receive(pieces, done))
+        if len(slices) == 1:  # otherwise other requests wait for it too
+            running = weakref.ref(future)  # a reference cycle would keep the answer in memory
+            slices[0].request.future.add_done_callback(lambda whole: _cancel(whole, running))
+        future.add_done_callback(lambda done: self._receive(slices, done))
 
-    def _receive(self, pieces: Sequence[Piece], done: "Future[Tensors]") -> None:
-        """Cut an answer into those of its pieces; a request is answered with its last piece."""
+    def _receive(self, slices: Sequence[RowSlice], done: "Future[Tensors]") -> None:
+        """Cut an answer into those of its slices; the last slice of a request completes its answer."""
         failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
         if failure is not None:
-            _fail(pieces, failure)
+            _fail(slices, failure)
             return
         start = 0
-        for piece in pieces:
-            piece.whole.parts[piece.position] = [value[start : start + piece.num_rows] for value in done.result()]
-            start += piece.num_rows
+        for part in slices:
+            part.request.answers[part.position] = [value[start : start + part.num_rows] for value in done.result()]
+            start += part.num_rows
             with self._lock:
-                piece.whole.missing -= 1
-                complete = piece.whole.missing == 0
+                part.request.missing -= 1
+                complete = part.request.missing == 0
             if complete:
-                ordered = [piece.whole.parts[position] for position in sorted(piece.whole.parts)]
+                ordered = [part.request.answers[position] for position in sorted(part.request.answers)]
                 with contextlib.suppress(InvalidStateError):  # it was cancelled, or another slice of it failed
-                    piece.whole.future.set_result(tuple(torch.cat(parts) for parts in zip(*ordered, strict=True)))
+                    part.request.future.set_result(tuple(torch.cat(parts) for parts in zip(*ordered, strict=True)))
 
 
-def _fail(pieces: Sequence[Piece], failure: BaseException) -> None:
-    for piece in pieces:
+def _fail(slices: Sequence[RowSlice], failure: BaseException) -> None:
+    for part in slices:
         with contextlib.suppress(InvalidStateError):
-            piece.whole.future.set_exception(failure)
+            part.request.future.set_exception(failure)
 
 
 def _cancel(whole: "Future[Tensors]", running: "weakref.ref[Future[Tensors]]") -> None:
-    """Who cancels a request ends its slices at the next stage border."""
+    """End the slice of a cancelled request at the next stage border."""
     future = running()
     if whole.cancelled() and future is not None:
         future.cancel()
 
 
 def _num_rows(pipeline: Pipeline, shared: Sequence[str]) -> int:
-    """The rows that the batched inputs and all outputs of the pipeline have."""
+    """The number of rows of the batched inputs and of all outputs of the pipeline."""
     wiring = pipeline.wiring
     unknown = [name for name in shared if name not in wiring.inputs]
     if unknown:

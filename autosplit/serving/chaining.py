@@ -1,4 +1,4 @@
-"""Chain: networks one behind the other, the answer of each the request of the next, all of them at work at once.
+"""Chain: networks one behind the other, where the answer of each is the request of the next and all work at once.
 
 ::
 
@@ -21,8 +21,8 @@ from autosplit.tracing.tensorspec import TensorSpec, layout
 
 
 @dataclass(eq=False)
-class Whole:
-    """A request on its way through the chain, with what it waits for now."""
+class ChainedRequest:
+    """A request in the chain, and the future of the network that it is in."""
 
     priority: int
     deadline_ns: int
@@ -33,12 +33,12 @@ class Whole:
 class Chain:
     """Runs requests through several networks; the outputs of one are the inputs of the next, in order.
 
-    At most ``limit`` requests are in the chain, as many as its networks hold in their stages and the first one at its door, so
-    that a slow network holds up the caller and not the memory.
+    At most ``limit`` requests are in the chain: those that its networks hold in their stages, and those in the admission queue
+    of the first one. So a slow network makes the caller wait instead of filling the memory.
 
     Args:
-        networks: names and pipelines, the first one first; one may stand there again.
-    Raises: UsageError: outputs and inputs that do not fit, all of them named.
+        networks: names and pipelines, the first one first; a network may occur twice.
+    Raises: UsageError: there are no networks, or outputs do not fit inputs; the message has them all.
     """
 
     def __init__(self, networks: Sequence[tuple[str, Pipeline]]) -> None:
@@ -59,11 +59,11 @@ class Chain:
         deadline_s: float | None = None,
         timeout_s: float | None = None,
     ) -> "Future[Tensors]":
-        """One request to the first network, and the future of the last one's answer; the arguments are those of ``Pipeline``.
+        """Submit a request to the first network; the future has the answer of the last. Arguments as in ``Pipeline.submit``.
 
-        Priority and deadline go with the request. A failure in any network is the answer; cancelling ends it wherever it is.
+        Priority and deadline hold in every network. A failure in one is the answer. Cancelling ends the request in any of them.
         """
-        whole = Whole(priority, monotonic_deadline(deadline_s))
+        request = ChainedRequest(priority, monotonic_deadline(deadline_s))
         start = time.monotonic()
         if not self._room.acquire(timeout=None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)):
             raise RefusedError(
@@ -76,42 +76,42 @@ class Chain:
         except BaseException:
             self._room.release()
             raise
-        whole.future.add_done_callback(lambda future: _cancel(whole) if future.cancelled() else None)
-        self._await(whole, 0, first)
-        return whole.future
+        request.future.add_done_callback(lambda future: _cancel(request) if future.cancelled() else None)
+        self._await(request, 0, first)
+        return request.future
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
-        """One request, start to end."""
+        """Submit one request and wait for its answer."""
         return self.submit(inputs).result()
 
-    def _await(self, whole: Whole, number: int, step: "Future[Tensors]") -> None:
-        whole.current = step
-        step.add_done_callback(lambda done: self._go_on(whole, number, done))
-        if whole.future.cancelled():
+    def _await(self, request: ChainedRequest, number: int, step: "Future[Tensors]") -> None:
+        request.current = step
+        step.add_done_callback(lambda done: self._go_on(request, number, done))
+        if request.future.cancelled():
             step.cancel()
 
-    def _go_on(self, whole: Whole, number: int, done: "Future[Tensors]") -> None:
-        """A network is done with the request: hand it to the next, or answer."""
+    def _go_on(self, request: ChainedRequest, number: int, done: "Future[Tensors]") -> None:
+        """Hand the answer of a network to the next one, or to the caller."""
         failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
         if failure is None and number + 1 < len(self._pipelines):
             following = self._pipelines[number + 1]
             try:
-                step = following.forward(done.result(), priority=whole.priority, deadline_ns=whole.deadline_ns)
+                step = following.forward(done.result(), priority=request.priority, deadline_ns=request.deadline_ns)
             except AutosplitError as refusal:
                 failure = refusal
             else:
-                self._await(whole, number + 1, step)
+                self._await(request, number + 1, step)
                 return
         self._room.release()
-        if not whole.future.set_running_or_notify_cancel():
+        if not request.future.set_running_or_notify_cancel():
             return
         if failure is None:
-            whole.future.set_result(done.result())
+            request.future.set_result(done.result())
         else:
-            whole.future.set_exception(failure)
+            request.future.set_exception(failure)
 
     def _misfits(self, number: int) -> list[str]:
-        """How the outputs of the network before this one differ from its inputs."""
+        """Differences between the outputs of the network before this one and its inputs."""
         before, after = self._names[number - 1 : number + 1]
         source, target = (pipeline.wiring for pipeline in self._pipelines[number - 1 : number + 1])
         if len(source.outputs) != len(target.inputs):
@@ -129,6 +129,6 @@ def _kind(spec: TensorSpec) -> tuple[tuple[int, ...], str]:
     return spec.shape, spec.dtype
 
 
-def _cancel(whole: Whole) -> None:
-    if whole.current is not None:
-        whole.current.cancel()
+def _cancel(request: ChainedRequest) -> None:
+    if request.current is not None:
+        request.current.cancel()

@@ -1,4 +1,4 @@
-"""DeviceManager: what is loaded on a device, what memory is left, and how it fares."""
+"""DeviceManager: the stages that are loaded on a device, its memory and its state."""
 
 import threading
 from collections.abc import Collection, Sequence
@@ -10,16 +10,16 @@ from autosplit.running.workerhealth import WorkerHealth
 from autosplit.tables import bytes_text
 from autosplit.values.machine import Device
 
-State = Literal["starting", "ready", "busy", "draining", "failed"]
+DeviceState = Literal["starting", "ready", "busy", "draining", "failed"]
 
 
 @dataclass(eq=False)
 class DeviceManager:
-    """One device of the host. The stages of all networks on it share its memory cap; each has a worker of its own."""
+    """One device of the host. The stages of all networks on it share its memory cap; each stage has its own worker."""
 
     device: Device
     loaded: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(network, stage) to the bytes reserved for it; a device holds the weights of a stage once, also for two replicas."""
+    """(network, stage) to the bytes reserved for it; two replicas on the device share the weights of a stage."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -47,13 +47,13 @@ class DeviceManager:
             self.loaded[network, stage] = num_bytes
 
     def unload(self, network: str) -> None:
-        """Give back what the stages of a network had reserved."""
+        """Free the memory that is reserved for the stages of a network."""
         with self._lock:
             self.loaded = {key: size for key, size in self.loaded.items() if key[0] != network}
 
 
-def device_state(workers: Sequence[WorkerHealth], networks: Collection[str]) -> State:
-    """The state of a device from those of its workers and of its networks."""
+def device_state(workers: Sequence[WorkerHealth], networks: Collection[str]) -> DeviceState:
+    """The state of a device, from the states of its workers and its networks."""
     states = {worker.state for worker in workers}
     if "dead" in states or "failed" in networks:
         return "failed"

@@ -1,4 +1,4 @@
-"""HostManager: several networks on the devices of one machine, added, run and removed while the others go on."""
+"""HostManager: several networks on one machine, each added, run and removed while the others run."""
 
 import asyncio
 import threading
@@ -24,35 +24,35 @@ from autosplit.serving.metrics import prometheus_text
 from autosplit.values.machine import Machine
 from autosplit.values.timeline import Action
 
-State = Literal["starting", "ready", "draining", "failed"]
+NetworkState = Literal["starting", "ready", "draining", "failed"]
 
 NUM_LATEST = 1024
-"""Requests that the latency of a network's health is taken from."""
+"""Requests from which the latency in a network's health is taken."""
 
 
 @dataclass
 class Network:
-    """A network of a host: its pipeline once it is loaded, and the devices that it is on."""
+    """A network of a host: its devices, and its pipeline once it is loaded."""
 
     phase: Literal["starting", "ready", "draining"]
     devices: tuple[str, ...]
     pipeline: Pipeline | None = None
 
     @property
-    def state(self) -> State:
-        """``failed`` is a network that has given up; it can be removed."""
+    def state(self) -> NetworkState:
+        """The phase, or ``failed`` for a network that has given up, which can be removed."""
         failed = self.phase == "ready" and self.pipeline is not None and self.pipeline.failure is not None
         return "failed" if failed else self.phase
 
 
 class HostManager:
-    """The face of the runtime; every method may be called from any thread.
+    """Several networks on the devices of one machine; every method may be called from any thread.
 
-    Other processes of the user see its health (``autosplit status``) as long as it is open.
+    While the host is open, other processes of the user can read its health (``autosplit status``).
 
     Args:
-        machine: the devices; their memory caps hold for all networks together. None takes each device as it comes with a
-            network, without a cap.
+        machine: the devices; each memory cap holds for all networks together. Without a machine, devices come with their
+            networks and have no cap.
     """
 
     def __init__(self, machine: Machine | None = None) -> None:
@@ -65,14 +65,14 @@ class HostManager:
     def add_network(
         self, name: str, stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], **settings: Any
     ) -> Pipeline:
-        """Load a network, all of it or nothing; the others run on meanwhile.
+        """Load a network, all of it or nothing; the others run meanwhile.
 
         Args:
-            name: a name of its own.
+            name: a name that no other network of the host has.
             stages: as for Pipeline, on devices of this host.
             inputs: names of the inputs.
             outputs: names of the outputs.
-            settings: what else Pipeline takes.
+            settings: further arguments of Pipeline.
         Raises:
             UsageError: the name is taken, or a device is not one of the host's.
             DeviceError: memory is short; the message has the numbers.
@@ -104,7 +104,7 @@ class HostManager:
         """Unload a network: after its last answer (``drain``), only if it has no requests (``refuse``), or at once (``fail``).
 
         Raises: UsageError: there is no such network, or this is a callback of one of its answers. RefusedError: it has requests,
-            or is being added or removed. A network that is refused stays as it is.
+            or is being added or removed; then it stays as it is.
         """
         if when_busy not in ("drain", "refuse", "fail"):
             raise UsageError(f"when_busy must be drain, refuse or fail, but is {when_busy!r}")
@@ -133,36 +133,36 @@ class HostManager:
             return network.pipeline
 
     def submit(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> "Future[Tensors]":
-        """One request to a network; ``settings`` as in ``Pipeline.submit``."""
+        """Submit one request to a network; ``settings`` as in ``Pipeline.submit``."""
         return self[name].submit(inputs, **settings)
 
     def run(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
-        """One request, start to end."""
+        """Submit one request and wait for its answer."""
         return self.submit(name, inputs, **settings).result()
 
     async def run_async(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
-        """One request, awaited; waiting for room at the door does not hold up the event loop either."""
+        """Submit one request and await its answer; waiting for room in the queue does not block the event loop either."""
         future = await asyncio.to_thread(self.submit, name, inputs, **settings)
         return await asyncio.wrap_future(future)
 
     def chain(self, *names: str) -> Chain:
-        """Networks one behind the other: each runs the next request while the one after it runs this one.
+        """Networks one behind the other: each runs a request while the network after it runs the one before.
 
         Raises: UsageError: no such network, or the outputs of one do not fit the inputs of the next.
         """
         return Chain([(name, self[name]) for name in names])
 
     def record(self, *, clear: bool = False) -> tuple[Action, ...]:
-        """What the workers of all networks did lately, on one time axis, for ``timeline.chrome_trace``."""
+        """The last actions of the workers of all networks, on one time axis, for ``timeline.chrome_trace``."""
         return record_all(self._ready(), clear=clear)
 
-    def networks(self) -> dict[str, State]:
-        """The networks and their states."""
+    def networks(self) -> dict[str, NetworkState]:
+        """The state of each network."""
         with self._lock:
             return {name: network.state for name, network in self._networks.items()}
 
     def health(self) -> Mapping[str, Any]:
-        """Devices, networks and workers as plain data, read without asking a worker; ``autosplit status`` shows the same."""
+        """Devices, networks and workers as plain data, read without asking a worker; ``autosplit status`` shows them."""
         with self._lock:
             networks = dict(self._networks)
         workers: list[WorkerHealth] = []
@@ -183,7 +183,7 @@ class HostManager:
         return prometheus_text(self._ready(), self.devices)
 
     def close(self, *, drain: bool = True) -> None:
-        """Remove every network, and end the status file.
+        """Remove every network and the status file.
 
         Raises: UsageError: called in a callback of an answer; nothing is removed then.
         """
@@ -222,7 +222,7 @@ class HostManager:
 
 
 def _network_health(network: Network) -> dict[str, Any]:
-    """A network as plain data; one that is not ready has a state only."""
+    """A network as plain data; if it is not ready, only its state."""
     pipeline = network.pipeline
     if pipeline is None or network.phase != "ready":
         return {"state": network.state}

@@ -17,17 +17,17 @@ class Sample(NamedTuple):
 
 HELP = {
     "requests_total": ("counter", "Requests that passed a worker, by outcome."),
-    "worker_seconds_total": ("counter", "What a worker did with its time."),
-    "worker_queue_seconds_total": ("counter", "How long requests lay ready for a worker."),
-    "worker_queue": ("gauge", "Requests that lie ready for a worker."),
+    "worker_seconds_total": ("counter", "Time of a worker, by what it did."),
+    "worker_queue_seconds_total": ("counter", "Time for which requests were ready before a worker took them."),
+    "worker_queue": ("gauge", "Requests that are ready for a worker."),
     "worker_resident_bytes": ("gauge", "Physical memory of a worker once its stage was loaded."),
     "worker_up": ("gauge", "1 if the worker is alive."),
-    "requests_waiting": ("gauge", "Requests at the door."),
+    "requests_waiting": ("gauge", "Requests in the admission queue."),
     "requests_held": ("gauge", "Requests that wait in memory of their callers."),
     "requests_running": ("gauge", "Requests in the stages."),
     "batches_total": ("counter", "Batches that were filled with rows of requests."),
-    "batch_rows_total": ("counter", "Rows in these batches, by what they are."),
-    "restarts_total": ("counter", "Workers that died and were started anew."),
+    "batch_rows_total": ("counter", "Rows in these batches, by kind."),
+    "restarts_total": ("counter", "Workers that died and were replaced."),
     "latency_seconds": ("gauge", "From the first stage to the answer, quantiles of the last requests."),
     "device_used_bytes": ("gauge", "Memory reserved for the stages on a device."),
     "device_free_bytes": ("gauge", "Memory left on a device that has a cap."),
@@ -35,7 +35,7 @@ HELP = {
 
 
 def prometheus_text(networks: Mapping[str, Pipeline], devices: Mapping[str, DeviceManager]) -> str:
-    """Everything about these networks and devices; workers are not asked, so it may be called at any rate."""
+    """All metrics of these networks and devices. No worker is asked, so it may be called at any rate."""
     samples = [sample for name, pipeline in networks.items() for sample in _network(name, pipeline)]
     for name, manager in list(devices.items()):  # others may add devices meanwhile
         samples.append(Sample("device_used_bytes", {"device": name}, manager.used_bytes))

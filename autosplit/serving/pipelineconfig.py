@@ -1,4 +1,4 @@
-"""PipelineConfig: modules joined by name, by hand or from a file, checked at every connection, turned into placements.
+"""PipelineConfig: modules connected by name, by hand or from a file, and turned into a pipeline.
 
 ::
 
@@ -34,7 +34,7 @@ from autosplit.values.samples import Precision, backend_fault
 
 
 class PipelineConfig:
-    """Modules and their connections; ``build`` makes a Pipeline of it."""
+    """Modules and their connections; ``build`` makes a Pipeline of them."""
 
     def __init__(self) -> None:
         self._connected = connected = Connections()
@@ -53,7 +53,7 @@ class PipelineConfig:
         """Add a stage, in memory or from its folder.
 
         Args:
-            name: what to call it.
+            name: the name of the module.
             source: the stage, or the folder that holds it.
             devices: where its replicas run.
             allow_native: whether native code in the folder may be loaded (backend inductor).
@@ -71,7 +71,7 @@ class PipelineConfig:
     def add_model(
         self, name: str, model: Model | nn.Module, devices: Sequence[Device], inputs: Inputs | None = None, **settings: Any
     ) -> ModuleEntry:
-        """Add a whole model as one stage; a module, also one of torch.fx, with example ``inputs`` that fix its shapes.
+        """Add a whole model as one stage: a Model, or a module (also one of torch.fx) with example ``inputs``.
 
         Raises: ModelError: the inputs are missing or do not fit. TraceError: it cannot be captured as one graph.
         """
@@ -88,7 +88,7 @@ class PipelineConfig:
         devices: Sequence[Device],
         **settings: Any,
     ) -> ModuleEntry:
-        """Add a Python function by its import path, from a module that is allowed; workers import it, the host does not."""
+        """Add a Python function of an allowed module by its import path; workers import it, the host does not."""
         check_allowed(path, allowed)
         return self._add(name, PythonFunction(path, tuple(allowed)), inputs, outputs, devices, settings)
 
@@ -114,7 +114,7 @@ class PipelineConfig:
         return self._connected.order()
 
     def verify(self) -> "PipelineConfig":
-        """Return the config, or raise PlanError with every fault: inputs left open, no output, no device."""
+        """Return the config. Raises: PlanError: inputs left open, no output, no device; the message has every fault."""
         faults = [
             f"{entry.input(spec.name)} is left open"
             for entry in self.modules.values()
@@ -127,7 +127,7 @@ class PipelineConfig:
         return self
 
     def placements(self, folder: Path) -> list[StagePlacement]:
-        """What workers run, in order; stages in memory are saved under ``folder``. Raises: PlanError, BackendError."""
+        """The stages for workers, in order; stages in memory are saved under ``folder``. Raises: PlanError, BackendError."""
         self.verify()
         stages = []
         for name in self.order():
@@ -140,7 +140,7 @@ class PipelineConfig:
         return stages
 
     def network(self, folder: Path) -> dict[str, Any]:
-        """What a Pipeline is made of, and a network of a host: ``host.add_network("shop", **config.network(folder))``.
+        """Arguments of Pipeline, and of a network of a host: ``host.add_network("shop", **config.network(folder))``.
 
         Raises: PlanError, BackendError: as ``placements``.
         """
@@ -205,7 +205,7 @@ def _checked(what: str, name: str) -> str:
 
 
 def _module(entry: ModuleEntry, folder: Path) -> Module:
-    """What a worker loads; a stage in memory is saved, and every stage prepared for its backend."""
+    """The module for workers: a stage in memory is saved, and every stage is prepared for its backend."""
     if isinstance(entry.source, PythonFunction):
         return entry.source
     program, place, allow_native = entry.source, folder / entry.name, True
@@ -222,7 +222,7 @@ def config_of(
 ) -> PipelineConfig:
     """A config from the stages of a plan (program, devices, settings), connected by the names of their values.
 
-    Raises: UsageError: an output of the model is an input as it is; a config has no such connection.
+    Raises: UsageError: an output of the model is one of its inputs; a config has no such connection.
     """
     config = PipelineConfig()
     makers: dict[str, Port] = {name: config.input(name) for name in inputs}

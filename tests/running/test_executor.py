@@ -153,7 +153,7 @@ def test_the_lowest_priority_number_is_fed_first_then_arrival() -> None:
     assert gate.seen == [0, 4, 2, 1, 3]
 
 
-def test_a_sooner_request_overtakes_a_hundred_at_the_door() -> None:
+def test_a_sooner_request_overtakes_a_hundred_in_the_queue() -> None:
     """What is in the rings keeps its order, so no more is let in than keeps the stages at work."""
     gate, depth = Gate(), 4
     stages = [local("a", double, "x", "u", queue_depth=depth), local("b", gate, "u", "y", queue_depth=depth)]
@@ -166,7 +166,7 @@ def test_a_sooner_request_overtakes_a_hundred_at_the_door() -> None:
     assert gate.seen.index(2000) == pipeline.wiring.window <= len(stages) * depth
 
 
-def test_what_waits_at_the_door_is_not_overwritten() -> None:
+def test_inputs_of_waiting_requests_are_not_overwritten() -> None:
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["x", "y"], max_in_flight=1) as pipeline:
         value = torch.zeros(4)
@@ -198,21 +198,21 @@ def test_a_late_request_is_skipped_at_the_next_border() -> None:
         assert futures[0].result(10)[0][0] == 1
         with pytest.raises(DeadlineError, match="request 1 was skipped: its deadline passed"):
             futures[1].result(10)
-        with pytest.raises(DeadlineError, match="while it waited at the door"):
+        with pytest.raises(DeadlineError, match="while it waited in the admission queue"):
             futures[2].result(10)
         assert pipeline.run(request(3))[0][0] == 4
         assert pipeline.stats().stages[0].num_skipped == 1
     assert seen == [1.0, 4.0] and gate.seen == [0, 3]
 
 
-def test_a_deadline_at_the_door_is_told_when_it_passes_and_makes_room() -> None:
+def test_a_deadline_in_the_queue_is_told_when_it_passes_and_makes_room() -> None:
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=3) as pipeline:
         futures = [pipeline.submit(request(0))]
         futures += [pipeline.submit(request(number), deadline_s=limit_s) for number, limit_s in [(1, 60), (2, 0.1), (3, 0.05)]]
         waiting = pipeline.submit(request(4))
         for future in futures[2:]:
-            with pytest.raises(DeadlineError, match="while it waited at the door"):
+            with pytest.raises(DeadlineError, match="while it waited in the admission queue"):
                 future.result(10)
         assert pipeline.num_waiting == 2 and not futures[0].done()
         waiting.cancel()
@@ -222,7 +222,7 @@ def test_a_deadline_at_the_door_is_told_when_it_passes_and_makes_room() -> None:
     assert gate.seen == [0, 1]
 
 
-def test_a_cancelled_request_is_skipped_at_the_door_and_at_borders() -> None:
+def test_a_cancelled_request_is_skipped_in_the_queue_and_at_borders() -> None:
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=2) as pipeline:
         futures = [pipeline.submit(request(number)) for number in range(3)]
@@ -236,7 +236,7 @@ def test_a_cancelled_request_is_skipped_at_the_door_and_at_borders() -> None:
     assert gate.seen == [0, 5]
 
 
-def test_whoever_waits_for_a_request_that_was_cancelled_at_the_door_is_told() -> None:
+def test_whoever_waits_for_a_request_that_was_cancelled_in_the_queue_is_told() -> None:
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1) as pipeline:
         futures = [pipeline.submit(request(number)) for number in range(2)]
@@ -491,7 +491,7 @@ def test_limits_of_months_are_waited_for() -> None:
     with Pipeline([local("a", gate, "x", "y", hang_s=1e9)], ["x"], ["y"], max_in_flight=1) as pipeline:
         first = pipeline.submit(request(0))
         gate.entered.acquire()
-        second = pipeline.submit(request(1), deadline_s=1e8)  # it waits at the door
+        second = pipeline.submit(request(1), deadline_s=1e8)  # it waits in the queue
         threading.Timer(0.05, gate.opened.set).start()
         third = pipeline.submit(request(3), timeout_s=math.inf)  # there is no room for it
         assert [float(future.result(10)[0][0]) for future in (first, second, third)] == [1, 2, 4]

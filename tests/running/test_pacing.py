@@ -62,7 +62,7 @@ def test_a_request_is_answered_before_a_slow_one_of_a_fast_stream() -> None:
         assert slow.result(10)[0][0] == 3 and next(stream)[0][0] == 1
 
 
-def test_none_overtakes_those_at_the_door_when_more_may_be_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_overtakes_waiting_ones_when_more_may_be_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     let_out, fast, seen = threading.Semaphore(0), threading.Event(), []
 
     def see(x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_none_overtakes_those_at_the_door_when_more_may_be_in_flight(monkeypatch
         fast.set()
         let_out.release()
         futures[0].result(10)
-        while pipeline.window == 3:  # two are at the door
+        while pipeline.window == 3:  # two are in the queue
             pass
         futures.append(pipeline.submit(request(6)))
         let_out.release(6)

@@ -66,16 +66,16 @@ def test_slots_follow_from_queue_depth_skips_and_window() -> None:
 @pytest.mark.parametrize(
     "stages,inputs,outputs,fault",
     [
-        ([], "x", "x", "there are none"),
+        ([], "x", "x", "there are no stages"),
         ([stage("a", "x", "u", replicas=0)], "x", "u", "stage 'a' is on no device"),
         ([stage("a", "x", "u", depth=0)], "x", "u", "stage 'a' has a queue depth of 0; it must be at least 1"),
-        ([stage("a", "z", "u")], "x", "u", "stage 'a' reads 'z', which is no input and made by no stage"),
+        ([stage("a", "z", "u")], "x", "u", "stage 'a' reads 'z', which is not an input, and no stage makes it"),
         ([stage("a", "v", "u"), stage("b", "u", "v")], "x", "v", "reads 'v' from stage 'b', which does not come before it"),
         ([stage("a", "u", "u")], "x", "u", "reads 'u' from stage 'a', which does not come before it"),
         ([stage("a", "x", "u"), stage("b", "x", "u")], "x", "u", "value 'u' is made twice, once by stage 'a'"),
         ([stage("a", "x", "x")], "x", "x", "value 'x' is made twice"),
         ([stage("a", "x", "u"), stage("a", "x", "v")], "x", "v", "2 stages are called 'a'"),
-        ([stage("a", "x", "u")], "x", "y", "output 'y' is no input and made by no stage"),
+        ([stage("a", "x", "u")], "x", "y", "output 'y' is not an input, and no stage makes it"),
     ],
 )
 def test_what_cannot_be_wired(stages: list[StagePlacement], inputs: str, outputs: str, fault: str) -> None:

@@ -88,7 +88,7 @@ def test_a_chain_is_bounded_and_its_requests_end_when_they_are_cancelled_or_late
         assert chain.limit == 3
         with pytest.raises(RefusedError, match="3 requests are in the chain one -> two, which is its limit"):
             chain.submit(request(9), timeout_s=0.01)
-        with pytest.raises(DeadlineError, match="while it waited at the door"):
+        with pytest.raises(DeadlineError, match="while it waited in the admission queue"):
             futures[2].result(10)
         while host["two"].num_held != 1:
             time.sleep(0.001)
