@@ -223,10 +223,12 @@ def prepare_to_spawn() -> None:
     forkserver.start()
 
 
-def resident_bytes() -> int:
-    """Bytes of physical memory that this process maps now, shared pages included."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+def resident_bytes(pid: int | None = None) -> int:
+    """Bytes of physical memory that a process maps now, shared pages included; by default this process. 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        pages = int(Path(f"/proc/{pid or os.getpid()}/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def proportional_bytes(pid: int) -> int:

@@ -68,8 +68,10 @@ class StageFolder:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weights file; a backend that packs them differently may need more."""
-        return (self.folder / "weights.safetensors").stat().st_size
+        """Bytes of the weights, as plans count them; a backend that packs them differently may need more."""
+        from autosplit.tracing.splitting import saved_weight_bytes
+
+        return saved_weight_bytes(self.folder)
 
     def import_packages(self) -> None:
         """Import the backend and the user's operators, and let torch initialise its libraries."""

@@ -69,9 +69,7 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
     except Exception:
         control.send(Failed(traceback.format_exc()))
         return
-    after = resident_bytes()
-    worker.status[statusblock.RESIDENT_BYTES] = after
-    control.send(Ready(before, after, time.perf_counter() - start, note))
+    control.send(Ready(before, resident_bytes(), time.perf_counter() - start, note))
     worker.serve()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from autosplit.running.ring import create_shared, map_shared
 
 STATUS_WORDS = 16
-SINCE_NS, SEQUENCE, STATE, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, QUEUE_NS, RESIDENT_BYTES, FLOOR = range(12)
+SINCE_NS, SEQUENCE, STATE, DONE, FAILED, SKIPPED, BUSY_NS, WAIT_NS, TRANSFER_NS, QUEUE_NS, FLOOR = range(11)
 """What each word of a worker holds; sums run since the pipeline was started and outlive a restart.
 
 ``FLOOR``: in a pipeline that answers as ready, the worker has handed over all its requests before this one, and perhaps some

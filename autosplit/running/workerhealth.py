@@ -1,9 +1,9 @@
-"""The health of a worker, read from shared memory without asking it."""
+"""The health of a worker, read from shared memory and from the kernel without asking it."""
 
 import time
 from dataclasses import dataclass
 
-from autosplit.devices.processes import Worker
+from autosplit.devices.processes import Worker, resident_bytes
 from autosplit.running import statusblock
 
 
@@ -13,6 +13,7 @@ class WorkerHealth:
 
     ``state`` is ``dead`` or one of ``statusblock.STATES``, since ``since_s`` seconds. ``num_queued`` requests are ready for the
     worker, and ``queue_s`` is the sum of the seconds for which requests were ready before it took them.
+    ``resident_bytes`` is the physical memory that its process maps now, shared pages included; 0 for a dead worker.
     """
 
     network: str
@@ -55,5 +56,5 @@ def worker_health(
         status[statusblock.TRANSFER_NS] / 1e9,
         status[statusblock.QUEUE_NS] / 1e9,
         num_queued,
-        status[statusblock.RESIDENT_BYTES],
+        resident_bytes(worker.pid) if alive else 0,
     )

@@ -20,7 +20,7 @@ HELP = {
     "worker_seconds_total": ("counter", "Time of a worker, by what it did."),
     "worker_queue_seconds_total": ("counter", "Time for which requests were ready before a worker took them."),
     "worker_queue": ("gauge", "Requests that are ready for a worker."),
-    "worker_resident_bytes": ("gauge", "Physical memory of a worker once its stage was loaded."),
+    "worker_resident_bytes": ("gauge", "Physical memory that a worker maps now."),
     "worker_up": ("gauge", "1 if the worker is alive."),
     "requests_waiting": ("gauge", "Requests in the admission queue."),
     "requests_held": ("gauge", "Requests that wait in memory of their callers."),

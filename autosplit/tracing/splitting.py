@@ -216,6 +216,14 @@ def load_stage(folder: Path) -> StageProgram:
     return StageProgram(str(data["name"]), module, specs["inputs"], specs["outputs"])
 
 
+def saved_weight_bytes(folder: Path) -> int:
+    """Bytes of the weights of the stage in ``folder``, without the header and the gaps of its file. Raises: PlanError."""
+    try:
+        return sum(spec_from_dict(spec).num_bytes for spec in _description(folder)["weights"])
+    except MALFORMED as failure:
+        raise _incomplete(folder, failure) from None
+
+
 def _description(folder: Path) -> dict[str, Any]:
     """What ``stage.json`` says. Raises: PlanError: it is missing, of another version, incomplete or changed."""
     data = read_mapping(folder / "stage.json", "stage", SCHEMA, PlanError)
