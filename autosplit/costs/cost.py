@@ -148,23 +148,23 @@ def most_s(problem: Problem) -> float:
 
 
 def memory_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
-    """What each device holds, in bytes: the ops' own bytes and each shared weight once, shape (num_devices,)."""
+    """What each device holds, in bytes, shape (num_devices,): the ops' own bytes, and in each block each shared weight once.
+
+    Every block is a process of its own, so two blocks on one device each hold a weight that both read.
+    """
     held = np.zeros(problem.num_devices)
-    holds = _holders(problem, blocks)
     for block in blocks:
-        held[list(block.devices)] += problem.op_bytes[list(block.ops)].sum()
-    held = problem.summed(held)
-    for weight in problem.weights:
-        held[holds[list(weight.users)].any(axis=0)] += weight.num_bytes
-    return held
+        ops = set(block.ops)
+        shared = sum(weight.num_bytes for weight in problem.weights if not ops.isdisjoint(weight.users))
+        held[list(block.devices)] += problem.op_bytes[list(block.ops)].sum() + shared
+    return problem.summed(held)
 
 
 def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:
-    """Whether each op is on the processor of each device, shape (num_ops, num_devices)."""
+    """Whether each op is on each device, shape (num_ops, num_devices)."""
     holds = np.zeros((problem.num_ops, problem.num_devices), dtype=bool)
     for block in blocks:
-        beside = np.flatnonzero(np.isin(problem.processor_of, problem.processor_of[list(block.devices)]))
-        holds[np.ix_(np.array(block.ops), beside)] = True
+        holds[np.ix_(np.array(block.ops), np.array(block.devices))] = True
     return holds
 
 

@@ -267,8 +267,8 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
         if not 1 <= stage.streams <= stage.threads:
             faults.append(f"stage '{stage.name}' wants {stage.streams} streams of its {stage.threads} threads; each takes one")
     for device in machine.devices:
-        ops = tuple(op for stage in stages if device.name in stage.devices for op in stage.ops if op in graph.index)
-        held = graph.stage_bytes(ops)
+        here = [stage for stage in stages if device.name in stage.devices]
+        held = sum(graph.stage_bytes(tuple(op for op in stage.ops if op in graph.index)) for stage in here)
         if device.memory_bytes is not None and held > device.memory_bytes:
             faults.append(
                 f"device '{device.name}' would hold {tables.bytes_text(held)} of weights, and its cap is "

@@ -52,12 +52,25 @@ def test_replicas_share_the_samples_and_each_hold_the_weights():
     assert memory_bytes(problem, blocks).tolist() == [10.0, 20.0, 20.0]
 
 
-def test_weights_count_once_on_a_device_and_once_in_a_pool():
+def test_weights_count_once_in_a_block_and_once_in_a_pool():
     problem = chain([1, 1, 1], weights=(SharedWeight(100.0, (0, 2)),), pools=(Pool((0, 1), 1000.0),))
     apart = [Block((0,), (0,)), Block((1, 2), (1,))]
     assert memory_bytes(problem, apart).tolist() == [101.0, 102.0]
     assert pool_bytes(problem, apart) == [103.0]
     assert memory_bytes(problem, [Block((0, 1, 2), (0, 1))]).tolist() == [103.0, 103.0]
+    assert memory_bytes(problem, [Block((0,), (0,)), Block((1,), (1,)), Block((2,), (0,))]).tolist() == [202.0, 1.0]
+
+
+def test_devices_of_one_processor_share_its_time_and_its_memory():
+    problem = chain([3, 4, 5], 3, num_bytes=0.0)
+    shared = replace(problem, processors=(0, 0, 1), memory_bytes=np.array([1.0, 1.0, 9.0]))
+    blocks = [Block((0,), (0,)), Block((1,), (2,)), Block((2,), (1,))]
+    assert evaluate(problem, blocks).device_s.tolist() == [3.0, 5.0, 4.0]
+    assert evaluate(shared, blocks).device_s.tolist() == [8.0, 8.0, 4.0]
+    assert memory_bytes(shared, blocks).tolist() == [2.0, 2.0, 1.0]
+    assert len(find_faults(shared, blocks)) == 2 and not find_faults(problem, blocks)
+    fork = replace(shared, nets=(), order=())
+    assert latency_s(fork, blocks) == 8.0 and latency_s(replace(fork, processors=()), blocks) == 5.0
 
 
 def test_blocks_that_share_a_device_add_up():
