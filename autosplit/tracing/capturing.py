@@ -128,7 +128,7 @@ def trace(model: Model, *, check: bool = True) -> Traced:
     notes: tuple[str, ...] = _frozen_dimensions(model.module, example_inputs)
     try:
         with torch.inference_mode():
-            recorder.run(*example_inputs)
+            outputs = recorder.run(*example_inputs)
         graph = _graph(model.name, flat.program, recorder.specs)
         traced = Traced(
             graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves, model.source
@@ -137,7 +137,7 @@ def trace(model: Model, *, check: bool = True) -> Traced:
             return replace(traced, notes=notes)
         found = model.module
         module = flattening.move_reserved(found).module() if isinstance(found, ExportedProgram) else found
-        error, said = verify(model.name, module, traced.run, args, kwargs)
+        error, said = verify(model.name, module, traced.run, args, kwargs, traced.unflatten_outputs(outputs))
     except TraceError:
         raise
     except Exception as failure:

@@ -68,7 +68,7 @@ def own_storage(inputs: Any) -> Any:
 
 
 def verify(
-    name: str, module: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    name: str, module: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], found: Any
 ) -> tuple[NumericalError, tuple[str, ...]]:
     """Compare a graph with its module.
 
@@ -78,17 +78,18 @@ def verify(
         run: the graph, called in the same way.
         args: positional example inputs.
         kwargs: example inputs by name.
+        found: the graph's outputs on the example inputs.
     Returns: the largest error over all draws, and sentences that the user should read.
     Raises: TraceError: the graph computes something else than the module. Whatever the module raises on its example inputs.
     """
     try:
-        return _largest_error(name, module, run, args, kwargs), ()
+        return _largest_error(name, module, run, args, kwargs, found), ()
     except TraceError as failure:
         if not _has_fast_path(module):
             raise
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            return _largest_error(name, module, run, args, kwargs), (FAST_PATH,)
+            return _largest_error(name, module, run, args, kwargs, found), (FAST_PATH,)
         except TraceError:
             raise failure from None
         finally:
@@ -96,7 +97,7 @@ def verify(
 
 
 def _largest_error(
-    name: str, module: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    name: str, module: Callable[..., Any], run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], found: Any
 ) -> NumericalError:
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -118,7 +119,6 @@ def _largest_error(
                 f"model '{name}' gives other outputs when it is called again with the same inputs: {fault}. It keeps state or "
                 "draws random numbers: take the state as an input and return it as an output, or make the noise an input."
             )
-        found = call(run, draws[0])
         if fault := _fault(found, own):
             raise TraceError(f"the graph of model '{name}' computes something else than the model: {fault}. {_why_other(module)}")
         worst = _error(found, own)
