@@ -1,12 +1,12 @@
-"""A model becomes a graph, and its stages programs of their own.
+"""Turn a model into a graph, and the stages of a plan into programs.
 
-The way of a model, a module a step::
+A model passes these modules in order::
 
-    loading      a spec becomes a module with inputs; modelspec: its options; architectures: the classes of transformers
-    flattening   an exported program becomes one flat, functional fx graph
-    capturing    trace(): Traced, that graph with the torch-free Graph of it
-    splitting    split(): a StageProgram a stage, in memory and in a folder; weightsfile: its weights, to be mapped
+    loading      make a module with example inputs from a spec (modelspec: its options; architectures: transformers)
+    flattening   turn an exported program into one flat, functional fx graph
+    verifying    compare the graph with the module
+    capturing    trace(): do all of the above, and make the torch-free Graph
+    splitting    split(): make a StageProgram for each stage, save it to a folder and load it (weightsfile: its weights)
 
-``tensorspec`` says what a tensor looks like in memory, ``differing`` how far one is from another, ``programs`` writes fx graphs
-as JSON.
+``tensorspec`` describes the memory layout of a tensor, ``differing`` computes errors, ``programs`` writes fx graphs as JSON.
 """

@@ -1,8 +1,9 @@
-"""An exported program becomes one flat fx graph: tensors in, functional ATen ops, tensors out.
+"""Turn an exported program into one flat fx graph of functional ATen ops.
 
-Dropped on the way: assertions, ops whose results nobody reads, and clones that change nothing (dropout in eval mode
-exports as one). Refused, all at once and with the user's own line: state that a call leaves behind, random numbers,
-numbers read out of tensors, sizes that depend on values, control flow inside the graph, weights that are not dense.
+Assertions, unused ops and clones that change nothing (dropout in eval mode) are dropped. An input or a weight that the model
+returns passes through a clone, so that an op makes every output. One error lists all reasons, with the user's lines, why a
+graph cannot be cut: state that a call leaves behind, random numbers, numbers read out of tensors, sizes that depend on values,
+control flow, weights that are not dense.
 """
 
 import copy
@@ -25,7 +26,7 @@ from autosplit.tracing.tensorspec import is_dense, kind_of, laid_out, spec_of
 CLONE = torch.ops.aten.clone.default
 FRAME = re.compile(r'File "(?P<file>[^"<]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 MASKED = {torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default}
-"""Ops whose second argument alone says how many elements they take."""
+"""Ops whose second argument alone determines the size of their result."""
 
 MUTATIONS = {
     OutputKind.BUFFER_MUTATION: "buffer",
@@ -37,14 +38,14 @@ OFF_SWITCHES = {"p": 0.0, "dropout": 0.0, "dropout_p": 0.0, "train": False, "tra
 
 @dataclass(frozen=True)
 class Fixed:
-    """A leaf of the inputs or outputs that is no tensor: it always has this value."""
+    """A leaf of the inputs or outputs that is not a tensor and always has this value."""
 
     value: Any
 
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """The flat program and, for each leaf of the model's inputs and outputs, the value it is or what it always is."""
+    """The flat program and, for each leaf of the model's inputs and outputs, the name of its value or its constant."""
 
     program: fx.GraphModule
     in_leaves: tuple[str | Fixed, ...]
@@ -52,12 +53,9 @@ class Flat:
 
 
 def flatten(name: str, exported: ExportedProgram) -> Flat:
-    """The flat form of a decomposed export.
+    """Flatten a functional export with static shapes; ``name`` is the model's, for messages.
 
-    Args:
-        name: the model's name, for messages.
-        exported: functional, with static shapes.
-    Raises: TraceError: every reason why stages in several processes would not compute what this program does.
+    Raises: TraceError: it lists every reason why stages in several processes would compute something else than this program.
     """
     live, varying = _live(exported.graph), _of_varying_size(exported)
     faults = _changed_state(exported) + [
@@ -70,10 +68,10 @@ def flatten(name: str, exported: ExportedProgram) -> Flat:
 
 
 def move_reserved(exported: ExportedProgram) -> ExportedProgram:
-    """The program with other names for weights called like attributes of GraphModules: torch decomposes it by way of one."""
+    """Rename weights that have the name of an attribute of GraphModules, because torch makes a GraphModule to decompose them."""
     specs = exported.graph_signature.input_specs
     paths = _free_paths({spec.target: spec.target for spec in specs if spec.target is not None})
-    moved = copy.copy(exported)  # the user's own program keeps its names
+    moved = copy.copy(exported)  # the user's program keeps its names
     moved._graph_signature = replace(
         exported.graph_signature, input_specs=[replace(spec, target=paths.get(spec.target or "")) for spec in specs]
     )
@@ -83,23 +81,23 @@ def move_reserved(exported: ExportedProgram) -> ExportedProgram:
 
 
 def is_op(node: fx.Node) -> bool:
-    """True for an op of a graph: a call that does not only take one tensor out of an op's tuple."""
+    """Whether a node is an op: a call other than the pick of one tensor out of an op's tuple."""
     return node.op == "call_function" and not is_pick(node)
 
 
 def is_pick(node: fx.Node) -> bool:
-    """True for the getitem that takes one tensor out of an op's tuple."""
+    """Whether a node picks one tensor out of an op's tuple."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
 def pick_index(node: fx.Node) -> int:
-    """Which tensor of the tuple such a getitem takes."""
+    """The position of the picked tensor in the tuple."""
     index: Any = node.args[1]
     return int(index)
 
 
 def user_line(node: fx.Node) -> str:
-    """Where the user's code made this op, as 'file:line: code', or ''."""
+    """The line of the user's code that made this op, as 'file:line: code', or ''."""
     frames = [frame for frame in FRAME.finditer(node.meta.get("stack_trace") or "") if "/torch/" not in frame["file"]]
     return f"{frames[-1]['file']}:{frames[-1]['line']}: {frames[-1]['code'].strip()}" if frames else ""
 
@@ -167,7 +165,7 @@ class _Flattener:
         return copy
 
     def _copy_output(self, result: Any) -> str | Fixed:
-        """The name of the value that the model returns here. An input or a weight passes through a clone."""
+        """The name of the value or the constant that the model returns; an input or a weight passes through a clone."""
         if not isinstance(result, fx.Node):
             return Fixed(result)
         copy = self._value(result)
@@ -182,7 +180,7 @@ class _Flattener:
         return self.handed_on[copy].name
 
     def _value(self, node: Any) -> Any:
-        """The copy of a node; a weight is read where it is first needed."""
+        """The copy of a node; a weight is read before its first use."""
         if node in self.copies:
             return self.copies[node]
         target, weight = self.weight_names[node.name]
@@ -208,7 +206,7 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _of_varying_size(exported: ExportedProgram) -> set[fx.Node]:
-    """The ops that first give a tensor whose size depends on the values of a request, not on those of weights alone."""
+    """The first ops that give a tensor whose size depends on values of a request, and not only on values of weights."""
     fed: set[fx.Node] = set()
     found: set[fx.Node] = set()
     for node in exported.graph.nodes:
@@ -222,7 +220,7 @@ def _of_varying_size(exported: ExportedProgram) -> set[fx.Node]:
 
 
 def _changed_state(exported: ExportedProgram) -> list[str]:
-    """A line for each buffer, parameter or input that a call would leave changed, or that no other process could take."""
+    """A fault for each buffer, parameter or input that a call changes, or that other processes cannot receive."""
     makers = {node.name: node for node in exported.graph.nodes}
     buffers = exported.graph_signature.inputs_to_buffers
     stores = {**exported.state_dict, **exported.constants}
@@ -253,7 +251,7 @@ def _changed_state(exported: ExportedProgram) -> list[str]:
 
 
 def _refusal(node: fx.Node, is_live: bool, is_varying: bool) -> str:
-    """Why an op cannot stand in a graph that is cut, or ''."""
+    """The reason why an op cannot be in a graph that is cut, or ''."""
     target = node.target
     if target is operator.getitem:
         return ""
@@ -301,7 +299,7 @@ def _is_unsized(node: fx.Node) -> bool:
 
 
 def _switched_off(node: fx.Node, schema: torch.FunctionSchema) -> bool:
-    """True if an op that may draw random numbers does not, by one of its arguments."""
+    """Whether an argument keeps an op from drawing random numbers."""
     given: dict[str, Any] = {
         argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()
     }
@@ -310,7 +308,7 @@ def _switched_off(node: fx.Node, schema: torch.FunctionSchema) -> bool:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
-    """True for a clone of another op's result that keeps its strides: in a functional graph, the result itself will do."""
+    """Whether a clone keeps the strides of another op's result: a functional graph can use the result itself."""
     source = node.args[0]
     if not isinstance(source, fx.Node) or source.op != "call_function":
         return False
@@ -319,7 +317,7 @@ def _changes_nothing(node: fx.Node) -> bool:
 
 
 def _weight_names(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tensor]]:
-    """For each placeholder that stands for a weight: its name, the first of those that are tied, and the tensor."""
+    """For each placeholder of a weight its name and its tensor; tied weights share the first of their names."""
     stores: list[Mapping[str, Any]] = [exported.state_dict, exported.constants]
     first: dict[tuple[Any, ...], str] = {}
     found = {}
@@ -335,12 +333,12 @@ def _weight_names(exported: ExportedProgram) -> dict[str, tuple[str, torch.Tenso
 
 
 def _free_paths(wanted: Mapping[str, str]) -> dict[str, str]:
-    """Each weight's attribute path in a GraphModule: the name wanted, or inside a submodule where that is not to be had.
+    """Each weight's attribute path in a GraphModule: the wanted name, or a path inside a submodule if the name is taken.
 
-    It is not where GraphModules have such an attribute themselves, or a weight has that path, or one around it or inside it.
-    Weights that keep their names come first, so that others make way.
+    A name is taken by an attribute of GraphModules, or by a weight with that path, a prefix of it or an extension of it.
+    Weights that can keep their names are placed first.
     """
-    own = fx.GraphModule(torch.nn.Module(), fx.Graph())  # the class lacks some of its attributes, such as ``meta``
+    own = fx.GraphModule(torch.nn.Module(), fx.Graph())  # only instances have some attributes, such as ``meta``
     chosen: dict[str, str] = {}
     inner: set[str] = set()
     leaves: set[str] = set()
@@ -357,7 +355,7 @@ def _free_paths(wanted: Mapping[str, str]) -> dict[str, str]:
 
 
 def _around(path: str) -> list[str]:
-    """The paths of the submodules that a path leads through."""
+    """The paths of the submodules around a path."""
     parts = path.split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts))]
 

@@ -1,7 +1,7 @@
-"""Model specs become modules with example inputs.
+"""Make a module with example inputs from a model spec.
 
-A spec is ``transformers:ClassName?field=value&...`` (random weights), ``package.module:function?argument=value`` (a
-function that returns (module, inputs)) or a ``.pt2`` file; from Python also a module, an ``fx.GraphModule`` or an
+A spec is ``transformers:ClassName?field=value&...`` (random weights), ``package.module:function?argument=value`` (a function
+that returns (module, inputs)) or a ``.pt2`` file. From Python it may also be a module, an ``fx.GraphModule`` or an
 ``ExportedProgram``.
 """
 
@@ -40,10 +40,10 @@ Inputs = torch.Tensor | Sequence[Any] | Mapping[str, Any] | Call
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model with the example inputs that fix its shapes. ``spec`` is '' for a model that came as a Python object.
+    """A model with the example inputs that fix its shapes.
 
-    ``source`` is what a plan needs to make the model again: spec, batch size and sequence length. ``way_out`` is what to do
-    where the model fails on its example inputs, if they were made up here.
+    ``spec`` is '' for a Python object. A plan keeps ``source`` to make the model again. ``way_out`` tells the user what to do
+    if the model fails on example inputs that were made up for it.
     """
 
     name: str
@@ -64,19 +64,18 @@ def load_model(
     name: str | None = None,
     trust: bool = False,
 ) -> Model:
-    """The model that ``source`` names or is.
+    """Load the model that ``source`` names, or take the model that it is.
 
     Args:
         source: a spec, or the model itself.
-        batch: leading size of the example inputs, where they are made here.
-        seq_len: tokens of text inputs; None for the model's own default.
-        inputs: example inputs in place of the model's own: a tensor or a sequence (positional), a mapping (by name).
-            A module needs them.
-        name: what to call it; from the source by default.
-        trust: whether a ``.pt2`` file may be read: torch unpickles parts of it, which runs whatever code its maker put in.
+        batch: leading size of the example inputs that are made here.
+        seq_len: tokens of text inputs; None for the model's default.
+        inputs: example inputs in place of the model's own; a module needs them.
+        name: the model's name; from the source by default.
+        trust: True to read a ``.pt2`` file: torch unpickles parts of it, which can run code of its maker.
     Raises:
-        ModelError: nothing of that name, unknown options, a file that is not trusted, or inputs that do not fit them.
-        MissingExtraError: an optional package is needed.
+        ModelError: the spec names nothing, has unknown options, is a file that is not trusted, or the inputs do not fit.
+        MissingExtraError: an optional package is missing.
 
     >>> load_model("autosplit.examples.mlp:mlp?depth=2&width=8", batch=3).args[0].shape
     torch.Size([3, 8])
@@ -151,7 +150,7 @@ def _load_program(path: Path, options: Mapping[str, str], trust: bool) -> Export
 
 
 def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, seq_len: int | None) -> tuple[nn.Module, Inputs]:
-    """Import the function and call it with those of batch, seq_len and the options that it takes."""
+    """Import the function, and call it with the options and with batch and seq_len if it takes them."""
     subject = f"model '{place}:{attribute}'"
     function = _import_function(place, attribute, subject)
     if isinstance(function, nn.Module):
@@ -217,7 +216,7 @@ def _given(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _require_dense(name: str, inputs: Any) -> None:
-    """Requests lie in shared memory, element by element."""
+    """Refuse tensors that cannot be copied to shared memory element by element."""
     faults = [
         f"input{pytree.keystr(path)[3:]} is {kind_of(value)}, and a dense tensor is expected"
         for path, value in pytree.tree_flatten_with_path(inputs)[0]
@@ -265,7 +264,7 @@ def _require_exported_shapes(name: str, program: ExportedProgram, inputs: Any) -
 
 
 def _require_batch(name: str, batch: int, inputs: Sequence[Any]) -> None:
-    """A batch that was asked for must be in the inputs; 1 is the default, and asks for nothing."""
+    """Refuse a batch size, other than the default of 1, that no input has."""
     sizes = [value.shape[0] for value in inputs if isinstance(value, torch.Tensor) and value.dim() > 0]
     if batch != 1 and batch not in sizes:
         raise ModelError(
@@ -275,7 +274,7 @@ def _require_batch(name: str, batch: int, inputs: Sequence[Any]) -> None:
 
 
 def _require_eval(name: str, module: nn.Module | ExportedProgram) -> None:
-    """A module in training mode is the user's, and stays so: refuse it."""
+    """Refuse a module in training mode; the user's module is not changed."""
     if isinstance(module, nn.Module) and not isinstance(module, fx.GraphModule) and module.training:
         raise ModelError(
             f"model '{name}' is in training mode, where dropout is random and batch norms change at each call. "

@@ -1,4 +1,4 @@
-"""What stands in a model spec: the target and its options, each option typed like the default it replaces."""
+"""Parse a model spec into its target and its options, each with the type of the default that it replaces."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_options(spec: str) -> tuple[str, dict[str, str]]:
-    """The target of a spec and its options, still text.
+    """The target of a spec and its options as text.
 
     >>> parse_options("transformers:BertModel?num_hidden_layers=4&use_cache=false")
     ('transformers:BertModel', {'num_hidden_layers': '4', 'use_cache': 'false'})
@@ -29,13 +29,9 @@ def parse_options(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def typed_options(options: Mapping[str, str], defaults: Mapping[str, Any], subject: str) -> dict[str, Any]:
-    """The options as values of the types that ``defaults`` have.
+    """The options as values of the types of their ``defaults``, which list every name that may be set.
 
-    Args:
-        options: name to text.
-        defaults: every name that may be set, with its default.
-        subject: whose options they are, for the message.
-    Raises: ModelError: all unknown names, with close ones, and all values that do not fit.
+    Raises: ModelError: it lists all unknown names, with close ones, and all values that do not fit; ``subject`` begins it.
 
     >>> typed_options({"depths": "2,2", "factor": "1"}, {"depths": [3, 4], "factor": 0.5}, "model 'm'")
     {'depths': [2, 2], 'factor': 1.0}
@@ -54,10 +50,7 @@ def typed_options(options: Mapping[str, str], defaults: Mapping[str, Any], subje
 
 
 def typed(text: str, default: Any) -> Any:
-    """The text as a value of the default's type; where the default is None, JSON or else the text itself.
-
-    Raises: ValueError: the text does not fit.
-    """
+    """The text as a value of the default's type, or JSON or text if that is None. Raises: ValueError: it does not fit."""
     if isinstance(default, bool):
         if text.lower() not in BOOLEANS:
             raise ValueError(text)

@@ -1,8 +1,8 @@
-"""Flat fx programs as plain data: reading their weights, and JSON of their nodes that runs no code when it is read.
+"""Write flat fx graphs as JSON that runs no code when it is read, and read their weights.
 
-Why not ``torch.export.save``: a stage of a flat ATen graph needs no second export. As JSON it is written and read in
-milliseconds instead of tenths of a second, and a person can read it. A hostile file can at most name operators that compute
-tensors from tensors: each target is looked up in ``torch.ops`` and nowhere else, and must pass ``operator_fault``.
+``torch.export.save`` would need a second export of each stage; JSON takes milliseconds instead of tenths of a second, and a
+person can read it. A hostile file can at most name operators that compute tensors from tensors: targets are looked up in
+``torch.ops`` only, and must pass ``operator_fault``.
 """
 
 import math
@@ -27,13 +27,13 @@ COMPUTING = ("aten", "prims", "quantized_decomposed")
 """Namespaces of torch whose functional operators only compute; others reach the network, other processes or the profiler."""
 
 PLAIN = ("Tensor", "number", "int", "SymInt", "float", "bool", "complex", "str", "Device", "Generator")
-"""Types of arguments that are values. Dtypes and layouts are integers in a schema, and no file can hold a generator."""
+"""Types of arguments that are plain values. Dtypes and layouts are integers in a schema; no file can hold a generator."""
 
 WEIGHT_NAME = re.compile(r"[\w.\-]+")
 
 
 def weight_names(graph: fx.Graph) -> list[str]:
-    """The names of the weights that a graph reads, each once, in order."""
+    """The names of the weights that a graph reads, each once, in the order of their first use."""
     return list(dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "get_attr"))
 
 
@@ -45,11 +45,11 @@ def weight(program: torch.nn.Module, name: str) -> torch.Tensor:
 
 
 def packages(graph: fx.Graph) -> tuple[str, ...]:
-    """The modules that a process must import before it can ``decode`` the graph: they define operators that torch lacks.
+    """The modules with custom operators, which a process must import before it can ``decode`` the graph.
 
-    A custom operator is known by the file with its function (``torch.library.custom_op``), or with its shape rule
-    (``torch.library.register_fake``), without which none is traced.
-    Raises: PlanError: that file is no module that can be imported, such as the main program or a notebook.
+    The file with the function of a custom operator (``torch.library.custom_op``) or with its shape rule (``register_fake``),
+    without which it cannot be traced, tells the module.
+    Raises: PlanError: the file cannot be imported as a module, because it is the main program or a notebook.
     """
     found: dict[str, None] = {}
     for operator_ in dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)):
@@ -67,7 +67,7 @@ def packages(graph: fx.Graph) -> tuple[str, ...]:
 
 
 def _defined_in(operator_: torch._ops.OpOverload) -> str:
-    """The file that defines a custom operator, '' for one of torch's own."""
+    """The file that defines a custom operator, or '' for an operator of torch."""
     rule, made = registry.find(operator_._schema.name).fake_impl.kernel, OPDEFS.get(operator_._schema.name)
     if rule is None:
         return ""
@@ -76,10 +76,10 @@ def _defined_in(operator_: torch._ops.OpOverload) -> str:
 
 
 def operator_fault(operator_: torch._ops.OpOverload) -> str | None:
-    """Say why a stage that came as a file may not call this operator; None if it only computes tensors from its arguments.
+    """The reason why a stage from a file may not call this operator, or None.
 
-    It must write to none of its arguments and return tensors. One of torch's own must lie in a namespace that only computes, take
-    plain values, and take no file name. A custom one is code of the user's that this process has imported already.
+    An operator must write to none of its arguments and return tensors. An operator of torch must be in a namespace that only
+    computes, take plain values, and take no file name. A custom operator is the user's code, which this process imported already.
     """
     schema = operator_._schema
     if schema.is_mutable or torch.Tag.inplace_view in operator_.tags:
@@ -182,12 +182,12 @@ def _decode(value: Any, made: Mapping[str, fx.Node]) -> Any:
         return complex(*text)
     found = getattr(torch, text)
     if not isinstance(found, KINDS[kind]):
-        raise TypeError(f"'{text}' is no {kind}")
+        raise TypeError(f"'{text}' is not a {kind}")
     return found
 
 
 def _decode_target(kind: str, target: str) -> Any:
-    """A name for placeholders and weights, an operator for calls: only names that torch has registered, never code."""
+    """The name of a placeholder or a weight, or the registered operator of a call."""
     if kind == "placeholder":
         return _identifier(target)
     if kind == "get_attr":
@@ -213,5 +213,5 @@ def _decode_target(kind: str, target: str) -> Any:
 
 def _identifier(name: str) -> str:
     if not name.isidentifier():
-        raise PlanError(f"{name!r} is no name of a value")
+        raise PlanError(f"{name!r} is not the name of a value")
     return name

@@ -1,12 +1,11 @@
-"""split(): the ops of each stage become a program of their own, with its own weights, that runs in any process.
+"""split() makes a program of each stage's ops, with its own weights, that runs in any process.
 
-A stage is any set of ops, as long as no value flows backwards in the order of the stages; ops of one module may land in
-several stages. Each stage's program takes the values that earlier stages (or the graph's inputs) hand it and returns those
-that later stages (or the graph's outputs) need. Its weights are inside: a weight that two stages read is in both.
+A stage is any set of ops such that no value flows to an earlier stage; ops of one module may be in several stages. A stage's
+program takes the values of earlier stages (or the graph's inputs) that it reads, and returns those that later stages (or the
+graph's outputs) need. A weight that two stages read is in both.
 
-A stage folder holds ``stage.json`` (names, layouts and the nodes, as JSON: see ``programs``) and ``weights.safetensors``,
-which is mapped into memory (see ``weightsfile``), so that replicas on one machine share its pages, and runtimes that read other
-files beside it do too. Reading a folder runs no code from it.
+A stage folder holds ``stage.json`` (names, layouts, and the nodes as JSON: see ``programs``) and ``weights.safetensors``, which
+processes map (see ``weightsfile``), so that replicas share its pages. Reading a folder runs no code from it.
 """
 
 import contextlib
@@ -52,17 +51,17 @@ class StageProgram:
 
     @cached_property
     def ops(self) -> tuple[str, ...]:
-        """The names of its ops, in the order in which they run."""
+        """The names of its ops in the order of execution."""
         return tuple(node.name for node in self.module.graph.nodes if is_op(node))
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
-        """Its weights by name, each once."""
+        """Its weights by name."""
         return {name: programs.weight(self.module, name) for name in programs.weight_names(self.module.graph)}
 
     @cached_property
     def packages(self) -> tuple[str, ...]:
-        """The modules that a worker must import to know its operators. Raises: PlanError: one cannot be imported."""
+        """The modules with its custom operators, for workers to import. Raises: PlanError: one cannot be imported."""
         return programs.packages(self.module.graph)
 
     @property
@@ -77,13 +76,13 @@ class StageProgram:
 
 
 def split(traced: Traced, stages: Sequence[Sequence[str]]) -> list[StageProgram]:
-    """One program for each stage; run in order on each other's outputs they equal ``traced.program`` bit for bit.
+    """Make one program for each stage; in sequence they equal ``traced.program`` bit for bit.
 
     Args:
         traced: the model.
-        stages: the names of the ops of each stage, in any order within the stage; a stage reads from itself and those before.
-    Returns: programs named 'stage0', 'stage1', ... The weights are shared with ``traced``, not copied.
-    Raises: PlanError: ops that are unknown, missing or placed twice, empty stages, values that flow backwards.
+        stages: the names of the ops of each stage, in any order within the stage; a stage reads values of earlier stages only.
+    Returns: programs named 'stage0', 'stage1', ... that share the weights of ``traced``.
+    Raises: PlanError: ops are unknown, missing or placed twice, a stage is empty, or a value flows backwards.
     """
     graph = traced.graph
     faults = placement_faults([(str(number), ops) for number, ops in enumerate(stages)], graph)
@@ -113,7 +112,7 @@ def unsplit(traced: Traced) -> StageProgram:
 def _program(
     traced: Traced, name: str, stage_of: Mapping[str, int], stage: int, inputs: Sequence[str], outputs: Sequence[str]
 ) -> StageProgram:
-    """Copy the stage's nodes, its weights beside their first reader."""
+    """Copy the stage's nodes; weights are read before their first use."""
     graph = fx.Graph()
     copies: dict[str, fx.Node] = {}
     for value in inputs:
@@ -139,11 +138,10 @@ def _specs(traced: Traced, values: Sequence[str]) -> tuple[TensorSpec, ...]:
 
 
 def save_stage(program: StageProgram, folder: Path) -> None:
-    """Write the stage to ``folder``, which is replaced if it exists; of writers at once the last one's stage stays.
+    """Write the stage to ``folder``, which is replaced if it exists; the last of several writers wins.
 
-    The folder never holds a part of a stage, but it is absent for a moment while it is replaced. ``load_stage`` refuses it then,
-    and also where it reads one file before that moment and the other one after it.
-
+    The folder never holds a part of a stage, but it is absent for a moment while it is replaced. ``load_stage`` refuses to read
+    it during that moment, or one file before and the other one after it.
     Raises: PlanError: an op has an argument with no JSON form. OSError: the disk is full or the folder cannot be written; the old
         stage stays.
     """
@@ -172,7 +170,7 @@ def save_stage(program: StageProgram, folder: Path) -> None:
 
 
 def _replace(folder: Path, draft: Path) -> None:
-    """Move ``draft`` to ``folder``, whatever other writers move there meanwhile. Raises: OSError: what was there stays."""
+    """Move ``draft`` to ``folder``, even while other writers do so. Raises: OSError: the old folder stays."""
     aside = draft.with_name(f"{draft.name}.old")
     try:
         while True:
@@ -195,10 +193,9 @@ def _replace(folder: Path, draft: Path) -> None:
 
 
 def load_stage(folder: Path) -> StageProgram:
-    """The stage in ``folder``; its weights are mapped from the file, and read when they are first used.
+    """Load the stage in ``folder``; its weights are mapped, and read on first use.
 
-    Raises: PlanError: the folder is missing, truncated, of another version, describes no stage, or its two files are of different
-        stages.
+    Raises: PlanError: the folder is missing, truncated, of another version, not a stage, or its files are of different stages.
     """
     folder = Path(folder)
     data = _description(folder)
@@ -225,7 +222,7 @@ def saved_weight_bytes(folder: Path) -> int:
 
 
 def _description(folder: Path) -> dict[str, Any]:
-    """What ``stage.json`` says. Raises: PlanError: it is missing, of another version, incomplete or changed."""
+    """The content of ``stage.json``. Raises: PlanError: it is missing, of another version, incomplete or changed."""
     data = read_mapping(folder / "stage.json", "stage", SCHEMA, PlanError)
     try:
         described = {field: data[field] for field in DESCRIBED}
@@ -238,12 +235,12 @@ def _description(folder: Path) -> dict[str, Any]:
 
 
 def _incomplete(folder: Path, failure: Exception) -> PlanError:
-    reason = str(failure).partition("\n")[0]  # torch adds its call stack
+    reason = str(failure).partition("\n")[0]  # torch appends its call stack
     return PlanError(f"stage file '{folder / 'stage.json'}' is incomplete: {reason}. Save the stage again.")
 
 
 def place_stage(program: StageProgram, device: torch.device | str) -> StageProgram:
-    """The same stage on another device: its weights there, and the ops that create tensors creating them there."""
+    """Move a stage to another device: its weights, and the tensors that its ops create."""
     target = torch.device(device)
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.module.graph, {}))
@@ -255,7 +252,7 @@ def place_stage(program: StageProgram, device: torch.device | str) -> StageProgr
 
 
 def _creates(node: fx.Node) -> bool:
-    """Whether an op makes a tensor of none: in host memory, unless it is told where, and not all traces say that."""
+    """Whether an op creates a tensor without inputs; without a device argument it is in host memory."""
     if node.all_input_nodes or not isinstance(node.target, torch._ops.OpOverload):
         return False
     return any(argument.name == "device" for argument in node.target._schema.arguments)

@@ -1,10 +1,9 @@
-"""TensorSpec: what a tensor looks like in memory, so that a copy of it in another process gives the next kernel the same bits.
+"""TensorSpec: the memory layout of a tensor, which a copy in another process reproduces.
 
-Equal numbers are not enough for equal results. A kernel may take another path for other strides, and BLAS libraries pick
-another order of summation for data that does not start on the same boundary (seen: a float32 matrix product of MKL,
-whose operand starts 4 bytes past a 64-byte boundary). So a spec records the strides and the start past a 64-byte
-boundary, and a copy reproduces both. The memory of a copy is the extent of the tensor, gaps included: an expanded tensor
-(stride 0) takes, and is copied as, one element for each element it repeats.
+Equal numbers are not enough for equal results: a kernel may take another path for other strides, and BLAS libraries sum in
+another order if data starts on another boundary (seen in a float32 matrix product of MKL, 4 bytes past a 64-byte boundary). So
+a spec records the strides, and the offset from a 64-byte boundary. A copy takes the extent of the tensor, gaps included; the
+repeated elements of an expanded tensor (stride 0) take the memory of one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,8 @@ MAX_BYTES = 1 << 40
 class TensorSpec:
     """Name, shape and memory layout of a tensor.
 
-    ``shape`` and ``stride`` count elements, ``dtype`` is torch's name ('float32'), ``offset_bytes`` is how far past a
-    64-byte boundary the first element lies.
+    ``shape`` and ``stride`` count elements, ``dtype`` is torch's name ('float32'), ``offset_bytes`` is the distance of the first
+    element from the 64-byte boundary before it.
     """
 
     name: str
@@ -39,13 +38,13 @@ class TensorSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype itself."""
+        """The torch dtype."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
     @property
     def in_numpy(self) -> bool:
-        """Whether torch hands it over as an array; numpy itself claims bfloat16 once another package has taught it that."""
+        """Whether torch converts the dtype to numpy; other packages may teach numpy more dtypes."""
         try:
             torch.empty(0, dtype=self.torch_dtype).numpy()
         except TypeError:
@@ -54,7 +53,7 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the elements, each counted once for each index: the size of a dense copy."""
+        """Bytes of a dense copy."""
         return prod(self.shape) * self.torch_dtype.itemsize
 
 
@@ -89,7 +88,7 @@ def spec_fault(spec: TensorSpec) -> str:
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
-    """The spec of a tensor as it lies in memory.
+    """The spec of a tensor.
 
     >>> spec_of("x", torch.zeros(2, 3).t())
     TensorSpec(name='x', shape=(3, 2), stride=(1, 3), dtype='float32', offset_bytes=0)
@@ -100,7 +99,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def layout(spec: TensorSpec) -> str:
-    """Dtype, shape and, where the tensor is not dense and row-major, strides.
+    """Dtype, shape and, unless the tensor is dense and row-major, strides.
 
     >>> layout(TensorSpec("x", (2, 3), (3, 1), "float32")), layout(TensorSpec("y", (2, 3), (1, 2), "int64"))
     ('float32[2,3]', 'int64[2,3] strides [1,2]')
@@ -123,7 +122,7 @@ def extent_bytes(spec: TensorSpec) -> int:
 
 
 def storage_bytes(spec: TensorSpec) -> int:
-    """Bytes of a buffer, itself starting on a 64-byte boundary, that holds a copy made with ``view_storage``."""
+    """Bytes of a buffer for ``view_storage``."""
     return spec.offset_bytes + extent_bytes(spec)
 
 
@@ -141,25 +140,19 @@ def view_storage(buffer: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def empty_like_spec(spec: TensorSpec) -> torch.Tensor:
-    """A new tensor of this spec, in memory of its own."""
+    """A new tensor with this spec."""
     if spec.offset_bytes == 0:
         return torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype)
     return view_storage(torch.empty(storage_bytes(spec), dtype=torch.uint8), spec)
 
 
 def zeros(spec: TensorSpec) -> torch.Tensor:
-    """New zeros with the spec's shape, strides and dtype, to run a stage on: a ``view`` in it may need the strides.
-
-    Where they start is left out: it only changes how sums are rounded.
-    """
+    """Zeros with the spec's shape, dtype and strides, which a ``view`` in a stage may need; the offset is left out."""
     return torch.empty_strided(spec.shape, spec.stride, dtype=spec.torch_dtype).zero_()
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy ``source`` into ``target``, which may be expanded: repeated elements are written once.
-
-    ``torch.Tensor.copy_`` refuses a target with stride 0, whose elements share memory.
-    """
+    """Copy ``source`` into ``target``, which may be expanded (stride 0), unlike that of ``torch.Tensor.copy_``."""
     for dim, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
         if stride == 0 and size > 1:
             target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
@@ -167,7 +160,7 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The tensor itself if it lies as the spec says, else a copy that does; shape and dtype must be the spec's."""
+    """The tensor if it has the layout of the spec, else a copy with it; shape and dtype must be the spec's."""
     if spec_of(spec.name, tensor) == spec:
         return tensor
     copy = empty_like_spec(spec)
@@ -194,7 +187,7 @@ def kind_of(value: object) -> str:
 
 
 def differences(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) -> list[str]:
-    """What is wrong with the shapes and dtypes of tensors meant for these specs; layouts may differ."""
+    """The faults in number, shapes and dtypes of tensors meant for these specs; layouts may differ."""
     if len(specs) != len(tensors):
         return [f"{len(specs)} tensors are expected, and {len(tensors)} are given"]
     faults = []

@@ -1,9 +1,8 @@
-"""Weights as a safetensors file, each on a 64-byte boundary, where any runtime may map them.
+"""Write weights to a safetensors file, each on a 64-byte boundary, so that any runtime can map them.
 
-A weight is a flat tensor there: all that it takes in memory, gaps included, filled up to whole multiples of 64 bytes. Its
-shape and strides are written elsewhere (in ``stage.json``). Names of one and the same tensor have one entry; the others are in
-the file's metadata, beside the stage whose weights these are. The file is written here, for safetensors copies each tensor before
-it writes it; it is read by safetensors, which maps it and refuses what does not fit together.
+A weight is a flat tensor of its extent, gaps included, padded to a multiple of 64 bytes; ``stage.json`` has its shape and
+strides. Tied weights have one entry, and the metadata lists their other names and the stage's key. This module writes the file
+itself, because safetensors copies each tensor first; safetensors reads it, maps it, and refuses inconsistent files.
 """
 
 import json
@@ -21,7 +20,7 @@ from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, extent_bytes, la
 STAGE, METADATA = "stage", "__metadata__"
 
 _LENGTH_BYTES = 8
-"""Of the number before the header, which says how long it is."""
+"""Size of the number at the start of the file, the length of the header."""
 
 _CODES = {
     torch.float64: "F64",
@@ -35,17 +34,17 @@ _CODES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What the format calls a dtype; the others are stored as bytes."""
+"""The format's names of dtypes; tensors of other dtypes are stored as bytes."""
 
 
 def write_weights(path: Path, key: str, weights: Mapping[str, torch.Tensor], specs: Sequence[TensorSpec]) -> int:
-    """Write the file; returns its bytes.
+    """Write the file and return its size in bytes.
 
     Args:
         path: the file.
-        key: whose weights these are.
+        key: the key of the stage that has these weights.
         weights: tensors by name.
-        specs: how each is to lie, none of them past a boundary.
+        specs: the layout of each, with an offset of 0.
     """
     metadata, entries = {STAGE: key}, dict[str, Any]()
     kept: dict[tuple[int, TensorSpec], str] = {}
@@ -73,9 +72,9 @@ def write_weights(path: Path, key: str, weights: Mapping[str, torch.Tensor], spe
 
 
 def map_weights(path: Path, key: str, num_bytes: int, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
-    """The weights by name, mapped from the file: read when they are first used, and shared with all who map it.
+    """Map the weights from the file: they are read on first use, and all processes that map the file share them.
 
-    Raises: PlanError: the file is missing, truncated, of another stage, or does not hold these weights.
+    Raises: PlanError: the file is missing, truncated, of another stage, or lacks a weight.
     """
     try:
         found_bytes = path.stat().st_size
@@ -98,7 +97,7 @@ def map_weights(path: Path, key: str, num_bytes: int, specs: Sequence[TensorSpec
 
 
 def weight_starts(path: Path) -> dict[str, int]:
-    """Where in a file of ``write_weights`` each weight begins, in bytes; empty if there is no file."""
+    """The offset in bytes of each weight in a file of ``write_weights``; empty if there is no file."""
     if not path.exists():
         return {}
     with path.open("rb") as file:
@@ -110,13 +109,13 @@ def weight_starts(path: Path) -> dict[str, int]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """What a tensor takes in memory, gaps included; nothing is copied."""
+    """The memory of a tensor, gaps included, without a copy."""
     count = extent_bytes(spec_of("", tensor)) // tensor.itemsize
     return tensor.detach().as_strided((count,), (1,)).view(torch.uint8).numpy().data
 
 
 def _shaped(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The weight that an entry of the file holds. Raises: ValueError: it does not fit there."""
+    """The weight in an entry of the file. Raises: ValueError: the entry is too small or not aligned."""
     if flat.data_ptr() % ALIGNMENT or flat.nbytes < extent_bytes(spec) or flat.nbytes % spec.torch_dtype.itemsize:
         raise ValueError(f"'{spec.name}' does not fit the {flat.nbytes} bytes that it has there")
     return flat.view(spec.torch_dtype).as_strided(spec.shape, spec.stride)
