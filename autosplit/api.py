@@ -20,7 +20,7 @@ from autosplit.deploying.workspace import Workspace, machine_of_plan
 from autosplit.devices.discovering import as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
-from autosplit.exporting import onnxruntime
+from autosplit.exporting import bundle
 from autosplit.measuring.settings import stamps_of
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
@@ -364,7 +364,7 @@ def require_exportable(folder: str | Path, to: str) -> None:
     """What ``export`` can refuse before there is a model. Raises: UsageError, MissingExtraError: as ``export``."""
     if to != "onnxruntime":
         raise UsageError(f"runtime '{to}' is not one that autosplit exports to; valid: onnxruntime")
-    onnxruntime.require_free(Path(folder))
+    bundle.require_free(Path(folder))
 
 
 def export(traced: Traced, plan: Plan, folder: str | Path, to: str = "onnxruntime") -> Path:
@@ -378,4 +378,4 @@ def export(traced: Traced, plan: Plan, folder: str | Path, to: str = "onnxruntim
         raise UsageError(f"the plan computes in {plan.precision}, and an export does in f32; plan again with --precision f32")
     programs = split(traced, [stage.ops for stage in plan.stages])
     inputs = [traced.specs[name] for name in traced.graph.inputs]
-    return onnxruntime.export(programs, inputs, traced.graph.outputs, Path(folder), model=traced.graph.name)
+    return bundle.export(programs, inputs, traced.graph.outputs, Path(folder), model=traced.graph.name)

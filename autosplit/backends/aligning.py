@@ -1,11 +1,11 @@
-"""Every tensor of an ONNX file's data on a 64-byte boundary, and shapes inside the file itself.
+"""Repair the data file that ONNX Runtime writes beside an optimised graph (seen in 1.31).
 
-ONNX Runtime appends the weights it packed to the data file as they come. Its matrix kernels read packed weights with
-aligned loads, so after a tensor of an odd size a session on that file ends the process with a segmentation fault (seen
-with Swin in 1.31). What lies between boundaries is copied to the end of the file, and the file may be mapped. The rest, most of
-some hundred megabytes, stays where it is: to write it once more took two of the seven seconds that a ViT needed here.
-ONNX Runtime also puts shapes into the data file, if they are long, and then does not read them there (Mamba's split into
-128 parts in 1.31).
+ONNX Runtime appends packed weights without padding, but its matrix kernels read them with aligned loads: after a tensor of an odd
+size a session ends the process with a segmentation fault (Swin). So tensors off a 64-byte boundary are copied to the end of
+the file. The others stay, because rewriting the whole file took two of the seven seconds of a ViT.
+
+It also writes long shapes to the data file and then fails to read them there (Mamba's split into 128 parts). They move to the
+graph.
 """
 
 import mmap
@@ -20,9 +20,9 @@ PREPACKED = "prepacked_"
 
 
 def align(path: Path) -> None:
-    """Let the data of ``path`` (in ``path`` + '.data') begin at aligned offsets, packed weights included, or be in the file.
+    """Align the tensors of ``path`` in ``path`` + '.data', and move shapes to ``path`` itself.
 
-    Packed weights are entries 'prepacked_N' of a tensor: ``key|offset;length;checksum``, with one part after '|' a buffer.
+    Packed weights are entries 'prepacked_N' of a tensor: ``key|offset;length;checksum``, with one part after '|' for each buffer.
     Raises: ValueError: an entry has another form.
     """
     import onnx
@@ -45,7 +45,7 @@ def align(path: Path) -> None:
 
 
 def _tensors(graph: Any) -> Iterator[Any]:
-    """All tensors of a graph and of the graphs inside its nodes."""
+    """The tensors of a graph and of the graphs inside its nodes."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -56,7 +56,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
 
 
 def _offsets(tensor: Any) -> Iterator[int]:
-    """Where the data of a tensor begins, and each of its packed buffers."""
+    """The offsets of a tensor's data and of its packed buffers."""
     for entry in tensor.external_data:
         if entry.key == "offset":
             yield int(entry.value)
@@ -65,7 +65,7 @@ def _offsets(tensor: Any) -> Iterator[int]:
 
 
 def _move(tensor: Any, data: mmap.mmap, file: BinaryIO) -> None:
-    """Copy what one tensor refers to, where it lies between boundaries, and refer to the copy."""
+    """Copy the data of one tensor that is not aligned, and let the tensor refer to the copy."""
     fields = {entry.key: entry for entry in tensor.external_data}
     if "offset" in fields:
         fields["offset"].value = str(_moved(data, file, int(fields["offset"].value), int(fields["length"].value)))
@@ -81,7 +81,7 @@ def _moved_buffer(buffer: str, data: mmap.mmap, file: BinaryIO) -> str:
 
 
 def _moved(data: mmap.mmap, file: BinaryIO, offset: int, length: int) -> int:
-    """Where ``data[offset : offset + length]`` is now: there, or at the next boundary behind the end of the file."""
+    """Append ``data[offset : offset + length]`` to the file unless it is aligned; return its offset."""
     if offset % ALIGNMENT == 0:
         return offset
     start = -(-file.tell() // ALIGNMENT) * ALIGNMENT

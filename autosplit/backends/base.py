@@ -1,8 +1,7 @@
-"""What a backend is, how one is got by name, and the rule that a backend with wrong numbers is refused.
+"""The protocol of backends, how to get one by name, and the check that refuses a backend with wrong numbers.
 
-A backend takes a stage in two steps. ``prepare`` runs once a stage in the host and leaves files beside the stage (an
-ONNX file, a compiled library), so that replicas do not repeat the work and a worker need not hold the exporter.
-``load`` runs in every worker and turns the stage's folder into a function. ``compile`` does both for a stage in memory.
+A backend takes a stage in two steps. The host calls ``prepare`` once a stage, which leaves files beside the stage (an ONNX
+file, a compiled library). Each worker calls ``load``, which turns the stage's folder into a function: replicas repeat no work.
 """
 
 import contextlib
@@ -26,25 +25,21 @@ from autosplit.values.samples import Precision as Precision
 from autosplit.values.samples import backend_fault
 
 Runnable = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
-"""One call of a stage: inputs and outputs positional, output strides as in the stage's specs.
-
-The outputs stay valid until they are dropped; the inputs are only read, and only during the call. One thread at a time.
-"""
+"""One call of a stage, on one thread at a time: from inputs, which are only read, to outputs with the strides of their specs."""
 
 F32_TOLERANCE = 1e-3
-"""Largest relative error against f32 eager that a backend may show in f32, unless the caller states another one."""
+"""Largest relative error against f32 eager that a backend may show in f32 by default."""
 
 BF16_TIMES_EAGER = 4.0
 BF16_TOLERANCE = (0.02, 0.9)
-"""In bf16 a backend may be so many times as far from f32 eager as torch's own bf16 is, and never more than the larger limit.
+"""In bf16 a backend's error may be BF16_TIMES_EAGER times that of torch's own bf16, clipped to BF16_TOLERANCE.
 
-With 8 bits of mantissa a deep network with random weights is up to 0.45 off in its outputs and works as it should, a
-shallow one 0.005: what is wrong shows only beside another backend. The smaller limit is always allowed.
+A fixed limit cannot tell right from wrong: with 8 bits of mantissa a correct shallow network is 0.005 off, a deep one up to 0.45.
 """
 
 
 class Backend(Protocol):
-    """A runtime that can run a stage. ``exact``: its f32 results equal eager's bit for bit."""
+    """A runtime that can run a stage."""
 
     @property
     def name(self) -> str:
@@ -63,84 +58,86 @@ class Backend(Protocol):
         """True if what ``prepare`` writes is native code, which runs when it is loaded."""
 
     def missing(self) -> str | None:
-        """None if it can run here, else one line: what is not there and how to get it."""
+        """None if it can run here, else one line: the missing package and the way to install it."""
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
-        """Op name to the reason, for each op it cannot take; empty if it takes the stage."""
+        """Op name to the reason for each op that it cannot take."""
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Write what ``load`` needs into the stage's folder; the host calls it once a stage, after ``save_stage``.
+        """Write the files that ``load`` needs into the folder of a saved stage, unless they are there.
 
-        Calling it again on a folder that is prepared does nothing. Raises: BackendError: the stage is refused.
+        Raises: BackendError: the stage is refused.
         """
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
-        """The stage in a prepared folder, ready to run on ``threads`` threads that inherit this process's affinity.
+        """Load a prepared stage, to run on ``threads`` threads with this process's affinity.
 
-        Only where nothing else computes on those cores (not ``shared``) may the threads spin between two requests.
+        Threads may spin between two requests unless other work runs on their cores (``shared``).
         Raises: BackendError: the folder is not prepared, or the runtime refuses it.
         """
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
-        """A stage in memory, ready to run: prepare and load in one. Raises: BackendError: the stage is refused."""
+        """Prepare and load a stage in memory. Raises: BackendError: the stage is refused."""
 
     def refuses_kind(self, kind: str) -> str | None:
-        """None if it runs stages on this kind of accelerator (``cuda``), else the reason and what to use instead."""
+        """None if it runs on this kind of accelerator (``cuda``), else the reason and a backend that does."""
 
     def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
-        """The saved stage on an accelerator, prepared for it if need be.
+        """Put the saved stage on an accelerator.
 
-        Returns: a function of tensors there, which works in the queue that is current when it is called, namely ``queue``; and
-            whether that work may be recorded and replayed (a CUDA graph).
+        Returns: a function of tensors on the accelerator, which is called with ``queue`` as the current queue; and whether its
+            work may be recorded and replayed (a CUDA graph).
         Raises: BackendError: the runtime refuses the stage.
         """
 
 
+class FileBackend:
+    """The part that backends share whose ``load`` needs files."""
+
+    def compile(self: Backend, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
+        """Prepare a stage in a temporary folder, and load it from there."""
+        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
+            self.prepare(program, Path(name), precision)
+            return self.load(Path(name), threads, precision)
+
+
 class Begun(Protocol):
-    """A request under way."""
+    """A request in progress."""
 
     def wait(self, most_s: float = math.inf) -> bool:
-        """Block until it is computed, or for about so many seconds where requests are computed side by side; whether it is.
+        """Block until it is computed, or for about ``most_s`` seconds; return whether it is computed.
 
         Raises: RuntimeError: it failed.
         """
 
     def outputs(self) -> Sequence[torch.Tensor]:
-        """Its outputs, valid until ``num_contexts`` others were begun after it."""
+        """Its outputs, valid until ``num_contexts`` later requests have begun."""
 
 
 class Streams(Protocol):
-    """A Runnable that can have several requests under way; their inputs must stay as they are until each is done."""
+    """A Runnable with several requests in progress; the inputs of each must not change until it is done."""
 
     @property
     def num_contexts(self) -> int:
-        """Requests that may be under way at once; those above what is computed at once lie ready."""
+        """Requests that may be in progress: those that are computed, and those that wait for a stream."""
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
-        """Start a request; the one ``num_contexts`` before it must be done."""
+        """Start a request; the request ``num_contexts`` before it must be done."""
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """A whole request."""
+        """Run one request to its end."""
 
 
 @runtime_checkable
 class StreamingBackend(Backend, Protocol):
-    """A backend that can work on several requests at once in one process, the weights in memory once."""
+    """A backend that computes several requests at once in one process with one copy of the weights."""
 
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
-        """The stage in a prepared folder, for ``streams`` requests at once, each on its share of ``threads``.
-
-        Raises: BackendError: as ``load``.
-        """
+        """Load a prepared stage for ``streams`` requests at once, each on its share of ``threads``. Raises: as ``load``."""
 
 
 def get_backend(name: str) -> Backend:
-    """The backend called ``name``; its runtime is imported now, not before.
-
-    Raises:
-        UsageError: there is no such backend.
-        MissingExtraError: its runtime is not installed.
-    """
+    """Import the backend called ``name``. Raises: UsageError: there is none. MissingExtraError: its runtime is not installed."""
     backend = _backend(name)
     missing = backend.missing()
     if missing:
@@ -149,20 +146,17 @@ def get_backend(name: str) -> Backend:
 
 
 def usual() -> list[str]:
-    """The installed backends that are considered unless others are named: those that prepare a stage within seconds.
-
-    Inductor compiles each stage for 7 to 25 s, and a search looks at a dozen stages; see ARCHITECTURE.md and ``compiling``.
-    """
+    """The installed backends that a search considers by default: all but inductor, which compiles each stage for 7 to 25 s."""
     return [name for name in installed() if name != "inductor"]
 
 
 def installed() -> list[str]:
-    """The names of the backends that can run here, in the order of BACKENDS."""
+    """The backends that can run here, in the order of BACKENDS."""
     return [name for name in BACKENDS if _backend(name).missing() is None]
 
 
 def states() -> tuple[dict[str, str], ...]:
-    """For each backend its name, the version of its runtime, and ``installed`` or what it needs and how to get that."""
+    """For each backend its name, its runtime's version, and ``installed`` or the way to install it."""
     return tuple(
         {
             "backend": name,
@@ -181,7 +175,7 @@ def require_device(backend: Backend, device: str) -> None:
 
 
 def has_streams(name: str) -> bool:
-    """Whether the backend called ``name`` can work on several requests at once.
+    """Whether the backend called ``name`` computes several requests at once.
 
     >>> [name for name in BACKENDS if has_streams(name)]
     ['openvino']
@@ -190,7 +184,7 @@ def has_streams(name: str) -> bool:
 
 
 def require_streams(backend: Backend) -> StreamingBackend:
-    """The backend, or BackendError with what to use instead if it works on one request at a time."""
+    """Return the backend. Raises: BackendError: it computes one request at a time."""
     if isinstance(backend, StreamingBackend):
         return backend
     others = ", ".join(name for name in BACKENDS if has_streams(name))
@@ -200,7 +194,7 @@ def require_streams(backend: Backend) -> StreamingBackend:
 
 
 def exact_on(backend: Backend, device: str, precision: Precision) -> bool:
-    """Whether its results there are eager's on a CPU bit for bit: an accelerator sums in another order.
+    """Whether the backend's results on ``device`` equal eager's on a CPU bit for bit; an accelerator sums in another order.
 
     >>> exact_on(get_backend("eager"), "cpu:0", "f32"), exact_on(get_backend("eager"), "cuda:0", "f32")
     (True, False)
@@ -214,15 +208,8 @@ def require_precision(backend: Backend, precision: Precision) -> None:
         raise BackendError(f"backend '{backend.name}' does not compute in {precision}: {backend.lacks[precision]}")
 
 
-def compile_apart(backend: Backend, program: StageProgram, threads: int, precision: Precision) -> Runnable:
-    """The stage prepared in a temporary folder and loaded from it, as ``compile`` of a backend that needs files."""
-    with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-        backend.prepare(program, Path(name), precision)
-        return backend.load(Path(name), threads, precision)
-
-
 def on_threads(call: Runnable, threads: int) -> Runnable:
-    """A function that torch computes. It has one thread count for the whole process, so each call makes sure of its own."""
+    """Wrap ``call`` to run with ``threads`` torch threads: torch has one count for the whole process, so each call sets it."""
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if torch.get_num_threads() != threads:
@@ -236,9 +223,7 @@ def on_threads(call: Runnable, threads: int) -> Runnable:
 def tolerance(precision: Precision, eager: NumericalError | None = None) -> float:
     """The largest relative error against f32 eager that a backend may show.
 
-    Args:
-        precision: what it computes in.
-        eager: how far torch's own bf16 is from f32 eager on the same inputs; only bf16 needs it.
+    ``eager`` is the error of torch's own bf16 on the same inputs; only bf16 needs it.
 
     >>> tolerance("f32"), tolerance("bf16", NumericalError(1.0, 0.05, "y")), tolerance("bf16", NumericalError(1.0, 0.4, "y"))
     (0.001, 0.2, 0.9)
@@ -250,7 +235,7 @@ def tolerance(precision: Precision, eager: NumericalError | None = None) -> floa
 
 
 def reference(program: StageProgram, inputs: Sequence[torch.Tensor], threads: int = 1) -> list[torch.Tensor]:
-    """The outputs of a stage in f32 eager, to ``check`` backends against."""
+    """Run a stage in f32 eager: the outputs to ``check`` backends against."""
     with torch.inference_mode(), _torch_threads(threads):
         return [value.clone() for value in program.module(*inputs)]
 
@@ -267,19 +252,19 @@ def check(
     exact: bool | None = None,
     expected: Sequence[torch.Tensor] | None = None,
 ) -> NumericalError:
-    """The largest error of a backend on one stage against eager, on the inputs given.
+    """Measure the largest error of a backend against f32 eager on one stage.
 
     Args:
-        backend: the backend to judge.
+        backend: the backend.
         program: the stage.
         inputs: the stage's inputs, in order.
-        limit: largest relative error allowed, by default the precision's tolerance; always 0 for an exact backend in f32.
-        precision: what the backend computes in; the reference is f32 always.
-        threads: threads for the backend, and for the reference: eager itself sums in another order on another number.
+        limit: largest relative error allowed; by default that of the precision.
+        precision: the backend's precision.
+        threads: threads of the backend and of eager, which sums in another order on another number.
         runnable: the compiled stage, if there is one already.
-        exact: whether its bits must be eager's; by default those of an exact backend in f32, as on a CPU.
-        expected: what ``reference`` gave on these inputs and threads, if it was called already.
-    Raises: BackendError: the error is beyond the tolerance, or the backend cannot run the stage.
+        exact: whether the bits must equal eager's; by default for an exact backend in f32.
+        expected: the outputs of ``reference``, if there are some already.
+    Raises: BackendError: the error is beyond the limit, or the backend cannot run the stage.
     """
     run = runnable or backend.compile(program, threads, precision)
     expected = expected or reference(program, inputs, threads)

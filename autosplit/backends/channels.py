@@ -1,9 +1,9 @@
-"""Outputs of OpenVINO whose channels lie last inside, and that it would turn slowly: they come as they are, and torch turns them.
+"""Find outputs that OpenVINO transposes slowly from channels last, and let torch transpose them.
 
-oneDNN's general kernel writes one element of each channel in turn. Where channels begin a multiple of a page apart, as those of
-images of 64 x 64 do, all of them fall into few sets of the first cache and push each other out: 32 channels of 128 x 128 (2 MiB)
-took 4.6 ms, a fifth of a pass of the whole U-Net, and torch, which turns matrices in blocks, 0.5 ms. Elsewhere, and by its
-kernel for more channels, called brgemm, it is as fast as torch. Only the graph that was compiled tells which one it is.
+oneDNN's general kernel writes one element of each channel in turn. If channels begin a multiple of a page apart, as in images
+of 64 x 64, they share few sets of the first-level cache and evict each other. 32 channels of 128 x 128 (2 MiB) took 4.6 ms, a
+fifth of a pass of the whole U-Net; torch, which transposes in blocks, took 0.5 ms. In other cases, and by its kernel for more
+channels (brgemm), OpenVINO is as fast as torch. Only the compiled graph tells which kernel runs.
 """
 
 import math
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 
 PAGE_BYTES, LINE_BYTES, WAYS = 4096, 64, 8
-"""Of a first cache of 32 KiB: an address modulo a page says the set, and a set holds so many lines; larger ones have more."""
+"""A first-level cache of 32 KiB: an address modulo a page selects the set, and a set holds WAYS lines."""
 
 
 def slowly_turned(model: Any) -> list[int]:
-    """The numbers of the outputs of a compiled model whose channels the slow kernel moves from the end to the front."""
+    """The numbers of the outputs that a compiled model transposes with the slow kernel."""
     return [number for number, node in _ends(model).items() if _turns_slowly(node)]
 
 
 def transposed(model: Any) -> list[int]:
-    """The numbers of the outputs that a transpose is left before; asked for with channels last, they are no faster then."""
+    """The numbers of the outputs that a compiled model still transposes; channels last makes these no faster."""
     return [
         number
         for number, node in _ends(model).items()
@@ -31,7 +31,7 @@ def transposed(model: Any) -> list[int]:
 
 
 def with_channels_last(model: Any, turned: Collection[int]) -> Any:
-    """The model with these of its outputs, of four dimensions each, in the order (0, 2, 3, 1)."""
+    """The model with the outputs ``turned``, of four dimensions each, in the order (0, 2, 3, 1)."""
     from openvino import Layout
     from openvino.preprocess import PrePostProcessor
 
@@ -51,7 +51,7 @@ def last(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def first(value: torch.Tensor) -> torch.Tensor:
-    """A dense copy with the last dimension as the second one; by matrices, since torch turns only those in blocks.
+    """A dense copy with the last dimension as the second one, made as matrices, which torch transposes in blocks.
 
     >>> first(torch.zeros(2, 3, 4, 5)).shape
     torch.Size([2, 5, 3, 4])
@@ -71,7 +71,7 @@ def _turns_slowly(node: Any) -> bool:
 
 
 def crowds_a_cache(shape: Sequence[int], item_bytes: int) -> bool:
-    """Whether one element of each channel, in a dense tensor of this shape, needs more lines of a cache than its sets hold.
+    """Whether one element of each channel of a dense tensor needs more cache lines than the sets that they share have.
 
     >>> crowds_a_cache((1, 32, 128, 128), 4), crowds_a_cache((1, 64, 56, 56), 4)
     (True, False)
@@ -82,7 +82,7 @@ def crowds_a_cache(shape: Sequence[int], item_bytes: int) -> bool:
 
 
 def _ends(model: Any) -> dict[int, Any]:
-    """The number of each output, and the node that writes it in the graph that runs, of those that the graph names."""
+    """The node of the compiled graph that writes each output, by the output's number, as far as the graph names them."""
     results = {node.get_friendly_name().partition("/sink_port")[0]: node for node in model.get_runtime_model().get_results()}
     named = ((number, [name for name in port.get_names() if name in results]) for number, port in enumerate(model.outputs))
     return {number: _source(results[names[0]]) for number, names in named if names}

@@ -1,7 +1,7 @@
-"""An exported program that decomposes op by op: the few ops that a converter lacks, not the whole graph anew.
+"""An exported program that decomposes single ops, for a converter that lacks a few.
 
-``ExportedProgram.run_decompositions`` traces the program again, through autograd and functionalization, even where nothing
-is to be decomposed. A stage is flat and functional already, so here only the ops in the table are traced, each alone.
+``ExportedProgram.run_decompositions`` traces the whole program again, through autograd and functionalization. A stage is flat and
+functional already, so here only the ops in the table are traced, each alone.
 """
 
 import operator
@@ -19,11 +19,11 @@ Table = Mapping[Any, Callable[..., Any]]
 
 
 class FlatProgram(ExportedProgram):
-    """A functional program without control flow, for converters that call ``run_decompositions`` on it; used up by that."""
+    """A functional program without control flow; ``run_decompositions`` changes it in place."""
 
     @staticmethod
     def export(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> "FlatProgram":
-        """The export of a flat functional module for the shapes of its examples."""
+        """Export a flat functional module for the shapes of its examples."""
         found = torch.export.export(module, tuple(examples), strict=False)
         return FlatProgram(
             found.graph_module,
@@ -40,7 +40,7 @@ class FlatProgram(ExportedProgram):
     def run_decompositions(
         self, decomp_table: dict[Any, Callable[..., Any]] | None = None, decompose_custom_triton_ops: bool = False
     ) -> ExportedProgram:
-        """The same program with the ops of the table decomposed; without a table, as every exported program."""
+        """Decompose the ops of the table, by default torch's table."""
         table = decomp_table if decomp_table is not None else torch.export.default_decompositions()
         for node in list(self.graph.nodes):
             if node.target in table and not _decompose(node, table):
@@ -51,7 +51,7 @@ class FlatProgram(ExportedProgram):
 
 
 def _decompose(node: fx.Node, table: Table) -> bool:
-    """Put what the op decomposes to in its place; False, and nothing is done, where that writes into a tensor or holds one."""
+    """Replace an op by its decomposition, unless that writes to a tensor or holds a constant; return whether it was replaced."""
     sources = node.all_input_nodes
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
 
@@ -59,7 +59,7 @@ def _decompose(node: fx.Node, table: Table) -> bool:
         by_node = dict(zip(sources, values, strict=True))
         return target(*fx.map_arg(node.args, by_node.get), **fx.map_arg(node.kwargs, by_node.get))
 
-    # In the mode that the node's own value was made in: what a decomposition creates must be as fake as its inputs.
+    # Tensors that a decomposition creates must be fake in the same mode as its inputs.
     with detect_fake_mode(node.meta["val"]) or nullcontext():
         traced = make_fx(call, decomposition_table=dict(table))(*[source.meta["val"] for source in sources]).graph
     calls = [inner for inner in traced.nodes if inner.op == "call_function"]
@@ -82,7 +82,7 @@ def _decompose(node: fx.Node, table: Table) -> bool:
 
 
 def _take_place(node: fx.Node, result: fx.Node) -> None:
-    """Replace a node by another one, which gets its name: the outputs of a program go by name."""
+    """Replace a node by another one and give that its name, because the outputs of a program are known by name."""
     if result in node.all_input_nodes or result.op == "placeholder":
         value = result.meta["val"]
         result = node.graph.call_function(torch.ops.aten.clone.default, (result,))

@@ -1,7 +1,6 @@
-"""TorchInductor ahead of time: a stage as a compiled library with its weights folded and packed (freezing).
+"""TorchInductor ahead of time: the host compiles a stage to a library (10 s and more), which workers load without a compiler.
 
-The host compiles once a stage (10 s and more), workers load the library without the compiler. Without freezing the gain
-over eager is small: it is what folds batch norms into convolutions and packs the weights.
+Freezing folds batch norms into convolutions and packs the weights; without it the gain over eager is small.
 """
 
 import importlib.util
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from autosplit.backends.base import Backend, Precision, Runnable, compile_apart, on_threads, require_precision
+from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, on_threads, require_precision
 from autosplit.backends.eager import placed_module
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.quiet import quiet
@@ -23,20 +22,20 @@ from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import zeros
 
 ACCELERATOR_MODE = "default"
-"""Not ``reduce-overhead``: the whole stage with its copies is recorded as one graph anyway (``placing``)."""
+"""Not ``reduce-overhead``: ``placing`` records the whole stage with its copies as one graph anyway."""
 
 LIBRARIES: dict[Precision, str] = {"f32": "inductor.so", "bf16": "inductor-bf16.so"}
 
 OPTIONS = {
     "freezing": True,
     "cpp.dynamic_threads": True,
-    # Kept ahead of time, headers take 100 MB of torch's cache for each version of the options, and save a second.
+    # Precompiled headers take 100 MB of torch's cache for each set of options, and save a second.
     "aot_inductor.precompile_headers": False,
     "cpp_cache_precompile_headers": False,
 }
 
 
-class InductorBackend:
+class InductorBackend(FileBackend):
     """One AOTInductor library a stage."""
 
     name = "inductor"
@@ -45,18 +44,18 @@ class InductorBackend:
     lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:
-        """The C++ compiler, if there is none."""
+        """Name the C++ compiler if it is not installed."""
         compiler = os.environ.get("CXX", "g++")
         if shutil.which(compiler) is not None:
             return None
         return f"backend 'inductor' needs a C++ compiler, and '{compiler}' is not found: install g++, or set CXX"
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
-        """Nothing by op: what inductor cannot generate it hands back to the eager kernel."""
+        """Refuse nothing: an op that inductor cannot generate runs on its eager kernel."""
         return {}
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Compile the stage into ``inductor.so`` (or ``inductor-bf16.so``) in its folder."""
+        """Compile the stage to ``inductor.so`` (or ``inductor-bf16.so``) in its folder."""
         require_precision(self, precision)
         target = folder / LIBRARIES[precision]
         if target.exists():
@@ -66,33 +65,29 @@ class InductorBackend:
             compile_library(in_precision(program, precision), Path(building)).replace(target)
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
-        """The compiled library as a function."""
+        """Load the compiled library."""
         require_precision(self, precision)
         library = folder / LIBRARIES[precision]
         if not library.exists():
             raise BackendError(f"stage folder '{folder}' is not prepared for inductor in {precision}: prepare the stage")
         return library_runnable(library, threads)
 
-    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
-        """Compile into a temporary folder and load from it."""
-        return compile_apart(self, program, threads, precision)
-
     def refuses_kind(self, kind: str) -> str | None:
-        """What Triton needs and is not here."""
+        """Name Triton if it is not installed."""
         if importlib.util.find_spec("triton") is not None:
             return None
         return "its kernels there are written in Triton, which is not installed; install a torch built for CUDA, or use eager"
 
     def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
-        """Compiled in the worker at the first pass: a package made in the host would need the device there."""
+        """Compile in the worker at the first pass: to compile in the host would need the device there."""
         module = placed_module(folder, accelerator, precision)
         return torch.compile(module, fullgraph=True, dynamic=False, mode=ACCELERATOR_MODE), True
 
 
 def compile_library(program: StageProgram, folder: Path) -> Path:
-    """Write the compiled stage, and what comes up on the way, into ``folder``; the library's path.
+    """Compile the stage to a library in ``folder``, and return its path.
 
-    Torch's cache, where it would leave half a gigabyte for a stage, is only asked what the compiler can do here.
+    All files of the compilation are in ``folder`` too: torch's cache would keep half a gigabyte a stage.
     Raises: BackendError: the compiler failed.
     """
     examples = tuple(map(zeros, program.inputs))
@@ -109,10 +104,10 @@ def compile_library(program: StageProgram, folder: Path) -> Path:
 
 
 def library_runnable(path: Path, threads: int) -> Runnable:
-    """The compiled stage as a function."""
+    """Load the compiled library as a function. Raises: BackendError: inductor refuses it."""
     try:
         with quiet():
-            # The file itself: ``aoti_load_package`` unpacks an archive that a worker, which ends at once, would leave behind.
+            # ``aoti_load_package`` would unpack an archive that a killed worker leaves behind.
             model = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
     except RuntimeError as failure:
         raise BackendError(f"inductor cannot load '{path}': {failure}") from failure

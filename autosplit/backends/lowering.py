@@ -1,7 +1,6 @@
-"""bfloat16 for torch's own backends: the ops that multiply matrices compute in bf16, everything else stays in f32.
+"""bfloat16 for torch's own backends: ops that multiply matrices compute in bf16 (and accumulate in f32), all others in f32.
 
-OpenVINO lowers by itself; here the stage's graph is rewritten, so that what is lowered is written down and the weights are
-converted once. Accumulation inside the kernels is in f32.
+The stage's graph is rewritten, so that its weights are converted once. OpenVINO lowers by itself.
 """
 
 from dataclasses import replace
@@ -36,14 +35,14 @@ LOWERED = frozenset(
 
 
 def in_precision(program: StageProgram, precision: Precision) -> StageProgram:
-    """The stage as torch's own backends compute it."""
+    """The stage as torch's own backends compute it in ``precision``."""
     return lower_to_bf16(program) if precision == "bf16" else program
 
 
 def lower_to_bf16(program: StageProgram) -> StageProgram:
-    """The same stage with its matrix products, convolutions and attention in bf16; inputs and outputs keep their dtypes.
+    """Compute matrix products, convolutions and attention of a stage in bf16; inputs and outputs keep their dtypes.
 
-    Ops keep their names; a cast has the name of the op that needed it first in ``meta["op"]``.
+    Ops keep their names. The ``meta["op"]`` of a cast names the first op that needs it.
     """
     source = program.module
     weights: dict[str, torch.Tensor] = {}
@@ -53,7 +52,7 @@ def lower_to_bf16(program: StageProgram) -> StageProgram:
     owner = next(iter(source.graph.nodes))
 
     def half(node: fx.Node) -> fx.Node:
-        """The node in bf16, cast for the op that is being copied."""
+        """The node in bf16."""
         if node not in halves:
             weight = node.op == "get_attr"
             halves[node] = (
@@ -92,7 +91,7 @@ def _cast(graph: fx.Graph, node: fx.Node, dtype: torch.dtype, owner: fx.Node) ->
 
 
 def _float_nodes(program: StageProgram) -> set[fx.Node]:
-    """The nodes whose value is an f32 tensor; the stage runs once on zeros to see it."""
+    """The nodes whose value is an f32 tensor, found by a pass on zeros."""
     recorder = _Dtypes(program.module)
     with torch.inference_mode():
         recorder.run(*map(zeros, program.inputs))

@@ -1,8 +1,7 @@
-"""A stage as an ONNX file: what the onnxruntime and openvino backends load, made once by the host.
+"""Write a stage as an ONNX file, once in the host, for the backends onnxruntime and openvino.
 
-Beside a saved stage the file holds the graph alone and refers to the stage's own weights, which are mapped by the runtimes;
-elsewhere the weights are in a second file. ``onnx.json`` names the file and has the specs of inputs and outputs. It is written
-last, and counts: what it names is whole.
+In the folder of a saved stage the file refers to the stage's weights, which the runtimes map; elsewhere the weights are in a
+second file. ``onnx.json`` names the file and holds the specs of inputs and outputs. It is written last: the named file is whole.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ import torch
 from torch import fx
 
 from autosplit.backends.decomposing import FlatProgram
-from autosplit.backends.layout import DenseStage, LogicalStage, Port, port
+from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
 from autosplit.backends.translating import kept_translations
@@ -34,10 +33,10 @@ from autosplit.tracing.weightsfile import weight_starts
 PORTS = "onnx.json"
 
 SMALL_BYTES = 1024
-"""Smaller tensors stay in the graph, where shapes are looked up."""
+"""Smaller tensors stay in the graph, where runtimes look shapes up."""
 
 MOST_INSIDE_BYTES = 256 << 20
-"""Of constants that are no weights of the stage; a file may have 2 GiB."""
+"""Largest size of constants in the graph that are not weights of the stage; an ONNX file may have 2 GiB."""
 
 ELEMENT_TYPES = {
     torch.float32: 1,
@@ -51,12 +50,12 @@ ELEMENT_TYPES = {
     torch.float64: 11,
     torch.bfloat16: 16,
 }
-"""TensorProto.DataType by torch dtype; numpy's types would do but for bfloat16."""
+"""TensorProto.DataType by torch dtype; numpy has no bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxStage:
-    """A prepared stage: the file and how its values are handed over."""
+    """A prepared stage: its file, and the ports of its inputs and outputs."""
 
     path: Path
     inputs: tuple[Port, ...]
@@ -64,7 +63,7 @@ class OnnxStage:
 
 
 def missing_packages(backend: str, modules: Sequence[str], extra: str) -> str | None:
-    """None if the modules can be imported, else what needs them and the pip command."""
+    """None if the modules are installed, else a line with the missing ones and the pip command."""
     import importlib.util
 
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
@@ -79,9 +78,9 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
     Args:
         program: the stage.
         path: the ``.onnx`` file.
-        dense: True to lay inputs and outputs out as their ports say, False to have their logical shapes.
-        starts: where each weight begins in the weights file beside ``path``; without it they are written to ``path`` + '.data'.
-    Raises: BackendError: the exporter refuses an op; the message names each one with the reason.
+        dense: True for inputs and outputs in the dense shapes of their ports, False for their logical shapes.
+        starts: offset in bytes of each weight in the weights file beside ``path``; if None, weights go to ``path`` + '.data'.
+    Raises: BackendError: the exporter refuses ops, which the message names with the reasons.
     """
     try:
         exported = _export(program, dense)
@@ -99,7 +98,7 @@ def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Ma
 
 
 def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool:
-    """Let the model's weights be those in the stage's file; False, and nothing is done, if too much would be left."""
+    """Let the model refer to the weights in the stage's file, unless too many bytes would stay; return whether it does."""
     from onnxscript import ir
 
     there = {
@@ -110,7 +109,8 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
     found, left_bytes = [], 0
     for value in model.graph.initializers.values():
         source = getattr(value.const_value, "raw", None)
-        dense = source if isinstance(source, torch.Tensor) and source.is_contiguous() else None  # one turned begins there too
+        # A transposed weight has the same address as the weight itself.
+        dense = source if isinstance(source, torch.Tensor) and source.is_contiguous() else None
         if dense is not None and (key := (dense.data_ptr(), dense.dtype, dense.shape)) in there:
             found.append((value, there[key]))
         else:
@@ -124,10 +124,7 @@ def _refer(model: Any, program: StageProgram, starts: Mapping[str, int]) -> bool
 
 
 def refused_by_onnx(program: StageProgram, load: Callable[[Path], object]) -> dict[str, str]:
-    """Op name to the reason for each op that the exporter refuses, or the runtime that loads the file.
-
-    Each distinct op is tried alone if the stage fails.
-    """
+    """Op name to the reason for each op that the exporter or the runtime refuses; ops are tried alone if the stage fails."""
     try:
         _load(_export(program, dense=True), load)
     except Exception as failure:
@@ -163,8 +160,7 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
             program = torch.onnx.export(flat, dynamo=True, verbose=False, optimize=False)
         if program is None:
             raise BackendError("the ONNX exporter gave nothing back")
-        # The exporter's own optimiser would match patterns for most of its time; the runtimes know them all, once shapes and
-        # dtypes that are known now are constants.
+        # The exporter's optimiser takes most of its time for patterns that the runtimes know too, if shapes are constants.
         optimizer.inline(program.model)
         optimizer.fold_constants(program.model, should_fold=lambda node: False if _is_turned_weight(node) else None)
         optimizer.remove_unused_nodes(program.model)
@@ -172,20 +168,20 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
 
 
 def _breaks_ties(node: fx.Node) -> bool:
-    """Whether a node sorts whole numbers: many are equal, and what is right is where torch puts each of them."""
+    """Whether a node sorts integers: torch and ONNX may order equal ones differently."""
     return node.target is torch.ops.aten.sort.default and not node.meta["val"][0].is_floating_point()
 
 
 def _is_turned_weight(node: Any) -> bool:
-    """Whether a node only turns a large weight: the runtimes do that themselves, so the file can refer to the weight as it is."""
+    """Whether a node transposes a large weight; runtimes do that too, and the file can then refer to the weight itself."""
     source = node.inputs[0].const_value if node.op_type == "Transpose" else None
     return source is not None and source.nbytes >= SMALL_BYTES
 
 
 def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Give inputs and outputs the stage's names; values inside that have one of these names make way.
+    """Give inputs and outputs the stage's names, and rename inner values that have one of them.
 
-    The exporter's own renaming leaves two values of one name where the stage's output was permuted.
+    The exporter's own renaming leaves two values of one name if an output was permuted.
     """
     ports = [*graph.inputs, *graph.outputs]
     inside = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
@@ -199,10 +195,10 @@ def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> No
 
 
 def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
-    """The prepared stage in ``folder``, exported now unless it is there already; a stage that is saved there is this one."""
+    """Export the stage to ``folder`` unless that is done; a stage that is saved there must be this one."""
     if not (folder / PORTS).is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage: the files of both are whole
+        path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage
         draft = path.with_suffix(".json")
         try:
             write_onnx(program, path, starts=weight_starts(folder / WEIGHTS))
@@ -217,7 +213,7 @@ def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
 
 
 def open_onnx(folder: Path) -> OnnxStage:
-    """What ``prepare_onnx`` left in ``folder``. Raises: BackendError: the folder is not prepared, or damaged."""
+    """Read what ``prepare_onnx`` wrote to ``folder``. Raises: BackendError: the folder is not prepared, or damaged."""
     path = folder / PORTS
     try:
         data = parse_json(read_text(path, MAX_YAML_BYTES))
@@ -230,7 +226,7 @@ def open_onnx(folder: Path) -> OnnxStage:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to build in, renamed to ``path`` at the end; if another process was first, its folder stays."""
+    """A folder to build in, which is renamed to ``path`` at the end, unless another process made ``path`` first."""
     building = hidden_beside(path)
     building.mkdir()
     try:

@@ -1,12 +1,14 @@
-"""ONNX Runtime on CPU cores: a stage as an ONNX file, run by one sequential session in f32.
+"""ONNX Runtime on CPU cores: one sequential session a stage, in f32.
 
-Inputs are read where they lie and outputs are written into fresh torch memory (IO binding by address), so nothing is
-copied as long as the inputs have the strides of their specs. A stage on several cores lets its threads spin while they wait
-for each other: an op may take less time than waking a thread. They go on for 42 ms after a request (ONNX Runtime's default):
-requests one at a time are up to 1.2 times as fast. Not where stages share cores: two of MobileNetV2 took 1.6 times as long.
+The session reads inputs in place and writes outputs to new torch memory (IO binding by address), so nothing is copied if the
+inputs have the strides of their specs.
 
-The host lets ONNX Runtime optimise the graph and pack the weights once for this machine, and saves that: workers map the
-packed weights instead of making private copies, so replicas share one copy in memory and load in a tenth of the time.
+Threads of a stage on several cores spin while they wait for each other, because waking a thread can take longer than an op.
+They spin for 42 ms after a request too (ONNX Runtime's default), which makes single requests up to 1.2 times as fast. Stages
+that share cores must not: two stages of MobileNetV2 took 1.6 times as long.
+
+The host lets ONNX Runtime optimise the graph and pack the weights once for this machine. Workers map the packed weights, so
+replicas share one copy in memory and load in a tenth of the time.
 """
 
 import contextlib
@@ -22,8 +24,7 @@ from typing import Any
 import torch
 
 from autosplit.backends.aligning import align
-from autosplit.backends.base import Backend, Precision, Runnable, compile_apart, require_precision
-from autosplit.backends.layout import Port
+from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, require_precision
 from autosplit.backends.onnxfile import (
     ELEMENT_TYPES,
     OnnxStage,
@@ -33,6 +34,7 @@ from autosplit.backends.onnxfile import (
     refused_by_onnx,
     whole_folder,
 )
+from autosplit.backends.ports import Port
 from autosplit.devices.accelerators import Accelerator, Queue, provider
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram, load_stage
@@ -42,7 +44,7 @@ MODEL = "model.onnx"
 CPU_PROVIDER = "CPUExecutionProvider"
 
 
-class OnnxRuntimeBackend:
+class OnnxRuntimeBackend(FileBackend):
     """One InferenceSession a stage, CPU provider."""
 
     name = "onnxruntime"
@@ -51,11 +53,11 @@ class OnnxRuntimeBackend:
     lacks: Mapping[Precision, str] = {"bf16": "its CPU provider has no matrix products and convolutions in bfloat16"}
 
     def missing(self) -> str | None:
-        """The packages that are not installed."""
+        """Name the packages that are not installed."""
         return missing_packages(self.name, ("onnx", "onnxscript", "onnxruntime"), "onnx")
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
-        """The ops that the ONNX exporter or ONNX Runtime refuses; costs an export."""
+        """List the ops that the ONNX exporter or ONNX Runtime refuses, by a trial export."""
         return refused_by_onnx(program, lambda path: _open_session(path, session_options(1)))
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
@@ -70,16 +72,12 @@ class OnnxRuntimeBackend:
                 raise BackendError(str(failure), self.refuses(program)) from failure
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
-        """A session on the optimised file."""
+        """Open a session on the optimised file."""
         require_precision(self, precision)
         return session_runnable(open_optimised(folder), threads, shared)
 
-    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
-        """Export into a temporary folder and load from it."""
-        return compile_apart(self, program, threads, precision)
-
     def refuses_kind(self, kind: str) -> str | None:
-        """What this build of ONNX Runtime lacks."""
+        """Name the provider that this build of ONNX Runtime lacks."""
         import onnxruntime
 
         wanted, here = provider(kind).ONNX_PROVIDER, onnxruntime.get_available_providers()
@@ -88,7 +86,7 @@ class OnnxRuntimeBackend:
         return f"this build of ONNX Runtime has {', '.join(here)}, not {wanted}; install onnxruntime-gpu, or use eager there"
 
     def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
-        """A session on the file as it was exported: what was packed for the CPU is of no use there."""
+        """Open a session on the exported file; weights packed for the CPU are useless on an accelerator."""
         require_precision(self, precision)
         stage = prepare_onnx(load_stage(folder), folder)
         wanted = accelerator.ONNX_PROVIDER
@@ -99,16 +97,15 @@ class OnnxRuntimeBackend:
 
 
 def open_optimised(folder: Path) -> OnnxStage:
-    """The prepared stage in ``folder`` as it is run on CPU cores. Raises: BackendError: the folder is not prepared."""
+    """The prepared stage in ``folder`` with its optimised file. Raises: BackendError: the folder is not prepared."""
     return replace(open_onnx(folder), path=folder / OPTIMISED / MODEL)
 
 
 def optimise(source: Path, target: Path) -> None:
-    """Write the graph as ONNX Runtime optimises it for this processor, its weights packed in ``target`` + '.data'.
+    """Write the graph optimised for this processor to ``target``, and its packed weights to ``target`` + '.data'.
 
-    A version that notes packed weights in another form gets the same file without them: each worker then packs its own.
-
-    Raises: BackendError: ONNX Runtime does not take the file. OSError: the disk is full.
+    If ``align`` cannot read the packed weights of this version of ONNX Runtime, they are left out, and each worker packs its own.
+    Raises: BackendError: ONNX Runtime refuses the file. OSError: the disk is full.
     """
     for packed in ("1", "0"):
         options = session_options(1)
@@ -141,7 +138,7 @@ def require_room(target: Path, source: Path) -> None:
 
 
 def _open_session(path: Path, options: Any, providers: Sequence[tuple[str, dict[str, str]]] = ()) -> Any:
-    """An InferenceSession. Raises: BackendError: ONNX Runtime does not take the file."""
+    """Open an InferenceSession. Raises: BackendError: ONNX Runtime refuses the file."""
     import onnxruntime
 
     try:
@@ -151,7 +148,7 @@ def _open_session(path: Path, options: Any, providers: Sequence[tuple[str, dict[
 
 
 def session_options(threads: int, shared: bool = True) -> Any:
-    """One sequential session; its threads spin, after a request too unless their cores are shared; affinity is left alone."""
+    """Options of a sequential session; its threads spin after a request too, unless their cores are ``shared``."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -165,7 +162,7 @@ def session_options(threads: int, shared: bool = True) -> Any:
 
 
 def session_runnable(stage: OnnxStage, threads: int, shared: bool) -> Runnable:
-    """The stage as a function, from its optimised file. Raises: BackendError: ONNX Runtime does not take the file."""
+    """Open the optimised file as a function. Raises: BackendError: ONNX Runtime refuses the file."""
     import onnxruntime
 
     options = session_options(threads, shared)
@@ -174,10 +171,10 @@ def session_runnable(stage: OnnxStage, threads: int, shared: bool) -> Runnable:
 
 
 def bound_runnable(session: Any, stage: OnnxStage, device: torch.device) -> Runnable:
-    """A session as a function of tensors on ``device``, read and written where they lie."""
+    """A session as a function that reads and writes tensors on ``device`` in place."""
     binding = session.io_binding()
     where = device.type, device.index or 0
-    nowhere = torch.empty(1, device=device)  # a tensor without elements has no address, and ONNX Runtime wants one
+    nowhere = torch.empty(1, device=device)  # an empty tensor has no address, and ONNX Runtime wants one
     sources = [(port, _element_type(port)) for port in stage.inputs]
     targets = [(port, _element_type(port)) for port in stage.outputs]
 

@@ -1,8 +1,7 @@
 """OpenVINO on CPU cores: the stage's ONNX file, compiled for latency with one stream, or for several requests at once.
 
-OpenVINO's own default on processors with bfloat16 is to compute in bfloat16; here the precision is stated always. Inputs
-and outputs share their memory with torch. Every process packs the weights anew, whatever file they come from (ONNX, OpenVINO's
-own, its model cache): only the streams of one process share them.
+The precision is always stated, because OpenVINO's default is bfloat16 on processors that have it. Inputs and outputs share their
+memory with torch. Every process packs the weights anew, from any kind of file; only the streams of one process share them.
 """
 
 import math
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from autosplit.backends.base import Backend, Precision, Runnable, Streams, compile_apart, require_precision
+from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, Streams, require_precision
 from autosplit.backends.channels import first, last, slowly_turned, transposed, with_channels_last
 from autosplit.backends.onnxfile import ELEMENT_TYPES, OnnxStage, missing_packages, open_onnx, prepare_onnx, refused_by_onnx
 from autosplit.backends.quiet import quiet
@@ -23,8 +22,8 @@ from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
 
 
-class OpenVinoBackend:
-    """One compiled model and one infer request a stage, CPU plug-in."""
+class OpenVinoBackend(FileBackend):
+    """One compiled model and one infer request a stage, on the CPU plug-in."""
 
     name = "openvino"
     exact = False
@@ -32,43 +31,39 @@ class OpenVinoBackend:
     lacks: Mapping[Precision, str] = {}
 
     def missing(self) -> str | None:
-        """The packages that are not installed: the stage comes as an ONNX file."""
+        """Name the packages that are not installed; those of ONNX are needed too, because the stage is an ONNX file."""
         return missing_packages(self.name, ("openvino", "onnx", "onnxscript"), "openvino")
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
-        """The ops that the ONNX exporter or OpenVINO refuses; costs an export. What OpenVINO refuses itself shows in ``load``."""
+        """List the ops that the ONNX exporter or OpenVINO refuses, by a trial export."""
         return refused_by_onnx(program, lambda path: _compile(path, settings(1, "f32")))
 
     def prepare(self, program: StageProgram, folder: Path, precision: Precision = "f32") -> None:
-        """Write the ONNX file into the stage's folder; it serves both precisions."""
+        """Write the ONNX file to the stage's folder, for both precisions."""
         require_precision(self, precision)
         prepare_onnx(program, folder)
 
     def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
-        """The prepared ONNX file, compiled."""
+        """Compile the ONNX file."""
         require_precision(self, precision)
         return compiled_runnable(open_onnx(folder), threads, precision)
 
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
-        """The prepared ONNX file, compiled for ``streams`` requests at once."""
+        """Compile the ONNX file for ``streams`` requests at once."""
         require_precision(self, precision)
         return OpenVinoStreams(open_onnx(folder), threads, streams, precision)
 
-    def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
-        """Export into a temporary folder and load from it."""
-        return compile_apart(self, program, threads, precision)
-
     def refuses_kind(self, kind: str) -> str | None:
-        """Always: of NVIDIA's devices it knows none."""
+        """Refuse every accelerator."""
         return "OpenVINO has no plug-in for it; use eager, inductor or onnxruntime there"
 
     def place(self, folder: Path, accelerator: Accelerator, queue: Queue, precision: Precision = "f32") -> tuple[Runnable, bool]:
-        """Never. Raises: BackendError: with the reason."""
+        """Raise BackendError: OpenVINO runs on no accelerator."""
         raise BackendError(f"OpenVINO does not run on {accelerator.device}")
 
 
 def settings(threads: int, precision: Precision, streams: int = 1) -> dict[str, Any]:
-    """``streams`` requests at once, on ``threads`` threads together that keep the affinity of this process."""
+    """OpenVINO's settings for ``streams`` requests at once on ``threads`` threads in all, with this process's affinity."""
     return {
         "PERFORMANCE_HINT": "LATENCY" if streams == 1 else "THROUGHPUT",
         "NUM_STREAMS": str(streams),
@@ -79,7 +74,7 @@ def settings(threads: int, precision: Precision, streams: int = 1) -> dict[str, 
 
 
 class Compiled(NamedTuple):
-    """A model as OpenVINO runs it, and which of its outputs come with channels last, to be turned by torch."""
+    """A compiled model, and the numbers of the outputs that come with channels last and that torch transposes."""
 
     model: Any
     turned: Collection[int] = ()
@@ -96,7 +91,7 @@ class Context:
         self._made: list[torch.Tensor] = []
 
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Read these inputs from now on, and write into new memory."""
+        """Set the inputs to read, and new memory for the outputs."""
         import openvino
 
         stage = self._stage
@@ -109,20 +104,20 @@ class Context:
             self.request.set_output_tensor(position, openvino.Tensor(value.numpy(), shared_memory=True))
 
     def wait(self, most_s: float = math.inf) -> bool:
-        """Until it is computed, or for so many seconds, in whole milliseconds; whether it is."""
+        """Block until it is computed, or for ``most_s`` seconds (in whole milliseconds); return whether it is computed."""
         if most_s < math.inf:
             return bool(self.request.wait_for(math.ceil(most_s * 1000)))
         self.request.wait()
         return True
 
     def outputs(self) -> Sequence[torch.Tensor]:
-        """What was made."""
+        """The outputs of the last request."""
         made = [first(value) if k in self._turned else value for k, value in enumerate(self._made)]
         return [port.restore(value) for port, value in zip(self._stage.outputs, made, strict=True)]
 
 
 class OpenVinoStreams:
-    """A stage that works on ``streams`` requests at once; one more lies ready, so that no stream waits for the caller."""
+    """A stage that computes ``streams`` requests at once; one more is queued, so that no stream waits for the caller."""
 
     def __init__(self, stage: OnnxStage, threads: int, streams: int, precision: Precision) -> None:
         compiled = compiled_model(stage, settings(threads, precision, streams))
@@ -130,7 +125,7 @@ class OpenVinoStreams:
         self._turns = cycle([Context(stage, compiled) for _ in range(self.num_contexts)])
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Context:
-        """Start a request, once the one that had its context is done."""
+        """Wait until the request that had this context is done, then start one."""
         context = next(self._turns)
         context.wait()
         context.bind(inputs)
@@ -138,14 +133,14 @@ class OpenVinoStreams:
         return context
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """A whole request."""
+        """Run one request to its end."""
         context = self.begin(inputs)
         context.wait()
         return context.outputs()
 
 
 def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
-    """The stage's file, compiled. Raises: BackendError: OpenVINO does not take it."""
+    """Compile the stage's file. Raises: BackendError: OpenVINO refuses it."""
     for port in (*stage.inputs, *stage.outputs):
         if port.dtype not in ELEMENT_TYPES or port.dtype == torch.bfloat16:
             raise BackendError(f"OpenVINO cannot share '{port.name}' with torch: numpy has no {port.dtype}")
@@ -154,14 +149,14 @@ def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
 
 @cache
 def core() -> Any:
-    """The one ``Core`` of this process: once models of two of them are gone, Ctrl-C is a segmentation fault (in 2026.4)."""
+    """The process's only ``Core``: after models of two Cores are freed, Ctrl-C is a segmentation fault (in 2026.4)."""
     import openvino
 
     return openvino.Core()
 
 
 def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
-    """The file, compiled; once more if outputs that it turns slowly can be had as they are inside (``channels``)."""
+    """Compile the file, and once more with channels last for outputs that it would transpose slowly (``channels``)."""
 
     def compiled(turned: Collection[int]) -> Compiled:
         model = with_channels_last(core().read_model(path), turned)
@@ -183,7 +178,7 @@ def _compile(path: Path, chosen: Mapping[str, Any]) -> Compiled:
 
 
 def _reason(text: str) -> str:
-    """What OpenVINO says, without where in its sources it says so.
+    """OpenVINO's message without the places in its sources.
 
     >>> _reason("Exception from a.cpp:84:\\nCheck 'false' failed at b.cpp:1:\\nSummary:\\n-- No rule for: Det-20\\n")
     'No rule for: Det-20'
@@ -194,7 +189,7 @@ def _reason(text: str) -> str:
 
 
 def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> Runnable:
-    """The stage as a function. Raises: BackendError: OpenVINO does not take the file."""
+    """Compile the stage as a function. Raises: BackendError: OpenVINO refuses the file."""
     context = Context(stage, compiled_model(stage, settings(threads, precision)))
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

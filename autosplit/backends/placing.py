@@ -1,4 +1,4 @@
-"""A stage on an accelerator: inputs there, compute, outputs back, each in a queue of its own, two requests under way.
+"""Run a stage on an accelerator: copy inputs in, compute, copy outputs out, each in its own queue, with two requests in progress.
 
 ::
 
@@ -6,8 +6,8 @@
     computing          | compute k | compute k+1 ...
     leaving                        | out k ...
 
-Every request has a context: staging memory in the host and tensors on the device that never move, so that the compute between
-them can be recorded once and replayed (a CUDA graph). Events order the queues; the host waits for results alone.
+A request has a context: staging memory in the host, and tensors on the device that never move, so that the computation can be
+recorded once and replayed (a CUDA graph). Events order the queues; the host waits for results only.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec,
 NUM_CONTEXTS = 2
 
 
-class Berth:
-    """A tensor of one layout in two places: staging memory of the host, and memory of the device.
+class StagedTensor:
+    """A tensor in staging memory of the host and in memory of the device, with the same layout in both.
 
-    A transfer moves the bytes as they lie, gaps included: a copy of a strided tensor would not leave the host to itself.
+    Transfers copy all bytes, gaps included, because a copy of a strided tensor would block the host.
     """
 
     def __init__(self, accelerator: Accelerator, spec: TensorSpec) -> None:
         self.spec = spec
         num_bytes = max(1, storage_bytes(spec))
-        with torch.inference_mode(False):  # else only inference mode may write to them later
+        with torch.inference_mode(False):  # else only inference mode could write to them later
             self._staging, self._memory = accelerator.staging(num_bytes), accelerator.empty(num_bytes)
         self.host, self.device = view_storage(self._staging, spec), view_storage(self._memory, spec)
 
@@ -48,7 +48,7 @@ class Berth:
         self._staging.copy_(self._memory, non_blocking=True)
 
     def copy(self) -> torch.Tensor:
-        """What came to the host, in memory of its own."""
+        """A copy of the tensor in staging memory."""
         copy = empty_like_spec(self.spec)
         copy_into(copy, self.host)
         return copy
@@ -58,7 +58,7 @@ class Berth:
         self._memory.zero_()
 
     def fill(self, made: torch.Tensor) -> None:
-        """Put a tensor of the device here. Raises: ValueError: it is of another shape or dtype; a copy would stretch it."""
+        """Copy a tensor of the device to the device memory. Raises: ValueError: it has another shape or dtype."""
         if made.shape != self.device.shape or made.dtype != self.device.dtype:
             announced = f"{self.device.dtype} {list(self.device.shape)}"
             raise ValueError(
@@ -69,10 +69,10 @@ class Berth:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What one request occupies from its inputs to its outputs."""
+    """The memory and events of one request."""
 
-    inputs: tuple[Berth, ...]
-    outputs: tuple[Berth, ...]
+    inputs: tuple[StagedTensor, ...]
+    outputs: tuple[StagedTensor, ...]
     compute: Work
     arrived: Event
     computed: Event
@@ -80,30 +80,30 @@ class Context:
 
     def arrive(self) -> None:
         """All inputs to the device."""
-        for berth in self.inputs:
-            berth.arrive()
+        for tensor in self.inputs:
+            tensor.arrive()
 
     def leave(self) -> None:
         """All outputs to the host."""
-        for berth in self.outputs:
-            berth.leave()
+        for tensor in self.outputs:
+            tensor.leave()
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A request under way in its context."""
+    """A request in progress."""
 
     context: Context
 
     def wait(self, most_s: float = math.inf) -> bool:
-        """Block until it is computed: a device computes one request at a time. Raises: RuntimeError: the device failed."""
+        """Block until it is computed, whatever ``most_s``. Raises: RuntimeError: the device failed."""
         self.context.computed.synchronise()
         return True
 
     def outputs(self) -> list[torch.Tensor]:
-        """Its outputs in staging memory, valid until its context begins another request."""
+        """Its outputs in staging memory, valid until its context takes another request."""
         self.context.left.synchronise()
-        return [berth.host for berth in self.context.outputs]
+        return [tensor.host for tensor in self.context.outputs]
 
 
 @dataclass
@@ -111,10 +111,10 @@ class PlacedStage:
     """A stage on an accelerator as a function of host tensors; ``begin`` is the first half of a call.
 
     Attributes:
-        accelerator: where it is.
-        contexts: requests that can be under way at once.
+        accelerator: the device.
+        contexts: one for each request that can be in progress.
         computing: the queue that computes.
-        note: why it is not one recorded graph, or ''.
+        note: the reason if it is not one recorded graph, or ''.
     """
 
     accelerator: Accelerator
@@ -130,18 +130,15 @@ class PlacedStage:
 
     @property
     def num_contexts(self) -> int:
-        """Requests that can be under way at once."""
+        """Requests that can be in progress."""
         return len(self.contexts)
 
     def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
-        """Take the inputs, which are free then, and put all of the request into the queues.
-
-        The outputs of the request ``NUM_CONTEXTS`` before it are gone then.
-        """
+        """Copy the inputs and enqueue the request, which overwrites the outputs of the request ``NUM_CONTEXTS`` before it."""
         context = next(self._turns)
         context.left.synchronise()
-        for berth, value in zip(context.inputs, inputs, strict=True):
-            copy_into(berth.host, value)
+        for tensor, value in zip(context.inputs, inputs, strict=True):
+            copy_into(tensor.host, value)
         self.accelerator.enqueue(self._arriving, context.arrive)
         context.arrived.record(self._arriving)
         context.arrived.hold(self.computing)
@@ -153,14 +150,14 @@ class PlacedStage:
         return Begun(context)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """A whole request; the outputs are the caller's."""
+        """Run one request to its end, and copy its outputs."""
         begun = self.begin(inputs)
         begun.outputs()
-        return [berth.copy() for berth in begun.context.outputs]
+        return [tensor.copy() for tensor in begun.context.outputs]
 
 
 Place = Callable[[Accelerator, Queue], tuple[Runnable, bool]]
-"""Puts a stage on a device: a function of tensors there, working in the queue, and whether that can be recorded."""
+"""Puts a stage on a device; see ``Backend.place``."""
 
 
 def place_runnable(
@@ -171,24 +168,24 @@ def place_runnable(
     *,
     record: bool = True,
 ) -> PlacedStage:
-    """A stage on an accelerator, its contexts warm and, where that works, recorded.
+    """Put a stage on an accelerator, warm up its contexts, and record them as graphs if that works.
 
     Args:
-        accelerator: where.
-        place: what a backend does to put the stage there.
+        accelerator: the device.
+        place: the backend's function that puts the stage there.
         inputs: the stage's inputs, in order.
         outputs: its outputs, in order.
-        record: whether to record graphs at all.
-    Raises: BackendError: the backend refuses. What the stage raises on zeros is for the first request to show.
+        record: False to record no graphs.
+    Raises: BackendError: the backend refuses the stage. An error of the stage on zeros is left to the first request.
     """
     computing = accelerator.queue()
     run, recordable = place(accelerator, computing)
-    accelerator.synchronise()  # weights are copied in another queue
+    accelerator.synchronise()  # another queue copies the weights
     note = "" if recordable else "its runtime launches the kernels itself"
     contexts: list[Context] = []
     for _ in range(NUM_CONTEXTS):
-        sources = tuple(Berth(accelerator, spec) for spec in inputs)
-        sinks = tuple(Berth(accelerator, spec) for spec in outputs)
+        sources = tuple(StagedTensor(accelerator, spec) for spec in inputs)
+        sinks = tuple(StagedTensor(accelerator, spec) for spec in outputs)
         work = _compute(run, sources, sinks)
         accelerator.enqueue(computing, partial(_clear, sources))
         if record and not note:
@@ -203,16 +200,16 @@ def place_runnable(
     return PlacedStage(accelerator, contexts, computing, note)
 
 
-def _compute(run: Runnable, sources: Sequence[Berth], sinks: Sequence[Berth]) -> Work:
+def _compute(run: Runnable, sources: Sequence[StagedTensor], sinks: Sequence[StagedTensor]) -> Work:
     def work() -> None:
         with torch.inference_mode():
-            for berth, made in zip(sinks, run([berth.device for berth in sources]), strict=True):
-                berth.fill(made)
+            for tensor, made in zip(sinks, run([tensor.device for tensor in sources]), strict=True):
+                tensor.fill(made)
 
     return work
 
 
-def _clear(berths: Sequence[Berth]) -> None:
-    """Zeros, so that a stage that looks up rows warms up on rows that are there."""
-    for berth in berths:
-        berth.zero()
+def _clear(tensors: Sequence[StagedTensor]) -> None:
+    """Write zeros, which are valid row numbers for a stage that looks up rows."""
+    for tensor in tensors:
+        tensor.zero()

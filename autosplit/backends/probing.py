@@ -1,4 +1,4 @@
-"""Which ops of a stage a converter refuses: the distinct ops are converted apart from each other, by halves."""
+"""Find the ops of a stage that a converter refuses, by converting the distinct ops without the others, in halves."""
 
 import errno
 from collections.abc import Callable, Sequence
@@ -18,9 +18,8 @@ Convert = Callable[[torch.nn.Module, Sequence[torch.Tensor]], object]
 def refused_ops(program: StageProgram, convert: Convert) -> dict[str, str]:
     """Op name to the reason for each op that ``convert`` refuses when it stands alone.
 
-    The stage runs once on zeros, to have the arguments of each op. Ops of one operator on arguments of the same dtypes are
-    tried once. Trying halves first costs about log2(ops) conversions for each refused one.
-
+    A pass on zeros gives the arguments of each op. Ops with the same operator and dtypes are tried once. Halving costs about
+    log2(ops) conversions for each refused op.
     Raises: OSError: the disk is full, or no more files may be open, which says nothing about ops.
     """
     probe = _Recorder(program.module)
@@ -39,7 +38,7 @@ def raise_shortage(failure: BaseException | None) -> None:
 
 
 def one_line(failure: BaseException) -> str:
-    """The innermost cause in one line: exporters wrap the reason several times.
+    """The innermost cause of a failure in one line; exporters wrap it several times.
 
     >>> one_line(ValueError("no kernel\\nhere is what to do"))
     'no kernel'
@@ -52,7 +51,7 @@ def one_line(failure: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One op with the values it was called on."""
+    """One op with the values of its arguments."""
 
     kind: str
     node: fx.Node
@@ -60,7 +59,7 @@ class _Call:
 
 
 class _Recorder(fx.Interpreter):
-    """Runs the stage and notes the first call of each kind: operator and dtypes of its arguments."""
+    """Runs the stage and keeps the first call of each kind, which is an operator with the dtypes of its arguments."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -68,7 +67,7 @@ class _Recorder(fx.Interpreter):
         self.kinds: dict[str, str] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node; if it is an op, note it."""
+        """Run one node, and keep its call if it is an op."""
         if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload):
             arguments = tuple((source, self.env[source]) for source in n.all_input_nodes)
             kind = f"{n.target} {[str(value.dtype) for _, value in arguments]}"
@@ -78,7 +77,7 @@ class _Recorder(fx.Interpreter):
 
 
 def _refused(calls: Sequence[_Call], convert: Convert) -> dict[str, str]:
-    """Kind to reason for those of ``calls`` that cannot be converted."""
+    """Kind to reason for the ``calls`` that cannot be converted."""
     if not calls:
         return {}
     graph, root = fx.Graph(), torch.nn.Module()
@@ -97,7 +96,7 @@ def _refused(calls: Sequence[_Call], convert: Convert) -> dict[str, str]:
 
 
 def _copy_alone(graph: fx.Graph, root: torch.nn.Module, call: _Call, position: int) -> fx.Node:
-    """The op in ``graph`` with placeholders for its arguments; weights stay weights, some converters want to know them."""
+    """Copy the op to ``graph`` with placeholders for its arguments; weights stay, because some converters need their values."""
     copies = {}
     for number, (source, value) in enumerate(call.arguments):
         name = f"argument_{position}_{number}"

@@ -1,7 +1,7 @@
-"""Per-op times from a runtime's own profiler, and the names by which its nodes can be traced back to the ops of the graph.
+"""Per-op times from a runtime's own profiler, and the names that lead from its nodes back to the ops of the graph.
 
-ONNX Runtime writes a trace of every kernel; OpenVINO counts in each compiled node, and its runtime model lists the names that
-a node was fused from. Both start from the ONNX file, whose nodes carry the name of the fx node that they come from.
+ONNX Runtime writes a trace of every kernel. OpenVINO counts time in each compiled node, and lists the names that a node was fused
+from. Both start from the ONNX file, whose nodes carry the name of their fx node.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
-from autosplit.backends.layout import Port
 from autosplit.backends.onnxfile import open_onnx
+from autosplit.backends.ports import Port
 from autosplit.values.samples import Precision
 
 FX_NODE = "pkg.torch.onnx.fx_node"
@@ -25,7 +25,7 @@ MICRO = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RuntimeNode:
-    """A node that a runtime ran: its name, its kind of operator, seconds of each pass, and the names it was fused from."""
+    """A node that a runtime ran: name, kind of operator, seconds of each pass, and the names that it was fused from."""
 
     name: str
     kind: str
@@ -40,14 +40,11 @@ class Probe(Protocol):
         """One profiled pass."""
 
     def nodes(self) -> list[RuntimeNode]:
-        """What ran, in the order of execution, with one sample for each pass; the probe is used up then."""
+        """End profiling, and return the nodes in the order of execution with one sample for each pass."""
 
 
 def probe(backend: str, folder: Path, threads: int, precision: Precision = "f32") -> Probe | None:
-    """The prepared stage in ``folder`` under its backend's profiler, or None for a backend that has none.
-
-    Both profilers pass numpy's arrays, so a stage with an input or output that numpy has no dtype for has none either.
-    """
+    """The prepared stage under its backend's profiler; None if the backend has none, or numpy lacks a dtype of the stage."""
     if backend not in ("onnxruntime", "openvino"):
         return None
     stage = open_onnx(folder)
@@ -57,7 +54,7 @@ def probe(backend: str, folder: Path, threads: int, precision: Precision = "f32"
 
 
 def onnx_names(folder: Path) -> dict[str, str]:
-    """The names of the nodes and values in a stage's ONNX file, each to the fx node that it comes from."""
+    """Map each name of a node or value in a stage's ONNX file to its fx node."""
     import onnx
 
     names = {}
@@ -70,7 +67,7 @@ def onnx_names(folder: Path) -> dict[str, str]:
 
 
 class OnnxRuntimeProbe:
-    """A session with ``enable_profiling`` on the file that is run; its passes were found to take as long as unprofiled ones."""
+    """A session with ``enable_profiling`` on the optimised file; profiled passes take as long as others."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         import onnxruntime
@@ -78,7 +75,7 @@ class OnnxRuntimeProbe:
         from autosplit.backends.onnxruntime import open_optimised, session_options
 
         self._stage = open_optimised(folder)
-        # Inside the stage folder: it goes with it, also when this worker is killed.
+        # Inside the stage folder, so that it is removed even if this worker is killed.
         self._traces = tempfile.TemporaryDirectory(dir=folder, prefix=".trace-")
         options = session_options(threads)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -91,7 +88,7 @@ class OnnxRuntimeProbe:
         self._session.run(None, _arrays(self._stage.inputs, inputs))
 
     def nodes(self) -> list[RuntimeNode]:
-        """Kernel times in whole microseconds, as ONNX Runtime rounds them."""
+        """Kernel times, which ONNX Runtime rounds to microseconds."""
         path = Path(self._session.end_profiling())
         events = json.loads(path.read_text(encoding="utf-8"))
         self._traces.cleanup()
@@ -128,7 +125,7 @@ class OpenVinoProbe:
                 self._kinds[node.node_name] = node.node_type
 
     def nodes(self) -> list[RuntimeNode]:
-        """The executed nodes in the order of the runtime model."""
+        """The executed nodes in the order of OpenVINO's runtime model."""
         ordered = [name for name in self._origins if name in self._samples]
         ordered += [name for name in self._samples if name not in self._origins]
         return [RuntimeNode(n, self._kinds[n], tuple(self._samples[n]), self._origins.get(n, ())) for n in ordered]

@@ -1,4 +1,4 @@
-"""Exporters and compilers speak to the screen; a stage that converts well should not."""
+"""Keep exporters and compilers from printing while a stage is converted."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "torch._induct
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back warnings, prints and log lines below ERROR for as long as the context lasts; errors are raised as ever."""
+    """Hold back warnings, prints and log lines below ERROR; exceptions pass."""
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)

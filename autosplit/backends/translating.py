@@ -1,7 +1,6 @@
-"""torch.onnx's table of what each torch op becomes, made once a process.
+"""Make torch.onnx's table of translations once a process; ``torch.onnx.export`` makes it at every call, in half a second.
 
-``torch.onnx.export`` makes it anew at every call, and reads the sources of its functions for half a second. It is the same each
-time unless a caller adds translations to it, which is why others get their own.
+Other callers keep their own tables, because they may add translations.
 """
 
 import contextlib
@@ -15,10 +14,7 @@ _PATCHING = threading.Lock()
 
 @contextlib.contextmanager
 def kept_translations() -> Iterator[None]:
-    """Let ``torch.onnx.export`` take the table that was made first, as long as the context lasts.
-
-    A version of torch that makes it in another place makes it each time.
-    """
+    """Let ``torch.onnx.export`` reuse the table; nothing happens in a version of torch that makes it in another place."""
     try:
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 

@@ -98,7 +98,7 @@ class AcceleratorTimer:
         for _ in range(WARM_UP_PASSES * len(self.run.contexts)):
             self.run(inputs)
         self._start, self._end = accelerator.event(), accelerator.event()
-        self._on_device = [berth.device for berth in self._context.inputs]
+        self._on_device = [staged.device for staged in self._context.inputs]
         self._ops = event_op_timer(program, accelerator, self.run.computing, precision) if backend == "eager" else None
         if self._ops is not None:
             self._ops.sample(self._on_device)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from autosplit.backends.placing import Berth
+from autosplit.backends.placing import StagedTensor
 from autosplit.devices.accelerators import Accelerator
 from autosplit.running.ring import Ring, RingEnd, RingHandle
 from autosplit.tracing.tensorspec import TensorSpec
@@ -78,26 +78,28 @@ class OnCores:
 
 
 class OnAccelerator:
-    """A stage on an accelerator, with a berth for each size."""
+    """A stage on an accelerator, with a staged tensor for each size."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator, self._queue, self._done = accelerator, accelerator.queue(), accelerator.event()
-        self._berths = {size: Berth(accelerator, TensorSpec("payload", (size // 4,), (1,), "float32")) for size in SIZES_BYTES}
+        self._staged = {
+            size: StagedTensor(accelerator, TensorSpec("payload", (size // 4,), (1,), "float32")) for size in SIZES_BYTES
+        }
 
     def make(self, size: int) -> None:
         """Touch every element on the device."""
-        self._run(self._berths[size].zero)
+        self._run(self._staged[size].zero)
 
     def put(self, size: int, view: torch.Tensor) -> None:
         """Copy to staging memory, and from there to the slot."""
-        self._run(self._berths[size].leave)
-        view.copy_(self._berths[size].host)
+        self._run(self._staged[size].leave)
+        view.copy_(self._staged[size].host)
 
     def take(self, size: int, view: torch.Tensor) -> float:
         """Copy to staging memory, and from there to the device."""
         start = time.perf_counter()
-        self._berths[size].host.copy_(view)
-        self._run(self._berths[size].arrive)
+        self._staged[size].host.copy_(view)
+        self._run(self._staged[size].arrive)
         return time.perf_counter() - start
 
     def _run(self, work: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosplit.backends.layout import DenseStage, LogicalStage, port
+from autosplit.backends.ports import DenseStage, LogicalStage, port
 from autosplit.tracing.tensorspec import spec_of
 
 

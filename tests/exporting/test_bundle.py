@@ -12,7 +12,7 @@ from torch import nn
 
 from autosplit.errors import BackendError, PlanError, UsageError
 from autosplit.exporting import onnxruntime_loader
-from autosplit.exporting.onnxruntime import describe, export
+from autosplit.exporting.bundle import describe, export
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import split

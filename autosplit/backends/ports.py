@@ -1,8 +1,7 @@
-"""Tensors keep their strides across a cut, and other runtimes know dense tensors only: views bridge the two.
+"""Hand tensors with any strides to runtimes that know dense tensors only.
 
-A tensor whose strides are a permutation of a dense tensor's (channels_last, a transposed one) is that dense tensor seen
-through ``permute``. The stage is exported with these permutes inside, where the runtime's optimiser cancels them against
-its own transposes, and at run time nothing is copied.
+A tensor whose strides are a permutation of a dense tensor's (channels_last, transposed) is that tensor seen through ``permute``.
+The exported stage holds these permutes, and the runtime cancels them against its own transposes: nothing is copied at run time.
 """
 
 from collections.abc import Sequence
@@ -16,12 +15,11 @@ from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """How one value of a stage is handed to a runtime as a dense tensor.
+    """The way to hand one value of a stage to a runtime as a dense tensor.
 
-    ``order`` lists the dimensions from the largest stride to the smallest, so ``value.permute(order)`` is dense, of shape
-    ``dense_shape``. ``natural`` is True where the order is that of the shape. ``copied`` is True where no permutation makes
-    the spec's strides dense (an expanded tensor, or one with gaps): there the value is copied, in the order of its strides too,
-    so that every ``view`` that a stage was traced with can be had of the copy. Repeated dimensions come first.
+    ``order`` lists the dimensions from the largest stride to the smallest, repeated ones first, so that ``value.permute(order)``
+    is dense, of shape ``dense_shape``. ``natural`` says that this is the order of the shape. ``copied`` says that no permutation
+    is dense (the tensor is expanded, or has gaps): then the value is copied in this order, which allows every traced ``view``.
     """
 
     spec: TensorSpec
@@ -46,11 +44,11 @@ class Port:
         return tuple(self.order.index(position) for position in range(len(self.order)))
 
     def dense(self, value: torch.Tensor) -> torch.Tensor:
-        """The value as the runtime reads it: a view where its strides are the spec's, else a copy."""
+        """The dense tensor for the runtime: a view if the value has the spec's strides, else a copy."""
         return value.contiguous() if self.natural else value.permute(self.order).contiguous()
 
     def restore(self, value: torch.Tensor) -> torch.Tensor:
-        """The dense tensor with the spec's shape and strides: a view, or a copy where ``copied``."""
+        """The value with the spec's shape and strides from a dense tensor: a view, or a copy if ``copied``."""
         if self.copied:
             copy = empty_like_spec(self.spec)
             copy_into(copy, value if self.natural else value.permute(self.inverse))
@@ -59,7 +57,7 @@ class Port:
 
 
 def port(spec: TensorSpec) -> Port:
-    """How the value of this spec is handed over. A dimension of size 1 has no say in what is dense.
+    """The port for a spec. Dimensions of size 1 may have any stride in a dense tensor.
 
     >>> port(TensorSpec("image", (2, 3, 4, 5), (60, 1, 15, 3), "float32")).order
     (0, 2, 3, 1)
@@ -73,12 +71,12 @@ def port(spec: TensorSpec) -> Port:
 
 
 def _steps(order: Sequence[int], shape: Sequence[int], stride: Sequence[int]) -> list[int]:
-    """The strides in this order, without the dimensions of size 1."""
+    """The strides in this order, without dimensions of size 1."""
     return [stride[dim] for dim in order if shape[dim] != 1]
 
 
 def _dense_steps(order: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """The strides that a dense tensor of this order has, without the dimensions of size 1."""
+    """The strides of a dense tensor with this order of dimensions, without dimensions of size 1."""
     steps, step = [], 1
     for dim in reversed(order):
         if shape[dim] != 1:
@@ -88,7 +86,7 @@ def _dense_steps(order: Sequence[int], shape: Sequence[int]) -> list[int]:
 
 
 class DenseStage(torch.nn.Module):
-    """A stage whose inputs and outputs are the dense tensors of its ports."""
+    """A stage that takes and returns the dense tensors of its ports."""
 
     def __init__(self, stage: torch.nn.Module, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         super().__init__()
@@ -103,10 +101,7 @@ class DenseStage(torch.nn.Module):
 
 
 class LogicalStage(torch.nn.Module):
-    """A stage whose inputs and outputs are dense in the order of their shapes, for callers that know no strides.
-
-    Inside, each input gets the strides of its port, as a traced ``view`` may need them.
-    """
+    """A stage that takes dense tensors in the order of their shapes, and gives each the strides that a traced ``view`` needs."""
 
     def __init__(self, stage: torch.nn.Module, inputs: Sequence[Port]) -> None:
         super().__init__()
@@ -120,5 +115,5 @@ class LogicalStage(torch.nn.Module):
 
 
 def _permuted(value: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
-    """The dimensions in another order; None leaves them, so that a converter writes no node for it."""
+    """Permute the dimensions; with None a converter writes no node."""
     return value if order is None else value.permute(*order)
