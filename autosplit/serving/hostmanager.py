@@ -180,7 +180,7 @@ class HostManager:
 
     def prometheus(self) -> str:
         """All counters and gauges in the text format that Prometheus reads."""
-        return prometheus_text(self._ready(), self.devices)
+        return prometheus_text(self.health())
 
     def close(self, *, drain: bool = True) -> None:
         """Remove every network and the status file.

@@ -1,10 +1,7 @@
 """Counters and gauges of running networks as Prometheus text (exposition format 0.0.4); serving it is up to the caller."""
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
-
-from autosplit.running.pipeline import Pipeline
-from autosplit.serving.devicemanager import DeviceManager
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 
 class Sample(NamedTuple):
@@ -34,13 +31,14 @@ HELP = {
 }
 
 
-def prometheus_text(networks: Mapping[str, Pipeline], devices: Mapping[str, DeviceManager]) -> str:
-    """All metrics of these networks and devices. No worker is asked, so it may be called at any rate."""
-    samples = [sample for name, pipeline in networks.items() for sample in _network(name, pipeline)]
-    for name, manager in list(devices.items()):  # others may add devices meanwhile
-        samples.append(Sample("device_used_bytes", {"device": name}, manager.used_bytes))
-        if manager.free_bytes is not None:
-            samples.append(Sample("device_free_bytes", {"device": name}, manager.free_bytes))
+def prometheus_text(health: Mapping[str, Any]) -> str:
+    """The health of a host (``HostManager.health``) as Prometheus text."""
+    samples = [sample for worker in health["workers"] for sample in _worker(worker)]
+    samples += [sample for name, network in health["networks"].items() for sample in _network(name, network)]
+    for name, device in health["devices"].items():
+        samples.append(Sample("device_used_bytes", {"device": name}, device["used_bytes"]))
+        if device["free_bytes"] is not None:
+            samples.append(Sample("device_free_bytes", {"device": name}, device["free_bytes"]))
     lines = []
     for metric, (kind, text) in HELP.items():
         found = [sample for sample in samples if sample.name == metric]
@@ -49,29 +47,32 @@ def prometheus_text(networks: Mapping[str, Pipeline], devices: Mapping[str, Devi
     return "\n".join(lines) + "\n"
 
 
-def _network(name: str, pipeline: Pipeline) -> Iterable[Sample]:
-    for worker in pipeline.health(name):
-        labels: dict[str, object] = {"network": name, "stage": worker.stage, "replica": worker.replica, "device": worker.device}
-        outcomes = {"done": worker.num_requests, "failed": worker.num_failed, "skipped": worker.num_skipped}
-        for outcome, count in outcomes.items():
-            yield Sample("requests_total", {**labels, "outcome": outcome}, count)
-        for kind, seconds in {"busy": worker.busy_s, "wait": worker.wait_s, "transfer": worker.transfer_s}.items():
-            yield Sample("worker_seconds_total", {**labels, "kind": kind}, seconds)
-        yield Sample("worker_queue_seconds_total", labels, worker.queue_s)
-        yield Sample("worker_queue", labels, worker.num_queued)
-        yield Sample("worker_resident_bytes", labels, worker.resident_bytes)
-        yield Sample("worker_up", labels, int(worker.state != "dead"))
-    yield Sample("requests_waiting", {"network": name}, pipeline.num_waiting)
-    yield Sample("requests_held", {"network": name}, pipeline.num_held)
-    yield Sample("requests_running", {"network": name}, pipeline.num_running)
-    if pipeline.batches.num_batches:
-        yield Sample("batches_total", {"network": name}, pipeline.batches.num_batches)
-        for kind, rows in {"request": pipeline.batches.num_rows, "padding": pipeline.batches.num_padding}.items():
-            yield Sample("batch_rows_total", {"network": name, "kind": kind}, rows)
-    yield Sample("restarts_total", {"network": name}, pipeline.restarts)
-    latency = pipeline.latency()
-    for quantile, seconds in {"0.5": latency.p50_s, "0.9": latency.p90_s, "0.99": latency.p99_s}.items():
-        yield Sample("latency_seconds", {"network": name, "quantile": quantile}, seconds)
+def _worker(worker: Mapping[str, Any]) -> Iterator[Sample]:
+    labels = {key: worker[key] for key in ("network", "stage", "replica", "device")}
+    for outcome, key in {"done": "num_requests", "failed": "num_failed", "skipped": "num_skipped"}.items():
+        yield Sample("requests_total", {**labels, "outcome": outcome}, worker[key])
+    for kind in ("busy", "wait", "transfer"):
+        yield Sample("worker_seconds_total", {**labels, "kind": kind}, worker[f"{kind}_s"])
+    yield Sample("worker_queue_seconds_total", labels, worker["queue_s"])
+    yield Sample("worker_queue", labels, worker["num_queued"])
+    yield Sample("worker_resident_bytes", labels, worker["resident_bytes"])
+    yield Sample("worker_up", labels, int(worker["state"] != "dead"))
+
+
+def _network(name: str, network: Mapping[str, Any]) -> Iterator[Sample]:
+    if "num_answered" not in network:  # it is not ready
+        return
+    labels: dict[str, object] = {"network": name}
+    for metric in ("waiting", "held", "running"):
+        yield Sample(f"requests_{metric}", labels, network[f"num_{metric}"])
+    if network["num_batches"]:
+        yield Sample("batches_total", labels, network["num_batches"])
+        rows = round(network["rows_per_request"] * network["num_batches"])
+        for kind, count in {"request": rows, "padding": network["num_padding"]}.items():
+            yield Sample("batch_rows_total", {**labels, "kind": kind}, count)
+    yield Sample("restarts_total", labels, network["restarts"])
+    for quantile, key in {"0.5": "p50", "0.9": "p90", "0.99": "p99"}.items():
+        yield Sample("latency_seconds", {**labels, "quantile": quantile}, network["latency_s"][key])
 
 
 def _labels(labels: Mapping[str, object]) -> str:
