@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -21,10 +22,13 @@ from typing import Any, Protocol
 from autosplit.devices import forkserver
 from autosplit.devices.forking import Fork
 from autosplit.devices.limits import affinity
-from autosplit.errors import UsageError, WorkerError
+from autosplit.errors import RefusedError, UsageError, WorkerError
 
 MOST_WAIT_S = 1e6
 """The kernel counts milliseconds in 31 bits."""
+
+LOOK_S = 0.1
+"""Seconds between two looks at whether a wait is to be given up."""
 
 MOST_TRIES = 3
 """Fork servers that may die or stop answering while they should fork one worker."""
@@ -52,6 +56,10 @@ class Worker(Protocol):
     def pidfd(self) -> int:
         """A descriptor that is readable once the worker has ended."""
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether its fork server has ended too, which ends all workers of that fork server."""
+
     def alive(self) -> bool:
         """Whether it still runs."""
 
@@ -68,18 +76,23 @@ class Worker(Protocol):
         """How it ended, as the rest of a sentence."""
 
 
-def receive(worker: Worker, timeout_s: float, what: str) -> Any:
+def receive(worker: Worker, timeout_s: float, what: str, stop: threading.Event | None = None) -> Any:
     """The worker's next message.
 
-    Raises: WorkerError: none came within ``timeout_s``, or the worker died; ``what`` says what was waited for.
+    Raises: WorkerError: none came within ``timeout_s``, or the worker died; ``what`` says what was waited for. RefusedError:
+        ``stop`` was set meanwhile.
     """
+    until_s = time.monotonic() + min(MOST_WAIT_S, timeout_s)
     try:
-        if worker.connection.poll(min(MOST_WAIT_S, timeout_s)):
-            return worker.connection.recv()
+        while not worker.connection.poll(max(0.0, min(until_s - time.monotonic(), LOOK_S if stop else MOST_WAIT_S))):
+            if stop is not None and stop.is_set():
+                raise RefusedError(f"the pipeline was closed during {what}")
+            if time.monotonic() >= until_s:
+                raise WorkerError(f"worker '{worker.name}' gave no answer to {what} within {timeout_s:g} s")
+        return worker.connection.recv()
     except (EOFError, OSError):
         worker.wait(1.0)
         raise WorkerError(f"worker '{worker.name}' {worker.fate()} during {what}") from None
-    raise WorkerError(f"worker '{worker.name}' gave no answer to {what} within {timeout_s:g} s")
 
 
 def hang_up(connection: Connection) -> None:
@@ -151,6 +164,7 @@ class WorkerProcess:
             self.kill()
         if self._ended:
             self._reap()
+        self._ended = True  # one that the kernel cannot end is left behind
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -190,7 +204,7 @@ def spawn_worker(
         usable = ", ".join(map(str, affinity()))
         raise UsageError(f"worker '{name}' asks for core {', '.join(map(str, refused))}; this process may use {usable}")
     num_threads = threads or len(cores) or len(affinity())
-    size = str(num_threads)
+    size, folder = str(num_threads), _working_folder()
     for _ in range(MOST_TRIES):
         ours, theirs = socket.socketpair()
         with theirs:
@@ -201,8 +215,8 @@ def spawn_worker(
                 tuple(cores),
                 num_threads,
                 {**os.environ, "OMP_NUM_THREADS": size, "MKL_NUM_THREADS": size},
-                tuple(entry or str(Path.cwd()) for entry in sys.path),
-                str(Path.cwd()),
+                tuple(entry or folder for entry in sys.path),
+                folder,
             )
             try:
                 pid, pidfd, server = forkserver.fork(order)
@@ -254,6 +268,14 @@ def thread_times_s(process: int | str, field: int) -> list[float]:
         with contextlib.suppress(OSError, IndexError, ValueError):
             found.append(int(path.read_text(encoding="ascii").split()[field]) * 1e-9)
     return found
+
+
+def _working_folder() -> str:
+    """The working directory, or the root where it was removed."""
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return "/"
 
 
 def _is_open(descriptor: int) -> bool:

@@ -5,6 +5,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
 
 from autosplit.errors import AutosplitError, RefusedError
 from autosplit.running.hostrings import InputRings
@@ -43,18 +44,16 @@ class AdmissionQueue:
 
     def pop_expired(self) -> list[Request]:
         """Take away the requests whose deadline has passed."""
-        found = [request for _, _, request in self._waiting if request.expired()]
-        self.remove(found)
-        return found
+        return self.remove([request for _, _, request in self._waiting if request.expired()])
 
     def next_deadline_ns(self) -> float:
         """The first deadline of a waiting request; infinity if there is none."""
         return min((request.deadline_ns for _, _, request in self._waiting if request.deadline_ns), default=math.inf)
 
     def remove(self, leaving: Collection[Request]) -> list[Request]:
-        """Take these requests away; return those that were here."""
+        """Take these requests away; return those that were here, in the order in which they would have been fed."""
         leaving = set(leaving)
-        found = [request for _, _, request in self._waiting if request in leaving]
+        found = [request for _, _, request in sorted(self._waiting, key=itemgetter(0, 1)) if request in leaving]
         if found:
             self._waiting = [entry for entry in self._waiting if entry[2] not in leaving]
             heapq.heapify(self._waiting)

@@ -53,16 +53,15 @@ class Executor:
     Args:
         deployment: rings and loaded workers.
         room: requests that may wait in the admission queue while the window is full.
-        max_restarts: restarts in a row, without a request done in between, after which the pipeline gives up.
+        max_restarts: restarts of one worker without progress after which the pipeline gives up.
 
     Attributes:
         lanes: the numbers of the requests in flight.
         pace: how many requests are in flight and are taken together, for now.
     """
 
-    def __init__(self, deployment: Deployment, *, room: int, max_restarts: int = 3) -> None:
+    def __init__(self, deployment: Deployment, *, room: int, max_restarts: int) -> None:
         self._owner = os.getpid()
-        self._ending = False
         self._thread = threading.Thread(target=self._run, name="autosplit-executor", daemon=True)
         self._in_flight = InFlight(deployment.wiring, deployment.status_block)
         self.lanes, self.pace = self._in_flight.lanes, self._in_flight.pace
@@ -72,6 +71,7 @@ class Executor:
         self._answers = Answers(deployment.wiring.outputs, self._thread)
         self._recovery = Recovery(deployment, max_restarts)
         self._control_lock = deployment.control_lock
+        self._stopping = deployment.stopping
         deployment.run(self.lanes)
         self._thread.start()
 
@@ -141,7 +141,7 @@ class Executor:
         try:
             self._admission.close(drain=drain)
         finally:  # also after an interrupt: the caller takes the workers and the rings away next
-            self._ending = True
+            self._stopping.set()
             self._results.wake()
             self._thread.join()
             self._fail(RefusedError("the pipeline was closed before the request was done"))
@@ -156,7 +156,7 @@ class Executor:
                     pass
                 worker_ended = self._wait()
                 look_ns = time.monotonic_ns() + LOOK_NS
-                if self._ending:
+                if self._stopping.is_set():
                     return
                 if self._admission.alarm_ns <= time.monotonic_ns():
                     self._answers.deliver(self._admission.pop_expired())
@@ -192,8 +192,6 @@ class Executor:
                 if request.tokens == 0:
                     done.append(request)
         if done:
-            if any(not isinstance(request.error, WorkerError) for request in done):
-                self._recovery.progressed()
             self._answers.deliver(self._admission.settle(done, self._answers.times))
         return found
 

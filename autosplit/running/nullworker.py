@@ -29,6 +29,11 @@ class ThreadWorker:
         """The process of the host."""
         return os.getpid()
 
+    @property
+    def orphaned(self) -> bool:
+        """False: a thread has no fork server."""
+        return False
+
     def alive(self) -> bool:
         """Whether the thread still runs."""
         return self.thread.is_alive()

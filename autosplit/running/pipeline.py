@@ -2,27 +2,29 @@
 
 import contextlib
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from autosplit.devices.processes import proportional_bytes
-from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError, listed, raise_faults
+from autosplit.errors import AutosplitError, PlanError, RefusedError, UsageError, WorkerError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running import statusblock
 from autosplit.running.counting import BatchCounts
 from autosplit.running.executor import Executor
 from autosplit.running.flow import Flow
 from autosplit.running.messages import Event, Events, Report
-from autosplit.running.provisioner import provision
+from autosplit.running.provisioner import Deployment, provision
 from autosplit.running.request import Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
-from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.wiring import StagePlacement, Wiring, wire
 from autosplit.running.workerhealth import WorkerHealth, worker_health
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
@@ -40,7 +42,8 @@ class Pipeline:
             requests in flight.
         in_order: answer in the order of admission; False answers each request as soon as it is done, and lets more urgent
             ones overtake it at every stage.
-        max_restarts: restarts of workers in a row, without a request done in between, before giving up.
+        max_restarts: restarts of one worker without progress before the pipeline gives up. Deaths that a request is to blame for
+            do not count.
         groups: names of parameter groups, each with the names of its stages, for ``swap``.
     Raises:
         PlanError: the stages do not fit together.
@@ -56,7 +59,7 @@ class Pipeline:
         max_in_flight: int | None = None,
         room: int | None = None,
         in_order: bool = True,
-        max_restarts: int = 3,
+        max_restarts: int = 5,
         groups: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         if room is not None and room < 0:
@@ -71,13 +74,11 @@ class Pipeline:
         raise_faults(PlanError, "the parameter groups do not fit the pipeline", faults)
         self.batches = BatchCounts()
         """The rows that a Batcher, if there is one, has put into requests."""
-        self._deployment = provision(self.wiring)
-        try:
-            room = self.wiring.window if room is None else room
-            self._executor = Executor(self._deployment, room=room, max_restarts=max_restarts)
-        except BaseException:
-            self._deployment.close(timeout_s=0.5)
-            raise
+        self._room, self._max_restarts = self.wiring.window if room is None else room, max_restarts
+        self._past_restarts = 0
+        self._lifecycle = threading.Lock()
+        """Held while the pipeline is opened again or closed."""
+        self._deployment, self._executor = self._open(self.wiring)
         specs = self.wiring.input_specs
         self._checks = [(at, specs[name].shape, specs[name].torch_dtype) for at, name in enumerate(inputs) if name in specs]
         self._unread = [(at, name) for at, name in enumerate(inputs) if name not in specs]
@@ -85,6 +86,34 @@ class Pipeline:
         self._started = time.monotonic()
         self._closed = False
         self._owner = os.getpid()
+
+    def _open(self, wiring: Wiring) -> tuple[Deployment, Executor]:
+        deployment = provision(wiring)
+        try:
+            return deployment, Executor(deployment, room=self._room, max_restarts=self._max_restarts)
+        except BaseException:
+            deployment.close(timeout_s=0.5)
+            raise
+
+    def reopen(self) -> None:
+        """Start all workers anew after the pipeline has given up; it takes requests again, on the weights that it had.
+
+        Raises: UsageError: it has not given up, or this is a callback. RefusedError: it is closed. BackendError, WorkerError: a
+            stage could not be loaded; the pipeline can be opened again later.
+        """
+        self.check_thread()
+        with self._lifecycle:
+            if self._closed:
+                raise RefusedError("the pipeline is closed and cannot be opened again; make a new one")
+            if self.failure is None:
+                raise UsageError("the pipeline runs and need not be opened again")
+            old = self._executor
+            self._deployment.close(timeout_s=0.5)
+            modules = {config.stage: config.module for config in self._deployment.worker_configs}
+            stages = tuple(replace(stage, module=modules[stage.name]) for stage in self.wiring.stages)
+            self._deployment, self._executor = self._open(replace(self.wiring, stages=stages))
+            self._past_restarts += old.restarts
+            old.close(drain=False)
 
     def submit(
         self,
@@ -164,7 +193,7 @@ class Pipeline:
     @property
     def restarts(self) -> int:
         """Workers that died and were started anew so far."""
-        return self._executor.restarts
+        return self._past_restarts + self._executor.restarts
 
     @property
     def num_waiting(self) -> int:
@@ -246,7 +275,7 @@ class Pipeline:
             latency=LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times]),
             waiting=LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times]),
             stages=tuple(stages),
-            restarts=self._executor.restarts,
+            restarts=self.restarts,
         )
 
     def events(self, *, clear: bool = False) -> list[list[Event]]:
@@ -255,7 +284,7 @@ class Pipeline:
         with self._deployment.control_lock:
             for number in range(len(self._deployment.workers)):
                 found.append([])
-                with contextlib.suppress(WorkerError):
+                with contextlib.suppress(WorkerError, RefusedError):
                     self._deployment.ask(number, Report(clear), "a report")
                     answer = self._deployment.hear(number, 60.0, "a report", Events)
                     found[-1] = [Event(*row) for row in answer.rows]
@@ -284,11 +313,14 @@ class Pipeline:
         if self._closed or os.getpid() != self._owner:
             return
         self.check_thread()
-        self._closed = True
-        try:
-            self._executor.close(drain=drain)
-        finally:
-            self._deployment.close(timeout_s=5.0 if drain else 0.5)
+        with self._lifecycle:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._executor.close(drain=drain)
+            finally:
+                self._deployment.close(timeout_s=5.0 if drain else 0.5)
 
     def check_thread(self) -> None:
         """Raises: UsageError: this is a callback of an answer, which must not wait for the pipeline, nor close it."""

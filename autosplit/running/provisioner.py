@@ -7,14 +7,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from pathlib import Path
 from typing import TypeVar
 
 from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.limits import affinity, usable_threads
 from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
+from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Failed, Ready, RingPort, Run, Version, WorkerConfig
+from autosplit.running.modules import Module, StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
 from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
@@ -24,6 +27,10 @@ from autosplit.values.machine import Device
 Reply = TypeVar("Reply")
 
 LOAD_TIMEOUT_S = 300.0
+RELOAD_LEAST_S = 30.0
+RELOAD_FACTOR = 10.0
+"""Limits on loading: of a new pipeline, and of a stage that was loaded before (see ``Deployment.reload_limit_s``)."""
+
 SPIN_S = 50e-6
 """Seconds for which a worker that owns its cores polls for its input before it sleeps: a wake-up takes about 35 us."""
 
@@ -40,6 +47,11 @@ class Deployment:
     ready: list[Ready] = field(default_factory=list)
     control_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while messages are exchanged with workers; if the executor's lock is needed too, this one is taken first."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set to end every wait for a worker, because the pipeline is being closed."""
+    kept: dict[Path, KeptFiles] = field(default_factory=dict)
+    """By folder: the files of the stages, which a restart reads again."""
+    _closed: bool = False
 
     def start(self, timeout_s: float = LOAD_TIMEOUT_S) -> None:
         """Start every worker and wait until all stages are loaded; end them all if one fails."""
@@ -49,24 +61,47 @@ class Deployment:
             deadline = time.monotonic() + timeout_s
             for number in range(len(self.worker_configs)):
                 self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
+            for config in self.worker_configs:
+                self.keep_files(config.module)
         except BaseException:
             self.close(timeout_s=0.5)
             raise
 
-    def replace(self, number: int, timeout_s: float = LOAD_TIMEOUT_S) -> bool:
-        """Start a new worker in place of a dead one; False if it died too before its stage was loaded.
+    def keep_files(self, module: Module) -> None:
+        """Keep the files of a stage open for restarts."""
+        if isinstance(module, StageFolder) and module.folder not in self.kept:
+            self.kept[module.folder] = KeptFiles(module.folder)
 
-        Raises: BackendError: the stage cannot be loaded any more. WorkerError: it takes too long.
+    def replace(self, numbers: Sequence[int]) -> dict[int, str]:
+        """Start new workers in place of dead ones, all at once; return those that failed before they had loaded, with the reason.
+
+        A worker that takes longer than ``reload_limit_s`` is killed, and counts as failed.
+
+        Raises: BackendError: a stage cannot be loaded any more. RefusedError: the pipeline is being closed.
         """
-        self.workers[number].close(timeout_s=0.0)
-        self.workers[number] = self._launch(number)
-        try:
-            self.ready[number] = self._await(number, timeout_s)
-        except WorkerError:
-            if self.workers[number].alive():
-                raise
-            return False
-        return True
+        failed = {}
+        start_s = time.monotonic()
+        for number in numbers:
+            self.workers[number].close(timeout_s=0.0)
+            try:
+                for version in self.worker_configs[number].versions:
+                    if isinstance(version.module, StageFolder) and version.module.folder in self.kept:
+                        self.kept[version.module.folder].restore()
+                self.workers[number] = self._launch(number)
+            except (WorkerError, OSError) as failure:
+                failed[number] = f"could not be started: {failure}"
+        for number in numbers:
+            if number not in failed:
+                try:
+                    self.ready[number] = self._await(number, start_s + self.reload_limit_s(number) - time.monotonic())
+                except WorkerError as failure:
+                    self.workers[number].kill()
+                    failed[number] = f"failed while it loaded: {failure}"
+        return failed
+
+    def reload_limit_s(self, number: int) -> float:
+        """Seconds within which a worker must have loaded its stage again: several times what it took before."""
+        return min(LOAD_TIMEOUT_S, RELOAD_LEAST_S + RELOAD_FACTOR * self.ready[number].load_s)
 
     def run(self, lanes: Lanes) -> None:
         """Let every worker take requests, from the oldest unfinished one of its lane on."""
@@ -91,14 +126,20 @@ class Deployment:
             raise WorkerError(f"worker '{worker.name}' died before {what}; try again") from None
 
     def hear(self, number: int, timeout_s: float, what: str, *kinds: type[Reply]) -> Reply:
-        """The next answer of one of these kinds; others are late ones, and dropped. Raises: WorkerError: as ``receive``."""
+        """The next answer of one of these kinds; others are late ones, and dropped.
+
+        Raises: WorkerError, RefusedError: as ``receive``.
+        """
         while True:
-            answer = receive(self.workers[number], timeout_s, what)
+            answer = receive(self.workers[number], timeout_s, what, self.stopping)
             if isinstance(answer, kinds):
                 return answer
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End every worker and free every descriptor."""
+        """End every worker and free every descriptor; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         for worker in self.workers:
             with contextlib.suppress(OSError):
                 hang_up(worker.connection)
@@ -108,6 +149,8 @@ class Deployment:
         for ring in (ring for rings in self.rings for ring in rings):
             ring.close()
         self.status_block.close()
+        for files in self.kept.values():
+            files.close()
 
     def _launch(self, number: int) -> Worker:
         config, device = self.worker_configs[number], self.device(number)
@@ -128,7 +171,7 @@ class Deployment:
 
     def _await(self, number: int, timeout_s: float) -> Ready:
         worker, config = self.workers[number], self.worker_configs[number]
-        answer = receive(worker, timeout_s, "loading its stage")
+        answer = receive(worker, timeout_s, "loading its stage", self.stopping)
         if isinstance(answer, Failed):
             raise BackendError(f"stage '{config.stage}' could not be loaded on device '{config.device}':\n{answer.text}")
         assert isinstance(answer, Ready)

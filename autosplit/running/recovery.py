@@ -5,27 +5,31 @@ request is not written again before its answer is given::
 
     a worker dies -> pause the others -> start a new one -> number the slots anew -> run again from the oldest request
 
-A request during which workers died twice is given up, so that it does not end the pipeline for the others.
+A death is blamed on the request that the worker was running, and a request that is blamed twice fails alone. Other deaths
+count against the worker (see ``restarts``). The pipeline gives up only if one worker dies again and again without progress.
 """
 
+import contextlib
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from autosplit.errors import WorkerError
+from autosplit.errors import RefusedError, WorkerError
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Pause, Paused
 from autosplit.running.provisioner import Deployment
+from autosplit.running.restarts import Death, Record
 from autosplit.running.wiring import HOST
 
 MAX_TRIES = 2
 """Workers that may die while they run one request, before it is given up."""
 
 PAUSE_TIMEOUT_S = 60.0
+"""Seconds within which a worker of a stage without a limit on hanging must pause; it finishes its request first."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +41,9 @@ class Recovery:
         self.restarts = 0
         self._deployment = deployment
         self._max_restarts = max_restarts
-        self._in_a_row = 0
+        self._records = [Record() for _ in deployment.worker_configs]
+        self._ready_s = [time.monotonic()] * len(deployment.worker_configs)
+        """When each worker had loaded its stage."""
         self._tries: Counter[int] = Counter()
         self._limits_s = [
             next(stage.hang_s for stage in deployment.wiring.stages if stage.name == config.stage)
@@ -51,10 +57,6 @@ class Recovery:
         self.look_s = min((limit for limit in self._limits_s if limit is not None), default=math.inf) / 4
         """How long the executor may block before it looks for hanging workers."""
         self._next_look_s = 0.0
-
-    def progressed(self) -> None:
-        """Count restarts from 0 again, because a request is done."""
-        self._in_a_row = 0
 
     def kill_hanging(self, nexts: Sequence[int]) -> None:
         """Kill each worker that has run one request, or has not taken it, for longer than its stage allows.
@@ -85,29 +87,38 @@ class Recovery:
                 worker.kill()
 
     def replace_dead(self, lanes: Lanes) -> dict[int, WorkerError]:
-        """Pause the workers that are alive and replace the dead ones.
+        """Pause the workers that are alive and replace the dead ones, all at once.
 
         Args:
             lanes: the requests that are not done.
         Returns: the requests to give up, with their errors.
-        Raises: WorkerError: too many restarts in a row. BackendError: a stage cannot be loaded any more.
+        Raises: WorkerError: a worker died too often without progress. BackendError: a stage cannot be loaded any more.
+            RefusedError: the pipeline is being closed.
         """
         deployment = self._deployment
-        dead = {number for number, worker in enumerate(deployment.workers) if not worker.alive()}
-        for number, worker in enumerate(deployment.workers):
-            if number not in dead and not self._pause(number):
-                worker.kill()
-                dead.add(number)
-        given_up = {}
-        for number in sorted(dead):
+        dead = self._pause([number for number, worker in enumerate(deployment.workers) if worker.alive()])
+        given_up, fruitless = {}, {}
+        for number in dead:
             sequence = self._running(number, lanes)
-            story = self._count_death(number, sequence)
-            if sequence is not None:
+            story = self._tell(number, sequence)
+            if sequence is None:
+                fruitless[number] = story
+            elif not deployment.workers[number].orphaned:  # the end of a fork server is no fault of a request
                 self._tries[sequence] += 1
                 if self._tries[sequence] >= MAX_TRIES:
                     given_up[sequence] = WorkerError(f"{story}; the request was tried {MAX_TRIES} times and is given up")
-            while not deployment.replace(number):
-                self._count_death(number, None)
+        num_running = sum(lanes.nexts) - sum(lanes.bases)
+        self._count(fruitless, {number: time.monotonic() - self._ready_s[number] for number in dead}, idle=not num_running)
+        while dead:
+            self.restarts += len(dead)
+            failed = deployment.replace(dead)
+            for number in set(dead) - failed.keys():
+                self._ready_s[number] = time.monotonic()
+            dead = sorted(failed)
+            stories = {number: f"{self._name(number)} {story}" for number, story in failed.items()}
+            for story in stories.values():
+                log.warning("%s", story)
+            self._count(stories, dict.fromkeys(dead, 0.0), idle=False)
         for sequence in [sequence for sequence in self._tries if sequence < lanes.base(sequence)]:
             del self._tries[sequence]
         return given_up
@@ -128,26 +139,50 @@ class Recovery:
         sequence = status[statusblock.SEQUENCE]
         return sequence if status[statusblock.STATE] == statusblock.RUNNING and sequence >= lanes.base(sequence) else None
 
-    def _count_death(self, number: int, sequence: int | None) -> str:
-        """Count one death and describe it. Raises: WorkerError: it is one too many in a row."""
-        worker, config = self._deployment.workers[number], self._deployment.worker_configs[number]
-        story = f"the worker of stage '{config.stage}' (replica {config.replica}, device '{config.device}') "
-        story += self._hung.pop(number, "") or worker.fate()
+    def _tell(self, number: int, sequence: int | None) -> str:
+        """Describe a death, in the log too."""
+        story = f"{self._name(number)} {self._hung.pop(number, '') or self._deployment.workers[number].fate()}"
         if sequence is not None:
             story += f" while it ran request {self._deployment.status_block.number(sequence)}"
-        if self._in_a_row >= self._max_restarts:
-            noun = "restart" if self._max_restarts == 1 else "restarts"
-            raise WorkerError(f"{story}; the pipeline gives up after {self._max_restarts} {noun} without a request done")
-        self._in_a_row += 1
-        self.restarts += 1
-        log.warning("%s; restart %d", story, self.restarts)
+        log.warning("%s", story)
         return story
 
-    def _pause(self, number: int) -> bool:
-        """Pause a worker; False if it did not confirm in time that it touches no ring any more."""
-        try:
-            self._deployment.workers[number].connection.send(Pause())
-            self._deployment.hear(number, self._limits_s[number] or PAUSE_TIMEOUT_S, "a pause", Paused)
-        except (WorkerError, OSError):
-            return False
-        return True
+    def _name(self, number: int) -> str:
+        config = self._deployment.worker_configs[number]
+        return f"the worker of stage '{config.stage}' (replica {config.replica}, device '{config.device}')"
+
+    def _count(self, stories: Mapping[int, str], up_s: Mapping[int, float], idle: bool) -> None:
+        """Count deaths for which no request is to blame, and wait before the restart as long as the worst of them demands.
+
+        Raises: WorkerError: a worker died too often without progress. RefusedError: the pipeline is being closed.
+        """
+        for number, story in stories.items():
+            status = self._deployment.status_block.status(number)
+            num_done = sum(status[word] for word in (statusblock.DONE, statusblock.FAILED, statusblock.SKIPPED))
+            record = self._records[number] = self._records[number].after(Death(num_done, up_s[number], idle))
+            if record.num_fruitless > self._max_restarts:
+                noun = "restart" if self._max_restarts == 1 else "restarts"
+                raise WorkerError(
+                    f"{story}; the pipeline gives up after {self._max_restarts} {noun} of that worker without progress. Remove "
+                    "the cause, then open it again with reopen()"
+                )
+        pause_s = max((self._records[number].pause_s for number in stories), default=0.0)
+        if self._deployment.stopping.wait(pause_s):
+            raise RefusedError("the pipeline was closed before the request was done")
+
+    def _pause(self, alive: Sequence[int]) -> list[int]:
+        """Pause living workers and kill those that do not confirm in time that they touch no ring; return all dead ones."""
+        deployment = self._deployment
+        paused = set()
+        for number in alive:
+            with contextlib.suppress(OSError):
+                deployment.workers[number].connection.send(Pause())
+        start_s = time.monotonic()
+        for number in alive:
+            limit_s = start_s + (self._limits_s[number] or PAUSE_TIMEOUT_S) - time.monotonic()
+            try:
+                deployment.hear(number, max(0.0, limit_s), "a pause", Paused)
+                paused.add(number)
+            except WorkerError:
+                deployment.workers[number].kill()
+        return [number for number in range(len(deployment.workers)) if number not in paused]

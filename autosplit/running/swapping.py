@@ -80,6 +80,8 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
         switched.append(fed)
 
     with deployment.control_lock:
+        for module in modules.values():
+            deployment.keep_files(module)
         for number in numbers:
             deployment.ask(number, Load(modules[deployment.worker_configs[number].stage]), "the swap")
         answers = [deployment.hear(number, LOAD_TIMEOUT_S, "loading new weights", Loaded, Failed) for number in numbers]

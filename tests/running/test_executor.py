@@ -19,7 +19,6 @@ from pipelines import Gate, Once, add, double, fail_on_7, increment, local, requ
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.admission import Admission
 from autosplit.running.messages import Event, Report
-from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
 from autosplit.running.wiring import StagePlacement
@@ -366,18 +365,6 @@ def test_a_request_that_comes_while_an_idle_pipeline_recovers_is_let_in(monkeypa
         os.kill(pipeline.pids[0], signal.SIGKILL)
         assert recovering.wait(20)
         assert pipeline.submit(request(1)).result(20)[0][0] == 2
-
-
-def test_a_stage_that_always_dies_is_given_up() -> None:
-    class Always:
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            raise SimulatedDeath
-
-    with Pipeline([local("a", Always(), "x", "y")], ["x"], ["y"], max_restarts=2) as pipeline:
-        with pytest.raises(WorkerError):
-            pipeline.run_many([request(number) for number in range(9)])
-        with pytest.raises(WorkerError, match="gives up after 2 restarts"):
-            pipeline.submit(request(1))
 
 
 def test_close_drains_or_fails_what_it_holds() -> None:

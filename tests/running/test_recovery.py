@@ -2,20 +2,33 @@
 
 import os
 import re
+import shutil
 import signal
 import threading
 import time
+from pathlib import Path
 
+import psutil
 import pytest
+import torch
 from pipelines import CORES, request, spawned
 
-from autosplit.errors import StageError, WorkerError
+from autosplit.errors import StageError
 from autosplit.running import pipeline as pipeline_module
+from autosplit.running.modules import StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.provisioner import Deployment, provision
-from autosplit.running.wiring import Wiring
+from autosplit.running.wiring import StagePlacement, Wiring
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import StageProgram, save_stage, unsplit
 
 pytestmark = pytest.mark.timeout(100)
+
+
+@pytest.fixture(scope="module")
+def mlp_stage() -> StageProgram:
+    return unsplit(trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=8")))
 
 
 def test_a_thousand_requests_survive_killed_workers() -> None:
@@ -62,12 +75,39 @@ def test_a_worker_that_dies_while_others_still_load_is_replaced(monkeypatch: pyt
         assert pipeline.restarts == 1
 
 
-def test_a_stage_that_dies_every_time_is_given_up_with_an_error_for_all() -> None:
+def test_a_stage_that_dies_at_every_request_fails_each_alone_and_stays_open() -> None:
     with Pipeline([spawned("a", "die", "x", "y")], ["x"], ["y"], max_restarts=1) as pipeline:
-        with pytest.raises(WorkerError, match=r"stage 'a' .* exited with code 3 while it ran request 0"):
-            pipeline.run_many([request(number) for number in range(5)])
-        with pytest.raises(WorkerError, match="gives up after 1 restart "):
-            pipeline.submit(request(0))
+        futures = [pipeline.submit(request(number)) for number in range(2)]
+        for number, future in enumerate(futures):
+            assert re.search(rf"exited with code 3 while it ran request {number}; .* tried 2 times", str(future.exception(60)))
+        assert pipeline.failure is None and pipeline.restarts == 4
+
+
+def test_five_workers_outlive_the_process_that_they_were_forked_from_and_no_request_is_blamed() -> None:
+    stages = [spawned("a", "slow_increment", "x", "u", [CORES[0]] * 3), spawned("b", "double", "u", "y", [CORES[-1]] * 2)]
+    with Pipeline(stages, ["x"], ["y"], max_restarts=1) as pipeline:
+        for num_restarts in (5, 10):
+            futures = [pipeline.submit(request(number)) for number in range(50)]
+            os.kill(psutil.Process(pipeline.pids[0]).ppid(), signal.SIGKILL)
+            while pipeline.restarts < num_restarts:
+                time.sleep(0.01)
+            assert [float(future.result(90)[0][0]) for future in futures] == [2 * number + 2 for number in range(50)]
+
+
+def test_a_folder_that_a_cleaner_empties_is_written_again_for_a_restart(mlp_stage: StageProgram, tmp_path: Path) -> None:
+    folder = tmp_path / "workspace" / "stage"
+    save_stage(mlp_stage, folder)
+    stage = StagePlacement("a", StageFolder(folder), mlp_stage.inputs, mlp_stage.outputs, CORES[:1])
+    names = [spec.name for spec in mlp_stage.inputs], [spec.name for spec in mlp_stage.outputs]
+    inputs = [torch.randn(spec.shape) for spec in mlp_stage.inputs]
+    with Pipeline([stage], *names) as pipeline:
+        before = pipeline.run(inputs)
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        shutil.rmtree(tmp_path / "workspace")
+        os.kill(pipeline.pids[0], signal.SIGKILL)
+        assert torch.equal(pipeline.run(inputs)[0], before[0]) and pipeline.restarts == 1
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+        assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_running_out_of_memory_fails_the_request_alone_and_a_worker_that_stands_still_is_replaced() -> None:

@@ -8,12 +8,15 @@ from typing import Any
 
 import optuna
 import pytest
+import torch
 from pipelines import Once, fail_on_7, increment, local, request
 
 from autosplit.deploying.sidebyside import Contender, SideBySide
 from autosplit.errors import AutosplitError, BackendError, InfeasibleError, TraceError, WorkerError
 from autosplit.planning.predicting import predict
 from autosplit.progress import quiet
+from autosplit.running.modules import LocalFunction
+from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import loop
 from autosplit.searching.candidates import Job, Trial
 from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
@@ -186,7 +189,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideBySide]:
         yield made
 
 
-@pytest.mark.parametrize(("function", "words"), [(fail_on_7, "seven is not for me"), (Once(7, 9), "gives up")])
+@pytest.mark.parametrize(("function", "words"), [(fail_on_7, "seven is not for me"), (Once(7, 9), "given up")])
 def test_a_candidate_that_fails_as_it_runs_is_noted_and_unloaded(bench: Any, function: Any, words: str) -> None:
     hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
     first, second, third = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2, 8))
@@ -262,12 +265,23 @@ def test_a_plan_for_latency_is_corrected_by_requests_alone(
     assert predict(first, GRAPH, TWO, hunt.subject(1)[1]).prediction.latency_s == pytest.approx(seen_s, rel=0.01)
 
 
-def test_the_search_ends_where_the_first_plan_gives_up(bench: Any) -> None:
+def test_the_search_ends_where_the_first_plan_gives_up(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    armed: list[bool] = []
+
+    def die(*_: Any, **__: Any) -> None:
+        raise SimulatedDeath
+
+    def dying(x: torch.Tensor) -> torch.Tensor:
+        if armed:
+            monkeypatch.setattr(LocalFunction, "load", die)  # nor can its stage be loaded again
+            die()
+        return x + 1
+
     hunt = _Hunt(Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), SUBJECT, bench, 60.0, quiet)
     first, second = (hunt.job.plan(SUBJECT, {"num_stages": 1, "queue_depth": depth}) for depth in (4, 2))
-    bench.functions[:] = [dying := Once(7, 0), increment]
+    bench.functions[:] = [dying, increment]
     hunt._measure(first, {})
-    dying.left = 9
+    armed.append(True)
     with pytest.raises(WorkerError, match="gives up"):
         hunt._measure(second, {})
 

@@ -1,0 +1,53 @@
+"""When a worker that died is started anew: at once, after a pause that grows, or not at all because its stage cannot run."""
+
+from dataclasses import dataclass, replace
+
+WINDOW_S = 60.0
+"""Seconds after which a worker that is still up counts as sound: its earlier deaths are forgotten."""
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+"""Seconds before the second restart without progress, doubled for each further one up to the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One death of a worker.
+
+    Attributes:
+        num_done: requests that the worker and its predecessors had finished.
+        up_s: seconds since its stage was loaded; 0 if it died while it loaded.
+        idle: whether its stage was loaded and no request was in flight, so that its death held up none.
+    """
+
+    num_done: int
+    up_s: float
+    idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The deaths of one worker since it last made progress: ``num_fruitless`` of ``num_deaths`` were not idle."""
+
+    num_done: int = 0
+    num_deaths: int = 0
+    num_fruitless: int = 0
+
+    def after(self, death: Death) -> "Record":
+        """The record with one more death.
+
+        >>> record = Record().after(Death(0, 0.0, False)).after(Death(0, 0.0, False))
+        >>> record.num_fruitless, record.pause_s
+        (2, 0.1)
+        >>> record.after(Death(1, 3.0, False))
+        Record(num_done=1, num_deaths=1, num_fruitless=0)
+        """
+        if death.num_done > self.num_done:
+            return Record(death.num_done, 1)
+        old = self if death.up_s < WINDOW_S else Record(self.num_done)
+        return replace(old, num_deaths=old.num_deaths + 1, num_fruitless=old.num_fruitless + (not death.idle))
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait before the next restart."""
+        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self.num_deaths - 2)) if self.num_deaths > 1 else 0.0

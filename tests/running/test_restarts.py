@@ -1,0 +1,162 @@
+"""Deaths are counted for each worker, or blamed on a request; only a stage that cannot run at all ends its pipeline."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pipelines import NULL, Gate, Once, increment, local, request, spec
+
+from autosplit.errors import BackendError, RefusedError, UsageError, WorkerError
+from autosplit.running.modules import LocalFunction
+from autosplit.running.nullworker import SimulatedDeath
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.restarts import LONGEST_PAUSE_S, WINDOW_S, Death, Record
+from autosplit.running.wiring import StagePlacement
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def after(*deaths: Death) -> Record:
+    record = Record()
+    for death in deaths:
+        record = record.after(death)
+    return record
+
+
+def test_pauses_grow_with_deaths_that_bring_nothing_and_end_with_progress() -> None:
+    loading = Death(num_done=0, up_s=0.0, idle=False)
+    assert [after(*[loading] * count).pause_s for count in range(5)] == [0, 0, 0.1, 0.2, 0.4]
+    assert after(*[loading] * 20).pause_s == LONGEST_PAUSE_S
+    assert after(*[loading] * 20, Death(1, 0.0, False)) == Record(num_done=1, num_deaths=1)
+    assert after(*[loading] * 20, Death(0, WINDOW_S, False)) == Record(num_deaths=1, num_fruitless=1)
+
+
+def test_deaths_that_hold_up_no_request_never_add_up_to_giving_up() -> None:
+    record = after(*[Death(num_done=0, up_s=1.0, idle=True)] * 20)
+    assert record.num_fruitless == 0 and record.pause_s == LONGEST_PAUSE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Loading(LocalFunction):
+    """A function whose worker calls ``on_load`` with 0, 1, 2 ... each time it loads the stage."""
+
+    on_load: Callable[[int], None] = field(default=lambda count: None, kw_only=True)
+    loads: list[int] = field(default_factory=list, kw_only=True)
+
+    def load(self, threads: int, device: str, shared: bool) -> Any:
+        self.loads.append(len(self.loads))
+        self.on_load(self.loads[-1])
+        return LocalFunction.load(self, threads, device, shared)
+
+
+def stage(module: LocalFunction, replicas: int = 1) -> StagePlacement:
+    return StagePlacement("a", module, (spec("x"),), (spec("y"),), (NULL,) * replicas)
+
+
+def dies_while_it_loads(*counts: int) -> Callable[[int], None]:
+    def on_load(count: int) -> None:
+        if count in counts:
+            raise SimulatedDeath
+
+    return on_load
+
+
+def test_requests_that_crash_their_worker_fail_alone_however_many_there_are() -> None:
+    with Pipeline([local("a", Once(7, 99), "x", "y"), local("b", increment, "y", "z")], ["x"], ["z"]) as pipeline:
+        futures = [pipeline.submit(request(7 if k % 2 else k)) for k in range(12)]
+        for k, future in enumerate(futures):
+            if k % 2:
+                assert f"while it ran request {k}; the request was tried 2 times and is given up" in str(future.exception(20))
+            else:
+                assert future.result(20)[0][0] == k + 2
+        assert pipeline.failure is None and pipeline.restarts == 12
+
+
+def test_a_worker_that_dies_while_it_loads_is_tried_again() -> None:
+    module = Loading(Once(3, 1), on_load=dies_while_it_loads(1, 2, 3))
+    with Pipeline([stage(module)], ["x"], ["y"], max_restarts=3) as pipeline:
+        assert [float(answer[0][0]) for answer in pipeline.run_many([request(k) for k in range(6)])] == [1, 2, 3, 4, 5, 6]
+        assert pipeline.restarts == 4
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_stage_that_cannot_be_loaded_ends_the_pipeline_in_order_and_it_can_be_opened_again(in_order: bool) -> None:
+    gate, deadly = Gate(), Once(0, 9)
+    module = Loading(lambda x: deadly(gate(x) - 1), on_load=dies_while_it_loads(*range(1, 5)))
+    with Pipeline([stage(module)], ["x"], ["y"], max_restarts=2, max_in_flight=2, room=40, in_order=in_order) as pipeline:
+        with pytest.raises(UsageError, match="the pipeline runs and need not be opened again"):
+            pipeline.reopen()
+        failed: list[int] = []
+        futures = [pipeline.submit(request(k), priority=k % 3) for k in range(20)]
+        for k, future in enumerate(futures):
+            future.add_done_callback(lambda done, k=k: failed.append(k))
+        gate.opened.set()
+        text = str(futures[0].exception(20))
+        assert "failed while it loaded" in text and "gives up after 2 restarts of that worker without progress" in text
+        assert all(isinstance(future.exception(20), WorkerError) for future in futures)
+        waiting = [k for k in failed if k > 1]
+        assert waiting == sorted(waiting, key=lambda k: (k % 3, k))  # in the order in which they would have been fed
+        with pytest.raises(WorkerError, match="gives up"):
+            pipeline.submit(request(1))
+        with pytest.raises(WorkerError, match="died during loading"):
+            pipeline.reopen()
+        with pytest.raises(WorkerError, match="gives up"):
+            pipeline.run(request(1))
+        pipeline.reopen()
+        assert pipeline.run(request(4))[0][0] == 5 and pipeline.failure is None and pipeline.restarts == 3
+    with pytest.raises(RefusedError, match="the pipeline is closed and cannot be opened again"):
+        pipeline.reopen()
+
+
+def test_a_stage_that_says_why_it_cannot_be_loaded_ends_the_pipeline_at_once() -> None:
+    def on_load(count: int) -> None:
+        if count == 1:
+            raise ValueError("the weights are gone")
+
+    with Pipeline([stage(Loading(Once(0, 1), on_load=on_load))], ["x"], ["y"]) as pipeline:
+        with pytest.raises(BackendError, match="the weights are gone"):
+            pipeline.run(request(0))
+        pipeline.reopen()
+        assert pipeline.run(request(1))[0][0] == 2
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_close_waits_for_no_stage_that_never_ends_to_load(drain: bool) -> None:
+    loading, forever = threading.Event(), threading.Event()
+
+    def on_load(count: int) -> None:
+        if count:
+            loading.set()
+            forever.wait(30)
+
+    pipeline = Pipeline([stage(Loading(Once(0, 1), on_load=on_load))], ["x"], ["y"])
+    futures = [pipeline.submit(request(k)) for k in range(3)]
+    assert loading.wait(20)
+    if drain:
+        futures[0].add_done_callback(lambda done: forever.set())
+        threading.Timer(0.2, forever.set).start()
+    start_s = time.monotonic()
+    pipeline.close(drain=drain)
+    assert time.monotonic() - start_s < 10 and all(future.done() for future in futures)
+    assert drain == all(future.exception() is None for future in futures)
+    forever.set()
+
+
+def test_close_waits_for_no_pause_before_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autosplit.running.restarts.FIRST_PAUSE_S", 40.0)
+    monkeypatch.setattr("autosplit.running.restarts.LONGEST_PAUSE_S", 40.0)
+    died = threading.Event()
+
+    def on_load(count: int) -> None:
+        if count:
+            died.set()
+            raise SimulatedDeath
+
+    pipeline = Pipeline([stage(Loading(Once(0, 1), on_load=on_load))], ["x"], ["y"])
+    future = pipeline.submit(request(0))
+    assert died.wait(20)
+    pipeline.close(drain=False)
+    assert "the pipeline was closed" in str(future.exception(0))
