@@ -97,7 +97,7 @@ def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setu
             remeasure=setup.remeasure,
             precision=setup.precision,
             workspace=setup.workspace,
-            progress=lambda share, text: progress("profile", share, text),
+            progress=progress,
         )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -20,6 +21,23 @@ stopped = threading.Event()
 
 def quiet(step: str, share: float, text: str) -> None:
     """Show nothing."""
+
+
+class StepTimes:
+    """Passes reports on and adds up the seconds under each text in ``seconds``, in the order in which they began."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.seconds: dict[str, float] = {}
+        self._progress = progress
+        self._text, self._since_s = "", time.monotonic()
+
+    def __call__(self, step: str, share: float, text: str) -> None:
+        """Report, and let the text begin."""
+        now_s = time.monotonic()
+        if self._text and self._text != "done":
+            self.seconds[self._text] = self.seconds.get(self._text, 0.0) + now_s - self._since_s
+        self._text, self._since_s = text, now_s
+        self._progress(step, share, text)
 
 
 def between(progress: Progress, begin: float, end: float) -> Progress:

@@ -24,9 +24,9 @@ from autosplit.backends.base import get_backend
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.measuring import Store, measure
-from autosplit.measuring.measuring_worker import Prepare, TimeWhole
-from autosplit.measuring.model_files import INPUTS, stage_values
-from autosplit.measuring.stage_timer import PassBudget
+from autosplit.measuring.measuring_worker import Prepare, Time
+from autosplit.measuring.model_files import stage_values
+from autosplit.measuring.stage_timer import INPUTS, PassBudget
 from autosplit.measuring.worker_pool import WorkerPool, open_pool
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -81,9 +81,9 @@ def time_stages(
             pools[-1].ask({name: Prepare(folder, backend, 1) for name, folder in zip(devices, folders, strict=True)})
         for _ in range(rounds):
             for passes, pool in zip(found, pools, strict=True):
-                answers = pool.ask(dict.fromkeys(devices, TimeWhole(PassBudget(seconds, least=3, most=10_000))))
+                answers = pool.ask(dict.fromkeys(devices, Time(PassBudget(seconds, least=3, most=10_000))))
                 for samples, name in zip(passes, devices, strict=True):
-                    samples.extend(answers[name])
+                    samples.extend(answers[name].whole_s)
     return [[Samples(tuple(samples)) for samples in passes] for passes in found]
 
 

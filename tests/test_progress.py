@@ -3,9 +3,11 @@
 import io
 import re
 
+import pytest
 from rich.console import Console
 
-from autosplit.progress import bars, between, quiet, shown
+from autosplit import progress
+from autosplit.progress import StepTimes, bars, between, quiet, shown
 
 
 def test_brackets_in_what_is_being_done_are_shown_as_they_are() -> None:
@@ -42,3 +44,13 @@ def test_bars_are_drawn_only_where_a_person_looks_on() -> None:
     with shown(lambda *now: told.append(now)) as report:
         between(report, 0.5, 1.0)("run", 0.5, "round 1")
     assert told == [("run", 0.75, "round 1")]
+
+
+def test_the_seconds_of_a_text_end_with_the_next_one_and_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, seen = iter([0.0, 1.0, 1.5, 4.0, 6.0, 9.0]), []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now_s))
+    times = StepTimes(lambda *told: seen.append(told))
+    for text in ["preparing", "preparing", "timing", "done", "timing"]:
+        times("profile", 0.5, text)
+    assert times.seconds == {"preparing": 3.0, "timing": 2.0}
+    assert seen[0] == ("profile", 0.5, "preparing") and len(seen) == 5

@@ -36,7 +36,7 @@ class RuntimeNode:
 class Probe(Protocol):
     """A stage that runs with its runtime's profiler on."""
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> None:
+    def sample(self, inputs: Sequence[torch.Tensor]) -> None:
         """One profiled pass."""
 
     def nodes(self) -> list[RuntimeNode]:
@@ -83,7 +83,7 @@ class OnnxRuntimeProbe:
         options.profile_file_prefix = str(Path(self._traces.name) / "trace")
         self._session = onnxruntime.InferenceSession(self._stage.path, options, providers=["CPUExecutionProvider"])
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> None:
+    def sample(self, inputs: Sequence[torch.Tensor]) -> None:
         """One profiled pass."""
         self._session.run(None, _arrays(self._stage.inputs, inputs))
 
@@ -116,7 +116,7 @@ class OpenVinoProbe:
         self._samples: dict[str, list[float]] = {}
         self._kinds: dict[str, str] = {}
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> None:
+    def sample(self, inputs: Sequence[torch.Tensor]) -> None:
         """One profiled pass."""
         self._request.infer(list(_arrays(self._stage.inputs, inputs).values()))
         for node in self._request.profiling_info:

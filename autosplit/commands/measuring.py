@@ -5,7 +5,7 @@ from dataclasses import asdict
 from autosplit.commands import options
 from autosplit.commands.console import err, json_safe, say, say_reused, show, trace
 from autosplit.errors import UsageError
-from autosplit.progress import bars
+from autosplit.progress import StepTimes, bars
 
 FOR_MODELS = ("devices", "machine", "memory", "batch", "seq_len", "backend", "remeasure", "precision")
 """Flags that say something about what is measured."""
@@ -39,19 +39,24 @@ def profile(given: options.Measure) -> None:
     from autosplit import api
     from autosplit.commands.report import table
     from autosplit.devices.discovering import machine_for
+    from autosplit.devices.processes import prepare_to_spawn
 
     started = api.now()
     with bars(err) as progress:
-        machine, setup = machine_for(given.devices, given.machine, given.memory), given.setup(progress)
-        traced = trace(given, progress)
+        prepare_to_spawn()  # the fork server imports torch while the model is loaded
+        timed = StepTimes(progress)
+        machine, setup = machine_for(given.devices, given.machine, given.memory), given.setup(timed)
+        traced = trace(given, timed)
         measured = api.measure(traced, machine, setup=setup)
     say_reused(measured, given.profiles, started)
+    say(f"seconds of each step: {', '.join(f'{text} {seconds:.1f}' for text, seconds in timed.seconds.items())}")
     notes = [*traced.notes, *measured.notes]
     for note in notes:
         say(f"note: {note}")
     data = {"model": traced.graph.name, "graph": traced.graph.hash, "profile": measured.hash, "ops": len(traced.graph.ops)}
     rows = measured.summary()
     data |= {"settings": rows, "links": [asdict(link) for link in measured.links], "notes": notes}
+    data["step_seconds"] = timed.seconds
     show(given, json_safe(data), table(rows, f"{traced.graph.name}: {len(traced.graph.ops)} ops"))
 
 

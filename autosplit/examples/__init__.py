@@ -1,1 +1,1 @@
-"""Small models of our own, to try and to test with: each function returns a module in eval mode and its example inputs."""
+"""Small models for trials and tests. Each function returns a module in eval mode and its example inputs."""

@@ -1,4 +1,4 @@
-"""Batch norms of a random net measure the statistics of their own inputs, so that its outputs are not almost zero."""
+"""Calibrate the batch norms of a random net on their own inputs, so that its outputs are not almost zero."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,17 +9,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def tracking_norms(module: nn.Module) -> list[_BatchNorm]:
-    """The batch norms inside that keep statistics."""
+    """The batch norms of a module that keep running statistics."""
     return [child for child in module.modules() if isinstance(child, _BatchNorm) and child.track_running_stats]
 
 
 def calibrate_batch_norm(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, num_passes: int = 1
 ) -> nn.Module:
-    """Set the running statistics of every batch norm to those that the inputs give, and leave the module in eval mode.
+    """Set the running statistics of every batch norm to those of its inputs, and leave the module in eval mode.
 
-    An untrained batch norm divides by 1 whatever reaches it, and the activations of a deep random net shrink to 1e-15:
-    two such outputs are close however wrong one of them is.
+    An untrained batch norm divides by 1, so the activations of a deep random net shrink to 1e-15. Two such outputs are close
+    even if one of them is wrong.
 
     Args:
         module: changed in place; without batch norms nothing is run.

@@ -1,4 +1,4 @@
-"""Two branches that share nothing until the end: a chain of cuts wastes one of two devices, a parallel plan does not."""
+"""Two branches that meet at the end: a chain of stages leaves one of two devices idle, a parallel plan uses both."""
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ def tower(channels: int, depth: int) -> nn.Sequential:
 
 
 class Branches(nn.Module):
-    """One tower sees the image, the other the image at half size; a linear layer sees both."""
+    """One tower reads the image, the other one the image at half size, and a linear layer joins them."""
 
     def __init__(self, channels: int, depth: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A deep multilayer perceptron: all weights and no reuse, so memory bandwidth and caches decide."""
+"""A deep multilayer perceptron: it reads each weight once, so memory bandwidth and caches limit its speed."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""A weight used at both ends of the net (embedding and output layer) and a dict as output."""
+"""A net that uses one weight in its embedding and its output layer, and returns a dict."""
 
 import torch
 from torch import nn

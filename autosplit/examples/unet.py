@@ -1,4 +1,4 @@
-"""A U-Net: skip connections carry large tensors past the middle of the net, so every cut crosses several of them."""
+"""A U-Net: its skip connections carry large tensors past the middle, so every cut crosses several of them."""
 
 import torch
 from torch import nn

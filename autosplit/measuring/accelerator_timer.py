@@ -7,7 +7,7 @@ device to outputs on the device. The links charge for the copies.
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,9 +16,8 @@ from torch import fx
 from autosplit.backends.base import get_backend
 from autosplit.backends.lowering import in_precision
 from autosplit.backends.placing import place_runnable
-from autosplit.backends.profiling import RuntimeNode
 from autosplit.devices.accelerators import Accelerator, Queue
-from autosplit.measuring.stage_timer import PassBudget, Timed, op_of
+from autosplit.measuring.stage_timer import NUM_EAGER_PASSES, LoadedStage, OpTimer, PassBudget, Timed, op_of
 from autosplit.tracing.flattening import is_op
 from autosplit.tracing.splitting import StageProgram, place_stage
 from autosplit.values.samples import Precision
@@ -26,25 +25,21 @@ from autosplit.values.samples import Precision
 WARM_UP_PASSES = 3
 
 
-class EventOpTimer(fx.Interpreter):
-    """Runs a flat program in graph order in a queue, with an event before and after every op.
-
-    Picking from a tuple counts for the op that made it; a cast that lowering added counts for the op that needed it.
-    """
+class EventOpTimer(OpTimer):
+    """Runs a flat program in graph order in a queue, with an event before and after every op."""
 
     def __init__(self, module: fx.GraphModule, accelerator: Accelerator, queue: Queue) -> None:
         super().__init__(module)
         self._accelerator, self._queue = accelerator, queue
         self._events = {node: (accelerator.event(), accelerator.event()) for node in filter(is_op, module.graph.nodes)}
-        self._samples_s: dict[str, list[float]] = {op_of(node): [] for node in self._events}
 
     def run_node(self, n: fx.Node) -> Any:
         """One node, between its events if it is an op."""
         if n not in self._events:
-            return super().run_node(n)
+            return fx.Interpreter.run_node(self, n)
         start, end = self._events[n]
         start.record(self._queue)
-        result = super().run_node(n)
+        result = fx.Interpreter.run_node(self, n)
         end.record(self._queue)
         return result
 
@@ -62,65 +57,38 @@ class EventOpTimer(fx.Interpreter):
         for node, (start, end) in self._events.items():
             self._samples_s[op_of(node)][-1] += end.seconds_since(start)
 
-    def nodes(self) -> list[RuntimeNode]:
-        """Every op with one sample for each pass."""
-        return [RuntimeNode(name, "op", tuple(samples)) for name, samples in self._samples_s.items()]
-
 
 class AcceleratorTimer:
     """A stage on an accelerator, placed as it will run and warm.
 
-    Args:
-        program: the stage.
-        folder: where it was saved.
-        backend: the name of the backend.
-        accelerator: where it runs.
-        inputs: one tensor in host memory for each input.
-        precision: what the backend computes in.
     Raises: BackendError: the backend does not run there.
     """
 
-    def __init__(
-        self,
-        program: StageProgram,
-        folder: Path,
-        backend: str,
-        accelerator: Accelerator,
-        inputs: Sequence[torch.Tensor],
-        precision: Precision = "f32",
-    ) -> None:
-        self._accelerator = accelerator
-        chosen = get_backend(backend)
+    def __init__(self, stage: LoadedStage, backend: str, accelerator: Accelerator, precision: Precision = "f32") -> None:
+        self._accelerator, self._program, program = accelerator, stage.program, stage.program
+        place = get_backend(backend).place
         self.run = place_runnable(
-            accelerator, lambda device, queue: chosen.place(folder, device, queue, precision), program.inputs, program.outputs
+            accelerator, lambda device, queue: place(stage.folder, device, queue, precision), program.inputs, program.outputs
         )
         self._context = self.run.contexts[0]
         for _ in range(WARM_UP_PASSES * len(self.run.contexts)):
-            self.run(inputs)
+            self.run(stage.inputs)
         self._start, self._end = accelerator.event(), accelerator.event()
         self._on_device = [staged.device for staged in self._context.inputs]
         self._ops = event_op_timer(program, accelerator, self.run.computing, precision) if backend == "eager" else None
         if self._ops is not None:
             self._ops.sample(self._on_device)
 
-    def eager_op_s(self, program: StageProgram, num_passes: int) -> dict[str, float]:
+    def eager_op_s(self) -> dict[str, float]:
         """Op name to its least seconds in eager here, by which a backend that fuses shares its time out."""
-        ops = event_op_timer(program, self._accelerator, self.run.computing, "f32")
-        for _ in range(num_passes):
+        ops = event_op_timer(self._program, self._accelerator, self.run.computing, "f32")
+        for _ in range(NUM_EAGER_PASSES):
             ops.sample(self._on_device)
         return {node.name: min(node.samples_s) for node in ops.nodes()}
 
-    def whole(self, budget: PassBudget, wake: bool = False) -> tuple[float, ...]:
-        """Seconds of each pass of the whole stage. An accelerator needs no pass to ``wake`` it."""
-        return self._passes(budget, None)
-
-    def interleaved(self, budget: PassBudget) -> Timed:
-        """Whole passes and passes op by op in turn."""
-        samples = self._passes(budget, self._ops)
-        nodes = self._ops.nodes() if self._ops is not None else []
-        return Timed(samples, tuple(RuntimeNode(n.name, n.kind, n.samples_s[-len(samples) :]) for n in nodes))
-
-    def _passes(self, budget: PassBudget, ops: EventOpTimer | None) -> tuple[float, ...]:
+    def time(self, budget: PassBudget, ops: bool = False, wake: bool = False) -> Timed:
+        """Passes of the whole stage, with ``ops`` each followed by a pass op by op; ``wake`` has no effect here."""
+        probe = self._ops if ops else None
         samples: list[float] = []
         began = time.perf_counter()
         while budget.more(len(samples), time.perf_counter() - began):
@@ -129,9 +97,11 @@ class AcceleratorTimer:
             self._end.record(self.run.computing)
             self._end.synchronise()
             samples.append(self._end.seconds_since(self._start))
-            if ops is not None:
-                ops.sample(self._on_device)
-        return tuple(samples[-budget.most :])
+            if probe is not None:
+                probe.sample(self._on_device)
+        kept = min(len(samples), budget.most)
+        nodes = [replace(node, samples_s=node.samples_s[-kept:]) for node in probe.nodes()] if probe is not None else []
+        return Timed(tuple(samples[-kept:]), tuple(nodes))
 
 
 def event_op_timer(program: StageProgram, accelerator: Accelerator, queue: Queue, precision: Precision) -> EventOpTimer:

@@ -8,7 +8,8 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from itertools import count
+from typing import Literal
 
 import torch
 
@@ -41,35 +42,22 @@ class EndTimes:
     round_s: tuple[float, ...] = ()
 
 
-class Place(Protocol):
-    """The memory that an end sends from, or needs its data in."""
-
-    def make(self, size: int) -> None:
-        """Compute the ``size`` bytes that are sent next."""
-
-    def put(self, size: int, view: torch.Tensor) -> None:
-        """Copy them into a slot."""
-
-    def take(self, size: int, view: torch.Tensor) -> float:
-        """Bring ``size`` bytes from a slot to the place; returns the seconds."""
-
-
 class OnCores:
-    """A stage on CPU cores: it sends from its own memory and reads in the slot."""
+    """The data of a stage on CPU cores: it is sent from the stage's own memory and read in the slot."""
 
     def __init__(self) -> None:
         self._source = torch.ones(SIZES_BYTES[-1] // 4)
 
     def make(self, size: int) -> None:
-        """Touch every element."""
+        """Touch every element of the ``size`` bytes that are sent next."""
         self._source[: size // 4].add_(1)
 
     def put(self, size: int, view: torch.Tensor) -> None:
-        """One copy."""
+        """Copy the bytes into a slot."""
         view.copy_(self._source[: size // 4])
 
     def take(self, size: int, view: torch.Tensor) -> float:
-        """The extra time of a first read over a second one."""
+        """Read ``size`` bytes in a slot twice; returns the seconds that the first read takes longer."""
         start = time.perf_counter()
         view.sum()
         first = time.perf_counter()
@@ -78,7 +66,7 @@ class OnCores:
 
 
 class OnAccelerator:
-    """A stage on an accelerator, with a staged tensor for each size."""
+    """The data of a stage on an accelerator, in a staged tensor for each size."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator, self._queue, self._done = accelerator, accelerator.queue(), accelerator.event()
@@ -96,7 +84,7 @@ class OnAccelerator:
         view.copy_(self._staged[size].host)
 
     def take(self, size: int, view: torch.Tensor) -> float:
-        """Copy to staging memory, and from there to the device."""
+        """Copy from a slot to staging memory, and from there to the device; returns the seconds."""
         start = time.perf_counter()
         self._staged[size].host.copy_(view)
         self._run(self._staged[size].arrive)
@@ -108,52 +96,40 @@ class OnAccelerator:
         self._done.synchronise()
 
 
-def play(end: LinkEnd, place: Place, rings: tuple[Ring, Ring] | None = None) -> EndTimes:
+def play(end: LinkEnd, place: OnCores | OnAccelerator, rings: tuple[Ring, Ring] | None = None) -> EndTimes:
     """Play one end of a measurement; ``rings``: forth and back, where they are open in this process."""
     forth, back = rings or (Ring(end.forth), Ring(end.back))
+    sends = end.role == "send"
+    data, token = RingEnd(forth, sends=sends), RingEnd(back, sends=not sends)
+    exchange = _send if sends else _receive
+    medians, sequence = [], count()
     with torch.inference_mode():
-        return _send(forth, back, place) if end.role == "send" else _receive(forth, back, place)
+        for size, messages in zip(SIZES_BYTES, MESSAGES, strict=True):
+            times = [exchange(data, token, place, size, next(sequence)) for _ in range(messages + WARM_UP)]
+            medians.append([statistics.median(column) for column in zip(*times[WARM_UP:], strict=True)])
+    return EndTimes(*zip(*medians, strict=True))
 
 
-def _send(forth: Ring, back: Ring, place: Place) -> EndTimes:
-    """Send each message and wait for the token that answers it."""
-    target, answer = RingEnd(forth, sends=True), RingEnd(back, sends=False)
-    shares, rounds = [], []
-    sequence = 0
-    for size, messages in zip(SIZES_BYTES, MESSAGES, strict=True):
-        busy, whole = [], []
-        for _ in range(messages + WARM_UP):
-            place.make(size)  # a stage's output was computed just before it is sent
-            start = time.perf_counter()
-            slot = target.acquire(sequence, TIMEOUT_S)
-            place.put(size, slot.tensors[0][: size // 4])
-            target.release(sequence)
-            sent = time.perf_counter()
-            answer.acquire(sequence, TIMEOUT_S)
-            whole.append(time.perf_counter() - start)
-            answer.release(sequence)
-            busy.append(sent - start)
-            sequence += 1
-        shares.append(statistics.median(busy[WARM_UP:]))
-        rounds.append(statistics.median(whole[WARM_UP:]))
-    return EndTimes(tuple(shares), tuple(rounds))
+def _send(data: RingEnd, token: RingEnd, place: OnCores | OnAccelerator, size: int, sequence: int) -> tuple[float, float]:
+    """Send a message and wait for its token; returns seconds of the own share and of the round trip."""
+    place.make(size)  # a stage's output was computed just before it is sent
+    start = time.perf_counter()
+    slot = data.acquire(sequence, TIMEOUT_S)
+    place.put(size, slot.tensors[0][: size // 4])
+    data.release(sequence)
+    sent = time.perf_counter()
+    token.acquire(sequence, TIMEOUT_S)
+    answered = time.perf_counter()
+    token.release(sequence)
+    return sent - start, answered - start
 
 
-def _receive(forth: Ring, back: Ring, place: Place) -> EndTimes:
-    """Answer each message, then bring it to its place."""
-    source, answer = RingEnd(forth, sends=False), RingEnd(back, sends=True)
-    shares = []
-    sequence = 0
-    for size, messages in zip(SIZES_BYTES, MESSAGES, strict=True):
-        busy = []
-        for _ in range(messages + WARM_UP):
-            slot = source.acquire(sequence, TIMEOUT_S)
-            answer.acquire(sequence, TIMEOUT_S)
-            answer.release(sequence)
-            taken_s = place.take(size, slot.tensors[0][: size // 4])
-            start = time.perf_counter()
-            source.release(sequence)
-            busy.append(taken_s + time.perf_counter() - start)
-            sequence += 1
-        shares.append(statistics.median(busy[WARM_UP:]))
-    return EndTimes(tuple(shares))
+def _receive(data: RingEnd, token: RingEnd, place: OnCores | OnAccelerator, size: int, sequence: int) -> tuple[float]:
+    """Answer a message, then bring it to its place; returns seconds of the own share."""
+    slot = data.acquire(sequence, TIMEOUT_S)
+    token.acquire(sequence, TIMEOUT_S)
+    token.release(sequence)
+    taken_s = place.take(size, slot.tensors[0][: size // 4])
+    start = time.perf_counter()
+    data.release(sequence)
+    return (taken_s + time.perf_counter() - start,)

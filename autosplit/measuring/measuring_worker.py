@@ -19,13 +19,10 @@ from autosplit.errors import BackendError
 from autosplit.measuring.accelerator_timer import AcceleratorTimer
 from autosplit.measuring.calibration import kernel_s
 from autosplit.measuring.link_ends import LinkEnd, OnAccelerator, OnCores, play
-from autosplit.measuring.model_files import INPUTS
-from autosplit.measuring.stage_timer import PassBudget, Timer, cut_s, eager_op_s
-from autosplit.tracing.splitting import StageProgram, load_stage
+from autosplit.measuring.stage_timer import LoadedStage, PassBudget, Timer, cut_s, eager_op_s
+from autosplit.tracing.splitting import load_stage
 from autosplit.tracing.tensorspec import zeros
 from autosplit.values.samples import Precision
-
-NUM_EAGER_PASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +69,12 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeWhole:
-    """Time passes of the prepared stage, after one that ``wake`` leaves out. Answer: seconds of each."""
+class Time:
+    """Time passes of the prepared stage; ``ops`` and ``wake`` as in ``Timer.time``. Answer: Timed."""
 
     budget: PassBudget
+    ops: bool = False
     wake: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TimeOps:
-    """Time whole and profiled passes in turn. Answer: Timed."""
-
-    budget: PassBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +88,7 @@ class TimeCut:
     budget: PassBudget
 
 
-Command = Open | Calibrate | LinkEnd | Prepare | TimeWhole | TimeOps | TimeCut
+Command = Open | Calibrate | LinkEnd | Prepare | Time | TimeCut
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +106,7 @@ class DeviceState:
         self._cores: tuple[int, ...] = ()
         self._accelerator: Accelerator | None = None
         self._place: OnCores | OnAccelerator | None = None
-        self._loaded: dict[Path, tuple[StageProgram, tuple[torch.Tensor, ...]]] = {}
+        self._loaded: dict[Path, LoadedStage] = {}
         self._expected: dict[tuple[Path, int], list[torch.Tensor]] = {}
         self._ready: dict[tuple[Path, str, int], tuple[Timer | AcceleratorTimer, Prepared]] = {}
         self._timer: Timer | AcceleratorTimer | None = None
@@ -139,18 +130,12 @@ class DeviceState:
                 return play(command, self._place)
             case Prepare():
                 return self._prepare(command)
-            case TimeWhole(budget, wake):
-                return self._prepared.whole(budget, wake)
-            case TimeOps(budget):
-                return self._prepared.interleaved(budget)
+            case Time(budget, ops, wake):
+                if self._timer is None:
+                    raise RuntimeError("the host timed a stage before it prepared it")
+                return self._timer.time(budget, ops, wake)
             case TimeCut():
                 return _time_cut(command)
-
-    @property
-    def _prepared(self) -> Timer | AcceleratorTimer:
-        if self._timer is None:
-            raise RuntimeError("the host timed a stage before it prepared it")
-        return self._timer
 
     def _prepare(self, command: Prepare) -> Prepared:
         folder, name, threads, precision = command.folder, command.backend, command.threads, command.precision
@@ -160,34 +145,31 @@ class DeviceState:
             return prepared
         if not command.keep or self._accelerator is not None:
             self._ready.clear()
-        program, inputs = self._load(folder)
-        backend, eager_s = get_backend(name), {}
+        if folder not in self._loaded:
+            self._loaded[folder] = LoadedStage.load(folder)
+        stage, backend, eager_s = self._loaded[folder], get_backend(name), {}
+        program, inputs = stage.program, stage.inputs
         if self._accelerator is None:
             # Outside the try: a model that fails in eager is no fault of the backend.
-            eager_s = eager_op_s(program, threads, inputs, NUM_EAGER_PASSES) if command.eager else {}
+            eager_s = eager_op_s(stage, threads) if command.eager else {}
             if (folder, threads) not in self._expected:
                 self._expected[folder, threads] = reference(program, inputs, threads)
         timer: Timer | AcceleratorTimer
         try:
             if self._accelerator is None:
-                timer, expected = Timer(program, folder, name, threads, inputs, precision), self._expected[folder, threads]
+                timer, expected = Timer(stage, name, threads, precision), self._expected[folder, threads]
                 error = check(
                     backend, program, inputs, precision=precision, threads=threads, runnable=timer.run, expected=expected
                 )
             else:
-                timer = AcceleratorTimer(program, folder, name, self._accelerator, inputs, precision)
-                eager_s = timer.eager_op_s(program, NUM_EAGER_PASSES) if command.eager else {}
+                timer = AcceleratorTimer(stage, name, self._accelerator, precision)
+                eager_s = timer.eager_op_s() if command.eager else {}
                 error = check(backend, program, inputs, precision=precision, runnable=timer.run, exact=False)
         except Exception as failure:
             return Prepared(eager_s, math.inf, _fault(name, failure))
         self._timer, prepared = timer, Prepared(eager_s, error.relative)
         self._ready[folder, name, threads] = timer, prepared
         return prepared
-
-    def _load(self, folder: Path) -> tuple[StageProgram, tuple[torch.Tensor, ...]]:
-        if folder not in self._loaded:
-            self._loaded[folder] = load_stage(folder), tuple(torch.load(folder / INPUTS, weights_only=True))
-        return self._loaded[folder]
 
 
 def _fault(backend: str, failure: Exception) -> str:

@@ -15,13 +15,11 @@ from autosplit.deploying.workspace import Workspace
 from autosplit.errors import BackendError
 from autosplit.measuring.attribution import value_names
 from autosplit.measuring.cut_cost import Cut, loses_at_cuts, save_cut
+from autosplit.measuring.stage_timer import INPUTS
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split, unsplit
 from autosplit.values.graph import Graph
 from autosplit.values.samples import Measured, Precision, Samples
-
-INPUTS = "inputs.pt"
-"""The file beside a saved stage that holds one tensor for each of its inputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from autosplit.devices.limits import memory_limit_bytes
 from autosplit.errors import BackendError
 from autosplit.measuring.attribution import WAITED_LIMIT, measured_of, rounded
 from autosplit.measuring.calibration import DRIFT_LIMIT, drift
-from autosplit.measuring.measuring_worker import Calibrate, Prepare, Prepared, TimeCut, TimeOps, TimeWhole
+from autosplit.measuring.cut_cost import loses_at_cuts
+from autosplit.measuring.measuring_worker import Calibrate, Prepare, Prepared, Time, TimeCut
 from autosplit.measuring.model_files import BackendFiles, ModelFiles, Subgraph, merged
 from autosplit.measuring.stage_timer import PassBudget
 from autosplit.measuring.worker_pool import WorkerPool
@@ -50,6 +51,7 @@ class MeasurementRounds:
         keep: whether workers keep a stage for its later rounds; otherwise they load it again.
         backends: backend name to what it is timed on.
         calibration_s: device name to seconds of the calibration kernel.
+        notes: remarks on what was measured.
     """
 
     pool: WorkerPool
@@ -60,10 +62,17 @@ class MeasurementRounds:
     keep: bool
     backends: dict[str, BackendFiles] = field(default_factory=dict)
     calibration_s: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
-    def preload(self, group: Sequence[Setting]) -> None:
-        """Let workers prepare a group while the host does something else."""
-        self.pool.send(self._prepares(group, self.files.folder))
+    def prepare(self, backend: str, first: Sequence[Setting]) -> None:
+        """Write the files of a backend; workers warm up in eager meanwhile, if ``first``, the first group, is of eager."""
+        try:
+            self.backends[backend] = self.files.prepare(backend)
+        except BackendError as failure:
+            self._leave_out(backend, failure)
+        else:
+            if backend == "eager" == first[0].backend:
+                self.pool.send(self._prepares(first, self.files.folder))
 
     def calibrate(self) -> None:
         """Run the calibration kernel on one device after the other: later runs repeat it with idle neighbours too."""
@@ -73,36 +82,55 @@ class MeasurementRounds:
             self.calibration_s |= self.pool.ask({device.name: Calibrate(seconds)})
 
     def first(self, group: Sequence[Setting], eager_s: Mapping[Setting, Mapping[str, float]]) -> dict[Setting, Measured]:
-        """The first round of one setting on each device. A backend that fails on the whole model is tried on subgraphs.
+        """The first round of one setting on each device; empty if the backend fails or gives wrong numbers.
+
+        A backend that fails on the whole model is tried on subgraphs.
 
         Args:
             group: settings of one backend.
             eager_s: setting to eager's seconds of every op there, where they are known; the workers time the others.
-        Raises: BackendError: a worker cannot load the stage, or its numbers are wrong.
         """
         backend = group[0].backend
+        if backend not in self.backends:
+            return {}
         try:
-            return self._first(group, eager_s)
+            try:
+                return self._first(group, eager_s)
+            except BackendError as failure:
+                if self.backends[backend].refused:
+                    raise
+                self.backends[backend] = self.files.divide(backend, failure)
+                return self._first(group, eager_s)
         except BackendError as failure:
-            if self.backends[backend].refused:
-                raise
-            self.backends[backend] = self.files.divide(backend, failure)
-            return self._first(group, eager_s)
+            self._leave_out(backend, failure)
+            return {}
 
-    def another(self, measured: Mapping[Setting, Measured]) -> dict[Setting, Measured]:
+    def another(self, known: Mapping[Setting, Measured], group: Sequence[Setting]) -> dict[Setting, Measured]:
         """One more round of whole passes on CPU devices; an accelerator does not lose its time to neighbours.
+
+        None is made of a backend that was left out or timed on subgraphs.
 
         Raises: BackendError: a worker cannot load the stage again, or its numbers are wrong now.
         """
-        group = [setting for setting in measured if not is_accelerator(self.machine[setting.device])]
-        for backend in {setting.backend for setting in group}:
-            self._prepare(group, self.backends[backend].subgraphs[0].folder)
+        files = self.backends.get(group[0].backend)
+        if files is None or files.refused:
+            return {}
+        group = [setting for setting in group if not is_accelerator(self.machine[setting.device])]
+        self._prepare(group, files.subgraphs[0].folder)
         half = PassBudget(self.round_s / 2, least=2)  # the whole passes are half of the passes of a first round
-        timed = self.pool.ask({setting.device: TimeWhole(half, wake=self.keep) for setting in group})
-        return {setting: _with_round(measured[setting], rounded(timed[setting.device])) for setting in group}
+        timed = self.pool.ask({setting.device: Time(half, wake=self.keep) for setting in group})
+        return {setting: _with_round(known[setting], rounded(timed[setting.device].whole_s)) for setting in group}
+
+    def _leave_out(self, backend: str, failure: BackendError) -> None:
+        """Note why a backend refuses the model or gives wrong numbers; raise it if there is no other backend."""
+        if len({setting.backend for setting in self.stamps}) == 1:
+            raise failure
+        self.backends.pop(backend, None)
+        self.notes.append(f"{backend} is left out: {failure}")
 
     def _first(self, group: Sequence[Setting], eager_s: Mapping[Setting, Mapping[str, float]]) -> dict[Setting, Measured]:
-        files = self.backends[group[0].backend]
+        backend = group[0].backend
+        files = self.backends[backend]
         found = [self._on_subgraph(group, subgraph, len(files.subgraphs), eager_s) for subgraph in files.subgraphs]
         cut_s = self._cut_s_per_byte(group, files)
         date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -110,9 +138,15 @@ class MeasurementRounds:
         for setting in group:
             waited = max(part[setting][1] for part in found)
             note = f"other processes had the core for {waited:.0%} of the time" if waited > WAITED_LIMIT else ""
+            if note:
+                self.notes.append(f"{setting}: {note}; measure again (--remeasure) when it is quiet")
             stamp = replace(self.stamps[setting], date=date, calibration_s=self.calibration_s[setting.device], note=note)
             whole = merged([part[setting][0] for part in found], files.refused)
             measured[setting] = replace(whole, provenance=stamp, cut_s_per_byte=cut_s.get(setting.device))
+        uncut = [one.device for one in group if one.device not in cut_s and not is_accelerator(self.machine[one.device])]
+        if uncut and self.files.cut is not None and loses_at_cuts(backend) and not files.refused:
+            missing = f"{backend} on {', '.join(uncut)}: the cost of a cut could not be timed"
+            self.notes.append(f"{missing}, so plans with several stages there may be slower than predicted")
         return measured
 
     def _on_subgraph(
@@ -121,7 +155,7 @@ class MeasurementRounds:
         """The measurement of some of the ops in each setting, and the share of the time in which others had the core."""
         budget = PassBudget(self.round_s / num_subgraphs, least=2)
         prepared = self._prepare(group, subgraph.folder, eager_s)
-        timed = self.pool.ask({setting.device: TimeOps(budget) for setting in group})
+        timed = self.pool.ask({setting.device: Time(budget, ops=True, wake=True) for setting in group})
         alone = self._alone(group, budget)
         found = {}
         for setting in group:
@@ -173,9 +207,9 @@ class MeasurementRounds:
 
     def _alone(self, group: Sequence[Setting], budget: PassBudget) -> dict[str, Samples]:
         """Whole passes on one device of each kind while all others are idle; none where there is but one device."""
-        few = TimeWhole(PassBudget(min(ALONE_S, budget.seconds), least=2, most=20))
+        few = Time(PassBudget(min(ALONE_S, budget.seconds), least=2, most=20))
         chosen = self._one_of_each(group) if len(group) > 1 else []
-        return {one.device: rounded(self.pool.ask({one.device: few})[one.device]) for one in chosen}
+        return {one.device: rounded(self.pool.ask({one.device: few})[one.device].whole_s) for one in chosen}
 
     def _one_of_each(self, group: Sequence[Setting]) -> list[Setting]:
         """One setting for each kind of device: CPU devices with as many cores and threads and the same speed are one kind."""

@@ -1,6 +1,6 @@
 """The settings to measure: which backends, devices and thread counts there are, and which are left out with a note."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -37,7 +37,11 @@ def wanted_settings(
                 f"device '{device.name}' cannot be measured: only CPU core sets and CUDA devices can. Profile.given "
                 "takes seconds of its ops"
             )
-    able, notes = _able_backends(backends, precision)
+    faults = {backend: _fault(require_precision, get_backend(backend), precision) for backend in backends}
+    able = [backend for backend, fault in faults.items() if not fault]
+    notes = [f"{backend} is left out: {fault}" for backend, fault in faults.items() if fault]
+    if not able:
+        raise BackendError("; ".join(faults.values()))
     for device in machine.devices:
         reasons = [reason for backend in able if (reason := _refusal(backend, device))]
         if len(reasons) == len(able):
@@ -49,27 +53,17 @@ def wanted_settings(
     return list(dict.fromkeys(settings)), notes
 
 
-def _able_backends(backends: Sequence[str], precision: Precision) -> tuple[list[str], list[str]]:
-    """The backends that compute in a precision, and a note on each of the others. Raises: BackendError: none does."""
-    able, notes = [], []
-    for backend in backends:
-        try:
-            require_precision(get_backend(backend), precision)
-        except BackendError as failure:
-            notes.append(f"{backend} is left out: {failure}")
-            if len(notes) == len(backends):
-                raise
-        else:
-            able.append(backend)
-    return able, notes
-
-
 def _refusal(backend: str, device: Device) -> str:
     """The reason why a backend does not run on a device; '' if it does."""
     if device.backends and backend not in device.backends:
         return f"{backend} is left out on '{device.name}', whose backends are {', '.join(device.backends)}"
+    return _fault(require_device, get_backend(backend), device.name)
+
+
+def _fault(require: Callable[..., None], *arguments: object) -> str:
+    """The text of the BackendError that a check raises; '' if it raises none."""
     try:
-        require_device(get_backend(backend), device.name)
+        require(*arguments)
     except BackendError as failure:
         return str(failure)
     return ""

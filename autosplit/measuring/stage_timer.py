@@ -15,8 +15,13 @@ from autosplit.backends.lowering import in_precision
 from autosplit.backends.profiling import Probe, RuntimeNode, probe
 from autosplit.devices.processes import thread_times_s
 from autosplit.tracing.flattening import is_op
-from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.splitting import StageProgram, load_stage
 from autosplit.values.samples import Precision
+
+INPUTS = "inputs.pt"
+"""The file beside a saved stage that holds one tensor for each of its inputs."""
+
+NUM_EAGER_PASSES = 2
 
 WARM_UP_PASSES = 3
 WARM_UP_S = 0.2
@@ -52,7 +57,7 @@ class PassBudget:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Seconds of whole passes, and the nodes (ops for eager) of the profiled passes between them.
+    """Seconds of whole passes, and the nodes (ops for eager) of the profiled passes between them, if any.
 
     ``waited`` is the share of the time in which this process was ready to run and another one had its core.
     """
@@ -62,6 +67,20 @@ class Timed:
     waited: float = 0.0
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class LoadedStage:
+    """A stage, the folder where it was saved and prepared, and one tensor for each of its inputs."""
+
+    program: StageProgram
+    folder: Path
+    inputs: Sequence[torch.Tensor]
+
+    @staticmethod
+    def load(folder: Path) -> "LoadedStage":
+        """The stage in a folder, with the inputs beside it."""
+        return LoadedStage(load_stage(folder), folder, torch.load(folder / INPUTS, weights_only=True))
+
+
 class OpTimer(fx.Interpreter):
     """Runs a flat program in graph order on a fixed number of threads and times every op.
 
@@ -69,7 +88,7 @@ class OpTimer(fx.Interpreter):
     thread is timed by its CPU time, which stands still while other processes have the core.
     """
 
-    def __init__(self, module: fx.GraphModule, threads: int) -> None:
+    def __init__(self, module: fx.GraphModule, threads: int = 1) -> None:
         super().__init__(module)
         self._threads = threads
         self._clock = time.thread_time if threads == 1 else time.perf_counter
@@ -99,74 +118,47 @@ class OpTimer(fx.Interpreter):
 
 
 class Timer:
-    """A stage on one backend, loaded and warm.
+    """A stage on one backend, loaded and warm."""
 
-    Args:
-        program: the stage.
-        folder: where it was saved and prepared.
-        backend: the name of the backend.
-        threads: its threads.
-        inputs: one tensor for each input.
-        precision: what the backend computes in.
-    """
-
-    def __init__(
-        self,
-        program: StageProgram,
-        folder: Path,
-        backend: str,
-        threads: int,
-        inputs: Sequence[torch.Tensor],
-        precision: Precision = "f32",
-    ) -> None:
-        self._inputs = inputs
-        self._threads = threads
-        self.run: Runnable = get_backend(backend).load(folder, threads, precision)
-        self._probe: OpTimer | Probe | None
-        if backend == "eager":
-            self._probe = OpTimer(in_precision(program, precision).module, threads)
-        else:
-            self._probe = probe(backend, folder, threads, precision)
+    def __init__(self, stage: LoadedStage, backend: str, threads: int, precision: Precision = "f32") -> None:
+        self._inputs, self._threads = stage.inputs, threads
+        self.run: Runnable = get_backend(backend).load(stage.folder, threads, precision)
+        self._probe: Probe | None = (
+            OpTimer(in_precision(stage.program, precision).module, threads)
+            if backend == "eager"
+            else probe(backend, stage.folder, threads, precision)
+        )
         begun = time.perf_counter()
         for _ in range(WARM_UP_PASSES):
             self._pass()
             if time.perf_counter() - begun > WARM_UP_S:
                 break
-        self._profile()
+        if self._probe is not None:
+            self._probe.sample(self._inputs)
 
-    def whole(self, budget: PassBudget, wake: bool = False) -> tuple[float, ...]:
-        """Seconds of each pass of the whole stage, without the time slices of other processes.
+    def time(self, budget: PassBudget, ops: bool = False, wake: bool = False) -> Timed:
+        """Passes of the whole stage, without the time slices of other processes.
 
-        ``wake``: make one pass first that is not counted; after a pause of seconds it takes up to a third longer.
+        Args:
+            budget: the passes.
+            ops: make a profiled pass after each; possible once, since reading the profiler ends it.
+            wake: make one pass first that is not counted; after a pause of seconds it takes up to a third longer.
         """
         if wake:
             self._pass()
-        samples: list[float] = []
-        start = time.perf_counter()
-        while budget.more(len(samples), time.perf_counter() - start):
-            samples.append(self._pass())
-        return tuple(samples[-budget.most :])
-
-    def interleaved(self, budget: PassBudget) -> Timed:
-        """Whole and profiled passes in turn, after one that is not counted. Only ``whole`` works after it."""
-        self._pass()
+        probe = self._probe if ops else None
         samples: list[float] = []
         start, waited_s = time.perf_counter(), run_queue_s(self._threads)
         while budget.more(len(samples), time.perf_counter() - start):
             samples.append(self._pass())
-            self._profile()
-        nodes = self._probe.nodes() if self._probe is not None else []
+            if probe is not None:
+                probe.sample(self._inputs)
         waited = (run_queue_s(self._threads) - waited_s) / (time.perf_counter() - start)
-        self._probe = None
         # The last samples are taken, because the first one of every node is of the warm-up pass.
         kept = min(len(samples), budget.most)
-        return Timed(tuple(samples[-kept:]), tuple(replace(node, samples_s=node.samples_s[-kept:]) for node in nodes), waited)
-
-    def _profile(self) -> None:
-        if isinstance(self._probe, OpTimer):
-            self._probe.sample(self._inputs)
-        elif self._probe is not None:
-            self._probe.run(self._inputs)
+        nodes = [replace(node, samples_s=node.samples_s[-kept:]) for node in probe.nodes()] if probe is not None else []
+        self._probe = None if ops else self._probe
+        return Timed(tuple(samples[-kept:]), tuple(nodes), waited)
 
     def _pass(self) -> float:
         """Seconds of one pass less the time slices of other processes, but never less than the CPU time of this thread."""
@@ -206,11 +198,11 @@ def cut_s(stages: Sequence[tuple[Runnable, Sequence[torch.Tensor]]], budget: Pas
     return max(0.0, statistics.median(extra))
 
 
-def eager_op_s(program: StageProgram, threads: int, inputs: Sequence[torch.Tensor], num_passes: int) -> dict[str, float]:
+def eager_op_s(stage: LoadedStage, threads: int) -> dict[str, float]:
     """Op name to its least seconds in eager over a few passes, by which a backend that fuses shares its time out."""
-    timed = OpTimer(program.module, threads)
-    for _ in range(num_passes):
-        timed.sample(inputs)
+    timed = OpTimer(stage.program.module, threads)
+    for _ in range(NUM_EAGER_PASSES):
+        timed.sample(stage.inputs)
     return {node.name: min(node.samples_s) for node in timed.nodes()}
 
 

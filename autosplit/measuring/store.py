@@ -1,4 +1,4 @@
-"""What was measured, on disk: one JSON file for each model and device, measurements of several machines side by side. No torch.
+"""The store of measurements: one JSON file for each model and device, with entries of several machines. No torch.
 
 ::
 
@@ -7,15 +7,15 @@
     profiles/links/1f2e3d4c.json           links of one machine
     profiles/runs.jsonl                    a line for each plan that ran: predicted beside measured
 
-A file is written whole under its lock, after each device and backend, so whatever stops a measurement keeps what was
-finished. A file that cannot be read is set aside under a new name and measured again.
+A file is written whole under its lock after each device and backend, so a measurement that is stopped keeps its finished parts.
+A file that cannot be read is set aside under a new name, and its settings are measured again.
 """
 
 import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ RUNS = "runs.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One setting of one model as one machine measured it, with the stages measured since."""
+    """One setting of a model on one machine, with the stages measured since."""
 
     setting: Setting
     measured: Measured
@@ -59,36 +59,39 @@ class Entry:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """What two entries must share for the newer one to take the older one's place."""
+        """A newer entry replaces an older one with the same identity."""
         where = self.measured.provenance
         return self.setting, where.precision, machine_hash(where), tuple(sorted(where.versions.items()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        stages = [stage_to_dict(stage) for stage in self.stages]
+        return {**self.setting._asdict(), **measured_to_dict(self.measured), "stages": stages}
 
 
 @dataclass(frozen=True)
 class Store:
-    """The folder that measurements are kept in."""
+    """A folder of measurements."""
 
     root: Path
 
     def folder(self, graph: Graph) -> Path:
-        """Where the measurements of a model are."""
+        """The folder of a model's measurements."""
         return self.root / f"{file_safe(graph.name)}-{graph.hash[:8]}"
 
-    @contextlib.contextmanager
-    def measuring(self, waiting: Callable[[], None]) -> Iterator[None]:
-        """Hold the right to measure: one process at a time, since two would disturb each other; ``waiting`` as for ``locked``."""
-        with locked(self.root / "measuring", waiting):
-            yield
+    def measuring(self, waiting: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Hold the right to measure: two processes would disturb each other. ``waiting`` is called if another one holds it."""
+        return locked(self.root / "measuring", waiting)
 
     def load(self, graph: Graph, here: Mapping[str, Provenance] | None = None, precision: Precision = "f32") -> Profile:
-        """Everything that is stored of a model, the newest entry of each setting.
+        """The newest stored entry of each setting of a model.
 
         Args:
             graph: the model.
-            here: for each backend, what a measurement made now would be stamped with; entries of another machine or of
-                other versions are then left out, and a note says which. None takes entries of any machine.
-            precision: what the backends computed in; entries of another one are for another profile.
-        Returns: a profile whose notes say what was left out or set aside.
+            here: backend name to the provenance of a measurement made now. Entries of another machine or other versions are left
+                out with a note. None takes entries of any machine.
+            precision: what the backends computed in.
+        Returns: a profile whose notes name the entries left out and the files set aside.
         """
         profile = Profile.empty(graph, precision)
         notes: list[str] = []
@@ -97,7 +100,7 @@ class Store:
                 continue
             found = self._read(path, partial(_entries, graph), notes)
             entries = [entry for entry in found if entry.measured.provenance.precision == precision]
-            judged = [(entry, _reason(entry, here)) for entry in entries]
+            judged = [(entry, "" if here is None else mismatch(entry, here.get(entry.setting.backend))) for entry in entries]
             usable = [entry for entry, reason in judged if not reason]
             taken = {entry.setting for entry in usable}
             notes += [f"{e.setting}: stored, but {reason}" for e, reason in judged if reason and e.setting not in taken]
@@ -110,9 +113,9 @@ class Store:
         return replace(profile, notes=tuple(dict.fromkeys(notes))).verify()
 
     def save(self, graph: Graph, profile: Profile, settings: Iterable[Setting] | None = None) -> None:
-        """Put the profile's settings (or only those named) into the store, in place of older ones of the same machine.
+        """Store the profile's settings, or only those named, in place of older entries of the same machine.
 
-        What another process has put there since the profile was loaded stays: a newer measurement, and stages of the same one.
+        Newer measurements by other processes stay, and so do their stages of the same measurement.
         """
         chosen = set(profile.measured if settings is None else settings)
         folder = self.folder(graph)
@@ -126,23 +129,20 @@ class Store:
                     if setting.device == device:
                         entry = Entry(setting, profile.measured[setting], tuple(profile.current_stages(setting)))
                         entries[entry.identity] = _merged(entries.get(entry.identity), entry)
-                write_atomic(path, _json(_file(graph, device, list(entries.values()))))
+                data = {"schema": SCHEMA, "graph": {"name": graph.name, "hash": graph.hash}, "device": device}
+                write_atomic(path, _json({**data, "entries": [entry.to_dict() for entry in entries.values()]}))
 
     def links(self, provenance: Provenance) -> tuple[Link, ...]:
-        """The links measured on this machine, with these accelerators; none if their file is not there, or cannot be read."""
+        """The links measured on this machine with these accelerators; none if their file does not exist or cannot be read."""
         return tuple(self._read(self._links_path(provenance), _links, []))
 
     def save_links(self, provenance: Provenance, links: Iterable[Link]) -> None:
-        """Keep measured links, in place of older ones of the same pairs on this machine."""
+        """Store measured links in place of older ones of the same pairs on this machine."""
         path = self._links_path(provenance)
         with locked(path):
             known = {(link.source, link.target): link for link in (*self._read(path, _links, [], held=True), *links)}
-            data = {
-                "schema": SCHEMA,
-                "provenance": provenance_to_dict(provenance),
-                "links": [asdict(link) for link in known.values()],
-            }
-            write_atomic(path, _json(data))
+            data = {"schema": SCHEMA, "provenance": provenance_to_dict(provenance)}
+            write_atomic(path, _json({**data, "links": [asdict(link) for link in known.values()]}))
 
     def _links_path(self, provenance: Provenance) -> Path:
         here = machine_hash(provenance)
@@ -151,7 +151,7 @@ class Store:
         return self.root / LINKS / f"{here[:8]}.json"
 
     def add_runs(self, runs: Iterable[Run]) -> None:
-        """Put runs at the end of those that are kept; what a writer that was killed left unfinished stays a line of its own."""
+        """Append runs. The unfinished line of a writer that was killed stays a line of its own."""
         lines = b"".join(json.dumps(asdict(run)).encode() + b"\n" for run in runs)
         if not lines:
             return
@@ -164,7 +164,7 @@ class Store:
 
     @contextlib.contextmanager
     def noted(self, notes: list[str]) -> "Iterator[Store]":
-        """The store for a block; where it cannot write, a note in place of the OSError, by which a result would be lost."""
+        """The store for a block. If it cannot write, a note takes the place of the OSError, so that no result is lost."""
         try:
             yield self
         except OSError as failure:
@@ -172,7 +172,7 @@ class Store:
             notes.append(f"{lost}; make room, or name another one with --profiles")
 
     def accuracy(self) -> Accuracy:
-        """All runs that are kept, oldest first; lines that cannot be read are passed over."""
+        """All stored runs, oldest first, without lines that cannot be read."""
         found = []
         with contextlib.suppress(FileNotFoundError):
             for line in (self.root / RUNS).read_bytes().splitlines():
@@ -181,9 +181,9 @@ class Store:
         return Accuracy(tuple(found))
 
     def _read(self, path: Path, parse: Callable[[Path], list[T]], notes: list[str], held: bool = False) -> list[T]:
-        """What is in a file, if there is one. A file that cannot be read is renamed, and a note says so.
+        """The content of a file, if it exists. A file that cannot be read is set aside, and a note says so.
 
-        That happens under the file's lock, or it might be a good one by then; ``held``: whether the caller has it already.
+        It is read again under its lock first, since another process may have replaced it; ``held``: the caller has the lock.
         """
         if not path.exists():
             return []
@@ -206,7 +206,7 @@ class Store:
 
 
 def _merged(stored: Entry | None, ours: Entry) -> Entry:
-    """What to keep of two entries of one identity: the newer measurement, and if it is the same one, the stages of both."""
+    """One entry for two with the same identity: the newer measurement, and for the same measurement the stages of both."""
     if stored is None:
         return ours
     if stored.measured != ours.measured:
@@ -216,8 +216,9 @@ def _merged(stored: Entry | None, ours: Entry) -> Entry:
     return replace(ours, stages=(*others, *ours.stages))
 
 
-def mismatch(stored: Provenance, here: Provenance | None) -> str:
-    """Why a stored measurement does not hold here: another processor, number of cores, caches or versions; '' if it does."""
+def mismatch(entry: Entry, here: Provenance | None) -> str:
+    """The reason why a stored entry does not hold here, such as another processor or other versions; '' if it does."""
+    stored = entry.measured.provenance
     if here is None:
         return "its backend is not installed here"
     for what, then, now in (
@@ -231,17 +232,13 @@ def mismatch(stored: Provenance, here: Provenance | None) -> str:
     return ""
 
 
-def _reason(entry: Entry, here: Mapping[str, Provenance] | None) -> str:
-    return "" if here is None else mismatch(entry.measured.provenance, here.get(entry.setting.backend))
-
-
 def machine_hash(provenance: Provenance) -> str:
-    """Identity of the machine: processor, number of cores, caches."""
+    """Hash of the machine's processor, number of cores and caches."""
     return content_hash([provenance.cpu, provenance.num_cores, dict(provenance.caches)])
 
 
 def stored_models(root: Path) -> dict[str, tuple[Graph, Profile]]:
-    """Every model in a store with what any machine measured of it, by folder name, for notebooks. Needs no torch.
+    """Folder name to graph and profile of each stored model, with entries of any machine. Needs no torch.
 
     Raises: ProfileError: a graph file cannot be read.
     """
@@ -257,7 +254,7 @@ def stored_models(root: Path) -> dict[str, tuple[Graph, Profile]]:
 
 
 def file_safe(name: str) -> str:
-    """A name as a file's name.
+    """A name with only the characters that a file name may have.
 
     >>> file_safe("cpu:0-1"), file_safe("my model/2")
     ('cpu-0-1', 'my-model-2')
@@ -265,24 +262,8 @@ def file_safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.") or "unnamed"
 
 
-def _file(graph: Graph, device: str, entries: Sequence[Entry]) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "graph": {"name": graph.name, "hash": graph.hash},
-        "device": device,
-        "entries": [
-            {
-                **entry.setting._asdict(),
-                **measured_to_dict(entry.measured),
-                "stages": [stage_to_dict(stage) for stage in entry.stages],
-            }
-            for entry in entries
-        ],
-    }
-
-
 def _entries(graph: Graph, path: Path) -> list[Entry]:
-    """The entries of a file. Raises: ProfileError: it cannot be read, is of another model, or one of them does not verify."""
+    """The entries of a file. Raises: ProfileError: it is malformed or of another model, or an entry does not verify."""
     data = read_mapping(path, "profile", SCHEMA, ProfileError)
     try:
         if data["graph"]["hash"] != graph.hash:
@@ -305,7 +286,7 @@ def _entry(data: Mapping[str, Any]) -> Entry:
 
 
 def _json(data: Any) -> str:
-    """JSON with each short list on a line of its own, so that differences can be read."""
+    """JSON with each list of numbers on one line, so that people can read it."""
     text = json.dumps(data, indent=1)
     return re.sub(r"\[\s+([^\[\]{}\"]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 

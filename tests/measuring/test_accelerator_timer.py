@@ -13,9 +13,8 @@ from autosplit.measuring import settings
 from autosplit.measuring.accelerator_timer import AcceleratorTimer, EventOpTimer, event_op_timer
 from autosplit.measuring.cache_lookup import look_up
 from autosplit.measuring.link_ends import OnAccelerator
-from autosplit.measuring.model_files import INPUTS
 from autosplit.measuring.settings import wanted_settings
-from autosplit.measuring.stage_timer import PassBudget
+from autosplit.measuring.stage_timer import INPUTS, LoadedStage, PassBudget
 from autosplit.measuring.store import Store
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -86,16 +85,16 @@ def test_picks_are_no_ops(device) -> None:
 
 def test_the_whole_is_timed_as_it_runs_without_the_copies(program, traced, device, tmp_path) -> None:
     save_stage(program, tmp_path / "stage")
-    timer = AcceleratorTimer(program, tmp_path / "stage", "eager", device, traced.example_inputs)
+    timer = AcceleratorTimer(LoadedStage(program, tmp_path / "stage", traced.example_inputs), "eager", device)
     assert torch.equal(timer.run(traced.example_inputs)[0], program.module(*traced.example_inputs)[0])
     budget = PassBudget(0.0, least=3, overlap_s=0.0)
     device.calls.clear()
-    assert timer.whole(budget) == (STEP_S,) * 3
+    assert timer.time(budget).whole_s == (STEP_S,) * 3
     assert (device.calls["enqueue"], device.calls["event.synchronise"]) == (3, 3)
-    timed = timer.interleaved(budget)
+    timed = timer.time(budget, ops=True)
     assert timed.whole_s == (STEP_S,) * 3 and timed.waited == 0.0
     assert {node.name: node.samples_s for node in timed.nodes} == dict.fromkeys(program.ops, (STEP_S,) * 3)
-    assert timer.eager_op_s(program, 2) == dict.fromkeys(program.ops, STEP_S)
+    assert timer.eager_op_s() == dict.fromkeys(program.ops, STEP_S)
 
 
 @pytest.mark.parametrize(

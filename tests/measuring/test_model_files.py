@@ -4,7 +4,8 @@ import torch
 
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import BackendError
-from autosplit.measuring.model_files import INPUTS, ModelFiles, merged
+from autosplit.measuring.model_files import ModelFiles, merged
+from autosplit.measuring.stage_timer import INPUTS
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import load_stage

@@ -29,9 +29,9 @@ from autosplit.measuring import (
     stage_timer,
 )
 from autosplit.measuring.cut_cost import typical_cut
-from autosplit.measuring.measuring_worker import Calibrate, DeviceState, Open, Prepare, Prepared, TimeCut, TimeOps, TimeWhole
-from autosplit.measuring.model_files import INPUTS, BackendFiles, ModelFiles, Subgraph
-from autosplit.measuring.stage_timer import PassBudget, Timed
+from autosplit.measuring.measuring_worker import Calibrate, DeviceState, Open, Prepare, Prepared, Time, TimeCut
+from autosplit.measuring.model_files import BackendFiles, ModelFiles, Subgraph
+from autosplit.measuring.stage_timer import INPUTS, PassBudget, Timed
 from autosplit.measuring.worker_pool import WorkerPool
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -117,6 +117,9 @@ class FakePool:
         self.send(commands)
         return self.answers()
 
+    def kinds(self) -> list[str]:
+        return ["prepare" if isinstance(one, Prepare) else "ops" if one.ops else "whole" for _, one in self.commands]
+
     def answer(self, device: str, command: object) -> object:
         ops = [op.name for op in self.traced.graph.ops]
         match command:
@@ -128,11 +131,11 @@ class FakePool:
                 self.backend = command.backend
                 fault = f"backend '{command.backend}' gives wrong numbers" if command.backend in self.wrong else ""
                 return Prepared(dict.fromkeys(ops, 1.0) if command.eager else {}, 0.00123, fault)
-            case TimeWhole() if self.num_busy > 1 or len(CORES) == 1:
+            case Time(ops=False) if self.num_busy > 1 or len(CORES) == 1:
                 whole_s = self.slow_again.pop() if self.slow_again else 1.0 if self.backend == "eager" else 0.25
-                return (whole_s, whole_s)
-            case TimeWhole():
-                return (0.97, 0.97)
+                return Timed((whole_s, whole_s), ())
+            case Time(ops=False):
+                return Timed((0.97, 0.97), ())
         if self.backend == "eager":
             nodes = tuple(RuntimeNode(op, "op", ((n + 1) * 1e-3,) * 3) for n, op in enumerate(ops))
             return Timed((self.slow.pop() if self.slow else 1.0,) * 3, nodes, self.waited)
@@ -191,8 +194,8 @@ def test_devices_are_timed_at_once_and_then_one_of_each_kind_alone(traced, machi
     first, second = (Setting(device.name, "eager", 1) for device in machine.devices)
     pool.calibration_s[second.device] = calibration_s
     profile = fake_measure(traced, machine)
-    kinds = [type(command) for _, command in pool.commands]
-    assert kinds == [*[Prepare] * 4, *[TimeOps] * 2, *[TimeWhole] * num_alone, *[Prepare] * 2, *[TimeWhole] * 2]
+    kinds = ["prepare"] * 4 + ["ops"] * 2 + ["whole"] * num_alone + ["prepare"] * 2 + ["whole"] * 2
+    assert pool.kinds() == kinds
     assert profile.measured[first].alone and bool(profile.measured[second].alone) == (num_alone == 2)
     assert profile.whole_s(*first, busy=False) == profile.whole_s(*second, busy=False) == 0.97
 
@@ -217,7 +220,7 @@ def test_devices_that_took_longer_together_than_alone_have_a_third_round(traced,
     pool.slow, pool.slow_again = [1.9] * 2, [third_s, third_s, 1.9, 1.9]
     profile = fake_measure(traced, machine)
     assert [profile.whole_s(device.name, "eager") for device in machine.devices] == [third_s] * 2
-    assert sum(isinstance(command, TimeWhole) and command.wake for _, command in pool.commands) == 2 * 2
+    assert sum(isinstance(command, Time) and command.wake and not command.ops for _, command in pool.commands) == 2 * 2
 
 
 def test_what_there_is_no_room_to_keep_is_loaded_again(traced, machine, pool, monkeypatch) -> None:
@@ -227,7 +230,7 @@ def test_what_there_is_no_room_to_keep_is_loaded_again(traced, machine, pool, mo
     assert [(p.backend, p.keep) for p in prepares] == [
         (backend, False) for backend in ("eager", "eager", "onnxruntime", "eager", "onnxruntime") for _ in CORES
     ]
-    assert not any(isinstance(command, TimeWhole) and command.wake for _, command in pool.commands)
+    assert not any(isinstance(command, Time) and command.wake and not command.ops for _, command in pool.commands)
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -235,8 +238,7 @@ def test_more_devices_than_are_timed_at_once_are_timed_in_groups(traced, machine
     monkeypatch.setattr(profiler, "MAX_AT_ONCE", 1)
     profile = fake_measure(traced, machine, ("eager", "onnxruntime"))
     assert len(profile.measured) == 2 * len(CORES) and not profile.notes
-    kinds = [type(command) for _, command in pool.commands]
-    assert kinds == [Prepare] + [Prepare, TimeOps] * 4 + [Prepare, TimeWhole] * 4
+    assert pool.kinds() == ["prepare"] + ["prepare", "ops"] * 4 + ["prepare", "whole"] * 4
 
 
 def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, machine, pool, tmp_path) -> None:
@@ -386,7 +388,7 @@ def test_disturbed_measurements_carry_a_note(traced, machine, pool) -> None:
 
 def test_progress_ends_at_one_and_never_falls(traced, machine, pool) -> None:
     seen: dict[str, float] = {}
-    fake_measure(traced, machine, ("eager", "onnxruntime"), progress=lambda share, text: seen.setdefault(text, share))
+    fake_measure(traced, machine, ("eager", "onnxruntime"), progress=lambda step, share, text: seen.setdefault(text, share))
     assert [*seen.values()] == sorted(seen.values()) and seen["preparing eager"] == 0 and seen["done"] == 1
     assert {"timing eager", "preparing onnxruntime"} <= set(seen)
 
@@ -442,7 +444,7 @@ def test_stages_beside_a_cut_that_cannot_run_have_no_cost(tmp_path: Path) -> Non
 
 def test_a_stage_is_timed_only_after_it_was_prepared() -> None:
     with pytest.raises(RuntimeError, match="before it prepared"):
-        DeviceState().obey(TimeWhole(PassBudget(0.1)))
+        DeviceState().obey(Time(PassBudget(0.1)))
 
 
 @pytest.mark.timeout(120)
@@ -474,7 +476,7 @@ def test_ctrl_c_keeps_what_was_measured_and_stops_the_workers(traced, machine, t
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     seen: list[list[int]] = []
 
-    def interrupt(share: float, text: str) -> None:
+    def interrupt(step: str, share: float, text: str) -> None:
         if text == "timing onnxruntime":
             seen.append(children(os.getpid()))
             raise KeyboardInterrupt
@@ -502,7 +504,8 @@ machine = Machine.of([parse_device(f"cpu:{{affinity()[0]}}")])
 traced = trace(load_model({MODEL!r}))
 print("traced", flush=True)
 sys.stdin.readline()
-measure(traced, machine, store=Path(sys.argv[1]), budget_s=1.0, progress=lambda share, text: print(text, flush=True), links=False)
+tell = lambda step, share, text: print(text, flush=True)
+measure(traced, machine, store=Path(sys.argv[1]), budget_s=1.0, progress=tell, links=False)
 """
 
 
@@ -522,7 +525,7 @@ def test_two_processes_at_once_measure_each_thing_once(traced, machine, tmp_path
             Machine.of(machine.devices[:1]),
             store=tmp_path,
             budget_s=1.0,
-            progress=lambda share, text: here.append(text),
+            progress=lambda step, share, text: here.append(text),
             links=False,
         )
         there = other.communicate(timeout=100)[0].splitlines()
@@ -556,7 +559,7 @@ def test_a_dead_worker_is_named() -> None:
             return "was killed by SIGKILL"
 
     with pytest.raises(WorkerError, match="measures on 'cpu:0' was killed by SIGKILL"):
-        WorkerPool({"cpu:0": Dead()}).ask({"cpu:0": TimeWhole(PassBudget(1.0))})
+        WorkerPool({"cpu:0": Dead()}).ask({"cpu:0": Time(PassBudget(1.0))})
 
 
 def test_another_measurement_takes_twelve_passes_on_all_devices_at_once(traced) -> None:

@@ -1,10 +1,12 @@
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 from autosplit.backends.base import get_backend
 from autosplit.backends.profiling import probe
-from autosplit.measuring.stage_timer import OpTimer, PassBudget, Timer, eager_op_s, run_queue_s
+from autosplit.measuring.stage_timer import LoadedStage, OpTimer, PassBudget, Timer, eager_op_s, run_queue_s
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import StageProgram, save_stage, split
@@ -41,9 +43,9 @@ def test_timed_passes_compute_what_the_model_computes(traced: Traced, program: S
 def test_rounds_interleave_whole_and_profiled_passes(backend: str, tmp_path, traced: Traced, program: StageProgram) -> None:
     save_stage(program, tmp_path / "stage")
     get_backend(backend).prepare(program, tmp_path / "stage")
-    timer = Timer(program, tmp_path / "stage", backend, 1, traced.example_inputs)
-    assert len(timer.whole(PassBudget(0.0, least=3, most=3))) == 3
-    timed = timer.interleaved(PassBudget(0.01, least=2, most=5, overlap_s=0.01))
+    timer = Timer(LoadedStage(program, tmp_path / "stage", traced.example_inputs), backend, 1)
+    assert len(timer.time(PassBudget(0.0, least=3, most=3)).whole_s) == 3
+    timed = timer.time(PassBudget(0.01, least=2, most=5, overlap_s=0.01), ops=True)
     assert 2 <= len(timed.whole_s) <= 5
     assert timed.nodes and all(len(node.samples_s) == len(timed.whole_s) for node in timed.nodes)
 
@@ -65,7 +67,8 @@ def test_what_a_profiler_cannot_be_given_is_timed_as_a_whole(tmp_path, given: to
     [stage] = split(model, [[op.name for op in model.graph.ops]])
     save_stage(stage, tmp_path / "stage")
     get_backend("onnxruntime").prepare(stage, tmp_path / "stage")
-    timed = Timer(stage, tmp_path / "stage", "onnxruntime", 1, model.example_inputs).interleaved(PassBudget(0.0, least=2, most=2))
+    loaded = LoadedStage(stage, tmp_path / "stage", model.example_inputs)
+    timed = Timer(loaded, "onnxruntime", 1).time(PassBudget(0.0, least=2, most=2), ops=True)
     assert len(timed.whole_s) == 2 and timed.nodes == ()
     assert probe("openvino", tmp_path / "stage", 1) is None
 
@@ -89,7 +92,7 @@ def test_rounds_end_by_time_or_number_but_overlap(done: int, elapsed_s: float, m
 
 def test_eager_times_are_positive(traced: Traced, program: StageProgram) -> None:
     with torch.inference_mode():
-        seconds = eager_op_s(program, 1, traced.example_inputs, num_passes=2)
+        seconds = eager_op_s(LoadedStage(program, Path(), traced.example_inputs), 1)
     assert set(seconds) == {op.name for op in traced.graph.ops} and min(seconds.values()) > 0
 
 

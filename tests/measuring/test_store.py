@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from autosplit.errors import ProfileError
 from autosplit.files import read_mapping
 from autosplit.measuring import store as measuring_store
-from autosplit.measuring.store import Store, file_safe, mismatch, stored_models
+from autosplit.measuring.store import Entry, Store, file_safe, mismatch, stored_models
 from autosplit.reports.accuracy import Run, StageRun
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import shared_memory_link
@@ -110,7 +110,7 @@ def test_what_does_not_hold_here_is_left_out_with_the_reason(store: Store, chang
     loaded = store.load(chain(), {"eager": replace(HERE, **change)})
     assert not loaded.measured and not loaded.stages
     assert any(note.startswith("eager on cpu:0 with 1 thread: stored, but measured with " + reason) for note in loaded.notes)
-    assert "not installed" in mismatch(HERE, None)
+    assert "not installed" in mismatch(Entry(ON_0, measured()), None)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "another model", "not a number", "lacks a field"])
