@@ -8,21 +8,23 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from autosplit.errors import AutosplitError, raise_faults
 from autosplit.parsing import MAX_JSON_BYTES, MAX_YAML_BYTES, parse_json, parse_yaml, read_text, shown
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from pydantic import BaseModel, TypeAdapter
 
 _MAPPING_TYPES = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
 """Pydantic's names of the fault that a value is not a mapping. Its messages name a class of ours, so they are replaced."""
 
 
 M = TypeVar("M", bound="BaseModel")
+T = TypeVar("T")
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -155,7 +157,7 @@ def read_mapping(path: Path, kind: str, schema: int, error: type[AutosplitError]
 
 def validated(model: type[M], data: Any, error: type[AutosplitError], subject: str) -> M:
     """The data of a file as a pydantic model. Raises: ``error``: with every fault, each with its field and value."""
-    from pydantic import ValidationError  # workers read no such file, and the import takes 0.1 s
+    from pydantic import ValidationError
 
     try:
         return model.model_validate(data)
@@ -185,19 +187,25 @@ def _field_fault(fault: Mapping[str, Any]) -> str:
     return f"{message}, but is {shown(fault['input'])}"
 
 
-def typed(what: str, value: Any, *kinds: type) -> Any:
-    """The value, for a field of a file. Raises: TypeError: it is of none of these types.
+@cache
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter  # workers read no such file, and the import takes 0.1 s
 
-    >>> typed("date", 2026, str)
+    return TypeAdapter(kind)
+
+
+def from_plain(kind: type[T], data: Any) -> T:
+    """Plain data of a file as a dataclass, or as a list or mapping of them. Raises: ValueError: with the first faults.
+
+    >>> from_plain(list[int], ["x"])
     Traceback (most recent call last):
         ...
-    TypeError: date must be str, but is 2026
+    ValueError: 0: Input should be a valid integer, unable to parse string as an integer, but is 'x'
     """
-    if not isinstance(value, kinds):
-        raise TypeError(f"{what} must be {' or '.join(kind.__name__ for kind in kinds)}, but is {shown(value)}")
-    return value
+    from pydantic import ValidationError
 
-
-def typed_items(what: str, value: Any, kind: type) -> dict[str, Any]:
-    """The mapping, for a field of a file. Raises: TypeError: it is none, or one of its values is of another type."""
-    return {key: typed(f"{what} '{key}'", item, kind) for key, item in typed(what, value, dict).items()}
+    try:
+        found: T = _adapter(cast(Hashable, kind)).validate_python(data)
+    except ValidationError as failure:
+        raise ValueError("; ".join(field_faults(failure.errors(include_url=False)[:3]))) from None
+    return found

@@ -2,19 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autosplit import tables
+from autosplit.files import from_plain
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import RunStats
 from autosplit.reports.runreport import RunReport
 from autosplit.values.plan import Plan
 from autosplit.values.samples import Precision
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +105,10 @@ class Run:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Run":
         """The inverse of ``dataclasses.asdict``. Raises: ValueError: a field is missing or of another type."""
-        run = _adapter().validate_python(data)
+        run = from_plain(Run, data)
         if not (run.predicted_per_s > 0 and run.measured_per_s > 0):
             raise ValueError(f"a run of {run.measured_per_s} items/s against {run.predicted_per_s} predicted is none")
         return run
-
-
-@cache
-def _adapter() -> "TypeAdapter[Run]":
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Run)
 
 
 @dataclass(frozen=True)

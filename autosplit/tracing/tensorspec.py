@@ -13,7 +13,6 @@ from typing import Any, TypeGuard
 
 import torch
 
-from autosplit.files import typed
 from autosplit.parsing import shown
 
 ALIGNMENT = 64
@@ -59,9 +58,10 @@ class TensorSpec:
 
 def spec_from_dict(data: Mapping[str, Any]) -> TensorSpec:
     """The inverse of ``dataclasses.asdict``. Raises: one of ``parsing.MALFORMED``: it is not of a tensor."""
-    name, dtype = (typed(field, data[field], str) for field in ("name", "dtype"))
-    shape, stride = (tuple(typed(field, size, int) for size in typed(field, data[field], list)) for field in ("shape", "stride"))
-    spec = TensorSpec(name, shape, stride, dtype, typed("offset_bytes", data["offset_bytes"], int))
+    spec = TensorSpec(data["name"], tuple(data["shape"]), tuple(data["stride"]), data["dtype"], data["offset_bytes"])
+    texts, sizes = (spec.name, spec.dtype), (*spec.shape, *spec.stride, spec.offset_bytes)
+    if not all(isinstance(text, str) for text in texts) or not all(type(size) is int for size in sizes):
+        raise TypeError(f"a tensor has name {shown(spec.name)}, dtype {shown(spec.dtype)} and sizes {shown(list(sizes))}")
     if fault := spec_fault(spec):
         raise ValueError(fault)
     return spec

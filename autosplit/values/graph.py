@@ -12,7 +12,8 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.errors import GraphError, raise_faults
-from autosplit.files import content_hash, typed
+from autosplit.files import content_hash, from_plain
+from autosplit.parsing import MALFORMED
 
 SCHEMA = 1
 
@@ -168,15 +169,12 @@ class Graph:
     def from_dict(data: Mapping[str, Any]) -> "Graph":
         """The inverse of to_dict. Raises: GraphError: a field is missing or of another type, or the graph does not verify."""
         try:
-            return Graph(
-                name=typed("name", data["name"], str),
-                inputs=_listed("inputs", data, str),
-                outputs=_listed("outputs", data, str),
-                ops=tuple(_op(op) for op in data["ops"]),
-                values={v["name"]: Value(**_tensor(v)) for v in data["values"]},
-                weights={w["name"]: Weight(**_tensor(w)) for w in data["weights"]},
-            ).verify()
-        except (KeyError, TypeError) as failure:
+            named = {
+                "values": {value["name"]: value for value in data["values"]},
+                "weights": {weight["name"]: weight for weight in data["weights"]},
+            }
+            return from_plain(Graph, {**data, **named}).verify()
+        except MALFORMED as failure:
             raise GraphError(f"graph data is incomplete: {failure}") from None
 
     def rows(self) -> list[dict[str, Any]]:
@@ -202,18 +200,3 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self.ops)} ops, {tables.bytes_text(self.weight_bytes)} of weights, {self.hash})"
-
-
-def _op(data: Mapping[str, Any]) -> Op:
-    name, operator, module, signature = (typed(key, data[key], str) for key in ("name", "operator", "module", "signature"))
-    inputs, outputs, weights = (_listed(key, data, str) for key in ("inputs", "outputs", "weights"))
-    return Op(name, operator, module, inputs, outputs, weights, signature)
-
-
-def _tensor(data: Mapping[str, Any]) -> dict[str, Any]:
-    texts = {key: typed(key, data[key], str) for key in ("name", "dtype")}
-    return {**texts, "shape": _listed("shape", data, int), "num_bytes": typed("num_bytes", data["num_bytes"], int)}
-
-
-def _listed(key: str, data: Mapping[str, Any], kind: type) -> tuple[Any, ...]:
-    return tuple(typed(f"one of {key}", item, kind) for item in typed(key, data[key], list, tuple))

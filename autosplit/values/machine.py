@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from autosplit import tables
 from autosplit.errors import SHOWN_FAULTS, DeviceError, UsageError, each, listed, raise_faults
-from autosplit.files import typed
+from autosplit.files import from_plain
 from autosplit.parsing import shown
 
 Kind = Literal["cpu", "cuda", "null"]
@@ -72,11 +72,8 @@ class Link:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Link":
-        """The inverse of ``dataclasses.asdict``. Raises: TypeError: a field is missing, unknown or of another type."""
-        link = Link(**data)
-        for name in Link.__slots__:
-            typed(name, getattr(link, name), *((str,) if name in ("source", "target") else (float, int)))
-        return link
+        """The inverse of ``dataclasses.asdict``. Raises: ValueError: a field is missing or of another type."""
+        return from_plain(Link, data)
 
     def when_cold(self) -> "Link":
         """The link where each request sweeps the last cache."""

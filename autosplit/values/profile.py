@@ -13,7 +13,7 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.errors import ProfileError, raise_faults
-from autosplit.files import content_hash, typed_items
+from autosplit.files import content_hash, from_plain
 from autosplit.parsing import MALFORMED
 from autosplit.values.fitting import fit_factors
 from autosplit.values.graph import Graph, Op
@@ -341,7 +341,7 @@ class Profile:
             return Profile(
                 graph_name=data["graph"]["name"],
                 graph_hash=data["graph"]["hash"],
-                signatures=typed_items("signatures", data["signatures"], str),
+                signatures=from_plain(dict[str, str], data["signatures"]),
                 measured={setting_from_dict(entry): measured_from_dict(entry) for entry in data["measured"]},
                 stages=tuple(stage_from_dict(entry) for entry in data["stages"]),
                 links=tuple(Link.from_dict(link) for link in data["links"]),

@@ -2,14 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from types import NoneType
 from typing import Any, Literal, NamedTuple
 
 from autosplit.errors import close_names
-from autosplit.files import typed, typed_items
+from autosplit.files import from_plain
 
 Precision = Literal["f32", "bf16"]
 """What matrix products, convolutions and attention are computed in: ``f32`` as the model has them, which may be a dtype of its
@@ -157,19 +156,10 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
 
 def measured_from_dict(data: Mapping[str, Any]) -> Measured:
     """The inverse of measured_to_dict. Raises: one of ``parsing.MALFORMED``: a field is missing or of another type."""
-    if data["per"] not in ("signature", "op"):
-        raise ValueError(f"per must be 'signature' or 'op', but is {data['per']!r}")
-    return Measured(
-        ops={key: _samples(values) for key, values in typed("ops", data["ops"], dict).items()},
-        per=data["per"],
-        source=typed("source", data["source"], str),
-        whole=_samples(data["whole"]) if data["whole"] is not None else None,
-        alone=_samples(data["alone"]) if data["alone"] is not None else None,
-        provenance=_provenance(data["provenance"]),
-        error=typed("error", data.get("error"), float, int, NoneType),
-        refused=typed_items("refused", data.get("refused", {}), str),
-        cut_s_per_byte=typed("cut_s_per_byte", data.get("cut_s_per_byte"), float, int, NoneType),
-    )
+    provenance = {"calibration_s" if name == "canary_s" else name: value for name, value in data["provenance"].items()}
+    samples = {name: _samples(data[name]) if data[name] is not None else None for name in ("whole", "alone")}
+    ops = {key: _samples(seconds) for key, seconds in data["ops"].items()}
+    return from_plain(Measured, {**data, **samples, "ops": ops, "provenance": provenance})
 
 
 def stage_to_dict(stage: StageMeasured) -> dict[str, Any]:
@@ -185,14 +175,12 @@ def stage_to_dict(stage: StageMeasured) -> dict[str, Any]:
 
 def stage_from_dict(data: Mapping[str, Any]) -> StageMeasured:
     """The inverse of stage_to_dict. Raises: one of ``parsing.MALFORMED``: a field is missing or of another type."""
-    ops, busy = frozenset(typed("ops", data["ops"], list)), tuple(typed("busy", device, str) for device in data["busy"])
-    return StageMeasured(ops, setting_from_dict(data), _samples(data["samples"]), busy, typed("date", data["date"], str))
+    return from_plain(StageMeasured, {**data, "setting": setting_from_dict(data), "samples": _samples(data["samples"])})
 
 
 def setting_from_dict(data: Mapping[str, Any]) -> Setting:
     """The setting in what ``_asdict`` gave. Raises: one of ``parsing.MALFORMED``: a field is missing or of another type."""
-    device, backend = (typed(name, data[name], str) for name in ("device", "backend"))
-    return Setting(device, backend, typed("threads", data["threads"], int))
+    return from_plain(Setting, {name: data[name] for name in Setting._fields})
 
 
 def provenance_to_dict(provenance: Provenance) -> dict[str, Any]:
@@ -200,19 +188,8 @@ def provenance_to_dict(provenance: Provenance) -> dict[str, Any]:
     return {"canary_s" if name == "calibration_s" else name: value for name, value in asdict(provenance).items()}
 
 
-def _provenance(data: Mapping[str, Any]) -> Provenance:
-    found = Provenance(**{"calibration_s" if name == "canary_s" else name: value for name, value in data.items()})
-    for name in ("cpu", "date", "note", "precision"):
-        typed(name, getattr(found, name), str)
-    typed("num_cores", found.num_cores, int)
-    typed("canary_s", found.calibration_s, float, int)
-    for name, kind in (("caches", int), ("versions", str), ("accelerator", str)):
-        typed_items(name, getattr(found, name), kind)
-    return found
-
-
-def _samples(values: Sequence[float]) -> Samples:
-    return Samples(tuple(float(value) for value in typed("samples", values, list)))
+def _samples(seconds: Any) -> dict[str, Any]:
+    return {"samples_s": seconds}
 
 
 def _seconds(samples: Samples) -> list[float]:
