@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
 
 from autosplit.backends.decomposing import FlatProgram
 from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, raise_shortage, refused_ops
 from autosplit.backends.quiet import quiet
-from autosplit.backends.translating import kept_translations
+from autosplit.backends.translating import grouped_products, kept_translations
 from autosplit.errors import BackendError
 from autosplit.files import hidden_beside
 from autosplit.parsing import MALFORMED, MAX_YAML_BYTES, parse_json, read_text
+from autosplit.tracing.flattening import SORT, sorts_integers
 from autosplit.tracing.splitting import WEIGHTS, StageProgram
 from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict
 from autosplit.tracing.weightsfile import weight_starts
@@ -154,10 +154,15 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
 
     with quiet(), torch.no_grad():
         flat = FlatProgram.export(module, examples)
-        if any(_breaks_ties(node) for node in flat.graph.nodes):
-            raise BackendError("torch puts equal whole numbers in an order of its own, and ONNX in the order in which they came")
+        if any(map(sorts_integers, flat.graph.nodes)):
+            raise BackendError("torch may put equal integers in any order, and ONNX keeps theirs")
+        for node in flat.graph.find_nodes(op="call_function", target=torch.ops.aten.sort.stable):
+            options = [node.kwargs.get("dim", -1), node.kwargs.get("descending", False)]
+            node.target, node.args, node.kwargs = SORT, (node.args[0], *options), {}  # ONNX's TopK is stable
         with kept_translations():
-            program = torch.onnx.export(flat, dynamo=True, verbose=False, optimize=False)
+            program = torch.onnx.export(
+                flat, dynamo=True, verbose=False, optimize=False, custom_translation_table=grouped_products(flat.graph)
+            )
         if program is None:
             raise BackendError("the ONNX exporter gave nothing back")
         # The exporter's optimiser takes most of its time for patterns that the runtimes know too, if shapes are constants.
@@ -165,11 +170,6 @@ def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch
         optimizer.fold_constants(program.model, should_fold=lambda node: False if _is_turned_weight(node) else None)
         optimizer.remove_unused_nodes(program.model)
     return program
-
-
-def _breaks_ties(node: fx.Node) -> bool:
-    """Whether a node sorts integers: torch and ONNX may order equal ones differently."""
-    return node.target is torch.ops.aten.sort.default and not node.meta["val"][0].is_floating_point()
 
 
 def _is_turned_weight(node: Any) -> bool:

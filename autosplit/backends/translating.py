@@ -1,6 +1,7 @@
-"""Make torch.onnx's table of translations once a process; ``torch.onnx.export`` makes it at every call, in half a second.
+"""Translations of torch ops for ``torch.onnx.export``.
 
-Other callers keep their own tables, because they may add translations.
+torch.onnx makes its table at every call, in half a second; here it is made once a process. Other callers keep their own tables,
+because they may add translations.
 """
 
 import contextlib
@@ -8,6 +9,9 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
+from torch import fx
 
 _PATCHING = threading.Lock()
 
@@ -33,3 +37,35 @@ def kept_translations() -> Iterator[None]:
 @functools.cache
 def _made(make: Callable[..., Any], **options: Any) -> Any:
     return make(**options)
+
+
+GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
+"""Operators that multiply consecutive groups of rows, one for each expert of a mixture, with a matrix of their own."""
+
+
+def grouped_products(graph: fx.Graph) -> dict[Any, Callable[..., Any]]:
+    """The translations of the grouped products in a graph, which torch.onnx lacks."""
+    targets = {node.target for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    return {target: _grouped_mm for target in targets if target._schema.name in GROUPED}
+
+
+def _grouped_mm(rows: Any, weight: Any, offs: Any, bias: Any = None, out_dtype: Any = None) -> Any:
+    """Multiply the rows (S, K) of each group, which ends at ``offs`` (E,), with its matrix of ``weight`` (E, K, N)."""
+    from onnxscript import opset18 as op
+
+    if bias is not None or len(rows.shape) != 2 or len(weight.shape) != 3:
+        raise NotImplementedError("grouped products have a translation for rows (S, K) and weights (E, K, N) without bias only")
+
+    def at(tensor: Any, start: Any, end: Any) -> Any:
+        return op.Slice(tensor, start, end, op.Constant(value_ints=[0]))
+
+    def number(value: int) -> Any:
+        return op.Constant(value_ints=[value])
+
+    bounds = op.Concat(number(0), op.Cast(offs, to=7), axis=0)
+    ends = [at(bounds, number(expert), number(expert + 1)) for expert in range(weight.shape[0] + 1)]
+    products = [
+        op.MatMul(at(rows, ends[k], ends[k + 1]), op.Squeeze(at(weight, number(k), number(k + 1)), number(0)))
+        for k in range(weight.shape[0])
+    ]
+    return op.Concat(*products, axis=0)

@@ -24,6 +24,7 @@ from autosplit.errors import TraceError, raise_faults
 from autosplit.tracing.tensorspec import is_dense, kind_of, laid_out, spec_of
 
 CLONE = torch.ops.aten.clone.default
+SORT = torch.ops.aten.sort.default
 FRAME = re.compile(r'File "(?P<file>[^"<]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 MASKED = {torch.ops.aten.index.Tensor, torch.ops.aten.masked_select.default}
 """Ops whose second argument alone determines the size of their result."""
@@ -52,9 +53,10 @@ class Flat:
     out_leaves: tuple[str | Fixed, ...]
 
 
-def flatten(name: str, exported: ExportedProgram) -> Flat:
+def flatten(name: str, exported: ExportedProgram, *, stable_sort: bool = False) -> Flat:
     """Flatten a functional export with static shapes; ``name`` is the model's, for messages.
 
+    With ``stable_sort`` equal integers keep their order in sorts, so that all backends order them in the same way.
     Raises: TraceError: it lists every reason why stages in several processes would compute something else than this program.
     """
     live, varying = _live(exported.graph), _of_varying_size(exported)
@@ -64,7 +66,12 @@ def flatten(name: str, exported: ExportedProgram) -> Flat:
         if node.op == "call_function" and (reason := _refusal(node, node in live, node in varying))
     ]
     raise_faults(TraceError, f"model '{name}' cannot be traced to a graph that may be cut", list(dict.fromkeys(faults)))
-    return _Flattener(exported, live).flat(name)
+    return _Flattener(exported, live, stable_sort).flat(name)
+
+
+def sorts_integers(node: fx.Node) -> bool:
+    """Whether an op sorts integers, and may put equal ones in any order."""
+    return node.target is SORT and not node.all_input_nodes[0].meta["val"].is_floating_point()
 
 
 def move_reserved(exported: ExportedProgram) -> ExportedProgram:
@@ -105,8 +112,9 @@ def user_line(node: fx.Node) -> str:
 class _Flattener:
     """Copies the live nodes of an export into a new graph."""
 
-    def __init__(self, exported: ExportedProgram, live: set[fx.Node]) -> None:
+    def __init__(self, exported: ExportedProgram, live: set[fx.Node], stable_sort: bool) -> None:
         self.exported = exported
+        self.stable_sort = stable_sort
         self.live = live
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, Any] = {}
@@ -157,7 +165,12 @@ class _Flattener:
             if key not in self.picks:
                 self.picks[key] = self._create(node, key, {})
             return self.picks[key]
-        return self._create(node, fx.map_arg(node.args, self._value), fx.map_arg(node.kwargs, self._value))
+        copy = self._create(node, fx.map_arg(node.args, self._value), fx.map_arg(node.kwargs, self._value))
+        if self.stable_sort and sorts_integers(node):
+            options = dict(zip(("dim", "descending"), copy.args[1:], strict=False))
+            copy.target, copy.args = torch.ops.aten.sort.stable, copy.args[:1]
+            copy.kwargs = {"stable": True, **options, **copy.kwargs}
+        return copy
 
     def _create(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
         copy = self.graph.create_node("call_function", node.target, args, kwargs, name=node.name)
