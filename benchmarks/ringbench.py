@@ -21,7 +21,7 @@ NUM_SLOTS = 4
 
 @dataclass(frozen=True)
 class Role:
-    """What one end does: echo (there and back), stream (one way) or only copy; how often, and how long it spins."""
+    """The task of one end: echo (there and back), stream (one way) or only copy, ``count`` times, polling ``spin_s`` first."""
 
     there: RingHandle
     back: RingHandle
@@ -32,7 +32,7 @@ class Role:
 
 
 def play(control: Connection) -> None:
-    """One end, in a worker: answers every role with the seconds it took."""
+    """One end, in a worker: answers each role with the seconds that it took."""
     while True:
         role: Role = control.recv()
         mine, other = (role.there, role.back) if role.leads else (role.back, role.there)
@@ -65,7 +65,7 @@ def read(receiver: RingEnd, number: int) -> None:
 
 
 def measure(rounds: int = 5) -> Iterator[dict[str, object]]:
-    """One row a size and way of waiting: medians over interleaved rounds; beside the stream, the sender's copies alone."""
+    """One row for each size and way of waiting: medians over interleaved rounds; also the rate of the sender's copies alone."""
     cores = affinity()
     kinds: tuple[Literal["echo", "stream", "copy"], ...] = ("echo", "copy", "stream")
     settings = [(size, spin_s) for size in SIZES for spin_s in (0.0, SPIN_S)]

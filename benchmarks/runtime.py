@@ -1,7 +1,7 @@
-"""How fast and how steady the runtime is: ``python -m benchmarks.runtime [ring|empty|peers|soak ...]``; all by default.
+"""Measure the runtime's speed and steadiness: ``python -m benchmarks.runtime [ring|empty|peers|soak ...]``; all by default.
 
-Everything that is compared runs in interleaved rounds in one process, and each figure is a median with its smallest and
-largest round: on a shared machine a single figure says little.
+Things that are compared run in interleaved rounds in one process. Each figure is a median with its smallest and largest round,
+because a single figure says little on a shared machine.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from autosplit.values.machine import parse_device
 from benchmarks import peers, ringbench
 
 MODELS = ["autosplit.examples.mlp:mlp?depth=8&width=256", "transformers:MobileNetV2Model"]
-"""Stages so small that the transport decides, and stages of a common size."""
+"""A model of stages so small that the transport decides, and one of common stages."""
 
 
 def same(x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def same(x: torch.Tensor) -> torch.Tensor:
 
 
 def show(title: str, rows: Iterable[Mapping[str, object]]) -> None:
-    """A table."""
+    """Print a table."""
     cells = [{key: f"{value:.4g}" if isinstance(value, float) else str(value) for key, value in row.items()} for row in rows]
     print(f"\n{title}")
     widths = {key: max(len(key), *(len(row[key]) for row in cells)) for key in cells[0]}
@@ -49,13 +49,13 @@ def show(title: str, rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def take(pipeline: Pipeline, request: Sequence[torch.Tensor], count: int) -> None:
-    """Stream ``count`` requests through, and let go of each answer."""
+    """Stream ``count`` requests through a pipeline, and drop each answer."""
     for _ in pipeline.stream(itertools.repeat(request, count)):
         pass
 
 
 def empty_pipeline(num_bytes: int, num_stages: int, queue_depth: int = 4) -> Pipeline:
-    """Stages that do nothing, on the two cores in turn."""
+    """A pipeline of stages that do nothing, on two cores in turn."""
     cores = peers.two_cores()
     module = PythonFunction("benchmarks.runtime:same", ("benchmarks",))
     specs = [TensorSpec(f"v{number}", (num_bytes // 4,), (1,), "float32") for number in range(num_stages + 1)]
@@ -74,7 +74,7 @@ def empty_pipeline(num_bytes: int, num_stages: int, queue_depth: int = 4) -> Pip
 
 
 def empty(rounds: int = 5) -> None:
-    """Requests per second and latency of stages that do nothing: the cost of the runtime itself."""
+    """Requests per second and latency of stages that do nothing, which is the cost of the runtime itself."""
     rows = []
     for num_stages, (num_bytes, queue_depth) in itertools.product((1, 2, 3), ((4096, 4), (4096, 16), (614_400, 4))):
         with empty_pipeline(num_bytes, num_stages, queue_depth) as pipeline:
@@ -105,7 +105,7 @@ def empty(rounds: int = 5) -> None:
 
 
 def compare(spec: str, rounds: int = 7, round_s: float = 2.5) -> None:
-    """The same two stages through this runtime and through others, each on one thread of a core of its own."""
+    """Two stages in this runtime and in others, each stage on one thread of its own core."""
     traced = trace(load_model(spec))
     programs = peers.balanced_cut(traced)
     value = traced.example_inputs[0]
@@ -166,7 +166,7 @@ def compare(spec: str, rounds: int = 7, round_s: float = 2.5) -> None:
 
 
 class Shares(NamedTuple):
-    """What the busiest worker did with the time of a round; the rest is its bookkeeping."""
+    """Shares of a round that the busiest worker computed, copied and waited; the rest is its bookkeeping."""
 
     busy: float
     transfer: float
@@ -175,9 +175,9 @@ class Shares(NamedTuple):
 
 
 def bottleneck_shares(events: Sequence[Sequence[Event]], seconds: float) -> Shares:
-    """Shares of the round's ``seconds``, of the worker that was busy longest.
+    """Shares of a round of ``seconds`` for the worker that was busy longest.
 
-    Its busy share is the number of requests times its mean time over the seconds: the throughput over 1 / that time.
+    Its busy share is the throughput times its mean time for a request.
     """
     busiest = max(events, key=lambda mine: sum(event.ran_ns - event.got_ns for event in mine))
     first_ns = busiest[0].got_ns
@@ -189,7 +189,7 @@ def bottleneck_shares(events: Sequence[Sequence[Event]], seconds: float) -> Shar
 
 
 def soak(seconds: float = 60.0) -> None:
-    """Full load for a while: memory and descriptors of the host and of its workers at the start and at the end."""
+    """Full load for ``seconds``: memory and descriptors of the host and of its workers before and after."""
     host = psutil.Process()
     with empty_pipeline(65_536, 2) as pipeline:
         request = [torch.ones(16_384)]
@@ -217,7 +217,7 @@ def soak(seconds: float = 60.0) -> None:
 
 
 def main() -> None:
-    """Run what is named on the command line."""
+    """Run the parts that are named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", default=["ring", "empty", "peers", "soak"], help="ring, empty, peers, soak")
     parser.add_argument("--models", nargs="+", default=MODELS, help="the models of the comparison with peers")

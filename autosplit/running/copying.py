@@ -27,7 +27,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Copier:
-    """CopyPool values into tensors of one spec."""
+    """Copies values into tensors of one spec."""
 
     __slots__ = ("_num_bytes", "_stride")
 

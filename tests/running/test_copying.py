@@ -1,4 +1,4 @@
-"""CopyPool are the same bits in the same layout, and memory is used again only once nobody holds it."""
+"""Copies have the same bits in the same layout, and memory is used again only once no caller holds it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Who has what, and who holds up whom: from the numbers in the words alone."""
+"""The status block alone tells how many requests are ready for a worker, and which worker holds up the others."""
 
 import pytest
 from pipelines import double, local

@@ -1,4 +1,4 @@
-"""Requests go to the replica that has the fewest under way; numbers, order, replays and messages stay right."""
+"""A request goes to the replica with the fewest requests under way; numbers, order, replays and messages stay right."""
 
 import threading
 from collections import Counter

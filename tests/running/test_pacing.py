@@ -1,4 +1,4 @@
-"""How many requests are in flight, and how many answers the host waits for at once, follows from how fast they come."""
+"""The number of requests in flight, and of answers that the host waits for at once, follow from the rate of answers."""
 
 import threading
 from collections.abc import Sequence

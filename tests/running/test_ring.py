@@ -70,7 +70,7 @@ def test_tensors_arrive_bit_for_bit_with_their_layout(values: list[torch.Tensor]
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.lists(st.booleans(), max_size=60))
 def test_tokens_keep_the_ends_apart(num_slots: int, every: int, steps: list[bool]) -> None:
-    """The ring beside a plain queue: full and empty at the same moments, the same numbers in the same order."""
+    """The ring beside a plain queue: both are full and empty at the same moments and yield the same numbers in order."""
     ring = Ring.create([spec_of("x", torch.zeros(1))], num_slots, every)
     try:
         sender, receiver = RingEnd(ring, sends=True), RingEnd(ring, sends=False)

@@ -1,4 +1,4 @@
-"""Placements become channels: who talks to whom, over how many rings, with how many slots; and what cannot be wired."""
+"""Placements become channels between the right stages, with the right rings and slots; wrong placements are refused."""
 
 from dataclasses import replace
 
