@@ -1,6 +1,6 @@
 """Connections between the modules of a PipelineConfig: what may feed what, checked at each connection."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Literal
@@ -37,6 +37,8 @@ class Port:
     kind: Kind
     module: str
     name: str
+    spec: TensorSpec | None = None
+    """The type of the values of a module's input or output."""
 
     def connect(self, target: "Port") -> None:
         """Let the values of this port flow to ``target``. Raises: PlanError: they do not fit together; nothing changed."""
@@ -69,7 +71,7 @@ class ModuleEntry:
 
     def input(self, name: str) -> Port:
         """The input called ``name``. Raises: PlanError: there is none."""
-        return Port(self.connections, "module input", self.name, _known(self.name, "input", name, self.inputs))
+        return self._port("module input", name, self.inputs)
 
     def output(self, which: int | str) -> Port:
         """The output by position or by name. Raises: PlanError: there is none."""
@@ -77,12 +79,19 @@ class ModuleEntry:
             if not 0 <= which < len(self.outputs):
                 raise PlanError(f"module '{self.name}' has no output {which}; it has {len(self.outputs)}")
             which = self.outputs[which].name
-        return Port(self.connections, "module output", self.name, _known(self.name, "output", which, self.outputs))
+        return self._port("module output", which, self.outputs)
 
     @property
     def parameters(self) -> Port:
         """The port for a parameter group."""
         return Port(self.connections, "module parameters", self.name, "parameters")
+
+    def _port(self, kind: Kind, name: str, specs: Sequence[TensorSpec]) -> Port:
+        spec = next((spec for spec in specs if spec.name == name), None)
+        if spec is None:
+            what, known = kind.removeprefix("module "), ", ".join(spec.name for spec in specs) or "none"
+            raise PlanError(f"module '{self.name}' has no {what} '{name}'; its {what}s are: {known}")
+        return Port(self.connections, kind, self.name, name, spec)
 
 
 class Connections:
@@ -102,6 +111,8 @@ class Connections:
         self.outputs: dict[str, Port] = {}
         self.inputs: list[str] = []
         self.groups: dict[str, list[str]] = {}
+        self._carried: dict[str, TensorSpec | None] = {}
+        """The type of each input of the pipeline, which follows from its first connection."""
 
     def connect(self, source: Port, target: Port) -> None:
         """Connect two ports. Raises: PlanError: they do not fit together; nothing changed."""
@@ -120,6 +131,7 @@ class Connections:
         else:
             if source.kind == "input" and source.name not in self.inputs:
                 self.inputs.append(source.name)
+                self._carried[source.name] = target.spec
             self.fed[target.label] = source
 
     def feeding(self, module: str) -> Iterator[Port]:
@@ -158,23 +170,10 @@ class Connections:
 
     def _misfit(self, source: Port, target: Port) -> str | None:
         """How the types differ, or None."""
-        made, wanted = self._spec(source), self._spec(target)
+        made, wanted = source.spec or self._carried.get(source.name), target.spec
         if made is None or wanted is None or (made.shape, made.dtype) == (wanted.shape, wanted.dtype):
             return None
         return f"the one is {layout(made)} and the other {layout(wanted)}"
-
-    def _spec(self, port: Port) -> TensorSpec | None:
-        """The type of a port; that of an input of the pipeline is known once it is connected."""
-        if port.kind == "input":
-            labels = self.targets(port.name)
-            if not labels:
-                return None
-            module, _, name = labels[0].partition(".")
-            return next(spec for spec in self.modules[module].inputs if spec.name == name)
-        if port.kind == "output":
-            return None
-        entry = self.modules[port.module]
-        return next(spec for spec in (entry.inputs if port.kind == "module input" else entry.outputs) if spec.name == port.name)
 
     def _cycle(self, source: Port, target: Port) -> str | None:
         """The cycle that the connection would close, or None."""
@@ -187,10 +186,3 @@ class Connections:
                 return f"that makes a cycle: {' -> '.join([*reversed(path), target.module])}"
             paths += [[*path, port.module] for port in self.feeding(path[-1]) if port.module]
         return None
-
-
-def _known(module: str, what: str, name: str, specs: tuple[TensorSpec, ...]) -> str:
-    if name not in [spec.name for spec in specs]:
-        known = ", ".join(spec.name for spec in specs) or "none"
-        raise PlanError(f"module '{module}' has no {what} '{name}'; its {what}s are: {known}")
-    return name
