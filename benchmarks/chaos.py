@@ -1,0 +1,437 @@
+"""Storms of faults on running pipelines: ``python -m benchmarks.chaos [--minutes N] [--seed N] [--json FILE] [SCENARIO ...]``.
+
+Each scenario streams requests through real worker processes while faults strike at random times. Afterwards the pipeline is
+closed, and every request must have its right answer, or an error that it has earned. The exit code is 1 if a count is not 0.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from autosplit.devices.limits import affinity
+from autosplit.devices.processes import spawn_worker
+from autosplit.errors import DeadlineError, RefusedError, WorkerError
+from autosplit.running.modules import PythonFunction
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.wiring import StagePlacement
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.machine import parse_device
+
+LAYOUTS = {1: (1,), 2: (1, 1), 3: (1, 2), 4: (2, 2), 8: (2, 2, 2, 2)}
+"""Number of workers to the replicas of each stage."""
+
+HANG_S = 1.0
+"""Seconds after which a worker that holds up a request is killed."""
+
+LIMIT_S = 90.0
+"""Seconds within which a request must be taken in, every request must be answered, and a pipeline must close."""
+
+CRASH, HANG = 1.0, 2.0
+
+ZEROS = ("wrong", "lost", "hung", "out_of_order", "unresolved", "left_behind")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A pipeline and the faults that strike it, one every ``mean_s`` seconds on average."""
+
+    name: str
+    num_workers: int
+    in_order: bool
+    faults: tuple[str, ...]
+    mean_s: float = 1.0
+
+
+SCENARIOS = [
+    Scenario("kill a worker", 1, True, ("kill",)),
+    Scenario("kill a worker", 2, False, ("kill",), 0.7),
+    Scenario("kill a worker", 8, True, ("kill",), 0.7),
+    Scenario("kill all workers", 4, True, ("kill all",), 2.0),
+    Scenario("kill all workers", 8, False, ("kill all",), 4.0),
+    Scenario("kill the fork server", 4, False, ("kill server",), 4.0),
+    Scenario("kill the fork server", 8, True, ("kill server",), 6.0),
+    Scenario("stop a worker", 2, True, ("stop",), 2.0),
+    Scenario("stop a worker", 3, False, ("stop",), 2.0),
+    Scenario("stop the fork server", 4, True, ("stop server", "kill"), 6.0),
+    Scenario("crashing requests", 1, True, ("crash",), 0.5),
+    Scenario("crashing requests", 4, False, ("crash",), 0.5),
+    Scenario("hanging requests", 2, True, ("hang",), 3.0),
+    Scenario("kill while loading", 2, True, ("kill", "kill new"), 1.0),
+    Scenario("kill while loading", 4, False, ("kill", "kill new"), 1.0),
+    *(
+        Scenario("everything", num, in_order, ("kill", "kill all", "kill server", "stop", "stop server", "crash", "hang"), 2.0)
+        for num in LAYOUTS
+        for in_order in (True, False)
+    ),
+]
+
+
+@dataclass(slots=True)
+class Result:
+    """The counts of one scenario; all of ``ZEROS`` must be 0.
+
+    ``num_given_up`` are requests that at least two deaths of their workers hit by chance; ``num_reopened`` counts how often
+    the pipeline gave up and was opened again.
+    """
+
+    scenario: Scenario
+    seconds: float = 0.0
+    num_requests: int = 0
+    num_faults: int = 0
+    num_restarts: int = 0
+    num_given_up: int = 0
+    num_reopened: int = 0
+    close_s: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    def blame(self, kind: str, note: str, count: int = 1) -> None:
+        """Count faults of the runtime, and keep the first few stories."""
+        self.counts[kind] += count
+        if len(self.notes) < 20:
+            self.notes.append(f"{kind}: {note}")
+
+    def row(self) -> dict[str, Any]:
+        """The row of the table."""
+        return {
+            "scenario": self.scenario.name,
+            "workers": self.scenario.num_workers,
+            "order": "kept" if self.scenario.in_order else "as ready",
+            "seconds": round(self.seconds),
+            "requests": self.num_requests,
+            "faults": self.num_faults,
+            "restarts": self.num_restarts,
+            "given_up": self.num_given_up,
+            "reopened": self.num_reopened,
+            "close_s": round(self.close_s, 1),
+            **{kind: self.counts[kind] for kind in ZEROS},
+        }
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request under way: what it was to do, and what it was allowed to end with."""
+
+    number: int
+    what: float
+    priority: int
+    may_expire: bool
+    future: "Future[tuple[torch.Tensor, ...]]"
+    cancelled: bool = False
+
+
+def idle(connection: Connection) -> None:
+    """A worker that ends at once."""
+
+
+def step(x: torch.Tensor) -> torch.Tensor:
+    """A stage: add 1, or crash or hang if the request says so."""
+    if x[1] == CRASH:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if x[1] == HANG:
+        time.sleep(600)
+    time.sleep(0.001)
+    result = x.clone()
+    result[0] += 1
+    return result
+
+
+def open_pipeline(scenario: Scenario) -> Pipeline:
+    """Stages in a chain, their workers on the cores in turn."""
+    module = PythonFunction("benchmarks.chaos:step", ("benchmarks",))
+    specs = [TensorSpec(f"v{number}", (4,), (1,), "float32") for number in range(len(LAYOUTS[scenario.num_workers]) + 1)]
+    cores, stages, placed = affinity(), [], 0
+    for number, replicas in enumerate(LAYOUTS[scenario.num_workers]):
+        devices = tuple(parse_device(f"cpu:{cores[(placed + replica) % len(cores)]}") for replica in range(replicas))
+        placed += replicas
+        stages.append(StagePlacement(f"s{number}", module, (specs[number],), (specs[number + 1],), devices, hang_s=HANG_S))
+    return Pipeline(stages, ["v0"], [specs[-1].name], in_order=scenario.in_order)
+
+
+class Storm:
+    """Strikes one pipeline with the faults of its scenario until it is stopped."""
+
+    def __init__(self, scenario: Scenario, pipeline: Pipeline, chance: random.Random) -> None:
+        self.ordered: deque[float] = deque()
+        """Faults that requests bring along: the next one takes one."""
+        self.num_faults = 0
+        self._scenario, self._pipeline, self._chance = scenario, pipeline, chance
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._strike, name="storm")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Strike no more."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _strike(self) -> None:
+        while not self._stopping.wait(min(self._chance.expovariate(1 / self._scenario.mean_s), 5 * self._scenario.mean_s)):
+            fault, pids = self._chance.choice(self._scenario.faults), self._pipeline.pids
+            self.num_faults += 1
+            match fault:
+                case "kill" | "stop":
+                    send(self._chance.choice(pids), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+                case "kill all":
+                    for pid in pids:
+                        send(pid, signal.SIGKILL)
+                case "kill server" | "stop server":
+                    send(parent(pids[0]), signal.SIGKILL if fault == "kill server" else signal.SIGSTOP)
+                case "kill new":
+                    self._kill_new(set(pids))
+                case "crash":
+                    self.ordered.append(CRASH)
+                case "hang":
+                    self.ordered.append(HANG)
+
+    def _kill_new(self, old: set[int]) -> None:
+        """Kill a worker, and each that is started in its place within a second: all that load."""
+        send(self._chance.choice(sorted(old)), signal.SIGKILL)
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until and not self._stopping.is_set():
+            new = set(self._pipeline.pids) - old
+            for pid in new:
+                send(pid, signal.SIGKILL)
+            old |= new
+            time.sleep(0.005)
+
+
+def parent(pid: int) -> int:
+    """The parent of a process, 0 if it is gone."""
+    try:
+        return psutil.Process(pid).ppid()
+    except (psutil.Error, ValueError):
+        return 0
+
+
+def send(pid: int, sign: signal.Signals) -> None:
+    """Signal a worker or a fork server of this process, and no process that got the number of one that has ended."""
+    if os.getpid() in (parent(pid), parent(parent(pid))):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sign)
+
+
+def stream(result: Result, storm: Storm, pipeline: Pipeline, chance: random.Random, until_s: float) -> list[Asked]:
+    """Submit requests until the time is over: some urgent, some with a deadline, some cancelled later."""
+    asked: list[Asked] = []
+    answered: dict[int, list[int]] = {}
+    room = threading.Semaphore(64)
+    while time.monotonic() < until_s:
+        if pipeline.failure is not None:
+            reopen(result, pipeline)
+        if not room.acquire(timeout=LIMIT_S):
+            result.blame("hung", f"no answer for {LIMIT_S:.0f} s at request {len(asked)}")
+            break
+        try:
+            one = ask(pipeline, len(asked), storm.ordered.popleft() if storm.ordered else 0.0, chance)
+        except WorkerError as failure:  # the pipeline gave up since it was looked at
+            room.release()
+            if pipeline.failure is None:
+                result.blame("lost", f"request {len(asked)} was refused: {failure}")
+            continue
+        except RefusedError as failure:
+            result.blame("hung", str(failure))
+            break
+        asked.append(one)
+
+        def note(done: "Future[Any]", one: Asked = one) -> None:
+            room.release()
+            if not (one.cancelled or one.may_expire):
+                answered.setdefault(one.priority, []).append(one.number)
+
+        one.future.add_done_callback(note)
+        if chance.random() < 0.03:
+            victim = asked[chance.randrange(max(0, len(asked) - 40), len(asked))]
+            victim.cancelled = True
+            victim.future.cancel()
+    wait([one.future for one in asked], timeout=LIMIT_S)
+    if result.scenario.in_order:
+        check_order(result, answered)
+    return asked
+
+
+def check_order(result: Result, answered: Mapping[int, Sequence[int]]) -> None:
+    """Requests of one priority must be answered in the order in which they came."""
+    for numbers in answered.values():
+        for first, second in itertools.pairwise(numbers):
+            if second < first:
+                result.blame("out_of_order", f"request {second} was answered after request {first}")
+
+
+def ask(pipeline: Pipeline, number: int, what: float, chance: random.Random) -> Asked:
+    """Submit one request, with a priority and perhaps a deadline."""
+    priority, may_expire = chance.choice((-1, 0, 0, 1)), chance.random() < 0.05
+    future = pipeline.submit(
+        [torch.tensor([float(number), what, 0.0, 0.0])],
+        priority=priority,
+        deadline_s=chance.uniform(0.001, 0.05) if may_expire else None,
+        timeout_s=LIMIT_S,
+    )
+    return Asked(number, what, priority, may_expire, future)
+
+
+def reopen(result: Result, pipeline: Pipeline) -> None:
+    """Open a pipeline that has given up again. Only workers that are killed while they load may make it give up."""
+    if "kill new" not in result.scenario.faults:
+        result.blame("lost", f"the pipeline gave up: {pipeline.failure}")
+    result.num_reopened += 1
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        with contextlib.suppress(WorkerError):  # a worker was killed while it loaded
+            pipeline.reopen()
+            return
+    result.blame("hung", "the pipeline cannot be opened again")
+
+
+def judge(result: Result, one: Asked, num_stages: int) -> None:
+    """Compare the end of a request with what it may end with."""
+    failure = one.future.exception(0) if one.future.done() and not one.future.cancelled() else None
+    if not one.future.done():
+        result.blame("hung", f"request {one.number} has no answer after {LIMIT_S:.0f} s")
+    elif one.future.cancelled() or isinstance(failure, DeadlineError):
+        if not (one.cancelled if one.future.cancelled() else one.may_expire):
+            result.blame("lost", f"request {one.number} was cancelled or expired, and nobody asked for it")
+    elif isinstance(failure, WorkerError) and "was tried" in str(failure):
+        result.num_given_up += one.what == 0.0
+    elif failure is not None:
+        if not (result.num_reopened and isinstance(failure, WorkerError)):
+            result.blame("lost", f"request {one.number}: {failure!r}")
+    elif one.what:
+        result.blame("wrong", f"request {one.number} was to end its worker and has an answer")
+    elif (value := float(one.future.result()[0][0])) != one.number + num_stages:
+        result.blame("wrong", f"request {one.number} has the answer {value:g} instead of {one.number + num_stages}")
+
+
+def run(scenario: Scenario, seconds: float, seed: int) -> Result:
+    """One scenario from the opening of its pipeline to what is left of it."""
+    result, chance = Result(scenario), random.Random(seed)
+    spawn_worker("benchmarks.chaos:idle").close()  # the fork server belongs to what was there before
+    before = belongings()
+    start_s = time.monotonic()
+    pipeline = open_pipeline(scenario)
+    storm = Storm(scenario, pipeline, random.Random(seed + 1))
+    try:
+        asked = stream(result, storm, pipeline, chance, time.monotonic() + seconds)
+    finally:
+        storm.stop()
+        result.num_faults, result.num_restarts = storm.num_faults, pipeline.restarts
+        closing_s = time.monotonic()
+        closer = threading.Thread(target=pipeline.close, kwargs={"drain": False}, daemon=True)
+        closer.start()
+        closer.join(LIMIT_S)
+        result.close_s, result.seconds = time.monotonic() - closing_s, time.monotonic() - start_s
+    if closer.is_alive():
+        result.blame("hung", f"close() has not returned after {LIMIT_S:.0f} s")
+    result.num_requests = len(asked)
+    for one in asked:
+        judge(result, one, len(LAYOUTS[scenario.num_workers]))
+        if not one.future.done():
+            result.blame("unresolved", f"request {one.number} has no answer after the pipeline was closed")
+    if 2 * result.num_given_up > result.num_restarts:
+        result.blame("lost", f"{result.num_given_up} requests were given up, for {result.num_restarts} deaths of workers")
+    for kind, left in leftovers(before).items():
+        result.blame("left_behind", f"{kind}: {left}")
+    return result
+
+
+def belongings() -> dict[str, set[str]]:
+    """What this process holds by name: descriptors, shared memory, temporary files, threads and workers."""
+    shared = {path.name for path in Path("/dev/shm").iterdir() if "autosplit" in path.name or str(os.getpid()) in path.name}
+    workers = {
+        str(worker.pid)
+        for server in psutil.Process().children()
+        for worker in server.children()
+        if worker.status() != psutil.STATUS_ZOMBIE
+    }
+    return {
+        "descriptors": {f"{count} of {kind}" for kind, count in Counter(map(target, Path("/proc/self/fd").iterdir())).items()},
+        "shared memory": shared,
+        "files": {str(path) for path in Path(tempfile.gettempdir()).rglob("*")},
+        "threads": {thread.name for thread in threading.enumerate()},
+        "workers": workers,
+    }
+
+
+def target(path: Path) -> str:
+    """The kind of a descriptor, without the numbers of sockets and pipes."""
+    try:
+        return str(path.readlink()).split(":[")[0]
+    except OSError:
+        return "gone"
+
+
+def leftovers(before: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """What is there now and was not before, after up to ten seconds in which the kernel may end processes."""
+    until = time.monotonic() + 10
+    while True:
+        after = belongings()
+        left = {kind: sorted(names - before[kind] - {"autosplit-spawner"}) for kind, names in after.items()}
+        left = {kind: names for kind, names in left.items() if names}
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(0.1)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as text, each column as wide as its widest cell."""
+    widths = {key: max(len(key), *(len(str(row[key])) for row in rows)) for key in rows[0]}
+    lines = ["  ".join(key.rjust(width) for key, width in widths.items())]
+    lines += ["  ".join(str(row[key]).rjust(width) for key, width in widths.items()) for row in rows]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Parse, run the scenarios, print the table; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("scenarios", nargs="*", help="names of scenarios, or parts of them; all by default")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of all scenarios together (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the storms (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="also write the counts and the stories of faults to this file")
+    options = parser.parse_args()
+    logging.getLogger("autosplit").setLevel(logging.ERROR)
+    names = options.scenarios or [""]
+    chosen = [scenario for scenario in SCENARIOS if any(name in scenario.name for name in names)]
+    if not chosen:
+        parser.error(f"no scenario is called {options.scenarios}; there are: {', '.join({one.name for one in SCENARIOS})}")
+    with tempfile.TemporaryDirectory(prefix="autosplit-chaos-") as folder:
+        tempfile.tempdir = folder
+        results = run_all(chosen, 60 * options.minutes / len(chosen), options.seed)
+    print(table([result.row() for result in results]))
+    if options.json:
+        rows = [{**asdict(result.scenario), **result.row(), "notes": result.notes} for result in results]
+        options.json.write_text(json.dumps({"seed": options.seed, "results": rows}, indent=1), encoding="utf-8")
+    return int(any(result.counts[kind] for result in results for kind in ZEROS))
+
+
+def run_all(chosen: Sequence[Scenario], seconds: float, seed: int) -> list[Result]:
+    """The results of the scenarios, with progress and the stories of faults on stderr."""
+    results = []
+    for number, scenario in enumerate(chosen):
+        print(f"[{number + 1}/{len(chosen)}] {scenario.name}, {scenario.num_workers} workers ...", file=sys.stderr, flush=True)
+        results.append(run(scenario, seconds, seed + number))
+        for note in results[-1].notes:
+            print(f"  {note}", file=sys.stderr, flush=True)
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())
