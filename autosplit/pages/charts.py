@@ -1,0 +1,231 @@
+"""Plotly charts of a report's contents. Each function returns the HTML of one chart, without the library itself."""
+
+from collections.abc import Sequence
+from html import escape
+from statistics import median
+from typing import Any
+
+import plotly.graph_objects as go
+
+from autosplit.figures.picture import COLOURS
+from autosplit.pages.contents import Contents, OpRow, Step, Way
+from autosplit.tables import bytes_text, seconds_text
+
+GREY, DARK = "#c9c9c9", "#333333"
+ROW_HEIGHT = 34
+
+
+def colour(number: int) -> str:
+    """The colour of a stage or a request; colours repeat."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def graph_chart(contents: Contents) -> str:
+    """The ops coloured by stage. An op stands right of everything that it reads, and lines run on as text does."""
+    figure = go.Figure()
+    for cut, shade, width in ((False, GREY, 1), (True, DARK, 1.6)):
+        xs: list[float | None] = []
+        ys: list[float | None] = []
+        for edge in contents.edges:
+            if edge.cut == cut:
+                xs += [*(x for x, _ in edge.points), None]
+                ys += [*(y for _, y in edge.points), None]
+        label = "value that crosses a cut" if cut else "value"
+        figure.add_scatter(x=xs, y=ys, mode="lines", line={"color": shade, "width": width}, hoverinfo="skip", name=label)
+    for number, stage in enumerate(contents.stages):
+        ops = [op for op in contents.ops if op.stage == number]
+        figure.add_scatter(
+            x=[op.x for op in ops],
+            y=[op.y for op in ops],
+            mode="markers",
+            marker={"color": colour(number), "size": 11, "line": {"color": "white", "width": 1}},
+            name=f"{stage.name}: {'+'.join(stage.devices)}, {stage.backend}",
+            text=[_op_text(op, contents) for op in ops],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    height = min(760, 190 + 22 * round(max((op.y for op in contents.ops), default=0)))
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False, autorange="reversed")
+    return _html(figure, height)
+
+
+def _op_text(op: OpRow, contents: Contents) -> str:
+    stage = contents.stages[op.stage]
+    lines = [f"<b>{escape(op.name)}</b>", escape(op.operator), escape(op.module) or "(root module)"]
+    lines += [f"{escape(setting)}: {seconds_text(seconds)}" for setting, seconds in op.seconds.items()]
+    lines.append(f"weights {bytes_text(op.weight_bytes)}, output {bytes_text(op.output_bytes)}")
+    lines.append(f"{escape(stage.name)} on {escape('+'.join(stage.devices))}")
+    lines.append(f"because {escape('; '.join(op.demands))}" if op.demands else "placed by the planner; no demand names it")
+    return "<br>".join(lines)
+
+
+def ways_chart(contents: Contents) -> str:
+    """Each way's median with its slowest and fastest round, and its prediction."""
+    by_latency = contents.objective == "latency"
+    ways = sorted(contents.ways, key=lambda way: _figure(way, by_latency), reverse=by_latency)
+    factor, unit = (1e3, "ms for a request alone") if by_latency else (1, "items/s")
+    rounds = [[factor * value for value in (way.alone_s if by_latency else way.rounds_per_s)] for way in ways]
+    middles = [median(values) for values in rounds]
+    figure = go.Figure()
+    figure.add_bar(
+        y=[way.name for way in ways],
+        x=middles,
+        orientation="h",
+        marker_color=[COLOURS[0] if way.chosen else GREY for way in ways],
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [max(values) - middle for values, middle in zip(rounds, middles, strict=True)],
+            "arrayminus": [middle - min(values) for values, middle in zip(rounds, middles, strict=True)],
+            "color": DARK,
+            "thickness": 1,
+        },
+        customdata=[f"{len(values)} rounds" for values in rounds],
+        hovertemplate="%{y}<br>%{x:.4g} " + unit + ", %{customdata}<extra></extra>",
+        name="measured (median, slowest to fastest round)",
+    )
+    predicted = [way.predicted_latency_s if by_latency else way.predicted_per_s for way in ways]
+    figure.add_scatter(
+        y=[way.name for way, value in zip(ways, predicted, strict=True) if value],
+        x=[factor * value for value in predicted if value],
+        mode="markers",
+        marker={"symbol": "line-ns", "size": 18, "line": {"width": 3, "color": COLOURS[1]}},
+        name="predicted",
+        hovertemplate="predicted %{x:.4g} " + unit + "<extra></extra>",
+    )
+    figure.update_xaxes(title=unit, rangemode="tozero")
+    return _html(figure, 130 + ROW_HEIGHT * len(ways))
+
+
+def _figure(way: Way, by_latency: bool) -> float:
+    return median(way.alone_s if by_latency else way.rounds_per_s)
+
+
+def schedule_chart(contents: Contents) -> str:
+    """Predicted and measured work on the first requests, in one Gantt chart on one time axis."""
+    figure = go.Figure()
+    lanes: list[str] = []
+    for kind, steps in contents.schedules.items():
+        lanes += list(dict.fromkeys(f"{kind}: {step.lane}" for step in steps))
+        for request in sorted({step.request for step in steps}):
+            _add_request(figure, kind, [step for step in steps if step.request == request])
+    figure.update_yaxes(categoryorder="array", categoryarray=lanes[::-1])
+    figure.update_xaxes(title="ms since the first request", rangemode="tozero")
+    figure.update_layout(barmode="overlay", showlegend=False)
+    return _html(figure, 110 + ROW_HEIGHT * len(lanes))
+
+
+def _add_request(figure: Any, kind: str, steps: Sequence[Step]) -> None:
+    figure.add_bar(
+        y=[f"{kind}: {step.lane}" for step in steps],
+        base=[1e3 * step.start_s for step in steps],
+        x=[1e3 * step.duration_s for step in steps],
+        orientation="h",
+        marker={
+            "color": colour(steps[0].request),
+            "opacity": [1.0 if step.kind == "compute" else 0.4 for step in steps],
+            "line": {"color": "white", "width": 0.5},
+        },
+        text=[f"request {step.request}, {step.kind}, {seconds_text(step.duration_s)}" for step in steps],
+        textposition="none",
+        hovertemplate="%{text}<br>from %{base:.3f} ms<extra></extra>",
+    )
+
+
+def time_chart(contents: Contents) -> str:
+    """Where the time of each worker goes, for each request."""
+    figure = go.Figure()
+    parts = (("busy_s", "compute"), ("transfer_s", "transfer"), ("wait_s", "wait"))
+    for number, (name, label) in enumerate(parts):
+        figure.add_bar(
+            y=[worker.name for worker in contents.workers],
+            x=[1e3 * getattr(worker, name) for worker in contents.workers],
+            orientation="h",
+            name=label,
+            marker_color=GREY if name == "wait_s" else colour(number),
+            hovertemplate=label + " %{x:.4g} ms<extra></extra>",
+        )
+    figure.update_layout(barmode="stack")
+    figure.update_xaxes(title="ms for each request (medians)")
+    return _html(figure, 120 + ROW_HEIGHT * len(contents.workers))
+
+
+def memory_chart(contents: Contents) -> str:
+    """Memory of each worker: its weights, what loading took, and all that is resident."""
+    figure = go.Figure()
+    weights = {f"{stage.name} on {device}": stage.weight_bytes for stage in contents.stages for device in stage.devices}
+    series = (
+        ("weights of the stage", [weights.get(worker.name, 0) for worker in contents.workers]),
+        ("taken by loading", [worker.stage_bytes for worker in contents.workers]),
+        ("resident, shared pages divided", [worker.proportional_bytes for worker in contents.workers]),
+    )
+    for number, (label, sizes) in enumerate(series):
+        figure.add_bar(
+            y=[worker.name for worker in contents.workers],
+            x=[size / 2**20 for size in sizes],
+            orientation="h",
+            name=label,
+            marker_color=colour(number),
+            hovertemplate=label + " %{x:.4g} MiB<extra></extra>",
+        )
+    figure.update_xaxes(title="MiB")
+    return _html(figure, 120 + 2 * ROW_HEIGHT * len(contents.workers))
+
+
+def trade_chart(contents: Contents) -> str:
+    """Measured throughput beside latency; ways that no other way beats in both are joined: the Pareto front."""
+    points = sorted(((way.latency_s, median(way.rounds_per_s), way) for way in contents.ways), key=lambda point: point[:2])
+    front = [point for point in points if not any(_beats(other, point) for other in points)]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[1e3 * latency_s for latency_s, _, _ in front],
+        y=[rate for _, rate, _ in front],
+        mode="lines",
+        line={"color": COLOURS[0], "dash": "dot", "shape": "hv"},
+        name="Pareto front",
+        hoverinfo="skip",
+    )
+    figure.add_scatter(
+        x=[1e3 * latency_s for latency_s, _, _ in points],
+        y=[rate for _, rate, _ in points],
+        mode="markers+text",
+        text=[way.name for _, _, way in points],
+        textposition="top center",
+        marker={"size": 11, "color": [COLOURS[0] if way.chosen else GREY for _, _, way in points]},
+        name="way",
+        hovertemplate="%{text}<br>%{y:.4g} items/s, %{x:.4g} ms<extra></extra>",
+    )
+    figure.update_xaxes(title="ms for a request alone", rangemode="tozero")
+    figure.update_yaxes(title="items/s", rangemode="tozero")
+    return _html(figure, 420)
+
+
+def _beats(one: tuple[float, float, Way], other: tuple[float, float, Way]) -> bool:
+    return one[0] <= other[0] and one[1] >= other[1] and one[:2] != other[:2]
+
+
+def accuracy_chart(contents: Contents) -> str:
+    """Error of the predictions of stored runs, oldest first."""
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[run.date for run in contents.runs],
+        y=[run.predicted_per_s / run.measured_per_s - 1 for run in contents.runs],
+        mode="markers",
+        text=[run.way for run in contents.runs],
+        marker={"color": COLOURS[0]},
+        hovertemplate="%{text}<br>%{x}<br>%{y:+.1%}<extra></extra>",
+    )
+    figure.add_hline(y=0, line={"color": DARK, "width": 1})
+    figure.update_yaxes(title="predicted over measured, less one", tickformat="+.0%")
+    return _html(figure, 320)
+
+
+def _html(figure: Any, height: int) -> str:
+    figure.update_layout(
+        height=height,
+        margin={"l": 10, "r": 10, "t": 10, "b": 40},
+        template="plotly_white",
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+    )
+    figure.update_yaxes(automargin=True)
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "scrollZoom": True}))
