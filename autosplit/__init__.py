@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from autosplit.errors import WorkerError as WorkerError
     from autosplit.loadedplan import LoadedPlan as LoadedPlan
     from autosplit.loadedplan import load as load
+    from autosplit.pages.writing import write_report as write_report
     from autosplit.planning.explaining import explain as explain
     from autosplit.reports.runreport import RunReport as RunReport
     from autosplit.searching.loop import SearchResult as SearchResult
@@ -62,6 +63,7 @@ _NAMES = {
     "errors": "AutosplitError BackendError DeadlineError DeviceError GraphError InfeasibleError MissingExtraError ModelError "
     "PlanError ProfileError RefusedError StageError TraceError UsageError WorkerError",
     "loadedplan": "LoadedPlan load",
+    "pages.writing": "write_report",
     "planning.explaining": "explain",
     "reports.runreport": "RunReport",
     "searching.loop": "SearchResult",

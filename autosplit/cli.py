@@ -11,11 +11,11 @@ from typing import Any
 
 import typer
 
-from autosplit.commands import options
+from autosplit.commands import flagfaults, options
 from autosplit.commands.console import answered, say, show
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.reasons import is_expected, reason
-from autosplit.commands.running import auto, export, run
+from autosplit.commands.running import auto, export, report, run
 from autosplit.commands.searching import search
 from autosplit.commands.watching import status
 from autosplit.commands.workloads import evaluate
@@ -39,7 +39,7 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
     def guarded(given: Any) -> None:
         answered.clear()
         try:
-            options.verify(given)
+            flagfaults.verify(given)
             function(given)
         except (Exception, KeyboardInterrupt) as failure:
             interrupt = stopped.is_set() or is_interrupt(failure)  # who imports ortools at that moment gets an ImportError
@@ -57,7 +57,7 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
     return guarded
 
 
-for command in (devices, profile, search, evaluate, run, auto, export, status):
+for command in (devices, profile, search, evaluate, run, auto, report, export, status):
     app.command(command.__name__)(options.command(_guarded(command)))
 
 

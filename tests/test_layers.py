@@ -35,6 +35,7 @@ LAYERS = """
     api
     loadedplan
     figures
+    pages/        contents charts document writing
     commands
     cli
 """
@@ -60,6 +61,7 @@ ALLOWED = {
     "optuna": {"searching.loop", "searching.tuning"},
     "pandas": {"tables", "figures"},
     "matplotlib": {"figures"},
+    "plotly": {"pages.charts", "pages.document"},
     "multiprocessing": {
         "devices.forking",
         "devices.forkserver",

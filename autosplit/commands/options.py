@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from autosplit.commands.configfile import read_config
-from autosplit.errors import UsageError, raise_faults
-from autosplit.files import unwritable
+from autosplit.errors import UsageError
 from autosplit.progress import Progress
 from autosplit.values.constraints import ANY_NUMBER, Constraints
 from autosplit.values.plan import MAX_QUEUE_DEPTH
@@ -71,7 +70,7 @@ class Output:
     def require_default(self, flags: Iterable[str], why: str) -> None:
         """Raises: UsageError: one of these flags is given."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        given = [_flag(flag) for flag in flags if getattr(self, flag) != defaults[flag]]
+        given = [flag_name(flag) for flag in flags if getattr(self, flag) != defaults[flag]]
         if given:
             named = ", ".join("--non-contiguous" if flag == "--contiguous" else flag for flag in given)
             raise UsageError(f"{why}; leave out {named}")
@@ -271,6 +270,10 @@ class Running:
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the baselines.")] = 5
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
     picture: Annotated[Path | None, typer.Option(help="Draw all ways, measured beside predicted, as an SVG file.")] = None
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write the report as a page (.html), or as a run file for 'autosplit report' (.json)."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,6 +294,14 @@ class Export(Output):
     folder: Annotated[Path, typer.Argument(help="The folder to make.")]
     to: Annotated[str, typer.Option(help="The runtime: onnxruntime.")] = "onnxruntime"
     model: PlansModel = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Output):
+    """What to draw a page of."""
+
+    run: Annotated[Path, typer.Argument(help="A run file, written with --report RUN.json.")]
+    page: Annotated[Path, typer.Argument(help="The HTML file to write.")] = Path("report.html")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,35 +354,8 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
     return run
 
 
-def verify(given: Output) -> None:
-    """Raises: UsageError, with every fault: values that cannot be used, and paths that could not be written in the end."""
-    faults: list[str] = []
-    for flag in ("budget", "time_limit", "max_latency", "min_stage"):
-        text = getattr(given, flag, None)
-        try:
-            if text is not None and seconds(text) == 0 and flag in ("max_latency", "min_stage"):
-                faults.append(f"{_flag(flag)} must be above 0 s, but is '{text}'")
-        except UsageError as failure:
-            faults.append(f"{_flag(flag)}: {failure}")
-    for flag, unit in (("arrival_rate", "requests a second"), ("bandwidth", "bytes a second")):
-        rate = getattr(given, flag, None)
-        if rate is not None and not 0 < rate < math.inf:
-            faults.append(f"{_flag(flag)} must be a number above 0 {unit}, but is {rate}")
-    writes = ("output", "trace", "picture", "profiles", "front") if getattr(given, "format", "model") == "model" else ("trace",)
-    paths = [(flag, getattr(given, flag, None)) for flag in writes]
-    for flag, path in paths:
-        if path is not None and path.exists() and path.is_dir() != (flag in ("profiles", "front")):
-            is_a, name_a = ("folder", "file") if path.is_dir() else ("file", "folder")
-            faults.append(f"{_flag(flag)} '{path}' is a {is_a}; name a {name_a}")
-        elif path is not None and flag != "profiles" and (why := unwritable(path)):  # a store that keeps nothing is only noted
-            faults.append(f"{_flag(flag)} '{path}' cannot be written: {why}; name another place")
-    picture = getattr(given, "picture", None)
-    if picture is not None and picture.suffix != ".svg":
-        faults.append(f"--picture writes SVG, not '{picture}'; name a file such as ways.svg")
-    raise_faults(UsageError, "these flags cannot be used", faults)
-
-
-def _flag(field: str) -> str:
+def flag_name(field: str) -> str:
+    """A field as it is written on the command line."""
     return f"--{field.replace('_', '-')}"
 
 

@@ -51,6 +51,10 @@ def run(given: options.Run) -> None:
     finally:
         write_trace(given.trace, traced, report)
         write_picture(given.picture, report)
+        if given.report is not None:
+            from autosplit.pages.writing import write_run
+
+            say(f"wrote {write_run(report, traced, machine, given.report, given.profiles)}")
     require_equal(report.best.fault)
 
 
@@ -80,7 +84,19 @@ def auto(given: options.Auto) -> None:
         say(f"wrote {given.output}")
         write_trace(given.trace, result.traced, report)
         write_picture(given.picture, report)
+        if given.report is not None:
+            from autosplit.pages.writing import write_report
+
+            say(f"wrote {write_report(result, given.report, constraints=wanted, store=given.profiles)}")
     require_equal(report.best.fault)
+
+
+def report(given: options.Report) -> None:
+    """Draw the page of a run that 'auto' or 'run' wrote with --report RUN.json: one HTML file that loads nothing."""
+    from autosplit.pages.writing import draw_run
+
+    page = draw_run(given.run, given.page)
+    show(given, {"page": str(page)}, f"wrote {page}")
 
 
 def export(given: options.Export) -> None:

@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from autosplit.costs.schedule import plan_stages, simulate
 from autosplit.errors import UsageError
@@ -29,8 +29,10 @@ NUM_REQUESTS = 12
 Rows = list[dict[str, str | float | None]]
 
 
-class Row(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class Row(BaseModel):
     """A row of the contents: its fields are checked when a run file is read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Way(Row):
@@ -207,7 +209,8 @@ def write_contents(contents: Contents, path: Path) -> None:
 def read_contents(path: Path) -> Contents:
     """Read a run file. Raises: UsageError: with every fault, it is not a run file of this version."""
     data = read_mapping(path, "run", SCHEMA, UsageError)
-    return validated(Contents, {k: v for k, v in data.items() if k != "schema"}, UsageError, f"run file '{path}' is not understood")
+    del data["schema"]
+    return validated(Contents, data, UsageError, f"run file '{path}' is not understood")
 
 
 def _finite(value: Any) -> Any:
@@ -302,9 +305,7 @@ def _steps(actions: Sequence[Action]) -> list[Step]:
     first = set(sorted({action.request for action in actions})[:NUM_REQUESTS])
     kept = [action for action in actions if action.request in first]
     start_s = min((action.start_s for action in kept), default=0.0)
-    return [
-        Step(lane=a.lane, request=a.request, start_s=a.start_s - start_s, duration_s=a.duration_s, kind=a.kind) for a in kept
-    ]
+    return [Step(lane=a.lane, request=a.request, start_s=a.start_s - start_s, duration_s=a.duration_s, kind=a.kind) for a in kept]
 
 
 def _worker(row: Mapping[str, Any]) -> Worker:

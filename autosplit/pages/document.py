@@ -48,19 +48,15 @@ def report_page(contents: Contents) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
         f"<script>{get_plotlyjs()}</script></head><body><h1>{escape(contents.model)}</h1>"
-        f'<p class="verdict{confidence}">{escape(contents.verdict)} {_SURE[contents.sure]}</p>{"".join(sections)}</body></html>'
+        f'<p class="verdict{confidence}">{escape(contents.verdict)}</p>{"".join(sections)}</body></html>'
     )
 
 
-_SURE = {
-    True: "The difference is larger than the noise of the rounds.",
-    False: "The rounds do not tell it from the next best way.",
-}
 _WAYS = "Median of interleaved rounds; thin lines span the slowest to the fastest round, thick marks are predictions."
 _GRAPH = "Scroll to zoom, drag to move, point at an op for its times. Dark lines cross a cut."
 _SCHEDULE = "Each colour is a request; pale parts are transfers. Predicted above, measured below."
 _TIME = "A worker waits when it has no request, or no free slot for its outputs."
-_MEMORY = "A worker without a stage holds torch itself, about 150 to 300 MiB."
+_MEMORY = "Loading takes resident memory after it less before. Pages that several processes map are divided among them."
 _TRADE = "As measured. The dotted line joins the ways that no other way beats in both."
 _ACCURACY = "All stored runs of this model; above zero the prediction promised too much."
 
