@@ -1,7 +1,6 @@
-"""Everything autosplit raises on purpose.
+"""The exceptions that autosplit raises on purpose, and helpers that word their messages.
 
-One base class, one child for each thing that can be wrong. Each error carries a single string, so it survives
-pickling from a worker, and ``raise_faults`` lists all the faults of a value at once.
+Each exception carries a single string, so it survives pickling from a worker.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ class MissingExtraError(AutosplitError, ImportError):
 
 
 class ModelError(AutosplitError):
-    """A model spec names nothing that can be loaded, its example inputs do not fit it, or its requests cannot be cut."""
+    """A model cannot be loaded, its example inputs do not fit it, or its requests cannot be cut into microbatches."""
 
 
 class TraceError(AutosplitError):
@@ -52,7 +51,8 @@ class PlanError(AutosplitError):
 class InfeasibleError(AutosplitError):
     """No plan meets the constraints; the message names those that cannot hold together.
 
-    It reads ``no plan fits: these cannot hold together: ONE; ANOTHER. The way out.``, or else no plan was found in time.
+    The message reads ``no plan fits: these cannot hold together: ONE; ANOTHER. The way out.``, or says that no plan was found in
+    time.
 
     >>> InfeasibleError("no plan fits: these cannot hold together: 'a' holds 1 B; 2 stages are asked for. Drop one.").conflict
     ("'a' holds 1 B", '2 stages are asked for')
@@ -60,7 +60,7 @@ class InfeasibleError(AutosplitError):
 
     @property
     def conflict(self) -> tuple[str, ...]:
-        """What cannot hold together, in words; nothing where no plan was found but none was ruled out."""
+        """The demands that cannot hold together, in words; empty if it was not proved that there is no plan."""
         kind, _, rest = str(self).partition("no plan fits: ")
         if kind or not rest:
             return ()
@@ -68,7 +68,7 @@ class InfeasibleError(AutosplitError):
 
 
 class BackendError(AutosplitError):
-    """A backend cannot take a stage, or gave wrong numbers. ``refused``: op name to the reason, where it is known by op."""
+    """A backend cannot take a stage, or gave wrong numbers. ``refused`` maps op names to reasons, where they are known."""
 
     def __init__(self, message: str = "", refused: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ class WorkerError(AutosplitError):
 
 
 class RefusedError(AutosplitError):
-    """A request was not taken: the queue is full, or what it was for is closed."""
+    """A request was not taken: the queue is full, or the pipeline or network is closed."""
 
 
 class DeadlineError(AutosplitError, TimeoutError):
@@ -111,7 +111,7 @@ def raise_faults(error: type[AutosplitError], subject: str, faults: Sequence[str
 
 
 def close_names(name: str, names: Iterable[str]) -> str:
-    """The end of a message on a name that is none of ``names``: up to three that resemble it, or '' if none does.
+    """The end of a message about an unknown name: up to three of ``names`` that resemble it, or ''.
 
     >>> close_names("bugdet", ["budget", "stages"])
     "; close names: 'budget'"
@@ -121,7 +121,7 @@ def close_names(name: str, names: Iterable[str]) -> str:
 
 
 def listed(what: str, values: Iterable[T], kind: type[T], way_out: str = "") -> tuple[T, ...]:
-    """The values as a tuple. Raises: UsageError: they are no list of ``kind``; a text would count letter by letter.
+    """The values as a tuple. Raises: UsageError: they are not a list of ``kind``. A string is refused: it is a list of letters.
 
     >>> listed("backends", ["eager"], str)
     ('eager',)
@@ -138,7 +138,7 @@ def listed(what: str, values: Iterable[T], kind: type[T], way_out: str = "") -> 
 
 
 def each(subject: str, parse: Callable[[str], T], texts: Iterable[str]) -> list[T]:
-    """What ``parse`` makes of each text. Raises: what it raised for one; for several texts, that class with every fault.
+    """The result of ``parse`` for each text. Raises: the error of ``parse``; for several texts, its class with every fault.
 
     >>> each("these are no numbers", int, ["1", "2"])
     [1, 2]
@@ -156,7 +156,7 @@ def each(subject: str, parse: Callable[[str], T], texts: Iterable[str]) -> list[
 
 
 def refusals(refused: Mapping[str, str]) -> str:
-    """Some of the ops that a backend refuses, with the reasons.
+    """The first five ops that a backend refuses, with the reasons, and the number of the others.
 
     >>> refusals({"relu": "no rule", "tanh": "no rule"}), refusals(dict.fromkeys("abcdefg", "r"))
     ("op 'relu' (no rule), 'tanh' (no rule)", "op 'a' (r), 'b' (r), 'c' (r), 'd' (r), 'e' (r) and 2 more")
@@ -166,9 +166,9 @@ def refusals(refused: Mapping[str, str]) -> str:
 
 
 def is_interrupt(failure: BaseException | None) -> bool:
-    """Whether an error came of Ctrl-C: Python, and code that it runs, make others of it.
+    """Whether Ctrl-C caused an error, also where Python replaced the KeyboardInterrupt by another error.
 
-    A class that is just being created ends in a RuntimeError (before Python 3.12), a function of numba in a SystemError.
+    Python before 3.12 raises a RuntimeError while it creates a class, and numba raises a SystemError.
 
     >>> failure = RuntimeError("Error calling __set_name__")
     >>> failure.__cause__ = KeyboardInterrupt()

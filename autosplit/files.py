@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, locks, content hashes, and reading with a clear error."""
+"""Write files atomically, lock and hash them, and read them with errors that name every fault."""
 
 import contextlib
 import errno
@@ -28,20 +28,20 @@ T = TypeVar("T")
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``: a reader sees the old file or the new one, never a part.
+    """Write ``text`` to ``path``; a reader sees the old file or the new one, never a part.
 
-    Raises: OSError, with ``path`` as its file: the disk is full, the folder cannot be written, or there is a folder of that
-        name; the old file is untouched.
+    Raises: OSError: the disk is full, the folder cannot be written, or ``path`` is a folder. The error names ``path``, and the
+        old file stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.exists() and not path.is_file():  # /dev/null or a pipe takes the text, and stays what it is
+        if path.exists() and not path.is_file():  # a pipe or a device such as /dev/null must not become a file
             path.write_text(text, encoding="utf-8")
         else:
-            _write_and_rename(path.resolve(), text)  # what a link leads to, not the link
-    except OSError as failure:  # it names the temporary file, or none
+            _write_and_rename(path.resolve(), text)  # a link stays a link: its target is replaced
+    except OSError as failure:  # the error names the temporary file, or no file
         raise OSError(failure.errno, failure.strerror, str(path)) from failure
 
 
@@ -59,15 +59,15 @@ def _write_and_rename(path: Path, text: str) -> None:
 
 
 def hidden_beside(path: Path) -> Path:
-    """A hidden name beside ``path`` that no other process uses, for a file or folder to be renamed to ``path`` once it is whole.
+    """A hidden name beside ``path`` that no other process uses. Build there, then rename to ``path``.
 
-    Made by ``open`` or ``mkdir`` its mode follows the user's umask; ``tempfile`` would make it private.
+    ``open`` and ``mkdir`` follow the user's umask, which ``tempfile`` does not.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
 def unwritable(path: Path) -> str:
-    """Why no file or folder of this name could be written, '' where one could: it is tried with a file that is gone at once."""
+    """The reason why ``path`` cannot be written, '' if it can be. A temporary file beside it is the test."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
             return "" if os.access(path, os.W_OK) else os.strerror(errno.EACCES)
@@ -77,7 +77,7 @@ def unwritable(path: Path) -> str:
             return ""
     except OSError as failure:
         return failure.strerror or str(failure)
-    except RuntimeError:  # of a link that leads to itself
+    except RuntimeError:  # a link leads to itself
         return os.strerror(errno.ELOOP)
 
 
@@ -87,7 +87,7 @@ def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[N
 
     Args:
         path: what is locked.
-        waiting: called first where another one holds it.
+        waiting: called before the wait if another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent / f".{path.name}.lock").open("w", encoding="utf-8") as lock:

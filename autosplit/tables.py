@@ -1,4 +1,4 @@
-"""Rows become a pandas DataFrame, or an HTML table for Jupyter; bytes and seconds become words."""
+"""Format rows as a pandas DataFrame or an HTML table, and numbers, bytes and seconds as text."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -19,7 +19,7 @@ def frame(rows: Sequence[Row], index: str | None = None) -> "pd.DataFrame":
 
 
 def html(rows: Sequence[Row], caption: str, limit: int = 60) -> str:
-    """The rows as an HTML table with a caption; rows past ``limit`` are counted, not shown."""
+    """The rows as an HTML table with a caption. After ``limit`` rows only the number of the others is shown."""
     columns = list(rows[0]) if rows else []
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell(row[name]))}</td>" for name in columns) + "</tr>" for row in rows[:limit])
@@ -28,7 +28,7 @@ def html(rows: Sequence[Row], caption: str, limit: int = 60) -> str:
 
 
 def cell(value: Any) -> str:
-    """One value as a person reads it: floats with four significant digits, from 10000 on as whole numbers.
+    """The text of one value: a float has four significant digits, or is rounded to an integer from 10000 on.
 
     >>> cell(0.123456), cell(10664.2), cell(2.5e16), cell("eager")
     ('0.1235', '10664', '2.5e+16', 'eager')

@@ -1,4 +1,4 @@
-"""Explanation: why a plan is no faster, as a value that a plan carries and a file holds. ``explaining`` makes it."""
+"""Explanation: why a plan is not faster. ``planning.explaining`` makes it, and plan.yaml holds it."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -6,14 +6,14 @@ from typing import Any, Literal
 from autosplit import tables
 
 MOST_SHOWN = 8
-"""Borders in the text, those with the cheapest cuts; the value has all."""
+"""Largest number of borders in the text: those with the cheapest cuts."""
 
 Reason = Literal["compute", "transfer", "memory", "constraint", "indivisible"]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoad:
-    """What one device bears, in seconds for a sample and in bytes; no ``cap_bytes`` means no cap."""
+    """The load of one device in seconds per sample, and the bytes that it holds; ``cap_bytes`` is None without a limit."""
 
     device: str
     load_s: float
@@ -27,9 +27,9 @@ class DeviceLoad:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The best plan with another cut at a border: its objective, how much slower, and which ops are moved, and how many.
+    """The best plan with another cut at a border: its objective, its slowdown as a share, and the ops that it moves.
 
-    ``tried`` other cuts were looked at there; ``objective_s`` is None where none of them is legal.
+    ``tried`` is the number of cuts that were evaluated there; ``objective_s`` is None if none of them is legal.
     """
 
     border: str
@@ -42,7 +42,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The best plan with one thing changed: its objective, how many times as fast, what is proved of it."""
+    """The best plan after one change: its objective, its speedup, its bound, and whether it is proved to be optimal."""
 
     change: str
     objective_s: float
@@ -53,22 +53,22 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why a plan is no faster.
+    """Why a plan is not faster.
 
     Attributes:
         objective: ``throughput`` or ``latency``.
-        objective_s: the plan's.
-        bound_s: proved: no plan under the same demands is better, in the same cost model.
+        objective_s: the plan's value of it.
+        bound_s: proved lower bound for all plans under the same demands, in the same cost model.
         bottleneck: the device with the largest load.
-        bound_by: ``compute`` or ``transfer``, whichever is more of that load; ``memory``, if lifting the caps helps;
+        bound_by: ``compute`` or ``transfer``, the larger part of that load; ``memory``, if removing the caps helps;
             ``constraint``, if dropping one helps; ``indivisible``, if an op or a group takes as long on every device.
-        because: that in a sentence.
-        devices: a row for each device that is used.
-        cuts: a row for each border that there was time for.
-        changes: a row for each change.
-        left_out: changes that there was no time for.
-        unit: of the times: ``s``, or nothing where a workload file does not say.
-        plan: hash of the plan that is explained; nothing for blocks of a problem.
+        because: the reason as a sentence.
+        devices: a row for each device in use.
+        cuts: a row for each border that was evaluated.
+        changes: a row for each change that was evaluated.
+        left_out: changes that there was no time to evaluate.
+        unit: unit of the times: ``s``, or '' if a workload file does not give one.
+        plan: hash of the explained plan; '' for blocks of a problem.
     """
 
     objective: str
@@ -85,7 +85,7 @@ class Explanation:
     left_out: tuple[str, ...] = ()
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a device; without units in the names where none is known."""
+        """One row a device; names have no unit where the unit is not known."""
         rows = [asdict(row) for row in self.devices]
         return rows if self.unit == "s" else [{key.removesuffix("_s"): value for key, value in row.items()} for row in rows]
 
@@ -94,7 +94,7 @@ class Explanation:
         return tables.frame(self.rows(), index="device")
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data, and as text."""
+        """Plain data for JSON, with the text."""
         return asdict(self) | {"text": self.text}
 
     @property
@@ -129,5 +129,5 @@ class Explanation:
 
 
 def time_text(value: float, unit: str) -> str:
-    """A time in its unit: seconds as a person reads them, others as they are."""
+    """The text of a time: seconds in the unit that fits, other units as plain numbers."""
     return tables.seconds_text(value) if unit == "s" else f"{value:.6g}"

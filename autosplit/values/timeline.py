@@ -1,7 +1,4 @@
-"""Timeline: what happened when, as plain values, with a text form, Gantt rows and a Chrome trace. No torch.
-
-A simulation makes such values, and a run may: the views do not care who did.
-"""
+"""Timeline: actions of stages over time, from a simulation or a run, as text and as a Chrome trace. No torch."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +8,7 @@ from autosplit.errors import UsageError
 
 ActionKind = Literal["receive", "compute", "send"]
 MAX_COLUMNS = 120
-"""Columns of the text form at most; later ones are counted, not drawn."""
+"""Largest number of columns of the text form; only the number of the others is shown."""
 
 
 class Action(NamedTuple):
@@ -30,12 +27,12 @@ class Action(NamedTuple):
 
     @property
     def lane(self) -> str:
-        """The row that it is drawn in: stage and replica."""
+        """The row of the action in a drawing: stage and replica."""
         return f"{self.stage}.{self.replica}"
 
     @property
     def duration_s(self) -> float:
-        """Its length, in seconds."""
+        """Seconds from start to end."""
         return self.end_s - self.start_s
 
     def text(self) -> str:
@@ -44,7 +41,7 @@ class Action(NamedTuple):
 
 
 def lanes(actions: Iterable[Action]) -> list[str]:
-    """The lanes in the order in which they first work; replicas of one stage stand together."""
+    """The lanes in the order of their first actions; replicas of one stage stand together."""
     seen: dict[str, set[int]] = {}
     for action in actions:
         seen.setdefault(action.stage, set()).add(action.replica)
@@ -52,13 +49,13 @@ def lanes(actions: Iterable[Action]) -> list[str]:
 
 
 def grid(actions: Sequence[Action], tick_s: float | None = None) -> str:
-    """The actions as a table: a line for each stage replica, a column for each tick, the request that it works on.
+    """The actions as a table: a line for each stage replica, a column for each tick, and in it the number of the request.
 
-    What is drawn is the state in the middle of each tick; ``.`` is an idle lane. Shorter actions than a tick may be missed.
+    A cell shows the state in the middle of its tick; ``.`` means idle. Actions shorter than a tick may be missing.
 
     Args:
-        actions: what happened.
-        tick_s: seconds a column, by default the shortest computation.
+        actions: the actions.
+        tick_s: seconds of a column, by default the shortest computation.
     Raises: UsageError: ``tick_s`` is not positive.
 
     >>> print(grid([Action("a", 0, 0, 0, 1, "compute"), Action("b", 0, 0, 1, 2, "compute"), Action("a", 0, 1, 1, 2, "compute")]))
@@ -100,13 +97,13 @@ def _cell(busy: Sequence[Action], starts: Sequence[float], moment_s: float) -> s
 def chrome_trace(predicted: Iterable[Action], measured: Iterable[Action] | None = None) -> dict[str, Any]:
     """The actions in the Chrome trace event format, for https://ui.perfetto.dev or ``chrome://tracing``.
 
-    Predicted and measured actions are two processes of the trace, their stage replicas are threads, so the two stand one
-    above the other on one time axis, and arrows follow each request from stage to stage. Times are microseconds there.
+    Predicted and measured actions are two processes of the trace, and stage replicas are threads. Arrows follow each request
+    from stage to stage. Times in the trace are microseconds.
 
     Args:
         predicted: actions of a simulation.
-        measured: actions of a run, if there was one.
-    Returns: plain data; write it with ``json.dump``.
+        measured: actions of a run, or None.
+    Returns: plain data for ``json.dump``.
 
     >>> trace = chrome_trace([Action("a", 0, 0, 0.0, 0.5, "compute")])
     >>> [event["name"] for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -145,7 +142,7 @@ def _process_events(process: int, name: str, actions: Sequence[Action]) -> list[
 
 
 def _arrows(process: int, threads: Mapping[str, int], actions: Iterable[Action]) -> list[dict[str, Any]]:
-    """Flow events that join the computations of each request; a viewer ties each to the slice around its time."""
+    """Flow events that join the computations of each request. A viewer attaches each to the slice at its time."""
     paths: dict[int, list[Action]] = {}
     for action in sorted(actions, key=lambda one: one.start_s):
         if action.kind == "compute":
