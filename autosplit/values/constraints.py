@@ -1,4 +1,4 @@
-"""Demands: what the user demands of a plan. Constraints: the same with patterns of ops; and the ops that a pattern means."""
+"""Demands on a plan; Constraints add demands on the ops that a pattern matches."""
 
 import fnmatch
 import re
@@ -16,19 +16,19 @@ from autosplit.values.machine import Machine
 Objective = Literal["throughput", "latency"]
 
 ANY_NUMBER = sys.maxsize
-"""More replicas than there are devices: the planner chooses."""
+"""A number of replicas above all numbers of devices: the planner chooses."""
 
 
 ROUNDING = 1e-9
-"""Share by which sums differ that are rounded in another order: a limit is broken by more than that."""
+"""Relative tolerance of limits: sums that are added in another order differ by less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """Demands on the shape, the latency and the objective of a plan; everything left out is free.
+    """Demands on the shape, the latency and the objective of a plan; a field at its default demands nothing.
 
     Attributes:
-        objective: what is optimized: ``throughput`` makes the largest device load small, ``latency`` the time of one request.
+        objective: ``throughput`` minimizes the largest device load, ``latency`` the time of one request.
         contiguous: stages form a chain: each value goes to the same stage or to a later one.
         num_stages: exact number of stages; more stages than devices means that devices hold several.
         max_stages: largest number of stages.
@@ -50,17 +50,17 @@ class Demands:
 
     @property
     def counted(self) -> bool:
-        """Whether more counts than the largest load of a chain with one stage on a device, so that ops may not be merged."""
+        """Whether stages are counted or timed, may share devices, or latency is the objective; ops must not be merged then."""
         limited = self.num_stages is not None or self.min_stage_s > 0 or self.max_latency_s < inf
         return limited or bool(self.reuse) or self.objective == "latency"
 
     @property
     def any_sets(self) -> bool:
-        """Whether stages may hold any ops, and nothing but throughput counts."""
+        """Whether stages may hold any ops, and only throughput counts."""
         return not (self.contiguous or self.counted) and self.max_stages is None and self.max_replicas == 1
 
     def faults(self, num_ops: int) -> list[str]:
-        """Every demand that no plan of a graph with so many ops can meet, a sentence each."""
+        """A sentence for every demand that no plan of a graph with ``num_ops`` ops can meet."""
         faults = []
         if self.objective not in get_args(Objective):
             faults.append(f"objective '{self.objective}' is unknown; choose throughput or latency")
@@ -79,12 +79,12 @@ class Demands:
         return faults
 
     def broken(self, num_stages: int, num_replicas: int, shortest_s: float, latency_s: float) -> list[str]:
-        """Every demand on its shape and times that a plan breaks, a sentence each.
+        """A sentence for every demand on shape and times that a plan breaks.
 
         Args:
-            num_stages: its stages.
-            num_replicas: the replicas of its widest stage.
-            shortest_s: seconds per request of its shortest stage.
+            num_stages: stages of the plan.
+            num_replicas: replicas of the widest stage.
+            shortest_s: seconds per request of the shortest stage.
             latency_s: seconds of one request through the idle pipeline.
         """
         faults = []
@@ -105,17 +105,17 @@ class Demands:
         return faults
 
     def require_possible(self, num_ops: int) -> "Demands":
-        """Return the demands. Raises: UsageError: with every fault, for a graph with so many ops."""
+        """Return the demands. Raises: UsageError: a graph with ``num_ops`` ops cannot meet them; every fault is named."""
         raise_faults(UsageError, "the demands cannot be met", self.faults(num_ops))
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What constraints mean for the ops of one graph.
+    """The constraints on the ops of one graph.
 
     Attributes:
-        barred: (op name, device name) to the demand that keeps the op off the device, as words for a message.
+        barred: (op name, device name) to the demand that keeps the op off the device, in words.
         groups: names of ops that stay in one stage; each op is in one group at most.
     """
 
@@ -123,7 +123,7 @@ class Placement:
     groups: tuple[tuple[str, ...], ...] = ()
 
     def conflicts(self, graph: Graph, machine: Machine) -> list[str]:
-        """The demands that leave an op no device at all, a sentence for each set of them."""
+        """A sentence for each set of demands that leaves an op without a device."""
         ops: dict[tuple[str, ...], list[str]] = {}
         for op in graph.ops:
             bars = [self.barred.get((op.name, device.name)) for device in machine.devices]
@@ -137,7 +137,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Constraints(Demands):
-    """Demands on a plan for a model: on its shape, and on where ops run. All of them hold at once. Replication is free.
+    """Demands on a plan for a model: its shape, and the devices of ops. All of them hold together. Replication is free.
 
     Attributes:
         pins: op pattern to the device it must run on.
@@ -156,7 +156,7 @@ class Constraints(Demands):
 
     @property
     def forced(self) -> bool:
-        """Whether the user asked for a plan of a certain shape, which is then kept even where a baseline is faster."""
+        """Whether the user asked for a certain plan; it is kept even if a baseline is faster."""
         return self.num_stages is not None or bool(self.pins or self.forbids or self.together)
 
     def verify(self, graph: Graph, machine: Machine) -> "Constraints":
@@ -198,7 +198,7 @@ class Constraints(Demands):
         return [(device, patterns, verb) for of, verb in lists for device, patterns in of.items()]
 
     def notes(self, graph: Graph) -> list[str]:
-        """The patterns of ``forbids`` and ``allows`` that match no op of this graph: such lists are written for many models."""
+        """A note on each pattern of ``forbids`` and ``allows`` without an op: such lists may be written for many models."""
         return [
             f"'{pattern}' matches no op of '{graph.name}', so it has no effect here"
             for pattern in dict.fromkeys([*self.forbids, *self.allows])
@@ -206,7 +206,7 @@ class Constraints(Demands):
         ]
 
     def placement(self, graph: Graph, machine: Machine) -> Placement:
-        """The op patterns as names of ops: the only place where they are resolved. Demands on the same op add up."""
+        """The demands with names of ops in place of patterns. Demands on the same op add up."""
         names = [device.name for device in machine.devices]
         barred: dict[tuple[str, str], str] = {}
         for pattern, pinned in self.pins.items():
@@ -233,11 +233,11 @@ class Constraints(Demands):
 
 
 _GENERAL = re.compile(r"[*?]|^aten\.")
-"""Forbidden patterns that name kinds of ops: they may be meant for many models, and match none of this one."""
+"""Patterns of kinds of ops. They may be written for many models, so they may match no op."""
 
 
 def matching_ops(graph: Graph, pattern: str) -> tuple[str, ...]:
-    """The ops that a pattern means, in graph order.
+    """The ops that a pattern matches, in graph order.
 
     A pattern is an op name, a module path (with all below it), an operator, or any of these with ``*`` and ``?``.
     """

@@ -106,7 +106,7 @@ class Graph:
         return sum(weight.num_bytes for weight in self.stage_weights(ops).values())
 
     def runs(self, ops: Iterable[str], label: Mapping[str, str]) -> list[tuple[str, ...]]:
-        """The named ops in few sets of one label each, such that each set reads only from itself and from those before.
+        """The named ops in few sets with one label each; a set reads only from itself and from the sets before it.
 
         Each set takes all that it can; where to begin is tried for each label.
         """

@@ -1,7 +1,7 @@
 """Machine: the devices a model may run on, and the links between them.
 
-A device is named by what it is: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, or ``null:0`` (no
-hardware, for tests and simulations). The devices of one machine are disjoint.
+The name of a device says its kind and number: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, or
+``null:0`` (no hardware, for tests and simulations). The devices of one machine are disjoint.
 """
 
 import re
@@ -17,7 +17,7 @@ from autosplit.parsing import shown
 
 Kind = Literal["cpu", "cuda", "null"]
 HOST = "host"
-"""The name of the feeding and draining end of every pipeline in links."""
+"""The name of the host in links: it feeds every pipeline and takes its results."""
 
 MAX_CORES = 2048
 """Most cores of one device."""
@@ -53,11 +53,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Seconds to hand bytes from one device to another: ``latency_s + num_bytes * s_per_byte``, by share.
+    """Seconds to hand bytes from one device to another: a fixed part and a part per byte, for sender and receiver.
 
-    The sender's share occupies the sending device, the receiver's share the receiving one. Latency is what passes
-    between the two while neither is busy (a wake-up); it delays a request but costs no throughput. ``cold_send_s`` and
-    ``cold_receive_s`` are the fixed shares where each request sweeps the last cache; 0 where that was not measured.
+    Sending occupies the source, receiving the target. Latency occupies neither (a wake-up): it delays a request but costs no
+    throughput. ``cold_send_s`` and ``cold_receive_s`` are the fixed parts if each request replaces the last-level cache, 0 if not
+    measured.
     """
 
     source: str
@@ -76,7 +76,7 @@ class Link:
         return from_plain(Link, data)
 
     def when_cold(self) -> "Link":
-        """The link where each request sweeps the last cache."""
+        """The link of a model whose requests replace the last-level cache."""
         return replace(self, send_s=max(self.send_s, self.cold_send_s), receive_s=max(self.receive_s, self.cold_receive_s))
 
     def seconds(self, num_bytes: float) -> float:
@@ -85,13 +85,13 @@ class Link:
 
 
 def shared_memory_link(source: str, target: str) -> Link:
-    """What a shared-memory ring costs before it was measured: 35 us to wake, 2 us and 50 GB/s to copy in, a view out."""
+    """The assumed cost of a ring that was not measured: 35 us latency, 2 us and 50 GB/s to send, 2 us to receive a view."""
     return Link(source, target, latency_s=35e-6, send_s=2e-6, send_s_per_byte=2e-11, receive_s=2e-6, receive_s_per_byte=0.0)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices in the order the user gave, and a link for each ordered pair (the default where none is given)."""
+    """The devices in the order of the user, and the links of ordered pairs; other pairs have the assumed link."""
 
     devices: tuple[Device, ...]
     links: Mapping[tuple[str, str], Link]
@@ -114,15 +114,15 @@ class Machine:
         return self.links.get((source, target)) or shared_memory_link(source, target)
 
     def with_links(self, links: Iterable[Link]) -> "Machine":
-        """The same devices, with these measured links in place of what was known of the same pairs."""
+        """The machine with these measured links in place of older links of the same pairs."""
         return replace(self, links={**self.links, **{(link.source, link.target): link for link in links}})
 
     def with_measured(self, links: Iterable[Link]) -> "Machine":
-        """The same devices, with these measured links between pairs for which the user gave none."""
+        """The machine with these measured links for pairs without a link."""
         return replace(self, links={**{(link.source, link.target): link for link in links}, **self.links})
 
     def with_memory(self, caps: Mapping[str, int]) -> "Machine":
-        """The same machine with these caps (device name to bytes). Raises: DeviceError: unknown name, cap below 1."""
+        """The machine with these memory caps (device name to bytes). Raises: DeviceError: unknown name, cap below 1."""
         each("memory caps do not fit the machine", self.__getitem__, caps)
         devices = tuple(replace(d, memory_bytes=caps.get(d.name, d.memory_bytes)) for d in self.devices)
         return replace(self, devices=devices).verify()
@@ -173,7 +173,7 @@ class Machine:
 
 
 def parse_device(name: str) -> Device:
-    """The device that a name stands for; whether this machine has it is for discovery to say.
+    """The device of a name, whether or not this machine has it.
 
     Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cpu:A-B+C``, ``cuda:N``, ``null:N``, or has too many cores.
 
@@ -200,9 +200,9 @@ def parse_device(name: str) -> Device:
 
 
 def union(devices: Iterable[Device]) -> Device:
-    """One CPU device with all the cores of these: what a single process on the whole machine would use.
+    """One CPU device with the cores of all ``devices``, for a single process on the whole machine.
 
-    Its memory cap is the smallest of theirs: what no device may hold, no process may hold.
+    Its memory cap is the smallest cap of the devices.
 
     >>> union([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:5")]).name
     'cpu:0-2+5'
@@ -215,7 +215,7 @@ def union(devices: Iterable[Device]) -> Device:
 
 
 def span(cores: Collection[int], between: str = ",") -> str:
-    """Cores as a person writes them.
+    """Core numbers as ranges.
 
     >>> span([0, 1, 2, 5])
     '0-2,5'

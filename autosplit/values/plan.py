@@ -1,4 +1,4 @@
-"""Plan: which ops run where, as a value, checked against its graph and its machine."""
+"""Plan: the stages of a model and their devices, with a check against the graph and the machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,24 +17,24 @@ Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
 """How good a plan is; ``shared``: devices hold several stages because no chain with one stage on a device was found."""
 
 MAX_QUEUE_DEPTH = 1024
-"""Slots of a ring, of which each takes memory from the start; a deeper queue makes requests wait, and nothing faster."""
+"""Largest number of slots of a ring. Each slot takes memory from the start, and more slots only make requests wait longer."""
 
 SHOWN_OPS = 3
-"""Ops that a message names, of many that are wrong in the same way."""
+"""Number of ops that a message names if several have the same fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A convex set of ops on a device, or on several as replicas that take requests in turn.
+    """A convex set of ops on a device, or on several devices as replicas that take requests in turn.
 
     Attributes:
-        name: for messages and reports.
+        name: the name in messages and reports.
         ops: op names in graph order.
         devices: one device name for each replica.
-        backend: how each replica runs it.
+        backend: the backend of each replica.
         threads: threads of each replica.
         load_s: predicted busy seconds of one replica for each request that it takes.
-        streams: requests that each replica works on at once, its threads shared among them, its weights in memory once.
+        streams: requests that each replica works on at once; they share its threads and one copy of its weights.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the plan was made from, enough to make the model again: the spec, its batch size and sequence length."""
+    """The spec, batch size and sequence length from which the model can be made again."""
 
     spec: str
     batch: int = 1
@@ -61,10 +61,9 @@ PYTHON_OBJECT = Source("")
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the planner expects, in seconds for each request of ``batch`` items.
+    """The predicted seconds of each request of ``batch`` items, and the proved bound.
 
-    ``bound_s`` is proved: no plan of the same kind has a smaller bottleneck in the same cost model. ``gap`` is
-    ``1 - bound_s / bottleneck_s``.
+    No plan of the same kind has a bottleneck below ``bound_s`` in the same cost model; ``gap`` is ``1 - bound_s / bottleneck_s``.
     """
 
     bottleneck_s: float
@@ -75,16 +74,16 @@ class Prediction:
 
 
 UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, throughput_per_s=0.0)
-"""Of a plan that nothing was predicted for, such as one that was edited."""
+"""The prediction of a plan without one, such as an edited plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Stages in topological order, and what is expected of them.
+    """Stages in topological order, and their prediction.
 
     ``microbatch`` is the number of items that pass the stages together; a request of ``source.batch`` items is cut into
-    ``source.batch / microbatch`` of them. ``queue_depth`` is the number of slots of each ring. ``why`` is what the search found
-    out about the plan; ``explain()`` gives it while it is about these stages. ``precision`` is what every stage computes in.
+    ``source.batch / microbatch`` microbatches. ``queue_depth`` is the number of slots of each ring. ``why`` explains the plan;
+    ``explain()`` returns it if it belongs to these stages. All stages compute in ``precision``.
     """
 
     source: Source
@@ -105,7 +104,7 @@ class Plan:
 
     @property
     def workers(self) -> list[tuple[Stage, Setting]]:
-        """Each worker in order, a stage's replicas together: its stage, and where and how it runs."""
+        """The stage and the setting of each worker, in the order of stages; replicas of a stage stand together."""
         return [(stage, Setting(name, stage.backend, stage.threads)) for stage in self.stages for name in stage.devices]
 
     @property
@@ -115,13 +114,13 @@ class Plan:
         return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision])
 
     def unpredicted(self) -> "Plan":
-        """The same stages without what was predicted of others, or of these in another precision."""
+        """The plan without its prediction."""
         stages = tuple(replace(stage, load_s=0.0) for stage in self.stages)
         return replace(self, stages=stages, prediction=UNKNOWN, loads_s={}, status="manual")
 
     @property
     def placement(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Each stage as messages call it, and its ops."""
+        """The name of each stage in messages, and its ops."""
         return [(f"'{stage.name}'", stage.ops) for stage in self.stages]
 
     def verify(self, graph: Graph, machine: Machine) -> "Plan":
@@ -141,7 +140,7 @@ class Plan:
         return self
 
     def explain(self) -> Explanation:
-        """Why the plan is no faster: its bottleneck, what bounds that, what other cuts cost, and what a change would bring.
+        """Why the plan is not faster: its bottleneck, the reason, the cost of other cuts and the gain of changes.
 
         Raises: UsageError: the plan has no explanation, or its stages are not those that were explained.
         """
@@ -177,7 +176,7 @@ class Plan:
         return tables.html(self.rows(), self.summary())
 
     def summary(self) -> str:
-        """One sentence: what runs where, what is predicted, how well it is proved."""
+        """One sentence: the stages, the predicted throughput, and its proof."""
         where = ", ".join(f"{len(s.ops)} ops on {'+'.join(s.devices)} ({_how(s)})" for s in self.stages)
         status = "no chain with one stage on a device found, devices shared" if self.status == "shared" else self.status
         proof = f"{status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{status}, no bound"
@@ -200,11 +199,11 @@ def check_graph(graph_hash: str, graph: Graph) -> None:
 
 
 def placement_faults(stages: Sequence[tuple[str, Sequence[str]]], graph: Graph) -> list[str]:
-    """What is wrong with ops on stages: unknown, missing or placed twice, empty stages, tensors that go back.
+    """The faults of a placement: ops that are unknown, missing or placed twice, empty stages, tensors that go back.
 
     Args:
-        stages: what messages call each stage, and its ops.
-        graph: whose ops they are.
+        stages: the name of each stage in messages, and its ops.
+        graph: the graph of the ops.
     """
     names, faults = [name for name, _ in stages], []
     place: dict[str, int] = {}
@@ -235,7 +234,7 @@ def placement_faults(stages: Sequence[tuple[str, Sequence[str]]], graph: Graph) 
 
 
 def unknown_op(stage: str, op: str, graph: Graph, is_shown: bool) -> str:
-    """The fault of a stage that names no op of the graph; close names take 0.1 s in a large one, so only if it is shown."""
+    """The fault of a stage that names an unknown op. Close names take 0.1 s in a large graph: they are left out unless shown."""
     return f"stage {stage} names op {shown(op)}, which the graph does not have{close_names(op, graph.index) if is_shown else ''}"
 
 

@@ -1,4 +1,4 @@
-"""Profile: the seconds that every op, stage and whole model took on each device and backend, and the links. No torch.
+"""Profile: measured seconds of ops, stages and the whole model on each device and backend, and the links. No torch.
 
 All samples are kept; the statistic is the median. Samples belong to an op's signature (all its occurrences together), or to
 its name where the backend fuses ops. Op times are corrected when they are read: a scale for each setting makes their sum equal
@@ -42,11 +42,11 @@ class Profile:
         graph_name: the model's name.
         graph_hash: ``Graph.hash`` of the model.
         signatures: op name to signature, for every op of the graph.
-        measured: what was measured, by setting.
+        measured: the measurements of each setting.
         stages: measured stages, oldest first.
         links: measured links.
-        notes: why something was measured again or set aside; not part of the hash.
-        precision: what the backends computed in, the same for everything in a profile.
+        notes: reasons why measurements were repeated or left out; not part of the hash.
+        precision: the precision of all measurements.
     """
 
     graph_name: str
@@ -93,7 +93,7 @@ class Profile:
         return replace(self, measured=measured, stages=tuple(stage for stage in self.stages if stage.setting in measured))
 
     def setting(self, device: str, backend: str, threads: int | None = None) -> Setting:
-        """The measured setting that these name; without ``threads`` the one with the most threads.
+        """The measured setting of a device and a backend; without ``threads`` the one with the most threads.
 
         Raises: ProfileError: nothing of that kind was measured.
         """
@@ -137,10 +137,9 @@ class Profile:
         return self.op_samples(op, setting).median_s * self.scale(setting) * self._factors.get(setting, {}).get(name, 1.0)
 
     def whole_s(self, device: str, backend: str, threads: int | None = None, busy: bool = True) -> float:
-        """Seconds of the whole model, neighbours busy or idle; the sum of its ops where the whole was not measured.
+        """Seconds of the whole model, neighbours busy or idle; the sum of its ops if the whole was not measured.
 
-        Where the device was not measured with its neighbours idle, they slow it as they do one that was.
-        Infinite where the backend refuses an op.
+        If the device was not measured with idle neighbours, the ratio of another device is used. Infinite if an op is refused.
         """
         setting = self.setting(device, backend, threads)
         measured = self.measured[setting]
@@ -152,14 +151,14 @@ class Profile:
         return samples.median_s * (1.0 if busy or measured.alone else self._relief(setting))
 
     def _relief(self, like: Setting) -> float:
-        """The share of its time that the whole model takes with idle neighbours, on a device where both were measured."""
+        """Seconds with idle neighbours over seconds with busy ones, on a device where both were measured."""
         for setting, measured in self.measured.items():
             if setting[1:] == like[1:] and measured.alone and measured.whole:
                 return measured.alone.median_s / measured.whole.median_s
         return 1.0
 
     def stage_s(self, ops: Iterable[str], device: str, backend: str, threads: int | None = None) -> float:
-        """Seconds of a stage: its own median if that very stage was measured there, else the sum of its ops."""
+        """Seconds of a stage: its median if this stage was measured in the setting, else the sum of its ops."""
         setting = self.setting(device, backend, threads)
         names = frozenset(ops)
         for stage in self.current_stages(setting):
@@ -211,39 +210,39 @@ class Profile:
         return absent
 
     def scale(self, setting: Setting) -> float:
-        """What raw op times are multiplied by, so that their sum equals the whole model in that setting."""
+        """The factor that makes the sum of raw op times equal the whole model in a setting."""
         return self._scales[setting]
 
     def with_measured(self, setting: Setting, measured: Measured) -> "Profile":
-        """The same profile with this setting measured (again)."""
+        """The profile with these measurements of a setting, in place of older ones."""
         return replace(self, measured={**self.measured, setting: measured}).verify()
 
     def with_links(self, links: Iterable[Link]) -> "Profile":
-        """The same profile with these links in place of what was known of the same pairs."""
+        """The profile with these links in place of older links of the same pairs."""
         known = {(link.source, link.target): link for link in self.links}
         return replace(self, links=tuple({**known, **{(link.source, link.target): link for link in links}}.values())).verify()
 
     def with_stage(
         self, ops: Iterable[str], setting: Setting, samples: Samples, busy: Sequence[str] = (), date: str = ""
     ) -> "Profile":
-        """The same profile, corrected by a stage that was measured as it runs.
+        """The profile with a stage that was measured while it ran.
 
         Args:
             ops: names of the stage's ops.
-            setting: device, backend and threads that it ran with.
-            samples: seconds of its runs, transfers left out.
-            busy: names of the devices that were busy with their own stages meanwhile.
-            date: when, in ISO 8601.
-        Raises: ProfileError: an unknown op, a setting that was never measured, or samples that are no durations.
+            setting: its device, backend and threads.
+            samples: seconds of its runs without transfers.
+            busy: names of the devices that were busy at the same time.
+            date: the time of the measurement, in ISO 8601.
+        Raises: ProfileError: an unknown op, a setting that was never measured, or samples that are not durations.
         """
         stage = StageMeasured(frozenset(ops), setting, samples, tuple(busy), date)
         return replace(self, stages=(*self.stages, stage)).verify()
 
     def with_newest(self, stages: Iterable[tuple[Iterable[str], Setting]]) -> "Profile":
-        """The same profile with the measurements of these stages as its newest.
+        """The profile with the measurements of these stages as its newest, so that they count most.
 
-        Stages that overlap may contradict each other; the newest ones hold then, so that a plan is predicted by its own stages.
-        Where one is the whole model and did not run, it counts as it was timed: what a cut cost others, it does not cost that.
+        Overlapping stages may contradict each other, and the newest ones count. A stage of the whole model that did not run
+        counts with the time of the whole model: it has no cuts.
         """
         own = {(setting, frozenset(ops)) for ops, setting in stages}
         unseen = own - {(stage.setting, stage.ops) for stage in self.stages}
@@ -252,7 +251,7 @@ class Profile:
         return replace(self, stages=tuple(sorted((*self.stages, *whole), key=lambda stage: (stage.setting, stage.ops) in own)))
 
     def current_stages(self, setting: Setting) -> Sequence[StageMeasured]:
-        """The measured stages that count in a setting: of one op set the newest, and rather one with busy neighbours."""
+        """The measured stages that count in a setting: the newest of each op set, one with busy neighbours if there is one."""
         return self._current_stages.get(setting, [])
 
     @cached_property
@@ -288,7 +287,7 @@ class Profile:
 
     @cached_property
     def hash(self) -> str:
-        """Identity of everything measured."""
+        """Identity of all measurements."""
         return content_hash(self.to_dict())
 
     def verify(self) -> "Profile":
@@ -351,7 +350,7 @@ class Profile:
             raise ProfileError(f"profile data is incomplete: {failure!r:.300}; measure it again") from None
 
     def summary(self) -> list[dict[str, Any]]:
-        """One row a setting: the whole model, busy and alone, the scale of the op sums, a MiB over a cut, error, source, date."""
+        """One row a setting: whole model, busy and alone, scale of the ops, seconds per MiB over a cut, error, source, date."""
         return [
             {
                 "device": setting.device,
@@ -372,7 +371,7 @@ class Profile:
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each setting and op that it takes: corrected seconds, raw median, spread, number of samples."""
+        """One row for each setting and accepted op: corrected seconds, raw median, spread, number of samples."""
         return [
             {
                 "op": op,

@@ -1,4 +1,4 @@
-"""What one measurement is: a setting, its samples, where they came from; and their JSON form. No torch."""
+"""One measurement: its setting, samples and provenance, and their JSON form. No torch."""
 
 import math
 import statistics
@@ -11,16 +11,16 @@ from autosplit.errors import close_names
 from autosplit.files import from_plain
 
 Precision = Literal["f32", "bf16"]
-"""What matrix products, convolutions and attention are computed in: ``f32`` as the model has them, which may be a dtype of its
-own, ``bf16`` lowered to that; models come and go as they are."""
+"""Precision of matrix products, convolutions and attention: ``f32`` keeps the dtypes of the model, ``bf16`` lowers them.
+Inputs and outputs keep their dtypes."""
 
 
 BACKENDS = ("eager", "onnxruntime", "openvino", "inductor")
-"""What may run a stage, by name."""
+"""Names of the backends."""
 
 
 def backend_fault(*names: str) -> str:
-    """What is wrong with names of backends, '' if nothing is.
+    """The fault of unknown names of backends, '' if all are known.
 
     >>> backend_fault("eager"), backend_fault("openvivo")
     ('', "backend 'openvivo' does not exist, the backends are eager, onnxruntime, openvino, inductor; close names: 'openvino'")
@@ -65,7 +65,7 @@ class Samples:
         return (high - low) / self.median_s
 
     def faults(self, subject: str) -> list[str]:
-        """What is wrong with the samples: none at all, or one that is no duration."""
+        """The fault of the samples: there are none, or one is not a duration."""
         if not self.samples_s:
             return [f"{subject} has no samples"]
         wrong = [sample for sample in self.samples_s if not (math.isfinite(sample) and sample >= 0)]
@@ -74,18 +74,18 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where and when something was measured.
+    """Where and when a measurement was made.
 
     Attributes:
         cpu: model name of the processor.
-        num_cores: cores that the measuring process might use.
+        num_cores: cores that the measuring process could use.
         caches: size in bytes of each cache level as one core sees it, such as ``{"L2": 1048576}``.
         versions: package name to version (torch, and the backend's runtime).
-        date: when, in ISO 8601 with the time zone.
+        date: the time of the measurement, in ISO 8601 with the time zone.
         calibration_s: seconds of the calibration kernel on this device then; a later run compares it.
-        note: anything a reader should know, such as that the machine was not quiet.
-        precision: what the backend computed in.
-        accelerator: of a GPU, its name, compute capability, driver and CUDA version; empty for CPU cores.
+        note: a remark for readers, such as that the machine was not quiet.
+        precision: the precision of the backend.
+        accelerator: name, compute capability, driver and CUDA version of a GPU; empty for CPU cores.
     """
 
     cpu: str = ""
@@ -101,20 +101,20 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of one model in one setting.
+    """The measurements of one model in one setting.
 
     Attributes:
         ops: raw samples by op signature or by op name, as ``per`` says.
-        per: what the keys of ``ops`` are.
-        source: where the op times came from: ``in-graph`` (each op timed in graph order), ``profiler`` (the runtime's own
-            profiler), ``proportional`` (the whole shared out as eager took its ops), ``given`` (not measured).
-        whole: the whole model as it runs, with the other devices of the machine doing the same, or None.
-        alone: the whole model with the other devices idle, or None; of devices that are alike it is measured on the first.
-        provenance: where and when.
+        per: the kind of the keys of ``ops``.
+        source: the origin of the op times: ``in-graph`` (each op timed in graph order), ``profiler`` (the runtime's own
+            profiler), ``proportional`` (shares of the whole, as in eager), ``given`` (not measured).
+        whole: the whole model while the other devices run it too, or None.
+        alone: the whole model while the other devices are idle, or None; of equal devices only the first one is measured.
+        provenance: place and time.
         error: largest error of the whole model's outputs against f32 eager, relative to their largest value; None if not known.
-        refused: op name to the reason, for each op that the backend refuses; ``whole`` and ``alone`` are then of all others.
-        cut_s_per_byte: what a value costs the stage that it is handed to, beside its ops and the transfer: what the ops on both
-            sides of a cut take more as two stages than as one, by the bytes that pass it; None where that was not measured.
+        refused: op name to the reason, for each op that the backend refuses; ``whole`` and ``alone`` leave these ops out.
+        cut_s_per_byte: seconds that the ops on both sides of a cut take more as two stages than as one, per byte that passes the
+            cut; None if it was not measured. The receiving stage pays it.
     """
 
     ops: Mapping[str, Samples]
@@ -130,7 +130,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class StageMeasured:
-    """One stage measured as it runs: its ops, how, which other devices were busy, and the samples."""
+    """One stage measured while it ran: its ops, its setting, the other busy devices, and the samples."""
 
     ops: frozenset[str]
     setting: Setting
