@@ -22,8 +22,8 @@ from autosplit.values.machine import Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Setting
 
-MAX_CHOICES = 9
-"""Most choices of one backend for each device that the planner is asked for, one after the other."""
+MAX_CHOICES, MAX_PROVING = 9, 27
+"""Most choices of one backend for each device that the planner is asked for, and most where asking for all proves a plan."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Backends:
         groups: the settings of each device of the machine, by number.
         constraints: the user's demands.
         mixed: whether several backends may run stages on one device.
+        alone: whether every device has one stage at most, unless no such plan exists.
         num_choices: how many ways there are to give each device one of the backends that were asked for.
     """
 
@@ -46,6 +47,7 @@ class Backends:
     groups: tuple[tuple[int, ...], ...]
     constraints: Constraints
     mixed: bool
+    alone: bool
     num_choices: int
 
     @property
@@ -63,9 +65,9 @@ class Backends:
         return grouped(self.problem, self.groups, self.devices), replace(loose, max_latency_s=inf) if self.mixed else loose
 
     def with_one_each(self, choice: Mapping[str, str]) -> tuple[Problem, Demands]:
-        """The problem and demands with one backend on each device; other backends take only the ops that it refuses."""
+        """The problem and demands with one backend on each device; others take what it refuses, if they may run there too."""
         chosen = [setting.backend == choice[setting.device] for setting in self.settings]
-        groups = [sorted(group, key=lambda k: not chosen[k]) for group in self.groups]
+        groups = [sorted(group, key=lambda k: not chosen[k])[: None if self.mixed else 1] for group in self.groups]
         return grouped(self.problem, groups, self.devices, first=True), self._replicated(choice.values())
 
     def _replicated(self, backends: Iterable[str]) -> Constraints:
@@ -163,6 +165,8 @@ def backends_of(
     Raises: ProfileError: a device has no measurement with any of ``backends``.
     """
     mixed = not counts_stages(constraints) and constraints.reuse is not False
+    quick = constraints.objective == "latency" and constraints.num_stages is None  # such plans may share devices
+    alone = not (mixed or quick or constraints.reuse or (constraints.num_stages or 0) > len(machine.devices))
     threads = {device.name: threads_on(machine, device.name, max_threads) for device in machine.devices}
     wanted = [Setting(name, backend, count) for name, count in threads.items() for backend in dict.fromkeys(backends)]
     settings = [setting for setting in wanted if setting in profile.measured]
@@ -177,18 +181,20 @@ def backends_of(
         compute_s[np.isfinite(compute_s[:, rivals]).any(axis=1), number] = inf
     settings += others
     groups = tuple(tuple(k for k, setting in enumerate(settings) if setting.device == name) for name in threads)
-    return Backends(graph, replace(problem, compute_s=compute_s), tuple(settings), groups, constraints, mixed, num_choices)
+    return Backends(graph, replace(problem, compute_s=compute_s), tuple(settings), groups, constraints, mixed, alone, num_choices)
 
 
-def backend_choices(machine: Machine, backends: Sequence[str], profile: Profile) -> list[Mapping[str, str]]:
+def backend_choices(
+    machine: Machine, backends: Sequence[str], profile: Profile, most: int = MAX_CHOICES
+) -> list[Mapping[str, str]]:
     """Device name to backend: one backend for all first, then the mixtures, where they are few.
 
-    Where they are many, all devices of a kind get the same one, or each its first. Backends that were not measured on a
-    device are left out there.
+    Where they are more than ``most``, all devices of a kind get the same one, or each its first. Backends that were not
+    measured on a device are left out there.
     """
     names = [device.name for device in machine.devices]
     kinds = [device.kind for device in machine.devices]
-    parts = names if len(backends) ** len(names) <= MAX_CHOICES else list(dict.fromkeys(kinds))
+    parts = names if len(backends) ** len(names) <= most else list(dict.fromkeys(kinds))
     same = [dict.fromkeys(parts, backend) for backend in backends]
     mixed = [dict(zip(parts, choice, strict=True)) for choice in product(backends, repeat=len(parts)) if len(set(choice)) > 1]
     choices = [{name: by.get(name) or by[kind] for name, kind in zip(names, kinds, strict=True)} for by in [*same, *mixed]]

@@ -13,7 +13,7 @@ from autosplit.planners.bounds import compute_bound_s, multipliers
 from autosplit.planners.items import contract
 from autosplit.planners.pareto import Point, front_of, pareto
 from autosplit.planners.portfolio import solve
-from autosplit.planning.backends import MAX_CHOICES, Backends, backend_choices, backends_of
+from autosplit.planning.backends import MAX_CHOICES, MAX_PROVING, Backends, backend_choices, backends_of
 from autosplit.planning.predicting import bounded, predicted
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.graph import Graph
@@ -82,8 +82,8 @@ def plan_model(
 
     constraints = constraints.verify(graph, machine)
     there = backends_of(graph, machine, profile, constraints, backends, max_threads)
-    choices = backend_choices(machine, backends, profile)
-    question = _Question(there, choices, ask, profile, source, queue_depth, microbatch)
+    choices = backend_choices(machine, backends, profile, MAX_PROVING if there.alone else MAX_CHOICES)
+    question = _Question(there, choices, ask, begun + time_limit_s, profile, source, queue_depth, microbatch)
     return min((plan for plan, _ in question.plans()), key=objective_s(constraints))
 
 
@@ -116,8 +116,8 @@ def plan_front(
 
     constraints = constraints.verify(graph, machine)
     there = backends_of(graph, machine, profile, constraints, backends)
-    choices = backend_choices(machine, backends, profile)
-    question = _Question(there, choices, ask, profile, source, queue_depth, microbatch)
+    choices = backend_choices(machine, backends, profile, MAX_PROVING if there.alone else MAX_CHOICES)
+    question = _Question(there, choices, ask, begun + time_limit_s, profile, source, queue_depth, microbatch)
     plans = {point: plan for plan, point in question.plans(every=True)}
     return [(plans[point], point.peak_bytes) for point in front_of(list(plans))]
 
@@ -129,6 +129,7 @@ class _Question:
     backends: Backends
     choices: list[Mapping[str, str]]
     ask: Ask
+    deadline: float
     profile: Profile
     source: Source
     queue_depth: int
@@ -156,21 +157,23 @@ class _Question:
         bound_s, single_s = self._add(*self.backends.relaxed(), RELAXED_SHARE) if several else 0.0, inf
         if self.refusal is not None and self.refusal.conflict:
             raise self.refusal
-        complete = len(self.choices) == self.backends.num_choices
         waiting, tried = list(self.choices), list[Mapping[str, str]]()
-        while waiting and (every or not self._meets(bound_s)):
-            if len(tried) < MAX_CHOICES and (choice := self._suggested()) is not None and choice not in tried:
+        while waiting and (every or not self._meets(bound_s)) and (not self.found or time.monotonic() < self.deadline):
+            if (
+                len(tried) < max(MAX_CHOICES, len(self.choices))
+                and (choice := self._suggested()) is not None
+                and choice not in tried
+            ):
                 waiting = [choice, *(other for other in waiting if other != choice)]
             tried.append(waiting.pop(0))
             single_s = min(single_s, self._add(*self.backends.with_one_each(tried[-1]), 1 / (1 + len(waiting))))
-        if self.best is None:
+        if not self.found:
             raise self.refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
-        if complete and not (several and self.backends.mixed):
-            bound_s = max(bound_s, single_s if tried else 0.0)
+        complete = len(tried) == self.backends.num_choices
+        if complete and (self.backends.alone or not several):
+            bound_s = max(bound_s, single_s)
         found = [(bounded(plan, bound_s), point) for plan, point in self.found]
-        if complete and tried and several:
-            found = [(_proved(plan, single_s), point) for plan, point in found]
-        return found
+        return [(_proved(plan, single_s), point) for plan, point in found] if complete and several else found
 
     def _meets(self, bound_s: float) -> bool:
         return self.best is not None and bounded(self.best, bound_s).prediction.gap <= CLOSED

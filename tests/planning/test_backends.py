@@ -14,7 +14,7 @@ from autosplit.planning.predicting import predict, problem_on
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import HOST, Link, Machine, parse_device
-from autosplit.values.plan import Source
+from autosplit.values.plan import Plan, Source
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
 
@@ -72,10 +72,10 @@ def best_mixture_s(graph: Graph, machine: Machine, profile: Profile) -> float:
     return best_s
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_a_bound_holds_for_every_mixture_and_optimal_is_said_of_the_best_only(seed: int) -> None:
+def random_question(seed: int, sizes: list[tuple[int, int]]) -> tuple[Graph, Machine, Profile, tuple[str, ...]]:
+    """A small graph on a machine of one of the sizes (devices, backends); a backend may refuse an op."""
     random = Random(seed)
-    num_devices, num_backends = random.choice([(1, 2), (1, 3), (2, 1), (2, 2), (2, 2), (3, 1), (2, 3), (3, 2)])
+    num_devices, num_backends = random.choice(sizes)
     num_ops = 5 if num_devices * num_backends <= 3 else 4
     graph = graph_of(num_ops, random if seed % 2 else None)
     machine = machine_of(num_devices, random.choice([0.0, 0.1, 1.0]))
@@ -84,11 +84,40 @@ def test_a_bound_holds_for_every_mixture_and_optimal_is_said_of_the_best_only(se
     if num_backends > 1 and random.random() < 0.4:
         seconds[backends[1]][random.randrange(num_ops)] = inf
     profile = profile_of(graph, machine, seconds, {backend: random.choice([0.0, 0.01, 0.05]) for backend in backends})
-    plan = plan_model(graph, machine, profile, Source("m:f"), ONE_EACH, backends, time_limit_s=2).verify(graph, machine)
-    best_s, found_s = best_mixture_s(graph, machine, profile), plan.prediction.bottleneck_s
-    assert predict(plan, graph, machine, profile).prediction.bottleneck_s == pytest.approx(found_s)
+    return graph, machine, profile, backends
+
+
+def check(plan: Plan, best_s: float) -> None:
+    """The bound is below the best plan, and only that is optimal."""
+    found_s = plan.prediction.bottleneck_s
     assert plan.prediction.bound_s <= best_s * (1 + 1e-9) and found_s >= best_s * (1 - 1e-9)
     assert plan.status == "feasible" or found_s == pytest.approx(best_s)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_bound_holds_for_every_mixture_and_optimal_is_said_of_the_best_only(seed: int) -> None:
+    graph, machine, profile, backends = random_question(seed, [(1, 2), (1, 3), (2, 1), (2, 2), (2, 2), (3, 1), (2, 3), (3, 2)])
+    plan = plan_model(graph, machine, profile, Source("m:f"), ONE_EACH, backends, time_limit_s=2).verify(graph, machine)
+    assert predict(plan, graph, machine, profile).prediction.bottleneck_s == pytest.approx(plan.prediction.bottleneck_s)
+    check(plan, best_mixture_s(graph, machine, profile))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_bound_holds_for_every_choice_where_stages_are_counted(seed: int) -> None:
+    graph, machine, profile, backends = random_question(seed, [(1, 2), (2, 2), (2, 3), (3, 2)])
+    wanted = Constraints(num_stages=2, max_replicas=1)
+    plan = plan_model(graph, machine, profile, Source("m:f"), wanted, backends, time_limit_s=10).verify(graph, machine)
+    settings, best_s = list(profile.measured), inf
+    problem = problem_on(graph, machine, profile, Constraints(), settings)
+    for homes in product(range(2), repeat=len(graph.ops)):
+        parts = [tuple(op for op, home in enumerate(homes) if home == part) for part in range(2)]
+        for one, other in product(range(len(settings)), repeat=2):
+            apart = settings[one].device != settings[other].device or len(machine.devices) == 1
+            blocks = [Block(parts[0], (one,)), Block(parts[1], (other,))]
+            if apart and all(parts) and not find_faults(problem, blocks):
+                best_s = min(best_s, evaluate(problem, blocks).bottleneck_s)
+    check(plan, best_s)
+    assert len(plan.stages) == 2 and (plan.status == "optimal" or len(machine.devices) == 1)
 
 
 def test_more_choices_than_are_asked_for_are_planned_too() -> None:
