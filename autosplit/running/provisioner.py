@@ -17,7 +17,7 @@ from autosplit.errors import BackendError, WorkerError
 from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Failed, Ready, RingPort, Run, Version, WorkerConfig
-from autosplit.running.modules import Module, StageFolder
+from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
 from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
@@ -61,16 +61,21 @@ class Deployment:
             deadline = time.monotonic() + timeout_s
             for number in range(len(self.worker_configs)):
                 self.ready.append(self._await(number, max(0.0, deadline - time.monotonic())))
-            for config in self.worker_configs:
-                self.keep_files(config.module)
+            self.keep_files()
         except BaseException:
             self.close(timeout_s=0.5)
             raise
 
-    def keep_files(self, module: Module) -> None:
-        """Keep the files of a stage open for restarts."""
-        if isinstance(module, StageFolder) and module.folder not in self.kept:
-            self.kept[module.folder] = KeptFiles(module.folder)
+    def keep_files(self) -> None:
+        """Keep the files of all stages open that a restart would load, and no others."""
+        for folder in self.kept.keys() - self._folders():
+            self.kept.pop(folder).close()
+        for folder in self._folders() - self.kept.keys():
+            self.kept[folder] = KeptFiles(folder)
+
+    def _folders(self) -> set[Path]:
+        modules = [version.module for config in self.worker_configs for version in config.versions]
+        return {module.folder for module in modules if isinstance(module, StageFolder)}
 
     def replace(self, numbers: Sequence[int]) -> dict[int, str]:
         """Start new workers in place of dead ones, all at once; return those that failed before they had loaded, with the reason.
@@ -84,9 +89,8 @@ class Deployment:
         for number in numbers:
             self.workers[number].close(timeout_s=0.0)
             try:
-                for version in self.worker_configs[number].versions:
-                    if isinstance(version.module, StageFolder) and version.module.folder in self.kept:
-                        self.kept[version.module.folder].restore()
+                for files in self.kept.values():
+                    files.restore()
                 self.workers[number] = self._launch(number)
             except (WorkerError, OSError) as failure:
                 failed[number] = f"could not be started: {failure}"

@@ -80,8 +80,6 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
         switched.append(fed)
 
     with deployment.control_lock:
-        for module in modules.values():
-            deployment.keep_files(module)
         for number in numbers:
             deployment.ask(number, Load(modules[deployment.worker_configs[number].stage]), "the swap")
         answers = [deployment.hear(number, LOAD_TIMEOUT_S, "loading new weights", Loaded, Failed) for number in numbers]
@@ -89,6 +87,7 @@ def swap_modules(deployment: Deployment, executor: Executor, modules: Mapping[st
             if isinstance(answer, Failed):
                 raise BackendError(f"the new weights could not be loaded, and the old ones stay in use:\n{answer.text}")
         executor.at_next_request(switch)
+        deployment.keep_files()
     return switched[0]
 
 

@@ -78,17 +78,16 @@ class HostManager:
             DeviceError: memory is short; the message has the numbers.
             PlanError, BackendError, WorkerError: as Pipeline.
         """
-        if self._takes_any:
-            for one in (device for stage in stages for device in stage.devices):
-                self.devices.setdefault(one.name, DeviceManager(replace(one, memory_bytes=None)))
         placed = {(device.name, stage.name): stage.module.num_bytes for stage in stages for device in stage.devices}
-        unknown = sorted({device for device, _ in placed} - set(self.devices))
-        if unknown:
-            raise UsageError(f"network '{name}' wants device '{unknown[0]}'; the devices here are: {', '.join(self.devices)}")
         network = Network("starting", tuple(dict.fromkeys(device for device, _ in placed)))
         with self._lock:
             if name in self._networks:
                 raise UsageError(f"there is a network '{name}' already; remove it first, or choose another name")
+            wanted = {device.name: device for stage in stages for device in stage.devices if device.name not in self.devices}
+            if wanted and not self._takes_any:
+                known = ", ".join(self.devices)
+                raise UsageError(f"network '{name}' wants device '{min(wanted)}'; the devices here are: {known}")
+            self.devices |= {one: DeviceManager(replace(device, memory_bytes=None)) for one, device in wanted.items()}
             self._networks[name] = network
         try:
             for (device, stage), num_bytes in placed.items():
@@ -96,6 +95,9 @@ class HostManager:
             network.pipeline = Pipeline(stages, inputs, outputs, **settings)
         except BaseException:
             self._forget(name)
+            with self._lock:
+                used = {device for other in self._networks.values() for device in other.devices}
+                self.devices = {one: manager for one, manager in self.devices.items() if one not in wanted or one in used}
             raise
         network.phase = "ready"
         return network.pipeline

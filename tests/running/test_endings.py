@@ -3,19 +3,22 @@
 import contextlib
 import threading
 import time
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import Gate, Once, increment, local, request
 
-from autosplit.errors import AutosplitError, UsageError
+from autosplit.errors import AutosplitError, PlanError, UsageError
 from autosplit.running import hostrings
+from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import RingEnd
 from autosplit.serving.hostmanager import HostManager
+from autosplit.values.machine import parse_device
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,9 +58,13 @@ def test_a_worker_that_dies_between_its_answer_and_its_slot_stalls_nobody(
         assert pipeline.restarts == 1
 
 
+def die(*_: object, **__: object) -> None:
+    raise SimulatedDeath
+
+
 @settings(max_examples=40, deadline=None)
 @given(
-    ending=st.sampled_from(["close", "fail", "give up", "crash", "exit in a callback"]),
+    ending=st.sampled_from(["close", "fail", "crash", "exit in a callback", "deadly request", "give up"]),
     in_order=st.booleans(),
     priorities=st.lists(st.integers(-1, 1), min_size=12, max_size=12),
     cancelled=st.sets(st.integers(0, 11)),
@@ -66,9 +73,9 @@ def test_a_worker_that_dies_between_its_answer_and_its_slot_stalls_nobody(
 def test_every_future_resolves_whatever_ends_the_pipeline(
     ending: str, in_order: bool, priorities: list[int], cancelled: set[int], late: set[int]
 ) -> None:
-    gate, deadly = Gate(), Once(5, 10 if ending == "give up" else 0)
+    gate, deadly = Gate(), Once(5, 10 if ending in ("deadly request", "give up") else 0)
     stages = [local("a", gate, "x", "y", 2), local("b", lambda y: deadly(y - 1), "y", "z")]
-    pipeline = Pipeline(stages, ["x"], ["z"], in_order=in_order, max_in_flight=4, room=12)
+    pipeline = Pipeline(stages, ["x"], ["z"], in_order=in_order, max_in_flight=4, room=12, max_restarts=0)
     futures = [pipeline.submit(request(k), priority=priorities[k], deadline_s=1e-4 if k in late else None) for k in range(12)]
     if ending == "exit in a callback":
         for future in futures[:3]:
@@ -77,17 +84,26 @@ def test_every_future_resolves_whatever_ends_the_pipeline(
     with pytest.MonkeyPatch.context() as patch:
         if ending == "crash":
             patch.setattr(hostrings.ResultRing, "take", lambda self: exec("raise MemoryError"))
+        if ending == "give up":
+            patch.setattr(LocalFunction, "load", die)
         for k in cancelled:
             with contextlib.suppress(SystemExit):  # a cancelled future calls its callbacks in this thread
                 futures[k].cancel()
         gate.opened.set()
+        if ending == "give up":
+            wait(futures, 30)
+            patch.undo()
+            if pipeline.failure is not None:
+                pipeline.reopen()
+            assert pipeline.run(request(1))[0][0] == 2
         pipeline.close(drain=ending != "fail")
     for k, future in enumerate(futures):
         assert future.done()
         try:
             assert float(future.result(0)[0][0]) == k + 1
         except (AutosplitError, CancelledError) as failure:
-            assert ending in ("fail", "give up", "crash") or k in cancelled | late, failure
+            excused = cancelled | late | ({5} if ending == "deadly request" else set())
+            assert ending in ("fail", "crash", "give up") or k in excused, failure
 
 
 def test_an_interrupt_while_inputs_are_written_holds_up_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,3 +137,16 @@ def test_a_refused_removal_changes_nothing() -> None:
             assert host.networks() == {"net": "ready"} and host.run("net", request(4))[0][0] == 5
             host.remove_network("net")
         assert host.networks() == {}
+
+
+def test_a_refused_network_leaves_nothing_behind() -> None:
+    elsewhere = replace(local("a", increment, "x", "y"), devices=(parse_device("null:1"),))
+    with HostManager() as host:
+        with pytest.raises(PlanError):
+            host.add_network("net", [local("a", increment, "x", "y")], ["x"], ["nothing"])
+        assert host.devices == {} and host.networks() == {}
+        host.add_network("net", [local("a", increment, "x", "y")], ["x"], ["y"])
+        for name, outputs in (("net", ["y"]), ("other", ["nothing"])):
+            with pytest.raises((UsageError, PlanError)):
+                host.add_network(name, [elsewhere], ["x"], outputs)
+        assert list(host.devices) == ["null:0"] and list(host.networks()) == ["net"]

@@ -85,6 +85,14 @@ def test_a_swap_under_way_is_seen_by_all_stages_at_one_request_and_survives_a_de
     assert torch.allclose(value, new)
 
 
+def test_the_files_of_old_weights_are_not_kept_for_ever(pipeline: Pipeline, traced: Traced, tmp_path: Path) -> None:
+    for number in range(4):
+        pipeline.swap("all", doubled(traced), tmp_path / str(number))
+        pipeline.run(traced.example_inputs)
+        kept = {folder.parent.name for folder in pipeline._deployment.kept}
+        assert str(number) in kept and len(kept) <= 2
+
+
 def test_weights_that_do_not_fit_change_nothing(pipeline: Pipeline, traced: Traced, tmp_path: Path) -> None:
     [old] = pipeline.run(traced.example_inputs)
     name = next(iter(doubled(traced)))
