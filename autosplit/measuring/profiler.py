@@ -162,6 +162,7 @@ class _Job:
                 pool = stack.enter_context(open_pool(rings.devices, rings.fds))
                 yield profile.with_links(measure_links(rings, pool)), ()
                 return
+            tell(*next(steps))
             workspace = workspace or stack.enter_context(Workspace())
             cut = None if all(map(is_accelerator, self.machine.devices)) else typical_cut(self.traced.graph)
             files = ModelFiles.save(self.traced, cut, self.precision, workspace)
@@ -204,8 +205,9 @@ class _Job:
 
 def _steps(backends: Sequence[str], round_s: float, links: bool) -> Iterator[tuple[float, str]]:
     """The share done and the name of each step of a measurement, by the seconds that steps usually take."""
-    planned = [(f"preparing {backend}", 1.0 if backend == "eager" else 6.0) for backend in dict.fromkeys(backends)]
-    planned += [("starting the workers", 2.0)] if backends else []
+    planned = [("starting the workers", 2.0)] if backends else []
+    planned += [(f"preparing {backend}", 1.0 if backend == "eager" else 6.0) for backend in dict.fromkeys(backends)]
+    planned += [("calibrating", 1.0)] if backends else []
     planned += [(f"timing {backend}", round_s + ALONE_S + CUT_S + 2.0) for backend in backends]
     planned += [("measuring the links", 2.0)] if links else []
     planned += [(f"timing {backend} once more", round_s / 2) for backend in backends]

@@ -5,7 +5,7 @@ of a virtual machine lose up to half of their speed for seconds to its neighbour
 differ much, the faster one shows the speed of the device. After the first round one device of each kind is timed alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -72,7 +72,7 @@ class MeasurementRounds:
             self._leave_out(backend, failure)
         else:
             if backend == "eager" == first[0].backend:
-                self.pool.send(self._prepares(first, self.files.folder))
+                self.pool.send({one.device: self._command(one, self.files.folder) for one in first})
 
     def calibrate(self) -> None:
         """Run the calibration kernel on one device after the other: later runs repeat it with idle neighbours too."""
@@ -154,7 +154,8 @@ class MeasurementRounds:
     ) -> dict[Setting, tuple[Measured, float]]:
         """The measurement of some of the ops in each setting, and the share of the time in which others had the core."""
         budget = PassBudget(self.round_s / num_subgraphs, least=2)
-        prepared = self._prepare(group, subgraph.folder, eager_s)
+        unknown = [one for one in group if one.backend != "eager" and one not in eager_s]
+        prepared = self._prepare(group, subgraph.folder, unknown)
         timed = self.pool.ask({setting.device: Time(budget, ops=True, wake=True) for setting in group})
         alone = self._alone(group, budget)
         found = {}
@@ -166,30 +167,17 @@ class MeasurementRounds:
             found[setting] = measured, passes.waited
         return found
 
-    def _prepare(
-        self, group: Sequence[Setting], folder: Path, eager_s: Mapping[Setting, Mapping[str, float]] | None = None
-    ) -> dict[str, Prepared]:
-        """Load a stage in each setting; eager is timed too where ``eager_s`` lacks it. Raises: BackendError: as ``first``."""
-        prepared: dict[str, Prepared] = self.pool.ask(self._prepares(group, folder, eager_s))
+    def _prepare(self, group: Sequence[Setting], folder: Path, eager: Collection[Setting] = ()) -> dict[str, Prepared]:
+        """Load a stage in each setting; those in ``eager`` time its ops in eager too. Raises: BackendError: as ``first``."""
+        commands = {one.device: self._command(one, folder, one in eager) for one in group}
+        prepared: dict[str, Prepared] = self.pool.ask(commands)
         for answer in prepared.values():
             if answer.fault:
                 raise BackendError(answer.fault)
         return prepared
 
-    def _prepares(
-        self, group: Sequence[Setting], folder: Path, eager_s: Mapping[Setting, Mapping[str, float]] | None = None
-    ) -> dict[str, Prepare]:
-        return {
-            one.device: Prepare(
-                folder,
-                one.backend,
-                one.threads,
-                self.files.precision,
-                eager=eager_s is not None and one.backend != "eager" and one not in eager_s,
-                keep=self.keep,
-            )
-            for one in group
-        }
+    def _command(self, setting: Setting, folder: Path, eager: bool = False) -> Prepare:
+        return Prepare(folder, setting.backend, setting.threads, self.files.precision, eager, self.keep)
 
     def _cut_s_per_byte(self, group: Sequence[Setting], files: BackendFiles) -> dict[str, float]:
         """CPU device to the seconds that a cut costs there for each byte that crosses it; only where it could be timed."""

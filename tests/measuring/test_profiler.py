@@ -389,7 +389,7 @@ def test_disturbed_measurements_carry_a_note(traced, machine, pool) -> None:
 def test_progress_ends_at_one_and_never_falls(traced, machine, pool) -> None:
     seen: dict[str, float] = {}
     fake_measure(traced, machine, ("eager", "onnxruntime"), progress=lambda step, share, text: seen.setdefault(text, share))
-    assert [*seen.values()] == sorted(seen.values()) and seen["preparing eager"] == 0 and seen["done"] == 1
+    assert [*seen.values()] == sorted(seen.values()) and seen["starting the workers"] == 0 and seen["done"] == 1
     assert {"timing eager", "preparing onnxruntime"} <= set(seen)
 
 
