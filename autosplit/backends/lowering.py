@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.tracing.programs import Observer
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import zeros
 from autosplit.values.samples import Precision
@@ -92,19 +93,12 @@ def _cast(graph: fx.Graph, node: fx.Node, dtype: torch.dtype, owner: fx.Node) ->
 
 def _float_nodes(program: StageProgram) -> set[fx.Node]:
     """The nodes whose value is an f32 tensor, found by a pass on zeros."""
-    recorder = _Dtypes(program.module)
-    with torch.inference_mode():
-        recorder.run(*map(zeros, program.inputs))
-    return recorder.found
+    found: set[fx.Node] = set()
 
-
-class _Dtypes(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self.found: set[fx.Node] = set()
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
+    def see(node: fx.Node, value: Any) -> None:
         if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
-            self.found.add(n)
-        return value
+            found.add(node)
+
+    with torch.inference_mode():
+        Observer(program.module, see).run(*map(zeros, program.inputs))
+    return found

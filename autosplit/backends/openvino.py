@@ -80,7 +80,7 @@ class Compiled(NamedTuple):
     turned: Collection[int] = ()
 
 
-class Context:
+class OpenVinoRequest:
     """An infer request of OpenVINO; it reads and writes torch's memory."""
 
     def __init__(self, stage: OnnxStage, compiled: Compiled) -> None:
@@ -122,9 +122,9 @@ class OpenVinoStreams:
     def __init__(self, stage: OnnxStage, threads: int, streams: int, precision: Precision) -> None:
         compiled = compiled_model(stage, settings(threads, precision, streams))
         self.num_contexts = streams + 1
-        self._turns = cycle([Context(stage, compiled) for _ in range(self.num_contexts)])
+        self._turns = cycle([OpenVinoRequest(stage, compiled) for _ in range(self.num_contexts)])
 
-    def begin(self, inputs: Sequence[torch.Tensor]) -> Context:
+    def begin(self, inputs: Sequence[torch.Tensor]) -> OpenVinoRequest:
         """Wait until the request that had this context is done, then start one."""
         context = next(self._turns)
         context.wait()
@@ -190,7 +190,7 @@ def _reason(text: str) -> str:
 
 def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> Runnable:
     """Compile the stage as a function. Raises: BackendError: OpenVINO refuses the file."""
-    context = Context(stage, compiled_model(stage, settings(threads, precision)))
+    context = OpenVinoRequest(stage, compiled_model(stage, settings(threads, precision)))
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         context.bind(inputs)

@@ -68,7 +68,7 @@ class StagedTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class RequestContext:
     """The memory and events of one request."""
 
     inputs: tuple[StagedTensor, ...]
@@ -90,10 +90,10 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class PlacedRequest:
     """A request in progress."""
 
-    context: Context
+    context: RequestContext
 
     def wait(self, most_s: float = math.inf) -> bool:
         """Block until it is computed, whatever ``most_s``. Raises: RuntimeError: the device failed."""
@@ -118,7 +118,7 @@ class PlacedStage:
     """
 
     accelerator: Accelerator
-    contexts: Sequence[Context]
+    contexts: Sequence[RequestContext]
     computing: Queue
     note: str = ""
     _arriving: Queue = field(init=False)
@@ -133,7 +133,7 @@ class PlacedStage:
         """Requests that can be in progress."""
         return len(self.contexts)
 
-    def begin(self, inputs: Sequence[torch.Tensor]) -> Begun:
+    def begin(self, inputs: Sequence[torch.Tensor]) -> PlacedRequest:
         """Copy the inputs and enqueue the request, which overwrites the outputs of the request ``NUM_CONTEXTS`` before it."""
         context = next(self._turns)
         context.left.synchronise()
@@ -147,7 +147,7 @@ class PlacedStage:
         context.computed.hold(self._leaving)
         self.accelerator.enqueue(self._leaving, context.leave)
         context.left.record(self._leaving)
-        return Begun(context)
+        return PlacedRequest(context)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Run one request to its end, and copy its outputs."""
@@ -182,7 +182,7 @@ def place_runnable(
     run, recordable = place(accelerator, computing)
     accelerator.synchronise()  # another queue copies the weights
     note = "" if recordable else "its runtime launches the kernels itself"
-    contexts: list[Context] = []
+    contexts: list[RequestContext] = []
     for _ in range(NUM_CONTEXTS):
         sources = tuple(StagedTensor(accelerator, spec) for spec in inputs)
         sinks = tuple(StagedTensor(accelerator, spec) for spec in outputs)
@@ -196,7 +196,7 @@ def place_runnable(
         with contextlib.suppress(Exception):
             accelerator.enqueue(computing, work)
             accelerator.synchronise()
-        contexts.append(Context(sources, sinks, work, *(accelerator.event() for _ in range(3))))
+        contexts.append(RequestContext(sources, sinks, work, *(accelerator.event() for _ in range(3))))
     return PlacedStage(accelerator, contexts, computing, note)
 
 

@@ -27,7 +27,7 @@ from autosplit.tracing import flattening
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Fixed
 from autosplit.tracing.loading import Model, dense_inputs, is_static
-from autosplit.tracing.programs import weight, weight_names
+from autosplit.tracing.programs import Observer, weight, weight_names
 from autosplit.tracing.tensorspec import TensorSpec, differences, laid_out, layout, spec_of
 from autosplit.tracing.verifying import own_storage, verify
 from autosplit.values.graph import Graph, Op, Value, Weight
@@ -134,14 +134,19 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
     in_spec, out_spec = exported.call_spec.in_spec, exported.call_spec.out_spec
     given = _leaves(in_spec, model.args, model.kwargs)
     example_inputs = tuple(value for leaf, value in zip(flat.in_leaves, given, strict=True) if not isinstance(leaf, Fixed))
-    recorder = _Recorder(flat.program)
+    specs: dict[str, TensorSpec] = {}
+
+    def see(node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and node.op != "get_attr":
+            specs[node.name] = spec_of(node.name, value)
+
     notes: tuple[str, ...] = _frozen_dimensions(model.module, example_inputs)
     try:
         with torch.inference_mode():
-            outputs = recorder.run(*example_inputs)
-        graph = _graph(model.name, flat.program, recorder.specs)
+            outputs = Observer(flat.program, see).run(*example_inputs)
+        graph = _graph(model.name, flat.program, specs)
         traced = Traced(
-            graph, flat.program, in_spec, out_spec, example_inputs, recorder.specs, flat.in_leaves, flat.out_leaves, model.source
+            graph, flat.program, in_spec, out_spec, example_inputs, specs, flat.in_leaves, flat.out_leaves, model.source
         )
         if not check:
             return replace(traced, notes=notes)
@@ -173,20 +178,6 @@ def _frozen_dimensions(found: torch.nn.Module | ExportedProgram, inputs: Sequenc
         f"the exported program has dynamic dimensions, and a graph has none: {', '.join(fixed)} is fixed. "
         "For other sizes trace it again with example inputs of those sizes: trace(program, inputs), or --batch.",
     )
-
-
-class _Recorder(fx.Interpreter):
-    """Runs the program once and notes how every value lies in memory."""
-
-    def __init__(self, program: fx.GraphModule) -> None:
-        super().__init__(program)
-        self.specs: dict[str, TensorSpec] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        if isinstance(result, torch.Tensor) and n.op != "get_attr":
-            self.specs[n.name] = spec_of(n.name, result)
-        return result
 
 
 def _export(model: Model) -> ExportedProgram:

@@ -105,7 +105,7 @@ def load_model(
     _require_batch(name or default_name, batch, [*args, *kwargs.values()])
     _require_eval(name or default_name, found)
     if isinstance(found, ExportedProgram):
-        _require_exported_shapes(name or default_name, found, (args, kwargs))
+        _require_exported_shapes(name or default_name, found, args, kwargs)
     made_up = inputs is None and spec.startswith("transformers:")
     way_out = architectures.WAY_OUT if made_up else ""
     return Model(name or default_name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out)
@@ -250,9 +250,13 @@ def _with_batch(program: ExportedProgram, batch: int, args: Any, kwargs: Any) ->
     return repeated
 
 
-def _require_exported_shapes(name: str, program: ExportedProgram, inputs: Any) -> None:
+def _require_exported_shapes(name: str, program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse example inputs of other shapes and dtypes than those that the program was exported for."""
-    given = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    names = program.call_spec.in_spec.child(1).context or []
+    leaves, spec = pytree.tree_flatten((tuple(args), {key: kwargs[key] for key in [*names, *kwargs] if key in kwargs}))
+    if spec != program.call_spec.in_spec:
+        return  # ``trace`` names the arguments that the program takes
+    given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     faults = []
     for (place, expected), tensor in zip(dense_inputs(program).items(), given, strict=False):
         sizes = [size if isinstance(size, int) else None for size in expected.shape]

@@ -9,7 +9,7 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,20 @@ PLAIN = ("Tensor", "number", "int", "SymInt", "float", "bool", "complex", "str",
 """Types of arguments that are plain values. Dtypes and layouts are integers in a schema; no file can hold a generator."""
 
 WEIGHT_NAME = re.compile(r"[\w.\-]+")
+
+
+class Observer(fx.Interpreter):
+    """Runs a program and calls ``see(node, value)`` for each node."""
+
+    def __init__(self, program: fx.GraphModule, see: Callable[[fx.Node, Any], None]) -> None:
+        super().__init__(program)
+        self._see = see
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node, and show its value."""
+        value = super().run_node(n)
+        self._see(n, value)
+        return value
 
 
 def weight_names(graph: fx.Graph) -> list[str]:

@@ -229,6 +229,10 @@ def test_exported_program_from_a_file_and_as_an_object(tmp_path):
     for inputs, named in ((torch.zeros(3, 4), r"float32 \[3, 4\]"), (torch.zeros(2, 4).double(), r"float64 \[2, 4\]")):
         with pytest.raises(ModelError, match=rf"is torch.{named}, and torch.float32 \[2,4\] was exported"):
             load_model(program, inputs=inputs)
+    both = torch.export.export(nn.Bilinear(4, 3, 2).eval(), (), {"input1": torch.ones(2, 4), "input2": torch.ones(2, 3)})
+    assert load_model(both, inputs={"input2": torch.zeros(2, 3), "input1": torch.zeros(2, 4)}).args == ()
+    with pytest.raises(ModelError, match=r"'input2' is torch.float32 \[2, 4\]"):
+        load_model(both, inputs={"input2": torch.zeros(2, 4), "input1": torch.zeros(2, 4)})
     with pytest.raises(ModelError, match="takes no options"):
         load_model(f"{tmp_path}/net.pt2?width=3")
 
