@@ -16,9 +16,9 @@ The modules, in the order of their use::
     inflight        the requests between the first stage and their answer; lanes: their numbers
     hostrings       the host's ends of the rings: InputRings, ResultRings
     answers         gives answers to callers; request: one request; flow: where requests are
-    recovery        kills hanging workers, replaces dead ones and replays
+    recovery        kills hanging workers, replaces dead ones and replays; restarts: when; keptfiles: the files they need
     pipeline        Pipeline: all of it for one network; swapping: its weights while it runs
-    workerhealth    how each worker fares
+    monitor         latency, times and health of a running pipeline
     recording       record(): what a pipeline did, as a timeline
 
 Several networks, batches, chains and configs of pipelines are in ``serving``, which imports this package.

@@ -1,6 +1,5 @@
 """Pipeline: one network in worker processes, from placements to answers."""
 
-import contextlib
 import os
 import threading
 import time
@@ -13,19 +12,15 @@ from types import TracebackType
 
 import torch
 
-from autosplit.devices.processes import proportional_bytes
-from autosplit.errors import AutosplitError, PlanError, RefusedError, UsageError, WorkerError, listed, raise_faults
-from autosplit.reports.results import LatencyStats, RunStats, StageStats
-from autosplit.running import statusblock
-from autosplit.running.counting import BatchCounts
+from autosplit.errors import AutosplitError, PlanError, RefusedError, UsageError, listed, raise_faults
+from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.running.executor import Executor
-from autosplit.running.flow import Flow
-from autosplit.running.messages import Event, Events, Report
-from autosplit.running.provisioner import Deployment, provision
+from autosplit.running.messages import Event
+from autosplit.running.monitor import BatchCounts, Monitor, WorkerHealth
+from autosplit.running.provisioner import provision
 from autosplit.running.request import Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, Wiring, wire
-from autosplit.running.workerhealth import WorkerHealth, worker_health
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
 
@@ -78,22 +73,21 @@ class Pipeline:
         self._past_restarts = 0
         self._lifecycle = threading.Lock()
         """Held while the pipeline is opened again or closed."""
-        self._deployment, self._executor = self._open(self.wiring)
+        self._open(self.wiring)
         specs = self.wiring.input_specs
         self._checks = [(at, specs[name].shape, specs[name].torch_dtype) for at, name in enumerate(inputs) if name in specs]
         self._unread = [(at, name) for at, name in enumerate(inputs) if name not in specs]
-        self._flow = Flow(self.wiring)
-        self._started = time.monotonic()
         self._closed = False
         self._owner = os.getpid()
 
-    def _open(self, wiring: Wiring) -> tuple[Deployment, Executor]:
+    def _open(self, wiring: Wiring) -> None:
         deployment = provision(wiring)
         try:
-            return deployment, Executor(deployment, room=self._room, max_restarts=self._max_restarts)
+            executor = Executor(deployment, room=self._room, max_restarts=self._max_restarts)
         except BaseException:
             deployment.close(timeout_s=0.5)
             raise
+        self._deployment, self._executor, self._monitor = deployment, executor, Monitor(deployment, executor)
 
     def reopen(self) -> None:
         """Start all workers anew after the pipeline has given up; it takes requests again, on the weights that it had.
@@ -111,7 +105,7 @@ class Pipeline:
             self._deployment.close(timeout_s=0.5)
             modules = {config.stage: config.module for config in self._deployment.worker_configs}
             stages = tuple(replace(stage, module=modules[stage.name]) for stage in self.wiring.stages)
-            self._deployment, self._executor = self._open(replace(self.wiring, stages=stages))
+            self._open(replace(self.wiring, stages=stages))
             self._past_restarts += old.restarts
             old.close(drain=False)
 
@@ -238,57 +232,23 @@ class Pipeline:
 
     def latency(self, last: int = 16_384) -> LatencyStats:
         """Seconds from the first stage to the answer, for the ``last`` requests."""
-        times = self._executor.last_times()[-last:]
-        return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
+        return self._monitor.latency(last)
 
     def made_ns(self, count: int) -> list[list[int]]:
-        """Times at which the last stage handed over the last ``count`` requests (at most 16,384), ascending, by lane.
-
-        Monotonic nanoseconds. The host may take an answer later: together with others, or after those of earlier requests.
-        """
-        lanes: dict[int, list[int]] = {}
-        for one in self._executor.last_times()[-count:]:
-            lanes.setdefault(one.sequence % self._executor.lanes.num, []).append(one.made_ns)
-        return [sorted(times_ns) for times_ns in lanes.values()]
+        """When the last stage handed over the last requests: see ``Monitor.made_ns``."""
+        return self._monitor.made_ns(count)
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state and the sums of each worker, read from shared memory without asking it."""
-        found = []
-        places = self._flow.places(self._deployment.status_block)
-        for number, (config, worker) in enumerate(zip(self._deployment.worker_configs, self._deployment.workers, strict=True)):
-            status = self._deployment.status_block.status(number)
-            num_queued = self._flow.num_queued(number, places, self._executor.lanes.nexts)
-            found.append(worker_health(network, config.stage, config.replica, config.device, worker, status, num_queued))
-        return found
+        return self._monitor.health(network)
 
     def stats(self, *, clear: bool = False) -> RunStats:
-        """Latency and the times of each worker, since the start or since the last call with ``clear``."""
-        now = time.monotonic()
-        elapsed_s = now - self._started
-        times = self._executor.take_times(clear=clear)  # at once: asking the workers takes a while, and answers come meanwhile
-        if clear:
-            self._started = now
-        stages = [self._stage_stats(number, events) for number, events in enumerate(self.events(clear=clear))]
-        return RunStats(
-            num_requests=len(times),
-            elapsed_s=elapsed_s,
-            latency=LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times]),
-            waiting=LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times]),
-            stages=tuple(stages),
-            restarts=self.restarts,
-        )
+        """Latency and the times of each worker, since the workers were started or since the last call with ``clear``."""
+        return self._monitor.stats(self.restarts, clear=clear)
 
     def events(self, *, clear: bool = False) -> list[list[Event]]:
         """The times of the last requests in each worker; empty for a worker that does not answer."""
-        found: list[list[Event]] = []
-        with self._deployment.control_lock:
-            for number in range(len(self._deployment.workers)):
-                found.append([])
-                with contextlib.suppress(WorkerError, RefusedError):
-                    self._deployment.ask(number, Report(clear), "a report")
-                    answer = self._deployment.hear(number, 60.0, "a report", Events)
-                    found[-1] = [Event(*row) for row in answer.rows]
-        return found
+        return self._monitor.events(clear=clear)
 
     def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:
         """Give the stages of a parameter group other weights while requests run; no request sees both old and new ones.
@@ -348,26 +308,3 @@ class Pipeline:
             if not is_dense(inputs[position]):
                 raise UsageError(f"input '{name}' is {kind_of(inputs[position])}, and a dense tensor is expected")
         return Request(tuple(inputs), deadline_ns, time.monotonic_ns(), borrowed=borrowed)
-
-    def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:
-        config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
-        status = self._deployment.status_block.status(number)
-        return StageStats(
-            stage=config.stage,
-            device=config.device,
-            replica=config.replica,
-            backend=config.module.kind,
-            threads=config.threads,
-            num_requests=status[statusblock.DONE],
-            num_failed=status[statusblock.FAILED],
-            num_skipped=status[statusblock.SKIPPED],
-            busy=LatencyStats.of([(event.ran_ns - event.got_ns) / 1e9 for event in events]),
-            wait=LatencyStats.of([(event.got_ns - event.asked_ns + event.blocked_ns) / 1e9 for event in events]),
-            transfer=LatencyStats.of([(event.sent_ns - event.ran_ns - event.blocked_ns) / 1e9 for event in events]),
-            queue=LatencyStats.of([max(0, event.got_ns - event.posted_ns) / 1e9 for event in events]),
-            resident_before_bytes=ready.resident_before_bytes,
-            resident_after_bytes=ready.resident_after_bytes,
-            load_s=ready.load_s,
-            note=ready.note,
-            proportional_bytes=proportional_bytes(self._deployment.workers[number].pid),
-        )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from autosplit.errors import DeviceError
-from autosplit.running.workerhealth import WorkerHealth
+from autosplit.running.monitor import WorkerHealth
 from autosplit.tables import bytes_text
 from autosplit.values.machine import Device
 

@@ -13,11 +13,11 @@ import torch
 
 from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
+from autosplit.running.monitor import WorkerHealth
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record_all
 from autosplit.running.request import Tensors
 from autosplit.running.wiring import StagePlacement
-from autosplit.running.workerhealth import WorkerHealth
 from autosplit.serving.chaining import Chain
 from autosplit.serving.devicemanager import DeviceManager, device_health
 from autosplit.serving.metrics import prometheus_text

@@ -525,14 +525,14 @@ def test_stats_add_up_and_can_be_cleared() -> None:
 
 def test_no_request_is_lost_between_two_stats(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
-        events = pipeline.events
+        monitor, events = pipeline._monitor, pipeline._monitor.events
 
         def answered_meanwhile(*, clear: bool) -> list[list[Event]]:
             pipeline.run(request(1))
             return events(clear=clear)
 
         pipeline.run(request(0))
-        monkeypatch.setattr(pipeline, "events", answered_meanwhile)
+        monkeypatch.setattr(monitor, "events", answered_meanwhile)
         first = pipeline.stats(clear=True)
-        monkeypatch.setattr(pipeline, "events", events)
+        monkeypatch.setattr(monitor, "events", events)
         assert first.num_requests + pipeline.stats().num_requests == 2

@@ -5,8 +5,8 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+from autosplit.running.monitor import worker_health
 from autosplit.running.statusblock import STATUS_WORDS
-from autosplit.running.workerhealth import worker_health
 
 
 def test_resident_bytes_are_those_that_the_process_holds_now() -> None:

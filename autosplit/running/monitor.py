@@ -1,0 +1,173 @@
+"""Observe a running pipeline: latency, the times of its workers, and their health."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from autosplit.devices.processes import Worker, proportional_bytes, resident_bytes
+from autosplit.errors import RefusedError, WorkerError
+from autosplit.reports.results import LatencyStats, RunStats, StageStats
+from autosplit.running import statusblock
+from autosplit.running.executor import Executor
+from autosplit.running.flow import Flow
+from autosplit.running.messages import Event, Events, Report
+from autosplit.running.provisioner import Deployment
+
+
+@dataclass(eq=False)
+class BatchCounts:
+    """Batches that a Batcher has sent so far, the rows of requests in them, and the rows that only fill them up."""
+
+    num_batches: int = 0
+    num_rows: int = 0
+    num_padding: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, num_rows: int, num_padding: int) -> None:
+        """Count one more batch."""
+        with self._lock:
+            self.num_batches += 1
+            self.num_rows += num_rows
+            self.num_padding += num_padding
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """The state of one worker and its sums since the pipeline was started.
+
+    ``state`` is ``dead`` or one of ``statusblock.STATES``, since ``since_s`` seconds. ``num_queued`` requests are ready for the
+    worker, and ``queue_s`` is the sum of the seconds for which requests were ready before it took them.
+    ``resident_bytes`` is the physical memory that its process maps now, shared pages included; 0 for a dead worker.
+    """
+
+    network: str
+    stage: str
+    replica: int
+    device: str
+    pid: int
+    state: str
+    since_s: float
+    num_requests: int
+    num_failed: int
+    num_skipped: int
+    busy_s: float
+    wait_s: float
+    transfer_s: float
+    queue_s: float
+    num_queued: int
+    resident_bytes: int
+
+
+def worker_health(
+    network: str, stage: str, replica: int, device: str, worker: Worker, status: memoryview, num_queued: int
+) -> WorkerHealth:
+    """The health of a worker, from its words of the status block."""
+    alive = worker.alive()
+    since_s = (time.monotonic_ns() - status[statusblock.SINCE_NS]) / 1e9 if status[statusblock.SINCE_NS] else 0.0
+    return WorkerHealth(
+        network,
+        stage,
+        replica,
+        device,
+        worker.pid,
+        statusblock.STATES[status[statusblock.STATE]] if alive else "dead",
+        since_s,
+        status[statusblock.DONE],
+        status[statusblock.FAILED],
+        status[statusblock.SKIPPED],
+        status[statusblock.BUSY_NS] / 1e9,
+        status[statusblock.WAIT_NS] / 1e9,
+        status[statusblock.TRANSFER_NS] / 1e9,
+        status[statusblock.QUEUE_NS] / 1e9,
+        num_queued,
+        resident_bytes(worker.pid) if alive else 0,
+    )
+
+
+class Monitor:
+    """Observes one pipeline from the start of its workers on."""
+
+    def __init__(self, deployment: Deployment, executor: Executor) -> None:
+        self._deployment = deployment
+        self._executor = executor
+        self._flow = Flow(deployment.wiring)
+        self._started = time.monotonic()
+
+    def latency(self, last: int = 16_384) -> LatencyStats:
+        """Seconds from the first stage to the answer, for the ``last`` requests."""
+        times = self._executor.last_times()[-last:]
+        return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
+
+    def made_ns(self, count: int) -> list[list[int]]:
+        """Times at which the last stage handed over the last ``count`` requests (at most 16,384), ascending, by lane.
+
+        Monotonic nanoseconds. The host may take an answer later: together with others, or after those of earlier requests.
+        """
+        lanes: dict[int, list[int]] = {}
+        for one in self._executor.last_times()[-count:]:
+            lanes.setdefault(one.sequence % self._executor.lanes.num, []).append(one.made_ns)
+        return [sorted(times_ns) for times_ns in lanes.values()]
+
+    def health(self, network: str = "") -> list[WorkerHealth]:
+        """The state and the sums of each worker, read from shared memory without asking it."""
+        found = []
+        places = self._flow.places(self._deployment.status_block)
+        for number, (config, worker) in enumerate(zip(self._deployment.worker_configs, self._deployment.workers, strict=True)):
+            status = self._deployment.status_block.status(number)
+            num_queued = self._flow.num_queued(number, places, self._executor.lanes.nexts)
+            found.append(worker_health(network, config.stage, config.replica, config.device, worker, status, num_queued))
+        return found
+
+    def stats(self, restarts: int, *, clear: bool = False) -> RunStats:
+        """Latency and the times of each worker, since the start or since the last call with ``clear``; ``restarts`` so far."""
+        now = time.monotonic()
+        elapsed_s = now - self._started
+        times = self._executor.take_times(clear=clear)  # at once: asking the workers takes a while, and answers come meanwhile
+        if clear:
+            self._started = now
+        stages = [self._stage_stats(number, events) for number, events in enumerate(self.events(clear=clear))]
+        return RunStats(
+            num_requests=len(times),
+            elapsed_s=elapsed_s,
+            latency=LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times]),
+            waiting=LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times]),
+            stages=tuple(stages),
+            restarts=restarts,
+        )
+
+    def events(self, *, clear: bool = False) -> list[list[Event]]:
+        """The times of the last requests in each worker; empty for a worker that does not answer."""
+        found: list[list[Event]] = []
+        with self._deployment.control_lock:
+            for number in range(len(self._deployment.workers)):
+                found.append([])
+                with contextlib.suppress(WorkerError, RefusedError):
+                    self._deployment.ask(number, Report(clear), "a report")
+                    answer = self._deployment.hear(number, 60.0, "a report", Events)
+                    found[-1] = [Event(*row) for row in answer.rows]
+        return found
+
+    def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:
+        config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
+        status = self._deployment.status_block.status(number)
+        return StageStats(
+            stage=config.stage,
+            device=config.device,
+            replica=config.replica,
+            backend=config.module.kind,
+            threads=config.threads,
+            num_requests=status[statusblock.DONE],
+            num_failed=status[statusblock.FAILED],
+            num_skipped=status[statusblock.SKIPPED],
+            busy=LatencyStats.of([(event.ran_ns - event.got_ns) / 1e9 for event in events]),
+            wait=LatencyStats.of([(event.got_ns - event.asked_ns + event.blocked_ns) / 1e9 for event in events]),
+            transfer=LatencyStats.of([(event.sent_ns - event.ran_ns - event.blocked_ns) / 1e9 for event in events]),
+            queue=LatencyStats.of([max(0, event.got_ns - event.posted_ns) / 1e9 for event in events]),
+            resident_before_bytes=ready.resident_before_bytes,
+            resident_after_bytes=ready.resident_after_bytes,
+            load_s=ready.load_s,
+            note=ready.note,
+            proportional_bytes=proportional_bytes(self._deployment.workers[number].pid),
+        )
