@@ -1,10 +1,16 @@
 import time
+from dataclasses import replace
 
 import pytest
 
 from autosplit.errors import DeviceError, UsageError
+from autosplit.planning.plans import plan_model
+from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph, Op, Value
 from autosplit.values.machine import Device
 from autosplit.values.machinefile import read_machine
+from autosplit.values.plan import Source
+from autosplit.values.profile import Profile
 
 
 def test_machine_file(tmp_path) -> None:
@@ -120,3 +126,20 @@ def test_hostile_machine_files_are_refused_in_a_sentence_within_a_second(tmp_pat
     with pytest.raises((UsageError, DeviceError), match=message) as failure:
         read_machine(path)
     assert time.process_time() - started_s < 3 and len(str(failure.value)) < 10_000
+
+
+def test_a_plan_keeps_to_what_the_devices_of_a_machine_file_take(tmp_path) -> None:
+    path = tmp_path / "machine.yaml"
+    path.write_text(
+        "devices:\n- {name: 'null:0', backends: [openvino], operators: [fc]}\n- {name: 'null:1', backends: [eager]}\n"
+    )
+    machine, names = read_machine(path), ("fc", "relu", "out")
+    ops = [Op(n, f"aten.{n}", "", (names[i - 1] if i else "x",), (n,), (), n) for i, n in enumerate(names)]
+    graph = Graph("net", ("x",), ("out",), tuple(ops), {n: Value(n, (8,), "float32", 32) for n in ("x", *names)}, {}).verify()
+    seconds = {(name, device): 1.0 for name in names for device in ("null:0", "null:1")}
+    by = [Profile.given(graph, seconds, backend=backend).measured for backend in ("eager", "openvino")]
+    profile = replace(Profile.empty(graph), measured=by[0] | by[1]).on(machine)
+    wanted = Constraints(max_replicas=1).verify(graph, machine)
+    plan = plan_model(graph, machine, profile, Source("m:f"), wanted, ["eager", "openvino"], time_limit_s=2.0)
+    placed = [(stage.devices, stage.backend, stage.ops) for stage in plan.stages]
+    assert placed == [(("null:0",), "openvino", ("fc",)), (("null:1",), "eager", ("relu", "out"))]
