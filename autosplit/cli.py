@@ -7,11 +7,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 
-from autosplit.commands import flagfaults, options
+from autosplit.commands import flagfaults, flags
 from autosplit.commands.console import answered, say, show
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.reasons import is_expected, reason
@@ -28,7 +29,6 @@ MOST_FILES = 1 << 16
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Split a PyTorch model over the devices of a machine, prove the plan, run it, and show measured beside predicted.",
 )
 
 
@@ -57,8 +57,22 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
     return guarded
 
 
+def _version(asked: bool) -> None:
+    """The callback of ``--version``."""
+    if asked:
+        print(f"autosplit {version('autosplit')} with torch {version('torch')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _app(
+    show_version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version.")] = False,
+) -> None:
+    """Split a PyTorch model over the devices of a machine, prove the plan, run it, and show measured beside predicted."""
+
+
 for command in (devices, profile, search, evaluate, run, auto, report, export, status):
-    app.command(command.__name__)(options.command(_guarded(command)))
+    app.command(command.__name__)(flags.command(_guarded(command)))
 
 
 def _stop(number: int, frame: Any) -> None:
@@ -81,7 +95,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
         signal.signal(signal.SIGHUP, _stop)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored in the background
+    if signal.getsignal(signal.SIGINT) in (
+        signal.default_int_handler,
+        signal.SIG_DFL,
+    ):  # a shell may have it ignored in the background
         signal.signal(signal.SIGINT, _stop)
     try:
         app()

@@ -53,7 +53,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     if len(CORES) < 2:
         pytest.skip("needs two cores")
     folder = tmp_path_factory.mktemp("made")
-    options = {"devices": DEVICES, "backend": "eager", "stages": 2, "budget": "1s", "memory": "1MB"}
+    options = {"devices": DEVICES.split(","), "backend": ["eager"], "stages": 2, "budget": "1s"}
+    options["memory"] = dict.fromkeys(DEVICES.split(","), "1MB")
     (folder / "options.yaml").write_text(yaml.safe_dump(options))
     done = autosplit("auto", MLP, "--config", "options.yaml", "--requests", "40", "--rounds", "2", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -148,8 +149,8 @@ def test_faults_of_a_plan_file_are_named(
         (["search", MLP, "--non-contiguous", "--num-devices", "2"], "leave out --non-contiguous, --num-devices"),
         (["search", MLP, "--front", "plans"], "what --objective pareto finds; leave out --front"),
         (
-            ["search", str(WORKLOAD), "--format", "dnn-partitioning", "--batch", "2", "-o", "w.yaml"],
-            "leave out --output, --batch",
+            ["search", str(WORKLOAD), "--format", "dnn-partitioning", "--batch", "2", "--budget", "1s"],
+            "leave out --batch, --budget",
         ),
         (["profile", MLP, "--accuracy"], "leave out 'autosplit.examples.mlp"),
         (["profile", "--accuracy", "--devices", "cpu:0", "--remeasure"], "leave out --devices, --remeasure"),
@@ -385,8 +386,8 @@ def test_an_unknown_flag_in_an_options_file_is_named(tmp_path: Path, monkeypatch
             "batch: 0\nstages: two\nseed: true",
             ["(3 faults)", "equal to 1, but is 0", "but is 'two'", "'seed': takes no true"],
         ),
-        ("devices: [cpu:0, cpu:1]", ["'devices': takes one value, as on the command line, but is ['cpu:0', 'cpu:1']"]),
-        ("memory: {cpu:0: 300MB}", ["'memory': takes one value"]),
+        ("devices: [[cpu:0], cpu:1]", ["'devices': takes one value"]),
+        ("memory: {cpu:0: {most: 300MB}}", ["'memory': takes one value"]),
         ("pin: fc*=cpu:1", ["'pin': takes a list, so write [fc*=cpu:1]"]),
         ("max-stages: 1\nmax_stages: 2", ["'max_stages' is given twice"]),
         ("budget: 1s\nbudget: 2s", ["given twice: 'budget' (line 2)"]),
@@ -410,6 +411,61 @@ def test_help_is_whole_in_80_columns(command: str) -> None:
     assert result.exit_code == 0 and "--help" in result.output and "…" not in result.output
 
 
+def test_flags_stand_in_groups() -> None:
+    shown = CliRunner().invoke(cli.app, ["auto", "--help"], env={"COLUMNS": "80"}).output
+    groups = ["Output", "Devices", "Model and measurement", "Plan and search", "Run and report"]
+    assert [shown.count(f"─ {group} ─") for group in groups] == [1] * len(groups)
+
+
+def test_the_version_is_shown() -> None:
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert result.exit_code == 0 and re.fullmatch(r"autosplit \S+ with torch \S+\n", result.output)
+
+
+def test_a_model_function_that_fails_is_shown_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing.py").write_text("def build():\n    return {}['weights']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = inside("profile", "failing:build", cwd=tmp_path, monkeypatch=monkeypatch)
+    words = "failed: KeyError: 'weights' (at ", "failing.py:2: return {}['weights']; -v shows the whole traceback)"
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_ctrl_c_before_anything_is_loaded_ends_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-m", "autosplit", "devices"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.timeout(120)
+def test_a_front_is_written_and_one_of_its_plans_can_be_picked(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = ["--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--profiles", str(made[0] / "profiles")]
+    words = ["search", MLP, *known, "--objective", "pareto", "--pick"]
+    done = inside(*words, "0", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 0, done.stderr
+    front = json.loads(done.stdout)["front"]
+    assert [row["plan"] for row in front] == [f"plan-front/front-{number}.yaml" for number in range(len(front))]
+    assert (tmp_path / "plan.yaml").read_text() == (tmp_path / "plan-front" / "front-0.yaml").read_text()
+    beyond = inside(*words, "99", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert beyond.exit_code == 1 and f"has plans 0 to {len(front) - 1}" in beyond.stderr and (tmp_path / "plan.yaml").exists()
+
+
+@pytest.mark.timeout(120)
+def test_a_plan_file_is_judged_by_the_store(
+    made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = made
+    (folder / "shallow.yaml").write_text((folder / "plan.yaml").read_text().replace("queue_depth: 4", "queue_depth: 3"))
+    done = inside("evaluate", "shallow.yaml", "--json", cwd=folder, monkeypatch=monkeypatch)
+    assert done.exit_code == 0 and json.loads(done.stdout)["throughput_per_s"] > 0, done.stderr
+    empty = inside("evaluate", str(folder / "plan.yaml"), cwd=tmp_path, monkeypatch=monkeypatch)
+    assert empty.exit_code == 1 and "holds no measurement of this model" in empty.stderr
+
+
 def test_devices_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = inside("devices", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert {"machine", "devices", "backends"} == set(json.loads(done.stdout))
@@ -420,7 +476,10 @@ def test_a_workload_is_planned_and_its_answer_evaluates_to_the_same(tmp_path: Pa
     assert done.exit_code == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["objective"] == pytest.approx(17.7899, abs=1e-4) and answer["status"] == "optimal"
-    (tmp_path / "split.json").write_text(json.dumps(answer))
+    words = ["search", str(WORKLOAD), "--format", "dnn-partitioning", "-o", "split.json"]
+    assert inside(*words, cwd=tmp_path, monkeypatch=monkeypatch).exit_code == 0
+    unknown = inside("evaluate", str(WORKLOAD), cwd=tmp_path, monkeypatch=monkeypatch)
+    assert unknown.exit_code == 1 and "one of acc0, acc1" in unknown.stderr
     shown = inside("evaluate", str(WORKLOAD), "split.json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert shown.stdout.startswith("layer-bert24_inference: 17.7899\n")
     judged = inside("evaluate", str(WORKLOAD), "split.json", "--json", cwd=tmp_path, monkeypatch=monkeypatch)

@@ -38,6 +38,7 @@ LAYERS = """
     pages/        contents charts document writing
     commands
     cli
+    __main__
 """
 """Folders and modules in processing order. A module imports what stands before it; a folder without a list is one layer.
 

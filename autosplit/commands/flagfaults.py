@@ -24,13 +24,7 @@ def verify(given: Output) -> None:
         rate = getattr(given, flag, None)
         if rate is not None and not 0 < rate < math.inf:
             faults.append(f"{flag_name(flag)} must be a number above 0 {unit}, but is {rate}")
-    writes = (
-        ("output", "trace", "picture", "report", "page", "profiles", "front")
-        if getattr(given, "format", "model") == "model"
-        else ("trace",)
-    )
-    paths = [(flag, getattr(given, flag, None)) for flag in writes]
-    for flag, path in paths:
+    for flag, path in [(flag, getattr(given, flag, None)) for flag in WRITTEN]:
         if path is not None and path.exists() and path.is_dir() != (flag in ("profiles", "front")):
             is_a, name_a = ("folder", "file") if path.is_dir() else ("file", "folder")
             faults.append(f"{flag_name(flag)} '{path}' is a {is_a}; name a {name_a}")
@@ -38,7 +32,7 @@ def verify(given: Output) -> None:
             faults.append(f"{flag_name(flag)} '{path}' cannot be written: {why}; name another place")
     picture = getattr(given, "picture", None)
     if picture is not None and picture.suffix != ".svg":
-        faults.append(f"--picture writes SVG, not '{picture}'; name a file such as ways.svg")
+        faults.append(f"--picture writes SVG, not '{picture}'; name a file such as plans.svg")
     report = getattr(given, "report", None)
     if report is not None and report.suffix not in (".html", ".json"):
         faults.append(f"--report writes a page (.html) or a run file (.json), not '{report}'; name a file such as report.html")

@@ -5,13 +5,12 @@
 """
 
 import dataclasses
-import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from autosplit.deploying.setup import Budget, Setup
 
 BACKENDS_DEFAULT = "usual"
+PLAN_FILE = Path("plan.yaml")
 
 FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth")
 """Flags that say something about a planner's workload alone."""
@@ -56,9 +56,14 @@ def seconds(text: str | float) -> float:
     return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0}[match[2]]
 
 
+def flag_name(field: str) -> str:
+    """A field as it stands on the command line."""
+    return f"--{field.replace('_', '-')}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """How a command speaks."""
+    """Output."""
 
     json: Annotated[bool, typer.Option("--json", help="Write the result to stdout as JSON, or what failed.")] = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the solver's log, and tracebacks.")] = False
@@ -85,7 +90,7 @@ class Status(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class Devices(Output):
-    """Which devices a command may use."""
+    """Devices."""
 
     devices: Annotated[str | None, typer.Option(help="cpu:0,cpu:1 or cpu:0-1 or cuda:0; default: each usable core.")] = None
     machine: Annotated[Path | None, typer.Option(help="YAML file of devices, memory caps and links.")] = None
@@ -94,7 +99,7 @@ class Devices(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(Devices):
-    """What to measure."""
+    """Model and measurement."""
 
     model: Annotated[str, typer.Argument(help=MODEL_HELP)]
     batch: Annotated[int, typer.Option(min=1, help="Items in one request.")] = 1
@@ -135,7 +140,7 @@ class Profile(Devices):
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Profile):
-    """What to measure, or how good the predictions were."""
+    """Accuracy."""
 
     model: Annotated[str, typer.Argument(help=MODEL_HELP)] = ""
     accuracy: Annotated[
@@ -145,11 +150,13 @@ class Measure(Profile):
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Profile):
-    """What a plan must be like."""
+    """Plan and search."""
 
-    output: Annotated[Path, typer.Option("--output", "-o", help="The plan file to write.")] = Path("plan.yaml")
-    stages: Annotated[int | None, typer.Option(min=1, help="Exactly so many stages.")] = None
-    max_stages: Annotated[int | None, typer.Option(min=1, help="At most so many stages.")] = None
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The plan file to write; for a workload, its answer as JSON.")
+    ] = PLAN_FILE
+    stages: Annotated[int | None, typer.Option(min=1, help="Number of stages.")] = None
+    max_stages: Annotated[int | None, typer.Option(min=1, help="Most stages.")] = None
     objective: Annotated[
         str, typer.Option(help="throughput, latency, or (search only) pareto: the front of both and memory.")
     ] = "throughput"
@@ -161,8 +168,12 @@ class Search(Profile):
     max_latency: Annotated[str | None, typer.Option(help="Most that one request may take, such as 50ms.")] = None
     min_stage: Annotated[str | None, typer.Option(help="Shortest stage, such as 1ms.")] = None
     queue_depth: Annotated[int, typer.Option(min=1, max=MAX_QUEUE_DEPTH, help="Slots of each ring.")] = 4
-    budget: Annotated[str, typer.Option(help="Time for measuring candidate plans; 0s plans from the profile alone.")] = "30s"
-    time_limit: Annotated[str, typer.Option(help="Most time for each question to the planner, of a budget a fifth.")] = "10s"
+    budget: Annotated[
+        str, typer.Option(help="Time for running candidate plans; 0s runs none. Measuring and comparing come on top.")
+    ] = "30s"
+    time_limit: Annotated[str, typer.Option(help="Most time for one question to the planner; at most a fifth of the budget.")] = (
+        "10s"
+    )
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
 
     def setup(self, progress: Progress, log: Callable[[str], None] | None = None) -> "Setup":
@@ -200,10 +211,11 @@ class Search(Profile):
 
 @dataclass(frozen=True, kw_only=True)
 class Simulated:
-    """What to simulate of an answer."""
+    """Simulation."""
 
     simulate: Annotated[
-        int | None, typer.Option(min=1, help="Simulate so many requests through queues, replicas and links; 1000 with a rate.")
+        int | None,
+        typer.Option(min=1, help="Requests to simulate through queues, replicas and links; 1000 with a rate."),
     ] = None
     arrival_rate: Annotated[
         float | None,
@@ -220,7 +232,7 @@ class Simulated:
 
 @dataclass(frozen=True, kw_only=True)
 class Assumed:
-    """The devices of a PipeDream profile, which names none."""
+    """PipeDream files, which name no devices."""
 
     num_devices: Annotated[int, typer.Option(min=1, help="For a pipedream file: how many equal devices there are.")] = 4
     bandwidth: Annotated[float, typer.Option(help="For a pipedream file: bytes a second between two of them.")] = 1e9
@@ -228,25 +240,34 @@ class Assumed:
 
 @dataclass(frozen=True, kw_only=True)
 class Plans(Simulated, Assumed, Search):
-    """What a plan must be like, and what is to be told about it."""
+    """Answer."""
 
     explain: Annotated[
         bool, typer.Option("--explain", help="Say what bounds the plan, what other cuts cost, and what a change would bring.")
     ] = False
-    front: Annotated[Path | None, typer.Option(help="Folder for the plan files of a Pareto front.")] = None
+    front: Annotated[Path | None, typer.Option(help="Folder for the plans of a Pareto front; default: plan-front/.")] = None
+    pick: Annotated[
+        int | None,
+        typer.Option(min=0, help="With pareto: the number of the plan to write as --output."),
+    ] = None
     contiguous: Annotated[
         bool,
-        typer.Option("--contiguous/--non-contiguous", help="Of a workload: stages form a chain, or hold any set of ops."),
+        typer.Option("--contiguous/--non-contiguous", help="For a workload: stages form a chain, or hold any set of ops."),
     ] = True
     format: Annotated[str, typer.Option(help="What MODEL is: model, or a planner's workload: dnn-partitioning, pipedream.")] = (
         "model"
     )
 
+    @property
+    def front_folder(self) -> Path:
+        """Where the plans of a Pareto front go."""
+        return self.front or self.output.with_name(f"{self.output.stem}-front")
+
     def require_for_models(self) -> None:
         """Raises: UsageError: a flag is given that says nothing about a model."""
         self.require_default(FOR_WORKLOADS, "stages of a model form a chain, on the devices of this machine")
         if self.objective != "pareto":
-            self.require_default(["front"], "a front is what --objective pareto finds")
+            self.require_default(["front", "pick"], "a front is what --objective pareto finds")
 
     def spending(self) -> "Budget":
         """What the search may spend; an explanation that is asked for has the planner's time limit."""
@@ -261,15 +282,15 @@ class Plans(Simulated, Assumed, Search):
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """How long to run."""
+    """Run and report."""
 
     requests: Annotated[
         int | None,
-        typer.Option(min=1, help="Requests of the plan in all rounds; slower ways get as long. Default: 2 s a round."),
+        typer.Option(min=1, help="Requests of the plan in all rounds; baselines get as long. Default: 2 s a round."),
     ] = None
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the baselines.")] = 5
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
-    picture: Annotated[Path | None, typer.Option(help="Draw all ways, measured beside predicted, as an SVG file.")] = None
+    picture: Annotated[Path | None, typer.Option(help="Draw the plan and its baselines as an SVG file.")] = None
     report: Annotated[
         Path | None,
         typer.Option(help="Write the report as a page (.html), or as a run file for 'autosplit report' (.json)."),
@@ -278,17 +299,19 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Simulated, Assumed, Output):
-    """A split to judge."""
+    """What to judge."""
 
-    workload: Annotated[Path, typer.Argument(help="A planner's workload file.")]
-    split: Annotated[Path, typer.Argument(help="JSON: node id to device name.")]
+    workload: Annotated[Path, typer.Argument(help="A planner's workload file, or a plan.yaml, judged by what the store holds.")]
+    split: Annotated[Path | None, typer.Argument(help="For a workload, JSON: node id to device name.")] = None
+    model: PlansModel = None
+    profiles: Annotated[Path, typer.Option(help="For a plan: folder of the profile store.")] = Path("profiles")
     format: Annotated[str, typer.Option(help="dnn-partitioning or pipedream.")] = "dnn-partitioning"
     seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Output):
-    """What to write for another runtime."""
+    """Export."""
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")]
     folder: Annotated[Path, typer.Argument(help="The folder to make.")]
@@ -306,7 +329,7 @@ class Report(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Running, Search):
-    """Everything: profile, search, run."""
+    """Everything: measure, search, run."""
 
     def spending(self) -> "Budget":
         """What the search and the report may spend."""
@@ -315,7 +338,7 @@ class Auto(Running, Search):
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Running, Devices):
-    """Run a plan that exists."""
+    """Plan to run."""
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
     model: PlansModel = None
@@ -325,38 +348,6 @@ class Run(Running, Devices):
     profiles: Annotated[Path, typer.Option(help="Folder of the profile store, which keeps how well the run was predicted.")] = (
         Path("profiles")
     )
-
-
-T = TypeVar("T", bound=Output)
-
-
-def command(function: Callable[[T], None]) -> Callable[..., None]:
-    """A function whose parameters are the fields of the options value that ``function`` takes."""
-    (options,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
-    hints: Mapping[str, Any] = get_type_hints(options, include_extras=True)
-
-    def run(**values: Any) -> None:
-        function(options(**values))
-
-    empty = inspect.Parameter.empty
-    parameters = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=empty if field.default is dataclasses.MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in dataclasses.fields(options)
-    ]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = dict(hints)
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
-    return run
-
-
-def flag_name(field: str) -> str:
-    """A field as it is written on the command line."""
-    return f"--{field.replace('_', '-')}"
 
 
 def _pins(texts: list[str] | None) -> dict[str, str]:

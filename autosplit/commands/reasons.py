@@ -3,10 +3,11 @@
 import errno
 import resource
 import tempfile
+import traceback
 from collections.abc import Iterator
 
 from autosplit.devices.limits import process_limit
-from autosplit.errors import AutosplitError
+from autosplit.errors import AutosplitError, ModelError
 from autosplit.tables import bytes_text
 
 _MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "bad_alloc")
@@ -35,11 +36,19 @@ def reason(failure: BaseException) -> str:
     if isinstance(failure, OSError) and failure.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         return f"{failure.strerror}: this process may open {limit}; raise that limit ('ulimit -n'), or name fewer --devices"
+    if isinstance(failure, ModelError) and (line := _last_line(failure.__cause__)):
+        return f"{failure} ({line}; -v shows the whole traceback)"
     shortage = None if "raise that limit" in str(failure) else _shortage(failure)
     if shortage is None:
         return str(failure)
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or [type(failure).__name__]
     return f"{' '.join(dict.fromkeys((lines[0], lines[-1])))}; {shortage}"  # a worker's traceback lies between
+
+
+def _last_line(cause: BaseException | None) -> str:
+    """The line of code that raised what made a model fail, as 'file:line: code'; '' where nothing says."""
+    frames = traceback.extract_tb(cause.__traceback__) if cause is not None else []
+    return f"at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames and frames[-1].line else ""
 
 
 def _shortage(failure: BaseException) -> str | None:

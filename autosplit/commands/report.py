@@ -18,7 +18,7 @@ ERRORS = ("error", "stage_error", "median_error", "worst_error", "median_stage_e
 SHARES = ("spread", "gap", "busy", "bubble", "compute_share", "transfer_share", *ERRORS)
 """Columns that hold a share of 1, shown in percent."""
 
-WRAP_AT = 24
+WRAP_AT = 20
 """Text is not wrapped in columns narrower than this."""
 
 
@@ -118,9 +118,11 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
 def heading(column: str) -> str:
     """A column's name as a person reads it.
 
-    >>> heading("load_s"), heading("items_per_s"), heading("stage_bytes"), heading("of_plan")
-    ('load', 'items/s', 'stage memory', 'of plan')
+    >>> heading("load_s"), heading("items_per_s"), heading("stage_bytes"), heading("of_plan"), heading("chosen")
+    ('load', 'items/s', 'stage memory', 'of plan', '')
     """
+    if column == "chosen":  # a mark needs no words
+        return ""
     if column.endswith("_per_s"):
         return column.removesuffix("_per_s").replace("_", " ") + "/s"
     if column.endswith("_bytes"):
@@ -140,6 +142,8 @@ def cell(column: str, value: Any) -> str:
         return str(value)
     if column.endswith("_bytes"):
         return tables.bytes_text(value)
+    if column == "of_plan":
+        return f"{value:.2f}"
     if column in SHARES:
         return f"{value * 100:.1f} %"
     if column.endswith("_s") and not column.endswith("_per_s"):
@@ -147,18 +151,42 @@ def cell(column: str, value: Any) -> str:
     return tables.cell(value)
 
 
-def plan_table(plan: Plan) -> Group:
+def prediction(plan: Plan, verbose: bool = False) -> str:
+    """What is predicted of a plan and how well it is proved, in words; ``verbose`` adds the planner's own terms.
+
+    >>> from autosplit.values.plan import Prediction, Source
+    >>> prediction(Plan(Source("m"), "g", "p", (), Prediction(0.1, 0.25, 0.06, 0.4, 10.0)))
+    'predicted: 10 items/s, 250.00 ms a request; within 40 % of the best possible'
+    """
+    told = plan.prediction
+    if not told.throughput_per_s:
+        return "nothing is predicted of this plan"
+    gap = (
+        f"within {max(told.gap, 0) * 100:.0f} % of the best possible"
+        if told.bound_s > 0
+        else "how much better a plan can be is not known"
+    )
+    proved = "no plan can be better" if told.bound_s > 0 and plan.status == "optimal" else gap
+    terms = f" ({plan.status}, gap {told.gap:.2%}, {plan.method})" if verbose else ""
+    rate = f"{tables.cell(told.throughput_per_s)} items/s, {tables.seconds_text(told.latency_s)} a request"
+    return f"predicted: {rate}; {proved}{terms}"
+
+
+def plan_table(plan: Plan, verbose: bool = False) -> Group:
     """The stages of a plan, with its prediction as the title."""
-    return table(plan.rows(), plan.summary())
+    return table(plan.rows(), prediction(plan, verbose), hide=() if verbose else ("first", "last"))
 
 
-def run_table(report: RunReport) -> Group:
+def run_table(report: RunReport, verbose: bool = False) -> Group:
     """The workers of the plan to use: where their time goes, predicted beside measured."""
     title = f"{report.model}: '{report.chosen}', {report.request}"
-    return table(report.stage_rows(), title)
+    hide = () if verbose else ("resident_bytes", "proportional_bytes", "stage_bytes")
+    return table(report.stage_rows(), title, hide=hide)
 
 
-def baselines_table(report: RunReport) -> Group:
-    """The plan beside the baselines, fastest first, and why the chosen one was chosen."""
-    left_out = [f"'{way}' was left out: {why}" for way, why in report.left_out.items()]
-    return table(report.rows(), f"{report.model}: the plan beside the baselines", "\n".join([report.sentence, *left_out]))
+def baselines_table(report: RunReport, verbose: bool = False) -> Group:
+    """The plan beside its baselines, the best one first with the chosen one marked, and why that one was chosen."""
+    left_out = [f"'{name}' was left out: {why}" for name, why in report.left_out.items()]
+    hide = () if verbose else ("stages", "backend", "rounds", "max_error")
+    below = "\n".join([f"* {report.sentence}", *left_out])
+    return table(report.rows(), f"{report.model}: the plan beside its baselines", below, hide=hide)

@@ -47,7 +47,7 @@ def run(given: options.Run) -> None:
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.plan)}
     try:
-        show(given, json_safe(data), run_table(report), baselines_table(report))
+        show(given, json_safe(data), run_table(report, given.verbose), baselines_table(report, given.verbose))
     finally:
         write_trace(given.trace, traced, report)
         write_picture(given.picture, report)
@@ -78,7 +78,13 @@ def auto(given: options.Auto) -> None:
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.output), "notes": notes}
     try:
-        show(given, json_safe(data), plan_table(result.plan), run_table(report), baselines_table(report))
+        show(
+            given,
+            json_safe(data),
+            plan_table(result.plan, given.verbose),
+            run_table(report),
+            baselines_table(report, given.verbose),
+        )
     finally:
         write_plan(replace(result.plan, chosen=report.chosen), result.traced.graph, given.output)
         say(f"wrote {given.output}")

@@ -18,6 +18,7 @@ from autosplit.commands.console import (
     write_simulation,
 )
 from autosplit.commands.workloads import search_workload
+from autosplit.errors import UsageError
 from autosplit.progress import bars
 
 
@@ -47,21 +48,26 @@ def search(given: options.Plans) -> None:
     data = {"plan": str(given.output), "summary": found.plan.summary(), **asdict(found.plan.prediction)}
     data |= {"method": found.plan.method, "status": found.plan.status, "loads_s": dict(found.plan.loads_s)}
     data |= {"stages": found.plan.rows(), "candidates": found.rows(), "notes": notes}
-    views = [plan_table(found.plan)] + ([table(found.rows(), "candidates")] if found.trials else [])
+    views = [plan_table(found.plan, given.verbose)] + ([table(found.rows(), "candidates")] if found.trials else [])
     front: dict[Path, Any] = {}
     if given.objective == "pareto":
         data["front"], front = _front_of_model(given, found, machine)
-        views.append(table([{k: v for k, v in row.items() if k != "assignment"} for row in data["front"]], "front"))
+        views.append(table(data["front"], "front: no plan of it is worse than another in everything", hide=["assignment"]))
     if given.explain:
         add_explanation(found.plan.explain(), data, views)
     simulated = add_simulation(given, _simulation(found, machine), data, views, in_seconds=True)
     try:
         show(given, json_safe(data), *views)
     finally:
-        for path, plan in {given.output: found.plan, **front}.items():
+        picked = dict(enumerate(front.values())).get(-1 if given.pick is None else given.pick, found.plan)
+        for path, plan in {given.output: picked, **front}.items():
             write_plan(plan, found.traced.graph, path)
             say(f"wrote {path}")
         write_simulation(given.trace, simulated)
+    if given.pick is not None and given.pick >= len(front):
+        raise UsageError(
+            f"--pick {given.pick}: the front has plans 0 to {len(front) - 1}; the plan file has the one that runs best"
+        )
 
 
 def _simulation(found: Any, machine: Any) -> Any:
@@ -76,7 +82,7 @@ def _simulation(found: Any, machine: Any) -> Any:
 
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any) -> tuple[list[dict[str, Any]], dict[Path, Any]]:
-    """The rows of the front; and its plans by the files that are asked for."""
+    """The rows of the front, and its plans by the files that they go to."""
     from autosplit.planning.plans import plan_front
     from autosplit.planning.predicting import measured_backends
 
@@ -98,14 +104,13 @@ def _front_of_model(given: options.Plans, found: Any, machine: Any) -> tuple[lis
     for number, (plan, peak_bytes) in enumerate(plans):
         stages = " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.backend})" for stage in plan.stages)
         row: dict[str, Any] = {
+            "number": number,
             "items_per_s": plan.prediction.throughput_per_s,
             "latency_s": plan.prediction.latency_s,
             "peak_bytes": peak_bytes,
         }
         row |= {"stages": stages, "assignment": {op: list(stage.devices) for stage in plan.stages for op in stage.ops}}
-        if given.front is not None:
-            path = given.front / f"front-{number}.yaml"
-            files[path] = replace(plan, versions=found.plan.versions)
-            row["plan"] = str(path)
-        rows.append(row)
+        path = given.front_folder / f"front-{number}.yaml"
+        files[path] = replace(plan, versions=found.plan.versions)
+        rows.append(row | {"plan": str(path)})
     return rows, files

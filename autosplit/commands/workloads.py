@@ -1,18 +1,19 @@
 """A planner's workload file, planned or judged without a model."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from autosplit.commands import options
-from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, show, write_simulation
-from autosplit.errors import InfeasibleError, UsageError
-from autosplit.files import read_data
+from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, say, show, write_simulation
+from autosplit.errors import InfeasibleError, PlanError, UsageError
+from autosplit.files import read_data, write_atomic
 from autosplit.parsing import parse_json
 
 FOR_MODELS = (
-    "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "output", "backend", "precision", "batch",
+    "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "pick", "backend", "precision", "batch",
     "seq_len", "profiles", "remeasure", "budget", "queue_depth",
 )  # fmt: skip
 """Flags that say something about a model or its machine."""
@@ -73,8 +74,13 @@ def search_workload(given: options.Plans) -> None:
         found = explain_solution(problem, solution, demands, time_limit_s=left_s, unit="")
         add_explanation(found, data, views)
     simulated = add_simulation(given, _simulation(problem, solution.blocks), data, views)
-    show(given, json_safe(data), *views)
-    write_simulation(given.trace, simulated)
+    try:
+        show(given, json_safe(data), *views)
+    finally:
+        if given.output != options.PLAN_FILE:
+            write_atomic(given.output, json.dumps(json_safe(data), indent=1))
+            say(f"wrote {given.output}")
+        write_simulation(given.trace, simulated)
 
 
 def _read(path: Path, given: options.Plans | options.Evaluate, others: str = "") -> Any:
@@ -115,14 +121,24 @@ def _placed(problem: Any, solution: Any) -> dict[str, Any]:
 
 
 def evaluate(given: options.Evaluate) -> None:
-    """Give the load of any split of a planner's workload file: SPLIT is JSON, node id to device name."""
+    """Judge a plan.yaml by what the profile store holds, or any split of a planner's workload file by its loads."""
+    if given.workload.suffix in (".yaml", ".yml"):
+        _evaluate_plan(given)
+        return
     from autosplit.commands.report import table
     from autosplit.costs.cost import evaluate as compute_loads
     from autosplit.costs.workloads import read_split
 
-    split = read_data(given.split, "split", UsageError, parse_json)
     problem = _read(given.workload, given)
-    blocks = read_split(problem, split)
+    if given.split is None:
+        raise UsageError(
+            f"name a split of '{given.workload}': a JSON file from op to device, one of {', '.join(problem.devices)}"
+        )
+    split = read_data(given.split, "split", UsageError, parse_json)
+    try:
+        blocks = read_split(problem, split)
+    except PlanError as failure:
+        raise PlanError(f"{failure}\nThe devices are {', '.join(problem.devices)}.") from None
     seconds = compute_loads(problem, blocks).device_s.tolist()
     loads = dict(zip(problem.devices, seconds, strict=True))
     data = {"workload": problem.name, "objective": max(loads.values()), "loads": loads}
@@ -131,3 +147,22 @@ def evaluate(given: options.Evaluate) -> None:
     simulated = add_simulation(given, _simulation(problem, blocks), data, views)
     show(given, json_safe(data), *views)
     write_simulation(given.trace, simulated)
+
+
+def _evaluate_plan(given: options.Evaluate) -> None:
+    """Predict a plan file, as it is or as it was edited, and show its stages."""
+    from autosplit import api
+    from autosplit.commands.report import plan_table
+    from autosplit.deploying.setup import Setup
+    from autosplit.loadedplan import load
+
+    given.require_default(
+        ("split", "format", "num_devices", "bandwidth", "simulate", "arrival_rate", "trace"), "a plan names its own stages"
+    )
+    loaded = load(given.workload, given.model)
+    profile = api.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
+    if profile is None:
+        raise UsageError(f"the store '{given.profiles}' holds no measurement of this model here: autosplit profile makes one")
+    plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
+    data = {"plan": str(given.workload), **asdict(plan.prediction), "stages": plan.rows()}
+    show(given, json_safe(data), plan_table(plan, given.verbose))

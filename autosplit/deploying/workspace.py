@@ -8,7 +8,7 @@ from types import TracebackType
 
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.devices.accelerators import is_accelerator
-from autosplit.devices.discovering import as_machine
+from autosplit.devices.discovering import as_machine, check_here
 from autosplit.files import content_hash
 from autosplit.planning.baselines import machine_of
 from autosplit.running.modules import StageFolder
@@ -69,8 +69,10 @@ class Workspace:
 def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> list[StagePlacement]:
     """The plan's stages as the runtime takes them.
 
-    Raises: PlanError: the plan does not fit the model or the machine. BackendError: a backend refuses a stage.
+    Raises: PlanError: the plan does not fit the model or the machine. BackendError: a backend refuses a stage. DeviceError: a
+        device is not here.
     """
+    check_here(machine)
     machine = machine_of([plan], machine)
     plan.verify(traced.graph, machine)
     programs = split(traced, [stage.ops for stage in plan.stages])

@@ -106,7 +106,7 @@ class Outcome:
         """What was measured beside what was predicted, for a table: first what the objective asks for."""
         predicted = self.plan.prediction
         rate = {"items_per_s": self.throughput_per_s}
-        alone = {"latency_p50_s": self.latency.p50_s}
+        alone = {"latency_s": self.latency.p50_s}
         if objective == "latency":
             return {**alone, "spread": _shown_spread(self.alone_s), "predicted_s": predicted.latency_s or nan, **rate}
         return {**rate, "spread": _shown_spread(self.rounds_per_s), "predicted_per_s": predicted.throughput_per_s or nan, **alone}

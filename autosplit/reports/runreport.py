@@ -77,12 +77,14 @@ class RunReport:
         rows = []
         for name, outcome in self.distinct().items():
             figures = outcome.figures(objective)
+            ratio = own / figures[first] if objective == "latency" else figures[first] / own
             rows.append(
                 {
                     "chosen": "*" if self.chosen in name.split(" = ") else "",
                     "plan": name,
+                    first: figures.pop(first),
+                    "of_plan": ratio,
                     **figures,
-                    "of_plan": own / figures[first] if objective == "latency" else figures[first] / own,
                     "stages": len(outcome.plan.stages),
                     "backend": "+".join(dict.fromkeys(stage.backend for stage in outcome.plan.stages)),
                     "rounds": len(outcome.alone_s if objective == "latency" else outcome.rounds_per_s),

@@ -1,6 +1,8 @@
 """Tables for the terminal: units, alignment, and words that look like markup."""
 
 import io
+import re
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -40,15 +42,17 @@ def text(made: Group, width: int = 160) -> str:
 
 def test_the_plan_table_has_stages_and_prediction() -> None:
     shown = text(plan_table(PLAN))
-    assert "166.7 items/s predicted (optimal, gap 0.00%, dp)" in shown
+    assert "predicted: 166.7 items/s, 10.00 ms a request; no plan can be better\n" in shown
+    assert "no plan can be better (optimal, gap 0.00%, dp)" in text(plan_table(PLAN, verbose=True))
     assert "4.00 ms" in shown
     assert "stage1" in shown
 
 
 def test_the_run_table_has_predicted_beside_measured() -> None:
     shown = text(run_table(REPORT))
-    for word in ("predicted", "busy", "wait", "transfer", "4.00 ms", "10.00 ms", "2.0 MiB", "4 items a request"):
+    for word in ("predicted", "busy", "wait", "transfer", "4.00 ms", "10.00 ms", "4 items a request"):
         assert word in shown
+    assert "2.0 MiB" in text(run_table(REPORT, verbose=True))
 
 
 def test_the_baselines_table_says_why_and_keeps_brackets() -> None:
@@ -57,6 +61,15 @@ def test_the_baselines_table_says_why_and_keeps_brackets() -> None:
     assert "items/s" in shown
     assert "No baseline fits." in shown
     assert "'replicas' was left out: weights [bold]too large[/bold]" in shown
+
+
+def test_tables_of_a_run_fit_80_columns_and_mark_the_chosen_plan_in_front() -> None:
+    outcome = REPORT.outcomes["plan"]
+    named = {"plan": outcome, "even split (onnxruntime), 2 at a time": replace(outcome, rounds_per_s=(11000.0, 10001.0))}
+    shown = text(baselines_table(replace(REPORT, outcomes=named, verdict=Verdict("plan", "Why.", True))), 80)
+    assert [line.split()[:2] for line in shown.splitlines() if line.strip().startswith("*")] == [["*", "plan"], ["*", "Why."]]
+    for made in (shown, text(run_table(REPORT), 80), text(plan_table(PLAN), 80)):
+        assert max(map(len, made.splitlines())) <= 80 and made.count("───") and len(re.findall("^ ─+ $", made, re.M)) == 1
 
 
 def test_missing_values_are_dashes_and_columns_can_be_left_out() -> None:

@@ -139,7 +139,7 @@ def test_a_report_of_a_plan_for_latency_shows_that_first() -> None:
     report = RunReport("net", 1, {PLAN: made, "all cores": outcome(5, latency_s=0.1)}, Verdict("all cores", "why", True))
     first, second = report.rows()
     assert (first["plan"], first["of_plan"], second["plan"], second["predicted_s"]) == ("all cores", 2.0, PLAN, 0.1)
-    assert list(first)[2:6] == ["latency_p50_s", "spread", "predicted_s", "items_per_s"]
+    assert list(first)[2:7] == ["latency_s", "of_plan", "spread", "predicted_s", "items_per_s"]
 
 
 def test_a_baseline_that_ran_in_one_round_has_no_spread() -> None:

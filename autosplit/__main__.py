@@ -1,0 +1,16 @@
+"""Entry point of the command: Ctrl-C while modules are still being imported ends it without a traceback."""
+
+import signal
+
+
+def main() -> None:
+    """Import and run the command line."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing was begun that must be cleaned up
+    from autosplit import cli
+
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

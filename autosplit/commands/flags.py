@@ -1,0 +1,40 @@
+"""Flags: an options value becomes the parameters of a command, grouped in its help."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_type_hints
+
+from typer.models import OptionInfo
+
+from autosplit.commands.options import Output
+
+T = TypeVar("T", bound=Output)
+
+
+def command(function: Callable[[T], None]) -> Callable[..., None]:
+    """A function whose parameters are the fields of the options value that ``function`` takes."""
+    (options,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
+    hints: Mapping[str, Any] = get_type_hints(options, include_extras=True)
+
+    def run(**values: Any) -> None:
+        function(options(**values))
+
+    empty = inspect.Parameter.empty
+    for kind in options.__mro__[:-1]:
+        for name in vars(kind).get("__annotations__", {}):
+            for info in (one for one in getattr(hints[name], "__metadata__", ()) if isinstance(one, OptionInfo)):
+                info.rich_help_panel = (kind.__doc__ or "").partition(".")[0]  # the help shows flags by the class that has them
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(options)
+    ]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = dict(hints)
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    return run
