@@ -1,5 +1,8 @@
-"""What a plan costs: a graph, a profile and constraints as arrays, and the one evaluator of an answer. No torch.
+"""The cost of a plan: problems as arrays, and the one evaluator of their solutions. No torch.
 
-``problem`` holds the arrays, ``cost`` evaluates and verifies, ``simulation`` plays the requests event by event, ``schedule`` does
-so for plans and for solutions, and ``workloads`` reads the problems of other planners.
+problem      ops, devices, transfers and rules as arrays; blocks and solutions
+cost         evaluates and verifies blocks: loads, latency, memory
+simulation   discrete-event simulation of stages, rings and devices
+schedule     simulates plans and solutions, and sums the result up
+workloads    reads the problems of other planners
 """

@@ -1,10 +1,9 @@
-"""The one evaluator: what any solution of a problem costs, in float64, and every way in which it breaks the rules.
+"""The one evaluator: the cost of any solution of a problem, in float64, and every rule that it breaks.
 
-Each block pays its compute, what it sends (once for each destination block, or once in all where the problem says so) and
-what it receives (once for each value that comes from outside). A block on r devices gives each of them every r-th
-sample, so each pays 1/r of that. The load of a device is the sum over its blocks. The model with ``send_once`` and transfers
-paid by accelerators only is the one of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
-Operators" (NeurIPS 2020).
+Each block pays its compute, each value that it sends (once for each destination block, or once in all with ``send_once``) and
+each value that it receives from outside. A block on r devices gives each of them every r-th sample, so each pays 1/r of that.
+The load of a device is the sum over its blocks. The model with ``send_once`` and transfers paid by accelerators only is the one
+of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ CLOSED = 1e-6
 
 @dataclass(frozen=True)
 class Loads:
-    """What a solution costs.
+    """The cost of a solution.
 
     Attributes:
         device_s: seconds per sample that each device is busy, or its processor where devices share one, shape (num_devices,).
@@ -35,7 +34,7 @@ class Loads:
         transfer_s: the part of it spent in sending and receiving.
         block_s: seconds that one sample takes in each block on its slowest device, shape (num_blocks,).
         stage_s: seconds per sample of each block: block_s over its number of devices.
-        memory_bytes: what each device holds, shape (num_devices,).
+        memory_bytes: bytes that each device holds, shape (num_devices,).
     """
 
     device_s: Floats
@@ -81,7 +80,7 @@ def _crossings(problem: Problem, blocks: Sequence[Block]) -> _Crossings:
 
 
 def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
-    """What the blocks cost, whether or not they are allowed. Every op is in exactly one block.
+    """The cost of blocks, allowed or not. Every op is in exactly one block.
 
     Returns: loads in seconds; an op on a device that cannot run it gives an infinite load.
     """
@@ -138,7 +137,7 @@ def _share(problem: Problem, blocks: Sequence[Block], crossings: _Crossings, num
 
 
 def most_s(problem: Problem) -> float:
-    """More seconds than all blocks of any solution take together: all work where it is slowest, every value to every reader."""
+    """An upper bound on the seconds of all blocks together: every op where it is slowest, every value sent to every reader."""
     t = problem.transfers
     finite = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0)
     fixed_s = float(t.send_s.max() + t.receive_s.max() + t.latency_s.max())
@@ -148,7 +147,7 @@ def most_s(problem: Problem) -> float:
 
 
 def memory_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
-    """What each device holds, in bytes, shape (num_devices,): the ops' own bytes, and in each block each shared weight once.
+    """The bytes that each device holds, shape (num_devices,): those of its ops, and in each block each shared weight once.
 
     Every block is a process of its own, so two blocks on one device each hold a weight that both read.
     """
@@ -169,7 +168,7 @@ def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:
 
 
 def pool_bytes(problem: Problem, blocks: Sequence[Block]) -> list[float]:
-    """What the devices of each pool hold together, in bytes; what several of them hold counts once."""
+    """The bytes that the devices of each pool hold together; bytes that several of them hold count once."""
     holds = _holders(problem, blocks)
     totals = []
     for pool in problem.pools:
@@ -206,7 +205,7 @@ def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
 
 @dataclass(frozen=True, slots=True)
 class TimedPiece:
-    """A piece and what one sample costs it.
+    """A piece and its cost of one sample.
 
     Attributes:
         block: number of the block that it is a part of.
@@ -277,8 +276,8 @@ def latency_s(problem: Problem, blocks: Sequence[Block]) -> float:
 def _piece_transfers(
     problem: Problem, blocks: Sequence[Block], parts: Sequence[Block], part_home: NDArray[np.int64], owner: Sequence[int]
 ) -> list[Floats]:
-    """Seconds that each device of a piece moves values of one sample; a value is paid by its maker's piece, and by the
-    first that reads it."""
+    """Seconds that each device of a piece moves values of one sample. The piece that makes a value and the first one that reads
+    it pay for the value."""
     crossings = _crossings(problem, blocks)
     first_reader: dict[tuple[int, int], int] = {}
     nets, readers = problem.pins
@@ -336,7 +335,7 @@ def find_faults(problem: Problem, blocks: Sequence[Block], *, contiguous: bool =
 
 
 def _shape_faults(problem: Problem, blocks: Sequence[Block]) -> list[str]:
-    """What makes the blocks no partition of the ops over devices that exist."""
+    """Every reason why the blocks are not a partition of the ops over existing devices."""
     faults = []
     counts = np.zeros(problem.num_ops, dtype=np.int64)
     for number, block in enumerate(blocks):

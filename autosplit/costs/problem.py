@@ -1,8 +1,8 @@
-"""Problem: what a planner is asked, as numbers, and Solution: what it answers. No torch, no graph, no profile.
+"""Problem: a planner's question as numbers. Solution: its answer. No torch, no graph, no profile.
 
-A problem has ops and devices, the seconds of each op on each device, nets (a value with its producer and its readers),
-what a transfer over each pair of devices costs its sender and its receiver, and what may not be done. A solution is a
-sequence of blocks: each holds ops and the devices that run them; several devices are replicas of the block.
+A problem has ops and devices, the seconds of each op on each device, nets (a value with its producer and its readers), the cost
+of a transfer between each pair of devices for its sender and its receiver, and rules. A solution is a sequence of blocks: each
+holds ops and the devices that run them; several devices are replicas of the block.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ Status = Literal["optimal", "feasible", "shared"]
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """A value: who makes it (an op, or HOST for an input) and who reads it (ops, HOST for an output), in bytes."""
+    """A value: the op that makes it (HOST for an input), its readers (ops, and HOST for an output), and its bytes."""
 
     producer: int
     consumers: tuple[int, ...]
@@ -44,7 +44,7 @@ class SharedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Devices that share one memory: together they hold at most ``num_bytes``, and what several of them hold counts once."""
+    """Devices that share one memory of ``num_bytes``; bytes that several of them hold count once."""
 
     devices: tuple[int, ...]
     num_bytes: float
@@ -52,11 +52,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class Transfers:
-    """What handing a value from one device to another costs, each array of shape (num_devices + 1, num_devices + 1).
+    """The cost of handing a value from one device to another, each array of shape (num_devices + 1, num_devices + 1).
 
     Row = sender, column = receiver, last index = the host. The sender is busy for ``send_s + bytes * send_s_per_byte``, the
     receiver for ``receive_s + bytes * receive_s_per_byte``; ``latency_s`` delays a sample and occupies nobody. The
-    diagonal is what two different blocks on one device pay.
+    diagonal is for two different blocks on one device.
     """
 
     send_s: Floats
@@ -93,9 +93,9 @@ class Problem:
         compute_s: seconds of each op on each device, shape (num_ops, num_devices); infinite where it may not run.
         nets: the values that may cross from device to device.
         order: pairs (a, b): in a contiguous solution, b is in the block of a or in a later one.
-        transfers: what a crossing costs.
-        op_bytes: what each op alone keeps in memory, shape (num_ops,).
-        memory_bytes: what each device may hold, shape (num_devices,); infinite for no cap.
+        transfers: the cost of a crossing.
+        op_bytes: bytes of weights that only this op reads, shape (num_ops,).
+        memory_bytes: cap of each device, shape (num_devices,); infinite for no cap.
         weights: bytes read by several ops.
         pools: caps over several devices.
         groups: ops that stay in one block.
@@ -104,7 +104,7 @@ class Problem:
         processors: number of the processor of each device, where devices share one: its time, and its memory with one cap. Only
             the evaluator knows processors; planners take problems without them.
         reasons: why (op, device) is not allowed, in words, for messages.
-        host_s: for messages: the host's seconds for each sample that devices pay, as a part of what sending to it costs them.
+        host_s: for messages: the host's seconds a sample that a device pays as part of sending to the host.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Problem:
 
     @property
     def total_bytes(self) -> float:
-        """What all ops keep in memory on one device."""
+        """Bytes of all weights, each once."""
         return float(self.op_bytes.sum()) + sum(weight.num_bytes for weight in self.weights)
 
     @cached_property
@@ -265,7 +265,7 @@ class Solution:
         method: which algorithms gave the plan and the bound.
         solve_s: seconds spent.
         loads_s: seconds per sample of each device.
-        log: what each step of the planner brought, a line each.
+        log: a line for each step of the planner.
     """
 
     blocks: tuple[Block, ...]

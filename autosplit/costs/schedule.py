@@ -1,7 +1,7 @@
 """Schedule: a discrete-event simulation of stages, queues, replicas and links. No torch.
 
-What is simulated is what the runtime does. The host hands requests to the first stages in order, and takes results in order.
-Between two stages stands a ring of slots for each pair of their replicas. A worker waits until every input of its next
+The simulation does what the runtime does. The host hands requests to the first stages in order, and takes results in order.
+Between two stages there is a ring of slots for each pair of their replicas. A worker waits until every input of its next
 request is there, copies them in and computes, which frees their slots, then copies its outputs out, one connection after
 the other, each into a free slot. Stages on one device use it in turns; a worker that waits does not hold it.
 
@@ -52,7 +52,7 @@ def makespan_s(stage_s: Sequence[float], num_requests: int, latency_s: float = 0
     """The closed form for a chain: from the first request in to the last result out, in seconds.
 
     The first request passes every stage, then the bottleneck sets the pace. It holds for deterministic stages on devices of
-    their own whose queues have slots enough.
+    their own whose queues have enough slots.
 
     Args:
         stage_s: busy seconds for each request of each stage, its shares of the transfers included.
@@ -85,13 +85,13 @@ def poisson_arrivals(rate_per_s: float, num_requests: int, seed: int = 0) -> tup
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a simulation gave.
+    """The result of a simulation.
 
     Attributes:
-        actions: what every stage replica did, by start.
+        actions: the actions of every stage replica, by start.
         started_s: for each request, when it came (given arrivals) or was let in (closed loop).
         finished_s: for each request, when the host had all of its result.
-        times: what each stage replica did with its time.
+        times: the time of each stage replica, by use.
     """
 
     actions: tuple[Action, ...]
@@ -235,15 +235,15 @@ def schedule_blocks(
 ) -> Schedule:
     """Simulate a solution of a problem with the evaluator's seconds: see ``simulate``.
 
-    A block that is no interval of a chain runs as its pieces (``cost.pieces``), which take their turns on its devices in one
+    A block that is not an interval of a chain runs as its pieces (``cost.pieces``), which take their turns on its devices in one
     order for each sample. Where transfers overlap with compute, a device has a lane of its own for them. One sample alone
     takes ``cost.latency_s``; at full load a device is busy for its ``cost.evaluate`` seconds a sample, the largest sets the pace.
 
     Args:
-        problem: what the blocks solve.
-        blocks: a solution's.
+        problem: the problem that the blocks solve.
+        blocks: the blocks of a solution.
         num_requests: samples, or as many times ``microbatches``.
-        slots: slots of each ring; by default so many that no ring ever holds anybody up.
+        slots: slots of each ring; by default enough for all requests.
         in_flight, arrivals_s, microbatches: as for ``simulate``.
     Raises: UsageError: an op is on a device that cannot run it, or the arguments are wrong.
     """
@@ -306,7 +306,7 @@ def simulate(
         num_requests: requests, at least 1.
         link: the link between two devices by name; ``host`` stands for the host.
         slots: slots of each ring, at least 1.
-        in_flight: microbatches between admission and result at most; None for what the slots hold.
+        in_flight: most microbatches between admission and result; None for as many as the slots hold.
         arrivals_s: when each request comes, ascending; None for a closed loop, where the next one is always there.
         microbatches: the microbatches of a request; they come together, pass the stages one by one, and a request is
             finished with its last one. Bytes and seconds of the stages are those of one microbatch.
@@ -355,7 +355,7 @@ def _verify(
     for stage in stages:
         if stage.name in known:
             faults.append(f"a stage is named '{stage.name}', and so is another one or the host")
-        if not stage.devices or len(stage.seconds) != len(stage.devices):
+        if not stage.devices or len(stage.seconds) != len(stage.devices) or len(stage.moved_s) not in (0, len(stage.devices)):
             faults.append(
                 f"stage '{stage.name}' has {len(stage.devices)} devices and {len(stage.seconds)} times; give one for each"
             )

@@ -25,9 +25,9 @@ class SimStage:
         name: for reports; not ``host``.
         devices: one device name for each replica; request k goes to replica k mod their number.
         seconds: seconds of computing one request, one figure for each replica; transfers are not part of it.
-        sources: whom it reads, an earlier stage or ``host``, to the bytes of each value of one request that it gets there.
+        sources: each earlier stage, or ``host``, that it reads, to the bytes of each value of one request from there.
         results: bytes of each value of one request that it returns to the host; None for a stage that returns nothing.
-        moved_s: seconds of copying for one request that no link accounts for, one figure for each replica, or nothing.
+        moved_s: seconds of copying for one request beside those of the links, one figure for each replica; or empty.
     """
 
     name: str
@@ -39,10 +39,10 @@ class SimStage:
 
 
 class StageTimes(NamedTuple):
-    """What one replica of a stage did with its time, in seconds.
+    """The time of one replica of a stage by use, in seconds.
 
-    ``starved_s`` it waited for inputs, ``blocked_s`` for a free slot, ``queued_s`` for its device while another stage had it;
-    what is left of the makespan is before its first and after its last request.
+    It waited ``starved_s`` for inputs, ``blocked_s`` for a free slot, and ``queued_s`` for its device while another stage had
+    it. The rest of the makespan is before its first and after its last request.
     """
 
     stage: str
@@ -61,76 +61,59 @@ class StageTimes(NamedTuple):
         return self.compute_s + self.transfer_s
 
 
+@dataclass(slots=True, eq=False)
 class _Device:
-    """Held by one worker at a time; the others queue, the older request first: then no device starves for long (the rule
-    "longest in system" of Andrews et al., 2001)."""
+    """A device that one worker holds at a time. The others queue, the older request first ("longest in system", Andrews et al.,
+    2001), so that no device starves for long."""
 
-    __slots__ = ("held", "queue")
-
-    def __init__(self) -> None:
-        self.held = False
-        self.queue: list[tuple[int, float, int, _Worker]] = []
+    held: bool = False
+    queue: list[tuple[int, float, int, "_Worker"]] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
 class _Ring:
     """The slots between one replica of a stage and one of a stage that reads it; every value pays the link's fixed shares."""
 
-    __slots__ = ("free", "latency_s", "receive_s", "receiver", "send_s", "sender", "sender_waits")
-
-    def __init__(
-        self, sender: "_Worker", receiver: "_Worker", link: Link, delay_s: float, sizes: tuple[float, ...], slots: int
-    ) -> None:
-        self.sender = sender
-        self.receiver = receiver
-        self.free = slots
-        self.sender_waits = False
-        self.latency_s = link.latency_s + delay_s
-        self.send_s = len(sizes) * link.send_s + sum(sizes) * link.send_s_per_byte
-        self.receive_s = len(sizes) * link.receive_s + sum(sizes) * link.receive_s_per_byte
+    sender: "_Worker"
+    receiver: "_Worker"
+    free: int
+    latency_s: float
+    send_s: float
+    receive_s: float
+    sender_waits: bool = False
 
 
+def _ring(sender: "_Worker", receiver: "_Worker", link: Link, delay_s: float, sizes: tuple[float, ...], slots: int) -> _Ring:
+    send_s = len(sizes) * link.send_s + sum(sizes) * link.send_s_per_byte
+    receive_s = len(sizes) * link.receive_s + sum(sizes) * link.receive_s_per_byte
+    return _Ring(sender, receiver, slots, link.latency_s + delay_s, send_s, receive_s)
+
+
+@dataclass(slots=True, eq=False)
 class _Worker:
     """A stage replica, or one end of the host: computes its next request, then sends it through each port in turn."""
 
-    __slots__ = (
-        "blocked_s",
-        "compute_s",
-        "device",
-        "device_name",
-        "missing",
-        "moved_s",
-        "order",
-        "port",
-        "queued_s",
-        "replica",
-        "request",
-        "requests",
-        "seconds",
-        "sending",
-        "since_s",
-        "sources",
-        "stage",
-        "starved_s",
-        "step",
-        "targets",
-        "transfer_s",
-    )
-
-    def __init__(
-        self, stage: str, replica: int, step: int, device_name: str, device: _Device, seconds: float, order: int
-    ) -> None:
-        self.stage, self.replica, self.step = stage, replica, step
-        self.device_name, self.device, self.seconds, self.order = device_name, device, seconds, order
-        self.moved_s = 0.0
-        self.request = replica
-        self.missing: list[int] = []
-        self.sources: list[list[_Ring]] = []
-        self.targets: list[list[_Ring]] = []
-        self.port = 0
-        self.sending = False
-        self.since_s: float | None = None
-        self.requests = 0
-        self.compute_s = self.transfer_s = self.starved_s = self.blocked_s = self.queued_s = 0.0
+    stage: str
+    replica: int
+    step: int
+    device_name: str
+    device: _Device
+    seconds: float
+    order: int
+    request: int
+    moved_s: float = 0.0
+    missing: list[int] = field(default_factory=list)
+    sources: list[list[_Ring]] = field(default_factory=list)
+    targets: list[list[_Ring]] = field(default_factory=list)
+    port: int = 0
+    sending: bool = False
+    since_s: float | None = None
+    requests: int = 0
+    compute_s: float = 0.0
+    transfer_s: float = 0.0
+    starved_s: float = 0.0
+    blocked_s: float = 0.0
+    queued_s: float = 0.0
 
     def ring(self) -> _Ring:
         """The ring that the request goes through at the current port."""
@@ -142,7 +125,7 @@ class Simulation:
     """One run of ``units`` microbatches through the stages; the arguments are checked by ``schedule.simulate``.
 
     ``actions``, ``admitted_s``, ``finished_s`` and ``times()`` hold the answer after ``run()``. The host's own shares of a
-    transfer delay requests, but the host is no device and is not listed.
+    transfer delay requests, but the host is not listed among the devices.
     """
 
     def __init__(
@@ -171,8 +154,8 @@ class Simulation:
 
     def _build(self, stages: Sequence[SimStage], link: LinkOf, slots: int, delays_s: Mapping[tuple[str, str], float]) -> None:
         devices = {name: _Device() for stage in stages for name in stage.devices}
-        self._feed = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -2)
-        self._drain = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -1)
+        self._feed = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -2, 0)
+        self._drain = _Worker(HOST, 0, 1, HOST, _Device(), 0.0, -1, 0)
         self._feed.missing = [0] * self.units
         workers: dict[str, list[_Worker]] = {HOST: [self._feed]}
         self._workers: list[_Worker] = []
@@ -181,11 +164,9 @@ class Simulation:
         for stage in stages:
             step = len(stage.devices)
             made = [
-                _Worker(stage.name, replica, step, name, devices[name], stage.seconds[replica], len(self._workers) + replica)
-                for replica, name in enumerate(stage.devices)
+                _Worker(stage.name, k, step, name, devices[name], stage.seconds[k], len(self._workers) + k, k, moved_s)
+                for k, (name, moved_s) in enumerate(zip(stage.devices, stage.moved_s or (0.0,) * step, strict=True))
             ]
-            for worker, moved_s in zip(made, stage.moved_s, strict=False):
-                worker.moved_s = moved_s
             _connect(workers, made, stage.sources, link, delays_s, slots, self.units)
             workers[stage.name] = made
             self._workers += made
@@ -206,13 +187,13 @@ class Simulation:
                 self._deliver(worker, request, now)
 
     def times(self) -> Iterator[StageTimes]:
-        """What each stage replica did with its time."""
+        """The time of each stage replica by use."""
         for w in self._workers:
             waits = (w.starved_s, w.blocked_s, w.queued_s)
             yield StageTimes(w.stage, w.replica, w.device_name, w.requests, w.compute_s, w.transfer_s, *waits)
 
     def _push(self, time: float, worker: _Worker, request: int = -1) -> None:
-        """An event: ``request`` reaches ``worker``, or, without a request, ``worker`` has done what it was at."""
+        """Add an event: ``request`` reaches ``worker``, or, without a request, ``worker`` ends a computation or a copy."""
         self._sequence += 1
         heapq.heappush(self._events, (time, self._sequence, worker, request))
 
@@ -344,7 +325,7 @@ def _connect(
     for name, sizes in sources.items():
         senders = workers[name]
         delay_s = delays_s.get((name, readers[0].stage), 0.0)
-        rings = [[_Ring(s, r, link(s.device_name, r.device_name), delay_s, sizes, slots) for r in readers] for s in senders]
+        rings = [[_ring(s, r, link(s.device_name, r.device_name), delay_s, sizes, slots) for r in readers] for s in senders]
         for sender, row in zip(senders, rings, strict=True):
             sender.targets.append(row)
         for reader, column in zip(readers, zip(*rings, strict=True), strict=True):

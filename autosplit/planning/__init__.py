@@ -1,5 +1,10 @@
-"""A graph, a profile and constraints become plans; ``planners`` only ever sees the ``Problem`` between them. No torch.
+"""Make plans from a graph, a profile and constraints. ``planners`` only see the ``Problem`` made from them. No torch.
 
-``alternatives`` are the baselines to run a model, as plans. ``plans`` asks the planner once for each choice of backends,
-``recutting`` finds the next best cuts, ``explaining`` says why a plan is no faster.
+charging     transfer costs of a model on a machine
+predicting   graph and profile as a problem; the prediction of a plan
+backends     choices and mixtures of backends, as problems and as stages
+plans        ask the planner, turn its answers into plans with a bound over all mixtures
+baselines    the usual ways to run a model without a search, as plans
+recutting    the next best cuts of a plan
+explaining   what bounds a plan, and what a change would bring
 """

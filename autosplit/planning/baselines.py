@@ -1,4 +1,4 @@
-"""Baselines: the usual ways to run a model without a search, as plans; what a plan must beat before anybody is told to use it."""
+"""Baselines: the usual ways to run a model without a search, as plans. A plan is only recommended if it beats them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +20,10 @@ STREAMS = "streams"
 EVEN_SPLIT = "even split"
 
 UNCERTAIN = 1.3
-"""A baseline may be this many times as fast as its prediction, or as its number of threads times the speed of one."""
+"""Most that a baseline may be faster than its prediction, or than one thread times its number of threads: a factor."""
 
 QUICK_S, UNCERTAIN_QUICK = 0.02, 1.8
-"""Models whose requests take less than this have the least certain predictions; trying one of their baselines costs a second."""
+"""Below this many seconds a request predictions are the least certain: ``UNCERTAIN_QUICK`` replaces ``UNCERTAIN``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,14 @@ def baselines_of(
 def with_whole_requests(
     cut: Baselines, graph: Graph, plan: Plan, machine: Machine, profile: Profile | None, streaming: Collection[str] = ()
 ) -> Baselines:
-    """The baselines of a plan that cuts requests, and those that do not: what runs without autosplit is one of these.
+    """The baselines of a plan that cuts requests: those that cut them too, and those that do not.
 
     Args:
         cut: the baselines that cut requests as the plan does; their names then say so.
         graph: the model, traced for whole requests.
         plan: the plan.
         machine: the devices.
-        profile: of whole requests.
+        profile: the profile of whole requests.
         streaming: the backends that can work on several requests at once.
     """
     uncut = replace(plan, microbatch=plan.source.batch, prediction=replace(plan.prediction, bound_s=0.0))
@@ -114,7 +114,7 @@ def baselines_by_backend(
     best_device: str,
     streaming: Collection[str] = (),
 ) -> dict[str, Plan]:
-    """All baselines with the main backend, and with each other backend those that use the whole machine.
+    """All baselines with the main backend, and for each other backend the baselines that use the whole machine.
 
     Args:
         graph: the model.
@@ -140,7 +140,7 @@ def baselines_by_backend(
 def baselines_with(
     graph: Graph, machine: Machine, source: Source, backend: str, best_device: str, streams: bool = False
 ) -> dict[str, Plan]:
-    """The baselines with one backend, less those whose weights do not fit the memory caps.
+    """The baselines with one backend whose weights fit the memory caps.
 
     - one device: the whole model on the fastest device;
     - all cores: the whole model in one process that has every CPU core of the machine;
@@ -177,9 +177,9 @@ def baselines_with(
 
 
 def with_streams_predicted(plans: Mapping[str, Plan]) -> dict[str, Plan]:
-    """The baselines, with streams predicted as replicas on each of their cores: the computing is the same.
+    """The baselines, with streams predicted like replicas on each of their cores, if these are predicted.
 
-    The gain from sharing one copy of the weights is not predicted. Streams have no prediction where such replicas have none.
+    The gain from sharing one copy of the weights is left out.
     """
     replicas = {(plan.stages[0].backend, len(plan.stages[0].devices)): plan for plan in plans.values() if len(plan.stages) == 1}
     found = dict(plans)
@@ -201,7 +201,7 @@ def without_autosplit(names: Iterable[str]) -> str:
 
 
 def out_of_reach(plans: Mapping[str, Plan], planned_per_s: float, alone_s: Mapping[str, float]) -> dict[str, str]:
-    """The baselines that cannot be the fastest by what was measured of single devices, with the reason.
+    """The baselines that the profile of single devices rules out as the fastest, each with the reason.
 
     Args:
         plans: the baselines, predicted where the profile can.
@@ -257,12 +257,12 @@ def unmet_demands(
 
 
 def _places(device: str) -> set[str]:
-    """The cores of a device, or the device itself if it has none: what two devices may share."""
+    """The cores of a device, or the device itself if it has none; two devices that have one in common overlap."""
     return {f"cpu:{core}" for core in parse_device(device).cores} or {device}
 
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:
-    """The machine, or the one with its cores united, that the plans name: what each of them verifies against."""
+    """The machine that the plans are on: the given one, or the one with all its cores united."""
     names = {name for plan in plans for stage in plan.stages for name in stage.devices}
     if names <= {device.name for device in machine.devices}:
         return machine

@@ -1,4 +1,4 @@
-"""What transfers cost a model on a machine: measured links, warm or cold, and what they are charged for others."""
+"""Transfer costs of a model on a machine: measured links, warm or cold, with the host's share where it has no core."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ def charge(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, f
 
     A model that is larger than the last cache finds links cold. Where all cores are devices, the host has no core of its own:
     the core that hands over an answer wakes the host there, so for each request that device also pays for feeding the next
-    one. Two stages on one device pay what they would pay on two.
+    one. Two stages on one device pay as much as two devices would.
     """
     provenances = [measured.provenance for measured in profile.measured.values()]
     last_cache_bytes = max((size for one in provenances for size in one.caches.values()), default=0)

@@ -1,7 +1,7 @@
-"""Why a plan is no faster: which device is the bottleneck, what bounds it, what other cuts cost, and what a change would bring.
+"""Explain a plan's speed: its bottleneck, the limit behind it, the cost of other cuts, and the gain from changes.
 
-Nothing is estimated. Every figure is the evaluator's for a plan that exists: the plan itself, a neighbour with some ops moved
-over a border, or the solver's answer to the problem with one thing changed.
+Every figure is the evaluator's for a plan that exists: the plan itself, one with some ops moved over a border, or the solver's
+answer to the problem with one thing changed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
 WORTH = 0.01
-"""A limit bounds the plan if lifting it brings at least this share."""
+"""Smallest share of time saved by lifting a limit for which the limit is said to bound the plan."""
 
 CUTS_SHARE = 0.25
-"""Of the time, for other cuts."""
+"""Share of the time for other cuts."""
 
 
 def explain(
@@ -42,15 +42,15 @@ def explain(
     *,
     time_limit_s: float = 10.0,
 ) -> Explanation:
-    """Why a plan for a model is no faster.
+    """The explanation of a plan for a model.
 
     Args:
         graph: the model, traced for the plan's microbatch.
         plan: the plan.
         machine: the devices.
         profile: seconds of the ops there.
-        constraints: those that the plan was made under.
-        time_limit_s: for all solver calls together.
+        constraints: the demands that the plan was made for.
+        time_limit_s: seconds for all solver calls together.
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     wanted = constraints or Constraints()
@@ -78,16 +78,16 @@ def explain_blocks(
     unit: str = "s",
     bound_s: float = 0.0,
 ) -> Explanation:
-    """Why blocks are no better.
+    """The explanation of a row of blocks.
 
     Args:
-        problem: what they answer.
-        blocks: a solution's.
-        demands: those under which ``solve`` found the blocks.
-        loosened: the problem without one constraint, by what that means in words ("'embed' not pinned to 'cpu:0'").
-        time_limit_s: for everything; changes for which there is no time are named and left out.
-        unit: of the times.
-        bound_s: what is proved already under the same demands. A plan that meets it is not looked for again.
+        problem: the problem that the blocks solve.
+        blocks: the blocks of a solution.
+        demands: the demands under which ``solve`` found the blocks.
+        loosened: problems without one constraint, by its name in words ("'embed' not pinned to 'cpu:0'").
+        time_limit_s: seconds for everything; changes that find no time are listed as left out.
+        unit: unit of the times.
+        bound_s: a bound that is known under these demands. If the blocks meet it, no better ones are looked for.
     """
     started = monotonic()
     objective = demands.objective
@@ -132,7 +132,7 @@ def explain_blocks(
 
 
 def explain_solution(problem: Problem, solution: Solution, demands: Demands = Demands(), **options: Any) -> Explanation:  # noqa: B008
-    """Why a solution is no better: ``explain_blocks`` of its blocks."""
+    """The explanation of a solution: ``explain_blocks`` of its blocks."""
     return explain_blocks(problem, solution.blocks, demands, bound_s=solution.bound_s, **options)
 
 
@@ -164,7 +164,7 @@ def _reason(
     kinds: Mapping[Reason, Sequence[str]],
     unit: str,
 ) -> tuple[Reason, str]:
-    """What bounds the plan, and a sentence about it."""
+    """The limit that bounds the plan, and a sentence about it."""
     loads = evaluate(problem, blocks)
     name, load = problem.devices[device], time_text(float(loads.device_s[device]), unit)
     start = f"'{name}' is the bottleneck: {load}"
@@ -194,7 +194,7 @@ def _reason(
 
 
 def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: str) -> str:
-    """A clause about what the host takes of a device, where it has no core of its own; empty if that is nothing to name."""
+    """A clause about the host's share of a device, where the host has no core of its own; empty if the share is small."""
     made = [net.producer for net in problem.nets if HOST in net.consumers]
     shares = [sum(op in block.ops for op in made) / len(block.devices) for block in blocks if device in block.devices]
     host_s = problem.host_s * sum(shares) / len(made) if made else 0.0
@@ -204,7 +204,7 @@ def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: s
 
 
 def _indivisible(problem: Problem, blocks: Sequence[Block], device: int) -> tuple[tuple[int, ...], float] | None:
-    """The op or group on a device that takes longest on its fastest device, and how long, replicas taken into account."""
+    """The op or group of a device that takes longest even on the fastest device, and its seconds divided by its replicas."""
     found: list[tuple[float, tuple[int, ...]]] = []
     for block in blocks:
         if device in block.devices:
@@ -228,7 +228,7 @@ Call = tuple[Problem, Demands]
 
 
 def _changes(problem: Problem, device: int, demands: Demands) -> Iterator[tuple[str, Call]]:
-    """What may be changed, in words, and what is to be solved then."""
+    """Changes to the problem: each in words, with the problem and demands to solve."""
     yield f"one more device like '{problem.devices[device]}'", (_with_twin(problem, device), demands)
     t = problem.transfers
     if t.send_s_per_byte.any() or t.receive_s_per_byte.any():
@@ -243,9 +243,10 @@ def _changes(problem: Problem, device: int, demands: Demands) -> Iterator[tuple[
 
 
 def _with_twin(problem: Problem, device: int) -> Problem:
-    """The problem with one more device like another; the two reach each other as that one reaches its like, or else the next.
+    """The problem with one more device like a given one.
 
-    Either of the two pays what that one pays now, and not what is paid at the other end, which may be nothing.
+    The two reach each other over the link to another device of that kind, or else to the next device. Each of them pays its own
+    end of that link: the other end may pay nothing.
     """
     count, t = problem.num_devices, problem.transfers
     others = [d for d in range(count) if d != device]
@@ -274,9 +275,9 @@ def _with_twin(problem: Problem, device: int) -> Problem:
 def _looked_at(
     calls: Mapping[str, Call], blocks: Sequence[Block], value_s: float, deadline: float
 ) -> tuple[list[Change], tuple[str, ...]]:
-    """What each change brings, in equal shares of the time that is left, and those for which there is none.
+    """The effect of each change, each in an equal share of the time left, and the changes that find no time.
 
-    A solver call takes somewhat longer than it may; the most that one did is kept free for the next.
+    A solver call overruns its limit somewhat; the longest overrun so far is kept free for the next call.
     """
     changes: list[Change] = []
     left_out: list[str] = []
@@ -295,7 +296,7 @@ def _looked_at(
 def _change(
     words: str, problem: Problem, demands: Demands, blocks: Sequence[Block], value_s: float, time_limit_s: float
 ) -> Change:
-    """The best of the changed problem; the plan itself stands in it too, so a change never makes things worse."""
+    """The best plan after a change. The plan itself counts too, so a change never makes things worse."""
     own_s = min(value_s, objective_s(problem, demands, blocks))
     try:
         solution = solve(problem, demands, time_limit_s=time_limit_s, name_conflict=False)

@@ -1,7 +1,7 @@
-"""The next best cut at each border of a plan: some ops moved over it, and what the plan costs then, by the one evaluator.
+"""The next best cut at each border of a plan: ops are moved over the border, and the evaluator says what the plan costs then.
 
-In a chain the border lies between neighbours, and the last ops before it or the first after it move. Elsewhere it lies between
-any two blocks that hand each other a value; what moves is one op or group on it, or all that makes or reads one value there.
+In a chain a border is between neighbours; the last ops before it or the first ops after it move. In other plans a border is
+between any two blocks that exchange a value; one op or group at it moves, or all ops that make or read one value there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,10 @@ from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.values.explanation import Cut
 
 MOST_MOVED = 12
-"""Ops that are moved over a border of a chain, either way."""
+"""Most ops that are moved over a border of a chain, in each direction."""
 
 MOST_TRIED = 48
-"""Other cuts between two blocks that are no neighbours in a chain."""
+"""Most cuts that are tried between two blocks outside a chain."""
 
 Changed = tuple[list[Block], tuple[int, ...], int]
 """Blocks after a move, the ops that moved, and the number of the block that they moved to."""
@@ -35,11 +35,11 @@ def next_cuts(
     """For each two devices that meet at a border, the best plan with another cut there.
 
     Args:
-        problem: what the blocks answer.
+        problem: the problem that the blocks solve.
         blocks: the plan.
-        judge: what a plan costs, in seconds.
-        contiguous: the blocks are a chain and stay one.
-        deadline: as ``time.monotonic`` counts; a border that is not reached by then is left out.
+        judge: gives the cost of a plan in seconds.
+        contiguous: whether the blocks are a chain and must stay one.
+        deadline: in ``time.monotonic`` seconds; borders that are not reached by then are left out.
     """
     borders = [
         (one, other)
@@ -94,7 +94,7 @@ def _best(
 
 
 def _shifts(blocks: Sequence[Block], one: int, other: int) -> Iterator[Changed]:
-    """1, 2, ... ops moved over the border of two neighbours, either way."""
+    """The blocks after 1, 2, ... ops were moved over the border of two neighbours, in each direction."""
     first, last = sorted(blocks[one].ops), sorted(blocks[other].ops)
     for source, target, ops in ((one, other, first[::-1]), (other, one, last)):
         for count in range(1, min(MOST_MOVED, len(ops) - 1) + 1):
@@ -102,7 +102,7 @@ def _shifts(blocks: Sequence[Block], one: int, other: int) -> Iterator[Changed]:
 
 
 def _swaps(problem: Problem, blocks: Sequence[Block], one: int, other: int) -> Iterator[Changed]:
-    """What makes or reads a value that crosses moved over, one op or group at a time or all of one value; light ones first."""
+    """The blocks after ops at a crossing value were moved: one op or group, or all that make or read it; light ones first."""
     home = block_of(problem, blocks)
     bonds: dict[int, tuple[int, ...]] = {op: group for group in problem.groups for op in group}
     found: dict[tuple[tuple[int, ...], int], None] = {}
@@ -127,7 +127,7 @@ def _moved(blocks: Sequence[Block], source: int, target: int, ops: tuple[int, ..
 
 
 def _meeting(problem: Problem, blocks: Sequence[Block]) -> list[tuple[int, int]]:
-    """Pairs of blocks of which one makes what the other reads."""
+    """Pairs of blocks of which one makes a value that the other reads."""
     home = block_of(problem, blocks).tolist()
     pairs = {(home[net.producer], home[op]) for net in problem.nets for op in net.consumers if HOST not in (net.producer, op)}
     return sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]})
