@@ -7,7 +7,6 @@ no one's business there.
 import json
 import platform
 import shutil
-import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from autosplit.backends.base import get_backend
 from autosplit.backends.onnxfile import write_onnx
 from autosplit.errors import PlanError, UsageError, raise_faults
-from autosplit.files import unwritable
+from autosplit.files import hidden_beside, unwritable
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import TensorSpec
 
@@ -50,7 +49,8 @@ def export(
     manifest = describe(programs, inputs, outputs, model)
     there = folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(dir=folder if there else folder.parent, prefix=f".{folder.name}-"))
+    building = hidden_beside(folder / "export" if there else folder)
+    building.mkdir()
     try:
         for program, entry in zip(programs, manifest["stages"], strict=True):
             write_onnx(program, building / entry["file"], dense=False)
@@ -60,7 +60,6 @@ def export(
             for file in sorted(building.iterdir(), key=lambda file: file.name == MANIFEST):
                 file.rename(folder / file.name)
         else:
-            building.chmod(0o755)
             building.replace(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -1,5 +1,6 @@
 import importlib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -186,6 +187,15 @@ def test_an_empty_folder_is_filled_also_where_it_cannot_be_replaced(thirds, skip
     inputs = [value.numpy() for value in skips.example_inputs]
     assert set(onnxruntime_loader.Pipeline(folder).run(inputs)) == set(skips.graph.outputs)
     assert [file.name for file in folder.iterdir() if file.name.startswith(".")] == []
+
+
+def test_what_is_exported_keeps_to_the_umask(thirds, skips, tmp_path):
+    old = os.umask(0o077)
+    try:
+        folder = export(thirds, [skips.specs[name] for name in skips.graph.inputs], skips.graph.outputs, tmp_path / "out")
+    finally:
+        os.umask(old)
+    assert [path for path in (folder, *folder.iterdir()) if path.stat().st_mode & 0o077] == []
 
 
 def test_stages_that_do_not_fit_together_are_refused_with_every_fault(skips, thirds):
