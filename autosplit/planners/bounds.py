@@ -1,8 +1,8 @@
-"""Bounds: what no plan can beat, from the compute alone.
+"""The compute bound: what no plan can beat, from compute alone.
 
-With any multipliers w >= 0 for the classes, the loads of all devices weighted by w add up to at least the sum over items
-of the least w times its compute, so ``T * sum(w) >= sum over items of min over classes(w * compute)``. The best
-multipliers are the duals of the linear program that spreads each item over the devices.
+For any weights w >= 0 of the classes, the loads of all devices weighted by w add up to at least the sum over all items of the
+least w * compute. So ``T * sum(w) >= sum over items of min over classes of (w * compute)``. The best weights are the duals of the
+linear program that spreads each item over the devices.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ MAX_LP_ENTRIES = 40_000
 
 
 def multipliers(items: Items) -> Floats:
-    """A weight for each class with ``sum(count * weight) = 1`` that makes the compute bound large, shape (K,)."""
+    """Weights of the classes with ``sum(count * weight) = 1`` that make the compute bound large, shape (K,)."""
     counts = np.array([len(members) for members in items.classes], dtype=np.float64)
     work = _work(items)
     candidates = [np.ones(len(counts)), *np.eye(len(counts))]
@@ -38,7 +38,7 @@ def item_work(items: Items, weights: Floats) -> Floats:
 
 
 def compute_bound_s(items: Items, demands: Demands, weights: Floats) -> float:
-    """No plan has a largest load below this many seconds (infinite when an item fits no device)."""
+    """No plan has a smaller largest load, in seconds; infinite where an item fits on no device."""
     counts = np.array([len(members) for members in items.classes])
     widest = min(demands.max_replicas, int(counts.sum()))
     single = float(_work(items).min(axis=1).max()) / widest
@@ -56,7 +56,7 @@ def _value(work: Floats, weights: Floats, counts: Floats) -> float:
 
 
 def _lp_duals(work: Floats, counts: Floats) -> Floats:
-    """The duals of the load rows of the spreading program."""
+    """The duals of the load rows of the linear program that spreads the items."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
     top = solver.NumVar(0, solver.infinity(), "")
     rows = [solver.Constraint(-solver.infinity(), 0.0) for _ in counts]
@@ -78,7 +78,7 @@ def _lp_duals(work: Floats, counts: Floats) -> Floats:
 
 
 def _ascent(work: Floats, counts: Floats, num_rounds: int = 60) -> Floats:
-    """Multipliers by subgradient ascent on their logarithms, for problems too large for the linear program."""
+    """Weights by subgradient ascent on their logarithms, for problems that are too large for the linear program."""
     weights = 1 / np.maximum(np.where(np.isfinite(work), work, 0.0).sum(axis=0), 1e-300)
     weights /= weights @ counts
     best, best_value = weights, _value(work, weights, counts)

@@ -14,8 +14,8 @@ from autosplit.planners.clusters import net_edges
 class Delays:
     """The least time from the end of an op to the start of its reader on another device.
 
-    Every value between the two is sent, delayed, received. Where a device computes and transfers at the same time, only the
-    delay is certain. A block on several devices pays the mean over them, and no less than the cheapest pair.
+    Every value between the two is sent, delayed and received. Where a device computes and transfers at the same time, only the
+    delay counts. With replicas, the cheapest pair of devices counts, for a block pays the mean over its devices.
     """
 
     problem: Problem
@@ -37,7 +37,7 @@ class Delays:
 
     @cached_property
     def edges(self) -> dict[tuple[int, int], tuple[int, float]]:
-        """(maker, reader) to the number of values between them and their bytes; HOST is either end of all."""
+        """(maker, reader) to the number of values between them and their bytes; either may be HOST."""
         found: dict[tuple[int, int], tuple[int, float]] = {}
         for net in self.problem.nets:
             for reader in set(net.consumers):
@@ -47,7 +47,7 @@ class Delays:
         return found
 
     def between(self, maker: int, reader: int) -> Floats:
-        """Seconds for each device of the maker (rows) and the reader (columns), 0 on the same device; the host is one end.
+        """Seconds for each device of the maker (rows) and of the reader (columns), 0 on the same device.
 
         Shape (num_devices, num_devices), or (1, num_devices) from the host and (num_devices, 1) to it.
         """
@@ -70,9 +70,9 @@ class Delays:
 
 
 def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tuple[int, float]] | None = None) -> float:
-    """The longest path with each op on its fastest device and only what comes from and goes to the host paid: a bound.
+    """The longest path with each op on its fastest device, where only transfers from and to the host are paid: a bound.
 
-    With ``lengths[op] = other, seconds`` it takes at least so long from the end of the one to the end of the other.
+    ``lengths[op] = other, seconds`` says that at least so many seconds pass from the end of ``op`` to the end of ``other``.
     """
     fastest = problem.compute_s.min(axis=1)
     start_s, least_s, end_s = np.zeros(problem.num_ops), np.zeros(problem.num_ops), 0.0
@@ -95,7 +95,7 @@ def _least(table: Floats) -> float:
 
 
 def readers_of(problem: Problem) -> list[list[int]]:
-    """The ops that read what each op makes."""
+    """The readers of each op."""
     after: list[list[int]] = [[] for _ in range(problem.num_ops)]
     for source, target in sorted(net_edges(problem)):
         after[source].append(target)

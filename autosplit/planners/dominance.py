@@ -1,9 +1,9 @@
-"""Merging items that some best plan keeps together anyway, so that fewer are left to decide.
+"""Dominance: merge items that some best contiguous plan keeps together, so that fewer are left to decide.
 
-An item u with one neighbour v in the order on that side may move to v's block if no device pays more for it then. Nets of
-the two alone save what they cost on both sides. Other nets that touch both cost no more than before: v's block paid
-already, and so did the producer's; only where u is the producer do a sender and a receiver change roles. Nets that touch u
-and not v may cost in full, and so may u's compute where it goes. Contiguous plans only.
+An item u with a single neighbour v in the order, on either side, may move to the block of v if no device pays more for it then.
+Nets of u and v alone save what they cost on both sides. Other nets of both cost no more than before: the block of v paid already,
+and so did the producer's. Only where u is the producer do a sender and a receiver change roles. Nets of u without v may cost in
+full, and so may the compute of u on its new device.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
 def merge_dominated(
     compute: Floats, fixed: Floats, num_bytes: Floats, nets: Nets, edges: Iterable[tuple[int, int]], tied: set[int], tight: bool
 ) -> NDArray[np.int64]:
-    """For each item the item that it is merged into (itself if none).
+    """For each item, the item that it is merged into, or itself.
 
     Args:
         compute: seconds, shape (num_items, num_classes).
@@ -48,7 +48,7 @@ def merge_dominated(
 
 
 def roots(joined: list[int]) -> list[int]:
-    """Where each entry ends that leads to another one, which may lead on; in place."""
+    """The root of each entry, where an entry names another one or itself; in place."""
     for entry in range(len(joined)):
         while joined[entry] != joined[joined[entry]]:
             joined[entry] = joined[joined[entry]]
@@ -56,7 +56,7 @@ def roots(joined: list[int]) -> list[int]:
 
 
 class _Merging:
-    """The items' neighbours and nets while they are merged."""
+    """Neighbours and nets of the items while they are merged."""
 
     def __init__(self, compute: Floats, nets: Nets, edges: Iterable[tuple[int, int]]) -> None:
         count = len(compute)
@@ -77,7 +77,7 @@ class _Merging:
                 self.touching[item].add(number)
 
     def home_for(self, item: int) -> int:
-        """The neighbour that the item loses nothing by joining, or -1."""
+        """The neighbour that the item may join at no cost, or -1."""
         for near in (self.after[item], self.before[item]):
             if len(near) == 1:
                 goal = next(iter(near))
@@ -86,7 +86,7 @@ class _Merging:
         return -1
 
     def _dominated(self, item: int, goal: int) -> bool:
-        """Whether no class of device pays more: neither where the item leaves, nor where the goal stands."""
+        """Whether no class of device pays more, neither the one that the item leaves nor that of the goal."""
         classes = range(len(self.compute[item]))
         work, goal_work = self.compute[item], self.compute[goal]
         cost, saved = [0.0 for _ in classes], [0.0 for _ in classes]
@@ -102,7 +102,7 @@ class _Merging:
         return leaves and all(cost[k] + work[k] <= saved[k] for k in classes if goal_work[k] < inf)
 
     def merge(self, item: int, goal: int) -> set[int]:
-        """Join the item to the goal; returns the items to look at again."""
+        """Join the item to the goal. Returns: the items to check again."""
         self.target[item] = goal
         self.compute[goal] = [a + b for a, b in zip(self.compute[goal], self.compute[item], strict=True)]
         for net in self.touching[item]:

@@ -1,4 +1,4 @@
-"""What keeps a problem from having any plan, in words: what can be seen without a search, and small sets that conflict."""
+"""Why a problem has no plan, in words: faults that are seen without a search, and small sets of constraints that conflict."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ MOST_NAMED = 12
 
 
 def refuse_obvious(problem: Problem, together: Sequence[Sequence[int]], most_blocks: int | None) -> None:
-    """Raise InfeasibleError when ops that stay together fit no device alone, or all ops do not fit all devices.
+    """Raise InfeasibleError where ops that stay together fit on no device, or all ops do not fit on all devices.
 
-    With ``most_blocks``, no more than so many devices count.
+    Where ``most_blocks`` limits the blocks, only that many devices count.
     """
     for ops in together:
         allowed = np.flatnonzero(np.isfinite(problem.compute_s[list(ops)]).all(axis=0))
@@ -48,7 +48,7 @@ def refuse_obvious(problem: Problem, together: Sequence[Sequence[int]], most_blo
 
 
 def item_bytes(problem: Problem, ops: Sequence[int]) -> float:
-    """What ops that stay together need on one device, in bytes."""
+    """The bytes that ops need together on one device."""
     members = set(ops)
     shared = sum(weight.num_bytes for weight in problem.weights if members.intersection(weight.users))
     return float(problem.op_bytes[list(ops)].sum()) + shared
@@ -62,7 +62,7 @@ def _names(problem: Problem, ops: Sequence[int]) -> str:
 
 
 def _no_device(problem: Problem, ops: Sequence[int]) -> str:
-    """Why no device takes all the ops: for each device one reason."""
+    """Why no device takes all the ops, with one reason for each device."""
     reasons = []
     for device, name in enumerate(problem.devices):
         op = next(op for op in ops if np.isinf(problem.compute_s[op, device]))
@@ -85,7 +85,7 @@ def _too_large(problem: Problem, ops: Sequence[int], need: float, roomy: int, nu
 
 
 def refuse_short(problem: Problem, demands: Demands) -> None:
-    """Raise InfeasibleError when all stages together cannot take as long as they must."""
+    """Raise InfeasibleError where all stages together cannot take as long as is demanded."""
     all_s = most_s(problem)
     count = demands.num_stages or 1
     if count * demands.min_stage_s > all_s * (1 + TOLERANCE):
@@ -97,7 +97,7 @@ def refuse_short(problem: Problem, demands: Demands) -> None:
 
 
 def refuse_latency(demands: Demands, bound_s: float, method: str) -> None:
-    """Raise InfeasibleError when a sample is proved to take longer than it may."""
+    """Raise InfeasibleError where it is proved that a sample takes longer than is allowed."""
     if bound_s > demands.max_latency_s * (1 + TOLERANCE):
         raise InfeasibleError(
             f"no plan fits: a sample takes at least {bound_s:.3g} s ({method}), and at most "
@@ -106,15 +106,15 @@ def refuse_latency(demands: Demands, bound_s: float, method: str) -> None:
 
 
 def conflict(problem: Problem, demands: Demands, deadline: float, seed: int = 0) -> str:
-    """A set of constraints that cannot hold together, of which none can be left out, in words.
+    """A minimal set of constraints that cannot hold together, in words.
 
-    Constraints are dropped, and stay dropped while it is proved that no plan fits: first whole kinds, then halves of what
-    remains, quarters, and at last single ones (ddmin of Zeller and Hildebrandt, 2002). What is left always conflicts, so
-    that the search may end at any time.
+    Constraints are dropped while it is proved that no plan meets the others: whole kinds first, then halves, quarters, and at
+    last single ones (ddmin, Zeller and Hildebrandt, 2002). The constraints that are left always conflict, so the search may end
+    at any time.
 
     Args:
         problem, demands: no plan meets these.
-        deadline: monotonic seconds after which nothing more is dropped; the words then say so.
+        deadline: monotonic seconds after which no more constraints are dropped; the answer then says so.
         seed: of the solver.
     """
     kept = _constraints(problem, demands)
@@ -142,7 +142,7 @@ Constraint = tuple[str, str, int | str]
 
 
 def _constraints(problem: Problem, demands: Demands) -> list[Constraint]:
-    """(kind, in words, key) of all that may be dropped; the chain last, since proofs are quicker with it."""
+    """(kind, in words, key) of all constraints that may be dropped; the chain is last, since proofs are quicker with it."""
     found: list[Constraint] = []
     for name, words in (
         ("num_stages", f"exactly {demands.num_stages} stages are asked for"),
@@ -174,7 +174,7 @@ def _constraints(problem: Problem, demands: Demands) -> list[Constraint]:
 
 
 def _with(problem: Problem, demands: Demands, kept: Sequence[Constraint]) -> tuple[Problem, Demands]:
-    """The problem and demands with only these constraints; an op that is let onto a device takes no time there."""
+    """The problem and demands with only these constraints. An op takes no time on a device from which it is no longer barred."""
     keys = {(kind, key) for kind, _, key in kept}
     compute = problem.compute_s.copy()
     for op in range(problem.num_ops):

@@ -1,15 +1,16 @@
 """Items: the ops of a problem contracted to what can be decided apart, with costs by class of device.
 
-Ops of one group are one item, and so is each strongly connected set of the order. A value costs a set of items either
-``send`` (it is made inside and read outside) or ``receive`` (the other way round), once each: the hypergraph cost of the
-Tarnawski et al. 2020 model. Where the true cost depends on who the neighbour is, or on how many there are, the items hold
-the least of it, so what is proved on them is a bound; ``exact`` says whether it is the truth.
+Ops of one group are one item, and so is each strongly connected set of the order. A net costs a set of items ``send`` (it is made
+inside and read outside) or ``receive`` (the other way round), once each: the hypergraph cost of the model of Tarnawski et al.
+(2020). Where the true cost depends on the other device, or on the number of them, the items have the least of it, so that a bound
+on them holds for the problem; ``exact`` says whether their cost is the true one.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+import networkx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -87,7 +88,7 @@ class Items:
 
     @property
     def num_items(self) -> int:
-        """How many items there are."""
+        """The number of items."""
         return len(self.ops)
 
     def expand(self, items: Iterable[int]) -> tuple[int, ...]:
@@ -95,7 +96,7 @@ class Items:
         return tuple(sorted(op for item in items for op in self.ops[item]))
 
     def reversed(self) -> "Items":
-        """The same from the other end: item i becomes item n - 1 - i, and the order binds the other way round."""
+        """The items in reverse: item i becomes item n - 1 - i, and the order is turned round."""
         last = self.num_items - 1
         before = self.after.transposed(self.num_items)
         return replace(
@@ -117,9 +118,9 @@ def contract(problem: Problem, demands: Demands, limit_s: float = inf, merge: bo
     Args:
         problem: what is asked.
         demands: the limits on a plan.
-        limit_s: only plans below this many seconds count, so an item may not go where it alone takes as long.
-        merge: join items that some best plan keeps together anyway.
-        bytes_of_merged: count them; else more items are merged, and plans of the items may be above a cap.
+        limit_s: only plans below it count, so that an item is barred from devices on which it alone takes as long.
+        merge: join items that some best plan keeps together.
+        bytes_of_merged: count the bytes of merged items. Otherwise more items are merged, and plans may exceed memory caps.
     """
     home = components(problem, demands.contiguous)
     return _items(problem, demands, home, limit_s, merge, bytes_of_merged)
@@ -135,9 +136,16 @@ def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
 
 def components(problem: Problem, contiguous: bool) -> Ints:
     """Component of each op: joined by groups and, where the order binds, by its cycles. Shape (num_ops,)."""
-    rings = [pair for group in problem.groups for pair in zip(group, (*group[1:], *group[:1]), strict=True)]
-    order = _edges(problem, range(problem.num_ops)) if contiguous else ()
-    return np.array(strong_components(problem.num_ops, [*order, *rings]), dtype=np.int64)
+    order = np.array(problem.order if contiguous else (), dtype=np.int64).reshape(-1, 2)
+    home = np.arange(problem.num_ops)[::-1].copy()
+    if problem.groups or (order[:, 0] > order[:, 1]).any():
+        graph = networkx.DiGraph(order.tolist())
+        graph.add_nodes_from(range(problem.num_ops))
+        for group in problem.groups:
+            networkx.add_cycle(graph, group)
+        for number, ops in enumerate(networkx.strongly_connected_components(graph)):
+            home[list(ops)] = number
+    return home
 
 
 def _edges(problem: Problem, home: Sequence[int]) -> set[tuple[int, int]]:
@@ -145,43 +153,8 @@ def _edges(problem: Problem, home: Sequence[int]) -> set[tuple[int, int]]:
     return {(home[a], home[b]) for a, b in problem.order if home[a] != home[b]}
 
 
-def strong_components(num_nodes: int, edges: Iterable[tuple[int, int]]) -> list[int]:
-    """Component number of each node: Tarjan's algorithm (1972) without recursion."""
-    reach: list[list[int]] = [[] for _ in range(num_nodes)]
-    for source, target in edges:
-        reach[source].append(target)
-    seen = [-1] * num_nodes
-    low = [0] * num_nodes
-    component = [-1] * num_nodes
-    stack: list[int] = []
-    clock = count = 0
-    for root in range(num_nodes):
-        if seen[root] >= 0:
-            continue
-        path = [(root, 0)]
-        while path:
-            node, step = path.pop()
-            if step == 0:
-                seen[node] = low[node] = clock
-                clock += 1
-                stack.append(node)
-            elif component[reach[node][step - 1]] < 0:
-                low[node] = min(low[node], low[reach[node][step - 1]])
-            while step < len(reach[node]) and seen[reach[node][step]] >= 0:
-                if component[reach[node][step]] < 0:
-                    low[node] = min(low[node], seen[reach[node][step]])
-                step += 1
-            if step < len(reach[node]):
-                path += [(node, step + 1), (reach[node][step], 0)]
-            elif low[node] == seen[node]:
-                while component[node] < 0:
-                    component[stack.pop()] = count
-                count += 1
-    return component
-
-
 def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Floats, Floats, bool]:
-    """For each class the least (fixed, per byte) of sending and of receiving, shape (K, 2) each, and whether all are equal."""
+    """The least seconds (fixed, per byte) of sending and of receiving by class, shape (K, 2); whether all pairs cost the same."""
     transfers = problem.transfers
     tables = (transfers.send_s, transfers.send_s_per_byte), (transfers.receive_s.T, transfers.receive_s_per_byte.T)
     least = np.zeros((2, len(classes), 2))
@@ -233,7 +206,7 @@ def _items(problem: Problem, demands: Demands, home: Ints, limit_s: float, merge
 def _item_nets(
     problem: Problem, home: Ints, count: int, firsts: Sequence[int], send: Floats, receive: Floats
 ) -> tuple[Floats, Nets, bool]:
-    """What each item pays in any case, the nets by (producer, items touched), and whether a sender never pays twice."""
+    """The transfers that each item always pays, the nets by (producer, items), and whether a sender never pays twice."""
     transfers, place = problem.transfers, home.tolist()
     sizes = np.array([net.num_bytes for net in problem.nets]).reshape(-1, 1)
     sending, receiving = send[:, 0] + sizes * send[:, 1], receive[:, 0] + sizes * receive[:, 1]
@@ -275,7 +248,7 @@ def _topological(target: Ints, edges: Iterable[tuple[int, int]]) -> Ints:
 
 
 def stack_order(after: Sequence[Iterable[int]], keys: Ints | Floats) -> Ints:
-    """A topological order by a stack of what is ready, so that what is begun is finished; of equals, the largest key comes first.
+    """A depth-first topological order: the ready items are a stack, and of those made ready together the largest key comes first.
 
     Args:
         after: what must not stand before each item.
@@ -308,7 +281,7 @@ def _assemble(
     weights: Sequence[tuple[float, frozenset[int]]],
     exact: bool,
 ) -> Items:
-    """Items renumbered by ``place`` (old item to new), ``home`` being the new item of each op."""
+    """The items after renumbering: ``place`` is the new number of each old item, ``home`` the new item of each op."""
     num_classes = compute.shape[1]
 
     def gathered(old: Floats) -> Floats:

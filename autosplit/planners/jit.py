@@ -1,6 +1,6 @@
-"""Compilation of the inner loops with numba; the machine code is cached beside the sources.
+"""Compile the inner loops with numba and cache the machine code beside the sources.
 
-`python -m autosplit.planners.warming` compiles everything ahead of time. Whoever comes without is told that it takes a while.
+``python -m autosplit.planners.warming`` compiles everything ahead of time. Without it, the first call compiles and says so.
 """
 
 import logging
@@ -20,33 +20,33 @@ from autosplit.errors import is_interrupt
 Function = TypeVar("Function", bound=Callable[..., object])
 
 whole = cast(Callable[[int], int], np.int64)
-"""For whole numbers given to compiled functions: for a literal numba would compile all that is called once more."""
+"""Wraps integer arguments of compiled functions: numba compiles a function once more for a literal."""
 
 
 def compiled(function: Function) -> Function:
-    """The function compiled on its first call, or loaded from the cache; it releases the interpreter lock.
+    """Compile a function on its first call, or load it from the cache. It releases the interpreter lock.
 
-    It may not allocate: without numba's reference counting it compiles several times faster and runs twice as fast.
+    The function must not allocate: without numba's reference counting it compiles several times faster and runs twice as fast.
     """
     return _cached(function, _nrt=False)
 
 
 def allocating(function: Function) -> Function:
-    """Likewise, for a function that makes arrays."""
+    """Like ``compiled``, for a function that allocates arrays."""
     return _cached(function)
 
 
 def inner(function: Function) -> Function:
-    """Like ``compiled``, for a function that only compiled code calls: no wrapper for Python, which saves half the time."""
+    """Like ``compiled``, for a function that only compiled code calls: without a wrapper it compiles in half the time."""
     return _cached(function, _nrt=False, no_cpython_wrapper=True)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C while compiled code works is a KeyboardInterrupt, as ever.
+    """Raise KeyboardInterrupt for Ctrl-C during compiled code.
 
-    Numba hears of it while it makes the answer an array of Python's, returns the array nonetheless, and Python calls that a
-    SystemError; for an answer of several arrays, a SystemError of a SystemError.
+    Numba notices the signal while it converts its result to a Python array and returns the array all the same. Python then
+    raises a SystemError, or a chain of them where the result has several arrays.
     """
     try:
         yield
@@ -58,14 +58,28 @@ def interruptible() -> Iterator[None]:
 
 def _cached(function: Function, **options: bool) -> Function:
     dispatcher: Any = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, **options)(function)
-    # numba looks at the one file in which a function stands; what is compiled into it may stand in another
+    # numba checks only the file of the function itself, but functions from other files are compiled into it
     dispatcher._cache._cache_file._source_stamp = source_stamp(Path(__file__).parent)
+    forget_lost_classes(dispatcher._cache._cache_file)
     return cast(Function, dispatcher)
+
+
+def forget_lost_classes(cache_file: Any) -> None:
+    """Let a cache that names classes of other sources count as empty; numba raises AttributeError where a class was renamed."""
+    load_index = cache_file._load_index
+
+    def load_known() -> Any:
+        try:
+            return load_index()
+        except (AttributeError, ImportError):
+            return {}
+
+    cache_file._load_index = load_known
 
 
 @cache
 def source_stamp(folder: Path) -> str:
-    """A digest of every module in the folder that is compiled: machine code of any other sources is made anew."""
+    """A digest of all compiled modules below the folder; where it changes, the machine code is compiled anew."""
     digest = sha256()
     for path in sorted(folder.rglob("*.py")):
         source = path.read_bytes()
@@ -75,7 +89,7 @@ def source_stamp(folder: Path) -> str:
 
 
 class _Notice(event.Listener):  # type: ignore[misc]
-    """Says once in a process that something of this package is being compiled."""
+    """Logs once in a process that this package compiles its inner loops."""
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith("autosplit."):

@@ -10,12 +10,12 @@ from autosplit.values.constraints import Demands
 
 
 def objective_s(problem: Problem, demands: Demands, blocks: Sequence[Block]) -> float:
-    """Seconds that the objective makes small: the largest device load, or the latency of one sample."""
+    """The objective in seconds: the largest device load, or the latency of one sample."""
     return latency_s(problem, blocks) if demands.objective == "latency" else evaluate(problem, blocks).bottleneck_s
 
 
 def demand_faults(problem: Problem, demands: Demands, blocks: Sequence[Block]) -> list[str]:
-    """Every way in which the blocks break the problem's rules or the demands, a sentence each."""
+    """A sentence for every rule of the problem and every demand that the blocks break."""
     faults = find_faults(problem, blocks, contiguous=demands.contiguous)
     if faults:
         return faults

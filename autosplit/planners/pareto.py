@@ -1,7 +1,7 @@
 """The Pareto front of throughput, latency and peak memory: plans of which none is better than another in all three.
 
-Two of the three are limited and the third is made best, for a grid of limits between the ends (the epsilon constraint method,
-Haimes et al., 1971); plans of other shapes, and all that the solver brings on the way, stand for election too.
+Two of the three are limited and the third is optimized, for a grid of limits between the ends (the epsilon-constraint method,
+Haimes et al., 1971). Plans with other numbers of stages and replicas are candidates too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +22,12 @@ from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
 NUM_LIMITS = 4
-"""Limits between the ends of latency, and of memory."""
+"""Limits between the ends of latency, and as many between those of memory."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A plan of the front: seconds per sample and of one sample, and the bytes that the fullest device holds."""
+    """A plan of the front: seconds per sample, seconds of one sample, and bytes of the fullest device."""
 
     bottleneck_s: float
     latency_s: float
@@ -36,11 +36,11 @@ class Point:
 
     @property
     def values(self) -> tuple[float, float, float]:
-        """What is compared; smaller is better in all three."""
+        """The three values to compare; smaller is better."""
         return self.bottleneck_s, self.latency_s, self.peak_bytes
 
     def row(self, problem: Problem) -> dict[str, Any]:
-        """One row of a table."""
+        """A row of a table."""
         blocks = self.solution.blocks
         return {
             "per_s": 1 / self.bottleneck_s if self.bottleneck_s > 0 else inf,
@@ -59,7 +59,7 @@ def point_of(problem: Problem, solution: Solution) -> Point:
 
 
 def dominates(one: Point, other: Point) -> bool:
-    """Whether one point is as good in all three, but for rounding, and better in one."""
+    """Whether one point is as good as the other in all three values, but for rounding, and better in one."""
     pairs = list(zip(one.values, other.values, strict=True))
     return all(a <= b * (1 + TOLERANCE) for a, b in pairs) and any(a < b * (1 - TOLERANCE) for a, b in pairs)
 
@@ -84,8 +84,8 @@ def pareto(
 ) -> tuple[Solution, ...]:
     """Plans of which none is better than another in throughput, latency and peak memory, the best throughput first.
 
-    A solution's ``objective_s`` is its largest device load. The two ends that are asked for first are as good as ``solve`` makes
-    them; what lies between is searched, not proved, so ``status`` says ``optimal`` for the best throughput at most.
+    The ``objective_s`` of a solution is its largest device load. The two ends are as good as ``solve`` makes them. Points between
+    them are not proved, so only the best throughput can have the status ``optimal``.
 
     Args:
         problem: ops, devices, costs and rules.
@@ -99,19 +99,19 @@ def pareto(
 
 
 class _Front:
-    """The points so far, and the clock."""
+    """The points found so far, and the deadline."""
 
     def __init__(self, problem: Problem, demands: Demands, deadline: float, seed: int, say: Callable[[str], None]) -> None:
         self.problem, self.deadline, self.seed, self.say = problem, deadline, seed, say
         self.points: list[Point] = []
         self.asked = replace(demands, objective="throughput")
-        """The caller's demands."""
+        """The demands of the caller."""
         more = demands.num_stages is not None and demands.num_stages > problem.num_devices
         self.demands = replace(self.asked, reuse=more)
-        """The same, and whether the best plans share devices."""
+        """The demands of the caller, with whether the best plans share devices."""
 
     def solutions(self) -> tuple[Solution, ...]:
-        """Ends, shapes, limits; then what is not dominated."""
+        """Solve for the ends, other shapes and limits, and keep the points that are not dominated."""
         left_s = self.deadline - monotonic()
         best = self._solve(self.problem, left_s / 2, first=True)
         self._ask(self.problem, min(left_s / 4, (self.deadline - monotonic()) / 2), objective="latency")
@@ -124,9 +124,9 @@ class _Front:
         return tuple(self._judged(point, best) for point in front)
 
     def _judged(self, point: Point, best: Solution) -> Solution:
-        """The point's solution in terms of throughput, with what is proved of it.
+        """The solution of a point with throughput as its objective, and the bound that holds for it.
 
-        Where the best throughput was sought with one block on a device, its bound says nothing of plans that share devices.
+        The bound of the best plan with one block on a device does not hold for plans that share devices.
         """
         alike = _shares(best.blocks) or not _shares(point.solution.blocks)
         bound_s = min(best.bound_s if alike else self._shared_bound_s(), point.bottleneck_s)
@@ -136,13 +136,13 @@ class _Front:
         return replace(point.solution, objective_s=point.bottleneck_s, bound_s=bound_s, status=status)
 
     def _shared_bound_s(self) -> float:
-        """What no plan is below, whether or not it shares devices."""
+        """A bound on all plans, also on those that share devices."""
         demands = replace(self.demands, reuse=True)
         items = contract(self.problem, demands)
         return bounds.compute_bound_s(items, demands, bounds.multipliers(items))
 
     def _simple(self) -> None:
-        """Everything on one device, or on replicas of it: the smallest latency or the largest throughput, often."""
+        """Offer all ops on one device, or on replicas of it: often the smallest latency or the largest throughput."""
         everything = tuple(range(self.problem.num_ops))
         for device in range(self.problem.num_devices):
             self._offer((Block(everything, (device,)),), "one device")
@@ -153,7 +153,7 @@ class _Front:
                     self._offer((Block(everything, members[:width]),), "replicas")
 
     def _shapes(self) -> Iterator[dict[str, Any]]:
-        """Other numbers of stages and replicas, where the caller left them open."""
+        """Other numbers of stages and replicas, where the caller leaves them open."""
         if self.asked.num_stages is not None:
             return
         for count in range(2, min(self.problem.num_devices, self.problem.num_ops, self.asked.max_stages or 8) + 1):
@@ -162,7 +162,7 @@ class _Front:
                 yield {"num_stages": count, "max_stages": None, "max_replicas": 1}
 
     def _limits(self) -> Iterator[tuple[Problem, dict[str, Any]]]:
-        """Memory caps and latency limits between the ends of the front so far."""
+        """Memory caps and latency limits between the ends of the present front."""
         front = front_of(self.points)
         memory = _between([point.peak_bytes for point in front])
         latency = _between([point.latency_s for point in front])
@@ -178,12 +178,12 @@ class _Front:
                 yield capped, {"max_latency_s": min(limit, self.demands.max_latency_s)}
 
     def _least_memory(self) -> float:
-        """An even share of all bytes, with the largest op on top: no plan needs much more."""
+        """An even share of all bytes, or the largest op if that is more, with a small margin."""
         largest = float(self.problem.op_bytes.max(initial=0.0))
         return max(self.problem.total_bytes / self.problem.num_devices, largest) * 1.02 + 1
 
     def _ask(self, problem: Problem, time_limit_s: float, **change: Any) -> None:
-        """One call of the solver with other limits, if there is time; what it cannot meet is no point."""
+        """Solve with other limits if there is time; limits that cannot be met add no point."""
         if monotonic() < self.deadline:
             try:
                 self._solve(problem, min(time_limit_s, self.deadline - monotonic()), **change)
@@ -192,13 +192,13 @@ class _Front:
 
     def _solve(self, problem: Problem, time_limit_s: float, first: bool = False, **change: Any) -> Solution:
         solution = solve(problem, replace(self.asked, **change), time_limit_s=time_limit_s, seed=self.seed, name_conflict=first)
-        if first and _shares(solution.blocks):  # no other plan meets the limits, and those that follow may share devices too
+        if first and _shares(solution.blocks):  # no other plan meets the limits, so that all later plans may share devices too
             self.demands = replace(self.demands, reuse=True)
         self._offer(solution.blocks, solution.method, solution)
         return solution
 
     def _offer(self, blocks: tuple[Block, ...], method: str, solution: Solution | None = None) -> None:
-        """Keep blocks that meet the caller's own limits; those of a latency plan may share devices."""
+        """Keep blocks that meet the limits of the caller; plans for latency may share devices."""
         if demand_faults(self.problem, with_reuse(replace(self.demands, objective="latency")), blocks):
             return
         loads = evaluate(self.problem, blocks)
@@ -221,7 +221,7 @@ class _Front:
 
 
 def _shares(blocks: Sequence[Block]) -> bool:
-    """Whether a device has several blocks."""
+    """Whether a device runs several blocks."""
     used = [device for block in blocks for device in block.devices]
     return len(set(used)) < len(used)
 

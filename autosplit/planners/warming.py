@@ -1,4 +1,4 @@
-"""Compile the inner loops of all planners ahead of time: ``python -m autosplit.planners.warming``, with a line for each part."""
+"""Compile the inner loops of all planners ahead of time: ``python -m autosplit.planners.warming``."""
 
 import logging
 import sys
@@ -23,7 +23,7 @@ from autosplit.values.constraints import Demands
 
 
 def small_problem() -> Problem:
-    """Five ops in a row with a branch, on two devices and a third of another kind."""
+    """Five ops with a branch, on two equal devices and a third one."""
     transfers = Transfers.free(3)
     transfers.send_s_per_byte[:] = transfers.receive_s_per_byte[:] = 1.0
     compute = np.array([[2.0, 2.0, 3.0]] * 5)
@@ -37,7 +37,7 @@ def small_problem() -> Problem:
 
 
 def chains() -> None:
-    """Along one order, several blocks on a device too, and the time of a sample in them."""
+    """Compile chains along one order, interleaved stages, and the latency of a row of blocks."""
     problem, demands = small_problem(), Demands()
     items = contract(problem, demands, merge=False)
     usage, weights = usage_of(items, demands), bounds.multipliers(items)
@@ -49,7 +49,7 @@ def chains() -> None:
 
 
 def down_sets() -> None:
-    """Over all orders."""
+    """Compile chains over all orders."""
     demands = Demands()
     items = contract(small_problem(), demands, merge=False)
     usage, weights = usage_of(items, demands), bounds.multipliers(items)
@@ -59,7 +59,7 @@ def down_sets() -> None:
 
 
 def any_sets() -> None:
-    """Sweeps, pricing, annealing and resplits."""
+    """Compile sweeps, pricing, annealing and resplits."""
     graph = hypergraph_of(small_problem())
     home = annealing.anneal(graph, np.zeros(5, dtype=np.int64), seed=0, num_moves=100).home
     home[0], home[1] = 0, 1
@@ -79,8 +79,8 @@ PARTS: tuple[tuple[str, Callable[[], None]], ...] = (
 
 
 def main() -> None:
-    """Compile what is not compiled yet, and say how long each part took."""
-    logging.getLogger(jit.__name__).setLevel(logging.ERROR)  # these lines say it better
+    """Compile everything that is not cached, with a line for each part on stderr."""
+    logging.getLogger(jit.__name__).setLevel(logging.ERROR)  # the lines below say it in more detail
     for number, (name, part) in enumerate(PARTS, start=1):
         sys.stderr.write(f"compiling the planner, {number} of {len(PARTS)}: {name} … ")
         sys.stderr.flush()

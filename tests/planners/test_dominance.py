@@ -10,7 +10,7 @@ from problems import chain, random_problem
 from autosplit.planners import bounds
 from autosplit.planners.contiguous import downsets, linear
 from autosplit.planners.contiguous.device_usage import usage_of
-from autosplit.planners.items import contract, strong_components
+from autosplit.planners.items import contract
 from autosplit.values.constraints import Demands
 
 
@@ -58,7 +58,7 @@ def test_groups_and_what_lies_between_become_one_item():
     assert contract(problem, Demands(contiguous=False), merge=False).ops == ((0,), (1, 3), (2,), (4,))
 
 
-def test_strong_components():
-    component = strong_components(5, [(0, 1), (1, 2), (2, 0), (2, 3)])
-    assert component[0] == component[1] == component[2]
-    assert len(set(component)) == 3
+def test_a_cycle_of_the_order_becomes_one_item():
+    problem = chain([1.0] * 5)
+    problem = replace(problem, order=((0, 1), (1, 2), (2, 0), (2, 3)))
+    assert sorted(contract(problem, Demands(), merge=False).ops) == [(0, 1, 2), (3,), (4,)]

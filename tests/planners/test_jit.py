@@ -1,10 +1,12 @@
 """Machine code is kept by the sources of all compiled modules, and everything can be compiled ahead of time."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 from autosplit.planners import jit, warming
 from autosplit.planners.contiguous import downset_enumeration
@@ -28,6 +30,17 @@ def test_numba_keeps_machine_code_by_that_stamp() -> None:
     stamp = jit.source_stamp(Path(jit.__file__).parent)
     for function in (add, downset_enumeration.run):
         assert function._cache._cache_file._source_stamp == stamp
+
+
+def test_a_cache_that_names_a_renamed_class_is_made_anew(tmp_path: Path) -> None:
+    # the machine code of the version before ended in a traceback
+    file = IndexDataCacheFile(str(tmp_path), "add", "stamp")
+    lost = b"cautosplit.planners.contiguous.growing_block\nFilling\n."
+    Path(file._index_path).write_bytes(pickle.dumps(file._version, protocol=-1) + lost)
+    with pytest.raises(AttributeError):
+        file._load_index()
+    jit.forget_lost_classes(file)
+    assert file._load_index() == {}
 
 
 def test_everything_is_compiled_ahead(capsys) -> None:

@@ -1,7 +1,7 @@
-"""Usage: which devices a prefix of a chain has taken, as one number, and what the next block may take.
+"""Device usage: the devices that a prefix of a chain has taken, as a number, and the devices that the next block may take.
 
-Devices of one class are counted, not told apart: six equal accelerators and a CPU make 7 x 2 states, not 2^7. Where even
-the counts are too many, the devices are taken in one given sequence, in which any may be left out.
+Devices of one class are counted: six equal accelerators and a CPU make 7 x 2 states instead of 2^7. Where there are too many
+counts, devices are taken in one given sequence, and any of them may be left out.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Usage:
 
 
 def usage_of(items: Items, demands: Demands) -> Usage | None:
-    """All states, or None when there are more than a table can hold."""
+    """All states, or None where there are more than ``MAX_STATES``."""
     counts = [len(members) for members in items.classes]
     total = sum(counts)
     limit = min(demands.num_stages or total, demands.max_stages or total, total)
@@ -80,9 +80,9 @@ def _moves(counts: Sequence[int], most: int) -> list[tuple[int, ...]]:
 
 
 def sequence_usage(items: Items, demands: Demands, sequence: Sequence[int]) -> Usage:
-    """States for devices that are taken in one sequence of classes (with repeats), any of which may be left out.
+    """States for devices that are taken in one sequence of classes, with repeats; any of them may be left out.
 
-    A state is (devices of the sequence passed, blocks so far); without a limit on blocks, only the former.
+    A state is (devices passed in the sequence, blocks so far); the blocks are counted only where their number is limited.
     """
     length = len(sequence)
     limit = min(demands.num_stages or length, demands.max_stages or length, length)
@@ -109,5 +109,5 @@ def sequence_usage(items: Items, demands: Demands, sequence: Sequence[int]) -> U
 
 
 def capacity(usage: Usage, multipliers: Floats) -> Floats:
-    """Weighted devices that each state has left, shape (num_states,)."""
+    """The weighted number of free devices of each state, shape (num_states,)."""
     return np.asarray(usage.free @ multipliers)

@@ -1,12 +1,31 @@
-"""Walking from a down-set to all larger ones that one block reaches, each once, depth first. Compiled."""
+"""Enumerate the down-sets that one block reaches from a down-set, each once, depth first. Compiled.
+
+Sets are worked through by size. From a set D, items are added one by one while the block that they form stays below the limit;
+every D + block is a superset that is entered into the table:
+
+    D  ->  D + a  ->  D + a + b  ->  ...          each step takes a candidate, or leaves it out for good
+           D + b  ->  D + b + c  ->  ...          a candidate that is left out never comes back below this step
+
+Candidates are the items that are ready: the last set's, and those that the last item made ready.
+"""
 
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.contiguous.downset_table import Sets
-from autosplit.planners.contiguous.growing_block import ROUNDING, Costs, Filling, add, price, remove, reset, shift, widest_load
+from autosplit.planners.contiguous.downset_table import BEST, NUM_ENTRIES, NUM_SETS, NUM_TOO_WIDE, SIZE, DownSetTable
+from autosplit.planners.contiguous.growing_block import (
+    ROUNDING,
+    Costs,
+    GrowingBlock,
+    add,
+    price,
+    remove,
+    reset,
+    shift,
+    widest_load,
+)
 from autosplit.planners.contiguous.maximal_blocks import has_room, must_fill
-from autosplit.planners.contiguous.pruning import Rules, Walk, fits, most_left, must_take
+from autosplit.planners.contiguous.pruning import NUM_READY, NUM_TAKEN, Enumeration, Rules, fits, most_left, must_take
 from autosplit.planners.jit import compiled, inner, whole
 
 DONE, PAUSED, FULL, HOPELESS = range(4)
@@ -14,24 +33,31 @@ DONE, PAUSED, FULL, HOPELESS = range(4)
 
 @compiled
 def run(
-    costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, limit: Floats, num_steps: int, most_of_a_set: int
+    costs: Costs,
+    block: GrowingBlock,
+    rules: Rules,
+    sets: DownSetTable,
+    walk: Enumeration,
+    limit: Floats,
+    num_steps: int,
+    most_of_a_set: int,
 ) -> int:
-    """Work through the sets in order of size, until all are done, the steps are used up, or there is no room."""
+    """Work through the sets by size until all are done, the steps are used up, or the table is full."""
     steps = 0
     num_items = len(walk.waiting)
-    while sets.tally[2] < num_items:
-        number = sets.of_size[sets.tally[2]]
+    while sets.tally[SIZE] < num_items:
+        number = sets.of_size[sets.tally[SIZE]]
         if number < 0:
-            sets.tally[2] += 1
+            sets.tally[SIZE] += 1
             continue
         if _alive(sets, number, limit[0]):
-            _go_to(costs, filling, rules, sets, walk, number)
-            taken = _extend(costs, filling, rules, sets, walk, number, limit, most_of_a_set)
+            _go_to(costs, block, rules, sets, walk, number)
+            taken = _extend(costs, block, rules, sets, walk, number, limit, most_of_a_set)
             if taken < 0:
                 return FULL if taken == -1 else HOPELESS
             steps += taken
-        sets.of_size[sets.tally[2]] = sets.next_of_size[number]
-        if rules.full and sets.tally[3] >= 0:
+        sets.of_size[sets.tally[SIZE]] = sets.next_of_size[number]
+        if rules.maximal and sets.tally[BEST] >= 0:
             return DONE
         if steps > num_steps:
             return PAUSED
@@ -39,7 +65,7 @@ def run(
 
 
 @inner
-def _alive(sets: Sets, number: int, limit: float) -> bool:
+def _alive(sets: DownSetTable, number: int, limit: float) -> bool:
     entry = sets.head[number]
     while entry >= 0:
         if sets.entry_value[entry] < limit * (1 - ROUNDING):
@@ -49,8 +75,8 @@ def _alive(sets: Sets, number: int, limit: float) -> bool:
 
 
 @inner
-def _go_to(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, number: int) -> None:
-    """Make a set the one at hand, by the items in which it differs from the last; removals first, latest first."""
+def _go_to(costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int) -> None:
+    """Make a set the current one by flipping the items in which it differs; removals come first, from the last item on."""
     num_words = len(walk.bits)
     first, kept = sets.first_word[number], sets.words.shape[1]
     full = ~np.uint64(0)
@@ -72,16 +98,16 @@ def _go_to(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk,
                 item = 64 * word + bit
                 change_of_count = whole(1 if adding else -1)
                 _flip(rules, walk, item, change_of_count)
-                _count(costs, filling, rules, walk, item, change_of_count)
-                shift(costs, filling, item, change_of_count)
+                _count(costs, block, rules, walk, item, change_of_count)
+                shift(costs, block, item, change_of_count)
 
 
 @inner
-def _flip(rules: Rules, walk: Walk, item: int, change: int) -> None:
-    """Put an item into the set at hand (change = 1) or take it out (-1), and keep the list of ready items."""
+def _flip(rules: Rules, walk: Enumeration, item: int, change: int) -> None:
+    """Put an item into the current set (change = 1) or take it out (-1), and update the ready items."""
     walk.bits[item // 64] ^= np.uint64(1) << np.uint64(item % 64)
     walk.hashed[0] ^= walk.hash_of[item]
-    walk.state[1] += change
+    walk.state[NUM_TAKEN] += change
     if change > 0:
         _set_ready(walk, item, change)
     for slot in range(rules.after_start[item], rules.after_start[item + 1]):
@@ -97,23 +123,23 @@ def _flip(rules: Rules, walk: Walk, item: int, change: int) -> None:
 
 
 @inner
-def _set_ready(walk: Walk, item: int, change: int) -> None:
-    """An item is ready (change = -1), or no longer (1)."""
+def _set_ready(walk: Enumeration, item: int, change: int) -> None:
+    """Add an item to the ready ones (change = -1), or remove it (1)."""
     if change < 0:
-        walk.place[item] = walk.state[0]
-        walk.ready[walk.state[0]] = item
-        walk.state[0] += 1
+        walk.place[item] = walk.state[NUM_READY]
+        walk.ready[walk.state[NUM_READY]] = item
+        walk.state[NUM_READY] += 1
     else:
-        walk.state[0] -= 1
-        last = walk.ready[walk.state[0]]
+        walk.state[NUM_READY] -= 1
+        last = walk.ready[walk.state[NUM_READY]]
         walk.ready[walk.place[item]] = last
         walk.place[last] = walk.place[item]
         walk.place[item] = -1
 
 
 @inner
-def _count(costs: Costs, filling: Filling, rules: Rules, walk: Walk, item: int, change: int) -> None:
-    """Keep the work done and the cut of the set at hand; called before the pins of the item are counted."""
+def _count(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, item: int, change: int) -> None:
+    """Update the work and the cut of the current set. It is called before the pins of the item are counted."""
     for p in range(rules.values.shape[1]):
         walk.done_value[p] += change * rules.values[item, p]
     for k in range(rules.compute.shape[1]):
@@ -121,7 +147,7 @@ def _count(costs: Costs, filling: Filling, rules: Rules, walk: Walk, item: int, 
             walk.done_work[k] += change * rules.compute[item, k]
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
         net = costs.nets[slot]
-        pins = filling.before[net] + filling.inside[net]
+        pins = block.before[net] + block.inside[net]
         after = pins + change
         size = costs.net_size[net]
         was_open, is_open = 0 < pins < size, 0 < after < size
@@ -132,36 +158,41 @@ def _count(costs: Costs, filling: Filling, rules: Rules, walk: Walk, item: int, 
 
 
 @inner
-def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, number: int, limit: Floats, most: int) -> int:
-    """Reach every larger down-set by one block from this one; returns steps taken, -1 for no room, -2 for too many."""
-    reset(filling)
+def _extend(
+    costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: Floats, most: int
+) -> int:
+    """Enter all supersets by one block. Returns: steps taken, -1 if the table is full, -2 if the set takes too many steps."""
+    reset(block)
     depth, one = whole(0), whole(1)
-    walk.low[0], walk.cursor[0], walk.high[0] = 0, 0, walk.state[0]
-    for slot in range(walk.state[0]):
+    walk.low[0], walk.cursor[0], walk.high[0] = 0, 0, walk.state[NUM_READY]
+    for slot in range(walk.state[NUM_READY]):
         walk.candidates[slot] = walk.ready[slot]
     steps = 0
     status = 0
     most_left(rules, sets, walk, number, limit[0])
     while depth >= 0:
+        # 1. no candidate is left at this depth: go back, and stop there too if the item must not be left out
         if walk.cursor[depth] == walk.high[depth] or status < 0:
             depth -= 1
             if depth >= 0:
                 item = int(walk.candidates[walk.cursor[depth]])
-                _undo(costs, filling, rules, walk, depth)
-                if must_take(rules, walk, item) or (rules.full and must_fill(costs, filling, rules, walk, item, limit[0])):
+                _undo(costs, block, rules, walk, depth)
+                if must_take(rules, walk, item) or (rules.maximal and must_fill(costs, block, rules, walk, item, limit[0])):
                     walk.cursor[depth] = walk.high[depth]
             continue
+        # 2. skip the candidate if every block with it is above the limit
         item = int(walk.candidates[walk.cursor[depth]])
         steps += 1
-        if not _least_with(costs, filling, item) < limit[0] * (1 - ROUNDING) * rules.widest:
+        if not _least_with(costs, block, item) < limit[0] * (1 - ROUNDING) * rules.widest:
             walk.cursor[depth] = walk.high[depth] if must_take(rules, walk, item) else walk.cursor[depth] + 1
             continue
-        _save(filling, walk, depth)
-        _count(costs, filling, rules, walk, item, one)
+        # 3. take the candidate; enter the superset and go deeper, unless every block that contains this one is above the limit
+        _save(block, walk, depth)
+        _count(costs, block, rules, walk, item, one)
         _flip(rules, walk, item, one)
-        add(costs, filling, item)
-        if price(costs, filling) < limit[0] * (1 - ROUNDING) * rules.widest:
-            status = _reach(costs, filling, rules, sets, walk, number, limit)
+        add(costs, block, item)
+        if price(costs, block) < limit[0] * (1 - ROUNDING) * rules.widest:
+            status = _reach(costs, block, rules, sets, walk, number, limit)
             if (
                 steps > most
                 or walk.high[depth] + walk.high[depth] - walk.low[depth] + 64 > len(walk.candidates) - len(walk.bits) * 64
@@ -170,25 +201,25 @@ def _extend(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk
             _descend(rules, walk, depth, item)
             depth += 1
         else:
-            _undo(costs, filling, rules, walk, depth)
+            _undo(costs, block, rules, walk, depth)
             if must_take(rules, walk, item):
                 walk.cursor[depth] = walk.high[depth]
     return status if status < 0 else steps
 
 
 @inner
-def _least_with(costs: Costs, filling: Filling, item: int) -> float:
-    """A load that no block with this item can be below, from what is known before it is added."""
+def _least_with(costs: Costs, block: GrowingBlock, item: int) -> float:
+    """A lower bound on the load of every block with this item, from the sums before it is added."""
     least = np.inf
-    for k in range(len(filling.work)):
-        work = filling.work[k] + costs.compute[item, k]
-        least = min(least, max(work, filling.surely[k]) if costs.overlap else work + filling.surely[k])
+    for k in range(len(block.work)):
+        work = block.work[k] + costs.compute[item, k]
+        least = min(least, max(work, block.surely[k]) if costs.overlap else work + block.surely[k])
     return float(least)
 
 
 @inner
-def _descend(rules: Rules, walk: Walk, depth: int, item: int) -> None:
-    """The candidates one level down: those after the item, and those that it made ready."""
+def _descend(rules: Rules, walk: Enumeration, depth: int, item: int) -> None:
+    """Set the candidates of the next depth: those behind the item, and the items that it made ready."""
     low = end = walk.high[depth]
     for slot in range(walk.cursor[depth] + 1, walk.high[depth]):
         walk.candidates[end] = walk.candidates[slot]
@@ -201,59 +232,61 @@ def _descend(rules: Rules, walk: Walk, depth: int, item: int) -> None:
 
 
 @inner
-def _save(filling: Filling, walk: Walk, depth: int) -> None:
-    """Remember the sums before an item is added, so that taking it back leaves no rounding behind."""
-    classes = len(filling.work)
+def _save(block: GrowingBlock, walk: Enumeration, depth: int) -> None:
+    """Save the sums before an item is added, so that taking it back leaves no rounding error."""
+    classes = len(block.work)
     saved = walk.saved
     for k in range(classes):
-        saved[depth, k] = filling.work[k]
-        saved[depth, classes + k] = filling.moved[k]
-        saved[depth, 2 * classes + k] = filling.surely[k]
+        saved[depth, k] = block.work[k]
+        saved[depth, classes + k] = block.moved[k]
+        saved[depth, 2 * classes + k] = block.surely[k]
         saved[depth, 3 * classes + k] = walk.done_work[k]
         saved[depth, 4 * classes + k] = walk.open_cut[k]
-    saved[depth, 5 * classes] = filling.memory[0]
+    saved[depth, 5 * classes] = block.memory[0]
     for p in range(len(walk.done_value)):
         saved[depth, 5 * classes + 1 + p] = walk.done_value[p]
 
 
 @inner
-def _undo(costs: Costs, filling: Filling, rules: Rules, walk: Walk, depth: int) -> None:
-    """Take back the item at the cursor of this depth, and go on to the next."""
+def _undo(costs: Costs, block: GrowingBlock, rules: Rules, walk: Enumeration, depth: int) -> None:
+    """Take back the item at the cursor of this depth, and move the cursor on."""
     item = int(walk.candidates[walk.cursor[depth]])
-    classes = len(filling.work)
+    classes = len(block.work)
     saved = walk.saved
-    remove(costs, filling, item)
+    remove(costs, block, item)
     _flip(rules, walk, item, whole(-1))
     for k in range(classes):
-        filling.work[k] = saved[depth, k]
-        filling.moved[k] = saved[depth, classes + k]
-        filling.surely[k] = saved[depth, 2 * classes + k]
+        block.work[k] = saved[depth, k]
+        block.moved[k] = saved[depth, classes + k]
+        block.surely[k] = saved[depth, 2 * classes + k]
         walk.done_work[k] = saved[depth, 3 * classes + k]
         walk.open_cut[k] = saved[depth, 4 * classes + k]
-    filling.memory[0] = saved[depth, 5 * classes]
+    block.memory[0] = saved[depth, 5 * classes]
     for p in range(len(walk.done_value)):
         walk.done_value[p] = saved[depth, 5 * classes + 1 + p]
     walk.cursor[depth] += 1
 
 
 @inner
-def _reach(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk, number: int, limit: Floats) -> int:
-    """Extend every entry of the set ``number`` by a block that ends at the set at hand; -1 when there is no room."""
+def _reach(
+    costs: Costs, block: GrowingBlock, rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: Floats
+) -> int:
+    """Extend every entry of the set ``number`` by the block that ends at the current set. Returns: -1 where the table is full."""
     goal_set = -2
     for move in range(len(rules.takes)):
-        top = widest_load(filling.load, rules.takes, move, rules.width)
+        top = widest_load(block.load, rules.takes, move, rules.width)
         if not top < limit[0] * (1 - ROUNDING) or top < rules.least * (1 - ROUNDING):
             continue
-        full = not rules.full
+        full = not rules.maximal
         entry = sets.head[number]
         while entry >= 0:
             usage = rules.moves[sets.entry_usage[entry], move]
             value = max(top, sets.entry_value[entry])
             if usage >= 0 and value < limit[0] * (1 - ROUNDING) and fits(rules, walk, usage, limit[0]):
-                if not full and has_room(costs, filling, rules, walk, move, limit[0]):
+                if not full and has_room(costs, block, rules, walk, move, limit[0]):
                     break
                 full = True
-                if sets.tally[0] + 1 >= len(sets.words) or sets.tally[1] + 1 >= len(sets.entry_value):
+                if sets.tally[NUM_SETS] + 1 >= len(sets.words) or sets.tally[NUM_ENTRIES] + 1 >= len(sets.entry_value):
                     return -1
                 if goal_set == -2:
                     goal_set = _find(sets, walk)
@@ -264,8 +297,8 @@ def _reach(costs: Costs, filling: Filling, rules: Rules, sets: Sets, walk: Walk,
 
 
 @inner
-def _find(sets: Sets, walk: Walk) -> int:
-    """The number of the set at hand, made new if need be; -1 (and counted) when it is too wide to keep."""
+def _find(sets: DownSetTable, walk: Enumeration) -> int:
+    """The number of the current set, which is added if it is new; -1, and counted, where it is too wide for the table."""
     full = ~np.uint64(0)
     first, last = 0, len(walk.bits) - 1
     while first < last and walk.bits[first] == full:
@@ -274,7 +307,7 @@ def _find(sets: Sets, walk: Walk) -> int:
         last -= 1
     kept = sets.words.shape[1]
     if last - first >= kept:
-        sets.tally[4] += 1
+        sets.tally[NUM_TOO_WIDE] += 1
         return -1
     size = len(sets.table)
     slot = int(np.int64(walk.hashed[0] & np.uint64(size - 1)))
@@ -287,29 +320,37 @@ def _find(sets: Sets, walk: Walk) -> int:
             if same:
                 return int(number)
         slot = slot + 1 if slot + 1 < size else 0
-    number = sets.tally[0]
-    sets.tally[0] += 1
+    number = sets.tally[NUM_SETS]
+    sets.tally[NUM_SETS] += 1
     sets.table[slot] = number
     sets.key[number] = walk.hashed[0]
     sets.first_word[number] = first
     for word in range(first, last + 1):
         sets.words[number, word - first] = walk.bits[word]
-    sets.next_of_size[number] = sets.of_size[walk.state[1]]
-    sets.of_size[walk.state[1]] = number
+    sets.next_of_size[number] = sets.of_size[walk.state[NUM_TAKEN]]
+    sets.of_size[walk.state[NUM_TAKEN]] = number
     return int(number)
 
 
 @inner
 def _improve(
-    rules: Rules, sets: Sets, walk: Walk, number: int, usage: int, value: float, origin: int, move: int, limit: Floats
+    rules: Rules,
+    sets: DownSetTable,
+    walk: Enumeration,
+    number: int,
+    usage: int,
+    value: float,
+    origin: int,
+    move: int,
+    limit: Floats,
 ) -> None:
-    """Keep a value of (set, usage) if it is the best so far; a better whole chain lowers the limit."""
+    """Keep the value of (set, usage) if it is the best so far. A better chain of all items lowers the limit."""
     entry = sets.head[number]
     while entry >= 0 and sets.entry_usage[entry] != usage:
         entry = sets.entry_next[entry]
     if entry < 0:
-        entry = sets.tally[1]
-        sets.tally[1] += 1
+        entry = sets.tally[NUM_ENTRIES]
+        sets.tally[NUM_ENTRIES] += 1
         sets.entry_usage[entry] = usage
         sets.entry_value[entry] = np.inf
         sets.entry_set[entry] = number
@@ -319,6 +360,6 @@ def _improve(
         sets.entry_value[entry] = value
         sets.entry_from[entry] = origin
         sets.entry_move[entry] = move
-        if walk.state[1] == len(walk.waiting) and rules.final[usage]:
+        if walk.state[NUM_TAKEN] == len(walk.waiting) and rules.final[usage]:
             limit[0] = value
-            sets.tally[3] = entry
+            sets.tally[BEST] = entry

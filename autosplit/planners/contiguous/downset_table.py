@@ -1,4 +1,4 @@
-"""Sets: the down-sets that a walk has reached, as rows of bits in a hash table, and the best values at each."""
+"""The table of down-sets: those that were reached, as rows of bits in a hash table, with the best values at each."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,27 @@ from autosplit.planners.jit import compiled
 
 Words = NDArray[np.uint64]
 
+NUM_SETS, NUM_ENTRIES, SIZE, BEST, NUM_TOO_WIDE = range(5)
+"""Places in ``tally``: sets and entries in use, the size of set at work, the best entry of all items, sets too wide to keep."""
 
-class Sets(NamedTuple):
-    """The down-sets reached, in a hash table, and their entries: (usage, value, where from), as linked lists."""
+
+class DownSetTable(NamedTuple):
+    """The down-sets that were reached, and the entries of each: the best value for each usage of devices.
+
+    A down-set is kept as its words between the first that is not full and the last that is not empty. Entries form linked lists:
+
+        table[hash] -> set -> head[set] -> entry -> entry_next[entry] -> ... -> -1
+                                           entry_usage, entry_value, entry_from, entry_move
+
+    Attributes:
+        words, first_word: bits of each set, and the number of its first word.
+        key, table: hash of each set, and the hash table of set numbers (-1 where empty).
+        head: first entry of each set.
+        of_size, next_of_size: the first set of each size, and the next set of the same size.
+        entry_usage, entry_value: devices in use, and the largest load so far in seconds.
+        entry_from, entry_move, entry_set: the entry before the last block, that block's devices, and the entry's set.
+        tally: counters, see above.
+    """
 
     words: Words
     first_word: Ints
@@ -31,9 +49,9 @@ class Sets(NamedTuple):
     tally: Ints
 
 
-def new_sets(num_sets: int, num_entries: int, num_words: int, num_items: int) -> Sets:
-    """Room for so many sets and entries, with nothing in it."""
-    return Sets(
+def new_sets(num_sets: int, num_entries: int, num_words: int, num_items: int) -> DownSetTable:
+    """An empty table for the given numbers of sets and entries."""
+    return DownSetTable(
         words=np.zeros((num_sets, num_words), dtype=np.uint64),
         first_word=np.zeros(num_sets, dtype=np.int64),
         key=np.zeros(num_sets, dtype=np.uint64),
@@ -51,20 +69,20 @@ def new_sets(num_sets: int, num_entries: int, num_words: int, num_items: int) ->
     )
 
 
-def begin(sets: Sets) -> None:
-    """The empty set with nothing used; tally = (sets, entries, size at work, best entry, sets too wide to keep)."""
+def begin(sets: DownSetTable) -> None:
+    """Add the empty set, with an entry that uses no devices."""
     sets.head[0] = 0
     sets.of_size[0] = 0
     sets.table[0] = 0
     sets.tally[:2] = 1
 
 
-def grown(sets: Sets) -> Sets:
-    """Twice the room; the hash table is made anew."""
-    num_sets = 2 * len(sets.words) if sets.tally[0] + 1 >= len(sets.words) else len(sets.words)
-    num_entries = 2 * len(sets.entry_value) if sets.tally[1] + 1 >= len(sets.entry_value) else len(sets.entry_value)
+def grown(sets: DownSetTable) -> DownSetTable:
+    """The table with twice the room for what is full."""
+    num_sets = 2 * len(sets.words) if sets.tally[NUM_SETS] + 1 >= len(sets.words) else len(sets.words)
+    num_entries = 2 * len(sets.entry_value) if sets.tally[NUM_ENTRIES] + 1 >= len(sets.entry_value) else len(sets.entry_value)
     new = new_sets(num_sets, num_entries, sets.words.shape[1], len(sets.of_size) - 1)
-    for name in Sets._fields:
+    for name in DownSetTable._fields:
         if name != "table":
             old = getattr(sets, name)
             getattr(new, name)[: len(old)] = old
@@ -72,8 +90,8 @@ def grown(sets: Sets) -> Sets:
     return new
 
 
-def members_of(sets: Sets, number: int, num_items: int) -> NDArray[np.bool_]:
-    """The items of a down-set, shape (num_items,)."""
+def members_of(sets: DownSetTable, number: int, num_items: int) -> NDArray[np.bool_]:
+    """Which items a down-set contains, shape (num_items,)."""
     words = np.zeros((num_items + 63) // 64 + sets.words.shape[1], dtype=np.uint64)
     first = int(sets.first_word[number])
     words[:first] = ~np.uint64(0)
@@ -82,9 +100,10 @@ def members_of(sets: Sets, number: int, num_items: int) -> NDArray[np.bool_]:
 
 
 @compiled
-def _rehash(sets: Sets) -> None:
+def _rehash(sets: DownSetTable) -> None:
+    """Enter all sets into the hash table."""
     size = len(sets.table)
-    for number in range(sets.tally[0]):
+    for number in range(sets.tally[NUM_SETS]):
         slot = int(np.int64(sets.key[number] & np.uint64(size - 1)))
         while sets.table[slot] >= 0:
             slot = slot + 1 if slot + 1 < size else 0

@@ -1,10 +1,9 @@
 """The best chain over all orders, with proof: a dynamic program over down-sets of the items.
 
-A chain of blocks is a chain of down-sets (Tarnawski et al., NeurIPS 2020). Here each down-set is reached forward from
-smaller ones, and only while a chain through it can still beat the limit: the value of its prefix is below, and what is left
-fits the devices that are left. From every down-set reached, its larger neighbours are walked depth first, each once, with
-the nets' pin counts kept up to date. With a good limit to begin with, few of the possible down-sets are ever seen. A chain may
-as well be laid from its end: the direction in which fewer first blocks are possible is often hundreds of times shorter.
+A chain of blocks is a chain of down-sets (Tarnawski et al., NeurIPS 2020). Each down-set is reached from smaller ones, and only
+while a chain through it can still be below the limit: the value of its prefix is below, and the remaining items fit on the
+remaining devices. With a good limit, few of the possible down-sets are reached. The search runs from either end of the chain; the
+end at which fewer first blocks are possible is often hundreds of times quicker.
 """
 
 from dataclasses import dataclass
@@ -16,11 +15,21 @@ from autosplit.costs.problem import Floats
 from autosplit.planners.bounds import item_work
 from autosplit.planners.contiguous.device_usage import Usage, capacity
 from autosplit.planners.contiguous.downset_enumeration import DONE, FULL, HOPELESS, PAUSED, run
-from autosplit.planners.contiguous.downset_table import Sets, Words, begin, grown, members_of, new_sets
-from autosplit.planners.contiguous.growing_block import costs_of, empty_filling
+from autosplit.planners.contiguous.downset_table import (
+    BEST,
+    NUM_SETS,
+    NUM_TOO_WIDE,
+    DownSetTable,
+    Words,
+    begin,
+    grown,
+    members_of,
+    new_sets,
+)
+from autosplit.planners.contiguous.growing_block import costs_of, empty_block
 from autosplit.planners.contiguous.linear import Chain
-from autosplit.planners.contiguous.maximal_blocks import full_blocks_suffice, most_added
-from autosplit.planners.contiguous.pruning import Rules, Walk
+from autosplit.planners.contiguous.maximal_blocks import maximal_blocks_suffice, most_added
+from autosplit.planners.contiguous.pruning import Enumeration, Rules
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.jit import compiled
 from autosplit.values.constraints import Demands
@@ -28,16 +37,16 @@ from autosplit.values.constraints import Demands
 MAX_SETS = 3_000_000
 MAX_ENTRIES = 8_000_000
 MAX_WORDS = 24
-"""Down-sets are kept as the words between the first that is not full and the last that is not empty; at most so many."""
+"""Most 64-bit words of a down-set in the table; full words at its start and empty ones at its end are not kept."""
 MAX_CLOSURE = 40_000
 SLICE_STEPS = 400_000
 STEPS_OF_A_SET = (600_000, 2_400_000, 10_000_000, 40_000_000)
-"""The work on one set is tried in so many steps, from either end, then in more while that should end before the deadline."""
+"""Most steps for one set: the first number is tried from either end, the next ones while they should end before the deadline."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """What may be said of every set of items that one device holds below a limit: it is worth no more than `most`.
+    """Upper bounds on the value of every set of items that one device holds below a limit.
 
     Attributes:
         values: of each item, shape (num_items, num_kinds).
@@ -49,13 +58,13 @@ class Prices:
 
     @staticmethod
     def none(items: Items) -> "Prices":
-        """Nothing is said."""
+        """No bounds."""
         return Prices(np.zeros((items.num_items, 0)), np.zeros((len(items.classes), 0)))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the walk found: a better chain or None, and whether it looked everywhere, so that none is better than that."""
+    """A better chain or None, and whether the search was complete, so that no chain is better than that."""
 
     chain: Chain | None
     complete: bool
@@ -65,17 +74,17 @@ class Outcome:
 def best_chain(
     items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, deadline: float, prices: Prices | None = None
 ) -> Outcome:
-    """A chain with a value below ``limit_s``; where only full blocks are looked at (`maximal_blocks`), not always the best one.
+    """A chain with a value below ``limit_s``. Where maximal blocks suffice, it is not always the best one.
 
     Args:
-        items: what is to be put in a row.
+        items: the items of the chain.
         demands: the limits on a plan.
         usage: the devices.
         weights: multipliers of the classes, for pruning.
-        limit_s: only chains below this count; the lower, the faster.
-        deadline: monotonic seconds after which the walk gives up.
-        prices: what a device below the limit holds at most; the better they are, the fewer sets are reached.
-    Returns: the chain; ``complete`` with no chain proves that none is below the limit.
+        limit_s: only chains below this count; a lower limit is quicker.
+        deadline: monotonic seconds after which the search gives up.
+        prices: the most that a device below the limit holds; better prices leave fewer sets.
+    Returns: the chain. Where there is none and the search is ``complete``, no chain is below the limit.
     """
     prices = prices or Prices.none(items)
     turned = Prices(prices.values[::-1].copy(), prices.most)
@@ -87,7 +96,7 @@ def best_chain(
                 break
         if any(way.code != HOPELESS for way in ways) or monotonic() > deadline:
             break
-    chosen = min(ways, key=lambda way: (way.code != DONE, way.code == HOPELESS, int(way.sets.tally[0])))
+    chosen = min(ways, key=lambda way: (way.code != DONE, way.code == HOPELESS, int(way.sets.tally[NUM_SETS])))
     while chosen.code == PAUSED and monotonic() <= deadline:
         chosen.go_on(SLICE_STEPS, deadline, STEPS_OF_A_SET[-1])
     chain = chosen.chain()
@@ -95,31 +104,31 @@ def best_chain(
         last = items.num_items - 1
         blocks = tuple((tuple(sorted(last - item for item in block)), takes) for block, takes in reversed(chain.blocks))
         chain = Chain(blocks, chain.value_s)
-    complete = chosen.code == DONE and chosen.sets.tally[4] == 0 and not (chosen.rules.full and chain is not None)
-    return Outcome(chain, complete, int(chosen.sets.tally[0]))
+    complete = chosen.code == DONE and chosen.sets.tally[NUM_TOO_WIDE] == 0 and not (chosen.rules.maximal and chain is not None)
+    return Outcome(chain, complete, int(chosen.sets.tally[NUM_SETS]))
 
 
 class _Way:
-    """The walk over the down-sets of the items, in slices; ``code`` says how the last one ended."""
+    """The search from one end of the chain, in slices; ``code`` says how the last slice ended."""
 
     def __init__(self, items: Items, demands: Demands, usage: Usage, weights: Floats, limit_s: float, prices: Prices) -> None:
         num_words = (items.num_items + 63) // 64
         self.items, self.usage = items, usage
         self.costs = costs_of(items)
-        self.filling = empty_filling(self.costs)
-        self.rules = _rules(items, demands, usage, weights, prices, full_blocks_suffice(items, demands))
-        self.walk = _walk(items, num_words, self.rules.values.shape[1])
+        self.block = empty_block(self.costs)
+        self.rules = _rules(items, demands, usage, weights, prices, maximal_blocks_suffice(items, demands))
+        self.walk = _enumeration(items, num_words, self.rules.values.shape[1])
         self.sets = new_sets(1 << 12, 1 << 13, min(num_words, MAX_WORDS), items.num_items)
         begin(self.sets)
         self.limit = np.array([limit_s])
         self.code, self.most_of_a_set = PAUSED, STEPS_OF_A_SET[0]
 
     def go_on(self, num_steps: int, deadline: float, most_of_a_set: int = STEPS_OF_A_SET[-1]) -> None:
-        """At least so many steps, with room made as needed while there is time."""
+        """Take at least ``num_steps`` steps, and enlarge the table as needed while there is time."""
         self.code, self.most_of_a_set = FULL, max(self.most_of_a_set, most_of_a_set // 4)
         while self.code == FULL and monotonic() <= deadline:
             begun, most = monotonic(), min(self.most_of_a_set, most_of_a_set)
-            self.code = run(self.costs, self.filling, self.rules, self.sets, self.walk, self.limit, num_steps, most)
+            self.code = run(self.costs, self.block, self.rules, self.sets, self.walk, self.limit, num_steps, most)
             if self.code == HOPELESS and most < most_of_a_set and 5 * monotonic() - 4 * begun < deadline:
                 self.code, self.most_of_a_set = FULL, 4 * most
                 continue
@@ -129,8 +138,8 @@ class _Way:
                 self.sets = grown(self.sets)
 
     def chain(self) -> Chain | None:
-        """The best chain met below the limit."""
-        best = int(self.sets.tally[3])
+        """The best chain found below the limit."""
+        best = int(self.sets.tally[BEST])
         return _trace(self.sets, self.usage, self.items, best) if best >= 0 else None
 
 
@@ -147,7 +156,7 @@ def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices
 
 
 def _work_behind(items: Items, work: Floats) -> Floats:
-    """The work of each item and all that follows it (on very large graphs, of the item alone), shape (num_items,)."""
+    """The work of each item and all its successors, shape (num_items,); of the item alone above ``MAX_CLOSURE`` items."""
     count = items.num_items
     behind = work.copy()
     if count <= MAX_CLOSURE:
@@ -161,7 +170,7 @@ def _work_behind(items: Items, work: Floats) -> Floats:
 
 @compiled
 def _close(after_start: Ints, after: Ints, work: Floats, word_work: Floats, reach: Words, behind: Floats) -> None:
-    """Fill in what each item reaches, itself included, as bits, and the work of that; last items first."""
+    """Fill in the successors of each item, itself included, as bits, and the sum of their work; the last items come first."""
     full = ~np.uint64(0)
     for item in range(len(behind) - 1, -1, -1):
         reach[item, item // 64] |= np.uint64(1) << np.uint64(item % 64)
@@ -178,7 +187,7 @@ def _close(after_start: Ints, after: Ints, work: Floats, word_work: Floats, reac
         behind[item] = total
 
 
-def _walk(items: Items, num_words: int, num_values: int) -> Walk:
+def _enumeration(items: Items, num_words: int, num_values: int) -> Enumeration:
     count, classes = items.num_items, len(items.classes)
     waiting = np.bincount(items.after.data, minlength=count).astype(np.int64)
     sources = np.flatnonzero(waiting == 0)
@@ -187,7 +196,7 @@ def _walk(items: Items, num_words: int, num_values: int) -> Walk:
     place = np.full(count, -1, dtype=np.int64)
     place[sources] = np.arange(len(sources))
     random = np.random.default_rng(0)
-    return Walk(
+    return Enumeration(
         np.zeros(num_words, dtype=np.uint64), random.integers(1, 2**63, count, dtype=np.uint64), waiting, ready, place,
         np.array([len(sources), 0], dtype=np.int64), np.zeros(1, dtype=np.uint64), np.zeros(1 << 20, dtype=np.int64),
         np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64), np.zeros(count + 2, dtype=np.int64),
@@ -196,7 +205,7 @@ def _walk(items: Items, num_words: int, num_values: int) -> Walk:
     )  # fmt: skip
 
 
-def _trace(sets: Sets, usage: Usage, items: Items, entry: int) -> Chain:
+def _trace(sets: DownSetTable, usage: Usage, items: Items, entry: int) -> Chain:
     value = float(sets.entry_value[entry])
     blocks = []
     members = members_of(sets, int(sets.entry_set[entry]), items.num_items)

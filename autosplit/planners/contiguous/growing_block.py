@@ -1,4 +1,4 @@
-"""Filling a block item by item, its cost on each class of device kept up to date. Compiled; the dynamic programs share it."""
+"""A block that grows item by item, with its cost on each class of device. Compiled; the dynamic programs share it."""
 
 from typing import NamedTuple
 
@@ -10,11 +10,11 @@ from autosplit.planners.items import Ints, Items
 from autosplit.planners.jit import inner
 
 ROUNDING = 1e-9
-"""``costs.cost.TOLERANCE`` for machine code, which is made anew where a module of this folder changes, and of no other one."""
+"""``costs.cost.TOLERANCE``, written again because machine code is compiled anew only where a module of the planners changes."""
 
 
 class Costs(NamedTuple):
-    """The arrays of Items, as compiled code takes them; nets and weights are listed by item."""
+    """The arrays of ``Items`` for compiled code. Nets and weights are listed by item."""
 
     compute: Floats
     fixed: Floats
@@ -32,10 +32,19 @@ class Costs(NamedTuple):
     weight_bytes: Floats
 
 
-class Filling(NamedTuple):
-    """A block while it grows: its cost by class, and the pins of each net that are in it or stand before it.
+class GrowingBlock(NamedTuple):
+    """A block with its cost on each class of device, and the pins of each net.
 
-    ``surely`` is the part of ``moved`` that no further item can take away, ``load`` what ``price`` says of it.
+    Attributes:
+        work: seconds of compute, shape (K,).
+        moved: seconds of transfers, shape (K,).
+        surely: the part of ``moved`` that no further item can remove, shape (K,).
+        memory: bytes of the block, shape (1,).
+        inside: pins of each net in the block.
+        made: whether the block makes the net.
+        before: pins of each net in earlier blocks.
+        held: items of the block that use each shared weight.
+        load: seconds per sample as of the last call of ``price``, shape (K,); infinite above the memory cap.
     """
 
     work: Floats
@@ -50,7 +59,7 @@ class Filling(NamedTuple):
 
 
 def costs_of(items: Items) -> Costs:
-    """The arrays of the items."""
+    """The arrays of the items, by item."""
     nets = items.pins.transposed(items.num_items)
     weights = items.weights.transposed(items.num_items)
     return Costs(
@@ -59,10 +68,10 @@ def costs_of(items: Items) -> Costs:
     )  # fmt: skip
 
 
-def empty_filling(costs: Costs) -> Filling:
-    """A block without items, with nothing before it."""
+def empty_block(costs: Costs) -> GrowingBlock:
+    """A block without items, with no items before it."""
     classes, nets = costs.compute.shape[1], len(costs.net_size)
-    return Filling(
+    return GrowingBlock(
         np.zeros(classes), np.zeros(classes), np.zeros(classes), np.zeros(1), np.zeros(nets, dtype=np.int64),
         np.zeros(nets, dtype=np.bool_), np.zeros(nets, dtype=np.int64), np.zeros(len(costs.weight_bytes), dtype=np.int64),
         np.zeros(classes),
@@ -70,70 +79,71 @@ def empty_filling(costs: Costs) -> Filling:
 
 
 @inner
-def reset(filling: Filling) -> None:
-    """No cost yet; the nets' counts are the caller's to clear."""
-    for k in range(len(filling.work)):
-        filling.work[k] = filling.moved[k] = filling.surely[k] = 0.0
-    filling.memory[0] = 0.0
+def reset(block: GrowingBlock) -> None:
+    """Set the costs to zero. The caller clears the counts of the nets."""
+    for k in range(len(block.work)):
+        block.work[k] = block.moved[k] = block.surely[k] = 0.0
+    block.memory[0] = 0.0
 
 
 @inner
-def add(costs: Costs, filling: Filling, item: int) -> None:
+def add(costs: Costs, block: GrowingBlock, item: int) -> None:
     """Put an item into the block."""
-    filling.memory[0] += costs.num_bytes[item]
+    block.memory[0] += costs.num_bytes[item]
     for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
         weight = costs.weights[slot]
-        if filling.held[weight] == 0:
-            filling.memory[0] += costs.weight_bytes[weight]
-        filling.held[weight] += 1
-    for k in range(len(filling.work)):
-        filling.work[k] += costs.compute[item, k]
-        filling.moved[k] += costs.fixed[item, k]
-        filling.surely[k] += costs.fixed[item, k]
+        if block.held[weight] == 0:
+            block.memory[0] += costs.weight_bytes[weight]
+        block.held[weight] += 1
+    for k in range(len(block.work)):
+        block.work[k] += costs.compute[item, k]
+        block.moved[k] += costs.fixed[item, k]
+        block.surely[k] += costs.fixed[item, k]
+    # each net of the item: take away what the block paid for it, then add what it pays with the item
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
         net = costs.nets[slot]
         mine = costs.producer[net] == item
-        full = filling.inside[net] + 1 == costs.net_size[net] and costs.producer[net] >= 0
-        for k in range(len(filling.work)):
-            if filling.made[net]:
-                filling.moved[k] -= costs.send[net, k]
-            elif filling.inside[net] > 0:
-                filling.moved[k] -= costs.receive[net, k]
+        full = block.inside[net] + 1 == costs.net_size[net] and costs.producer[net] >= 0
+        for k in range(len(block.work)):
+            if block.made[net]:
+                block.moved[k] -= costs.send[net, k]
+            elif block.inside[net] > 0:
+                block.moved[k] -= costs.receive[net, k]
             if not full:
-                filling.moved[k] += costs.send[net, k] if (filling.made[net] or mine) else costs.receive[net, k]
-            if filling.before[net] > 0 and filling.inside[net] == 0:
-                filling.surely[k] += min(costs.send[net, k], costs.receive[net, k])
-        filling.inside[net] += 1
-        filling.made[net] = filling.made[net] or mine
+                block.moved[k] += costs.send[net, k] if (block.made[net] or mine) else costs.receive[net, k]
+            if block.before[net] > 0 and block.inside[net] == 0:
+                block.surely[k] += min(costs.send[net, k], costs.receive[net, k])
+        block.inside[net] += 1
+        block.made[net] = block.made[net] or mine
 
 
 @inner
-def remove(costs: Costs, filling: Filling, item: int) -> None:
-    """Take an item out of the counts; the costs by class are the caller's to restore, so that rounding does not creep in."""
+def remove(costs: Costs, block: GrowingBlock, item: int) -> None:
+    """Take an item out of the counts. The caller restores the costs from a copy, so that rounding errors do not add up."""
     for slot in range(costs.weight_start[item], costs.weight_start[item + 1]):
-        filling.held[costs.weights[slot]] -= 1
+        block.held[costs.weights[slot]] -= 1
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
         net = costs.nets[slot]
-        filling.inside[net] -= 1
+        block.inside[net] -= 1
         if costs.producer[net] == item:
-            filling.made[net] = False
+            block.made[net] = False
 
 
 @inner
-def shift(costs: Costs, filling: Filling, item: int, change: int) -> None:
-    """Count an item as standing before the block (change = 1), or no longer (-1)."""
+def shift(costs: Costs, block: GrowingBlock, item: int, change: int) -> None:
+    """Add an item to those before the block (change = 1), or take it away (-1)."""
     for slot in range(costs.net_start[item], costs.net_start[item + 1]):
-        filling.before[costs.nets[slot]] += change
+        block.before[costs.nets[slot]] += change
 
 
 @inner
-def price(costs: Costs, filling: Filling) -> float:
-    """Fill in the load on a device of each class; returns the least load that any block that holds this one can have."""
+def price(costs: Costs, block: GrowingBlock) -> float:
+    """Fill in the load on each class of device. Returns a lower bound on the load of every block that contains this one."""
     floor = np.inf
-    load = filling.load
+    load = block.load
     for k in range(len(load)):
-        work, moved, surely = filling.work[k], filling.moved[k], filling.surely[k]
-        if filling.memory[0] > costs.caps[k] * (1 + 1e-12):
+        work, moved, surely = block.work[k], block.moved[k], block.surely[k]
+        if block.memory[0] > costs.caps[k] * (1 + 1e-12):
             load[k] = np.inf
         elif costs.overlap:
             load[k] = max(work, moved)
@@ -146,7 +156,7 @@ def price(costs: Costs, filling: Filling) -> float:
 
 @inner
 def widest_load(load: Floats, takes: Ints, move: int, width: Ints) -> float:
-    """Seconds per sample of the block on the devices of a move: its slowest class, over the number of replicas."""
+    """Seconds per sample on the devices of a move: the load on the slowest class over the number of replicas."""
     top = 0.0
     for k in range(len(load)):
         if takes[move, k] > 0:

@@ -15,7 +15,17 @@ import numpy as np
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Block, Floats
 from autosplit.planners.bounds import item_work
-from autosplit.planners.contiguous.growing_block import Costs, Filling, add, costs_of, empty_filling, price, remove, reset, shift
+from autosplit.planners.contiguous.growing_block import (
+    Costs,
+    GrowingBlock,
+    add,
+    costs_of,
+    empty_block,
+    price,
+    remove,
+    reset,
+    shift,
+)
 from autosplit.planners.contiguous.linear import depth_first_orders
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Ints, Items
@@ -24,7 +34,7 @@ from autosplit.planners.objective import demand_faults, objective_s
 
 NUM_CUTS = 96
 KEPT = (3, 24, 24, 24)
-"""Labels kept at a cut in the first look, which no deadline ends, and in those after it."""
+"""Labels kept at each cut in the first look and in those after it."""
 NUM_CHECKED = 64
 """Last labels that are evaluated, the most promising first."""
 MORE_BLOCKS = 3
@@ -35,7 +45,7 @@ SHARE_OF_A_COUNT = 0.2
 
 @dataclass(frozen=True)
 class _Labels:
-    """Prefixes: where they end (an index into the cuts), what every device bears, and how they came about."""
+    """Prefixes: their ends (places among the cuts), the load and bytes of each device, and the last device and parent label."""
 
     end: Ints
     load: Floats
@@ -44,7 +54,7 @@ class _Labels:
     parent: Ints
 
     def chosen(self, keep: Ints) -> "_Labels":
-        """Some of the labels."""
+        """The labels at the given places."""
         return _Labels(self.end[keep], self.load[keep], self.memory[keep], self.device[keep], self.parent[keep])
 
 
@@ -81,7 +91,7 @@ def _offer_chains(incumbent: Incumbent, items: Items, weights: Floats, num_stage
 
 
 def _spread_cuts(items: Items, order: Ints, num_stages: int) -> Ints:
-    """Cuts at even steps of work and at even steps of count; all of them where they are few."""
+    """Cuts at even steps of work and of item count; all cuts where they are few."""
     if items.num_items <= NUM_CUTS:
         return np.arange(items.num_items + 1)
     work = np.cumsum(np.where(np.isfinite(items.compute_s), items.compute_s, 0).max(axis=1)[order])
@@ -98,7 +108,7 @@ def _beam(
     costs = costs_of(items)
     loads = np.full((len(cuts), len(cuts), len(items.classes)), inf)
     sizes = np.full((len(cuts), len(cuts)), inf)
-    _intervals(costs, empty_filling(costs), order, cuts, loads, sizes)
+    _intervals(costs, empty_block(costs), order, cuts, loads, sizes)
     class_of = {device: number for number, members in enumerate(items.classes) for device in members}
     columns = [class_of[device] for device in range(problem.num_devices)]
     by_class = {device: weights[class_of[device]] for device in class_of}
@@ -132,8 +142,8 @@ def _beam(
 def _grow(labels: _Labels, loads: Floats, sizes: Floats, caps: Floats, twin: Ints, blocks_left: int, least: float) -> _Labels:
     """Every label extended by one block, to every later cut and on every device.
 
-    A load of -1 marks a device that bears nothing yet; of equal devices, the first such one is enough (``twin`` is the
-    equal device before, or -1).
+    A load of -1 marks an unused device. Of equal unused devices only the first is tried: ``twin`` is the equal device before each
+    device, or -1.
     """
     num_cuts = len(loads)
     parts: list[tuple[Ints, Floats, Floats, Ints, Ints]] = []
@@ -177,18 +187,18 @@ def _trace(items: Items, order: Ints, cuts: Ints, layers: Sequence[_Labels], lab
 
 
 @compiled
-def _intervals(costs: Costs, filling: Filling, order: Ints, cuts: Ints, loads: Floats, sizes: Floats) -> None:
-    """Fill in the loads (cut, later cut, class) and bytes (cut, later cut) of the intervals, capacity not checked."""
+def _intervals(costs: Costs, block: GrowingBlock, order: Ints, cuts: Ints, loads: Floats, sizes: Floats) -> None:
+    """Fill in the loads (cut, later cut, class) and the bytes (cut, later cut) of the intervals. Memory caps are not checked."""
     for begin in range(len(cuts) - 1):
-        reset(filling)
+        reset(block)
         for later in range(begin + 1, len(cuts)):
             for position in range(cuts[later - 1], cuts[later]):
-                add(costs, filling, order[position])
-            price(costs, filling)
-            for k in range(len(filling.load)):
-                loads[begin, later, k] = filling.load[k]
-            sizes[begin, later] = filling.memory[0]
+                add(costs, block, order[position])
+            price(costs, block)
+            for k in range(len(block.load)):
+                loads[begin, later, k] = block.load[k]
+            sizes[begin, later] = block.memory[0]
         for position in range(cuts[begin], cuts[-1]):
-            remove(costs, filling, order[position])
+            remove(costs, block, order[position])
         for position in range(cuts[begin], cuts[begin + 1]):
-            shift(costs, filling, order[position], 1)
+            shift(costs, block, order[position], 1)

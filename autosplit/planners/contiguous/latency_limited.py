@@ -1,8 +1,7 @@
-"""Chains with a latency limit: of all chains along one order with a largest load below T, the one that a sample passes soonest.
+"""Chains that hold a latency limit: along one order, the chain of least latency among those with a largest load below T.
 
-T is bisected. The dynamic program takes latency as the sum over the blocks and the delays between them: the truth where every
-block waits for the one before, and never less than it. So a plan that it finds holds the limit; another may hold it that it
-does not find, where branches run side by side.
+T is found by bisection. The dynamic program takes the latency as the sum of all block times and the delays between blocks. Where
+branches run side by side, the true latency is shorter. So every chain that it finds holds the limit, but it may miss some.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from autosplit.values.constraints import Demands
 
 NUM_HALVINGS = 24
 CLOSE = 1e-4
-"""Loads this near to each other need no halving between them."""
+"""The bisection ends where its ends differ by this share."""
 
 
 def quick_chains(
@@ -32,14 +31,14 @@ def quick_chains(
     judge: Callable[[Chain], float],
     deadline: float,
 ) -> Iterator[Chain]:
-    """Chains that hold the latency limit, each better than the one before; along one depth-first order after the other.
+    """Chains that hold the latency limit, each better than the one before, along several depth-first orders.
 
     Args:
-        items: what is to be put in a row.
+        items: the items of the chain.
         demands: the limits on a plan.
         usage: the devices.
         weights: multipliers of the classes, for pruning.
-        delay_s: what a value is under way between two blocks, in seconds; the largest such, where they differ.
+        delay_s: seconds that a value is on its way between two blocks; the largest where they differ.
         bound_s: a bound on the largest load.
         judge: the largest load of a chain, in seconds; infinite where it breaks the demands.
         deadline: monotonic seconds after which no further chain is sought.
@@ -71,7 +70,7 @@ def soonest_chain(
 ) -> Chain | None:
     """The chain of intervals of the order with loads up to ``limit_s`` and the least sum of block times and delays.
 
-    Its ``value_s`` is that sum, without what the first block waits for the host and the host for the last.
+    Its ``value_s`` is that sum; delays from and to the host are not in it.
     """
     chain = chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s)
     return None if chain is None else replace(chain, value_s=chain.value_s - delay_s)

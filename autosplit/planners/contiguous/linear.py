@@ -1,7 +1,7 @@
-"""The best chain along one order of the items: a dynamic program over prefixes, run on several depth-first orders.
+"""The best chain along one order of the items: a dynamic program over its prefixes, run on several depth-first orders.
 
-A prefix is kept only while its value is below the limit and what is left fits the devices that are left. The limit
-starts near the bound and grows until a chain is found, so little more than the useful prefixes is ever seen.
+A prefix is kept while its value is below a limit and its remaining items fit on its remaining devices. The limit starts near the
+bound and grows until a chain is found, so that few useless prefixes are looked at.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from autosplit.planners.contiguous.device_usage import Usage, capacity
 from autosplit.planners.contiguous.growing_block import (
     ROUNDING,
     Costs,
-    Filling,
+    GrowingBlock,
     add,
     costs_of,
-    empty_filling,
+    empty_block,
     price,
     remove,
     reset,
@@ -34,19 +34,19 @@ from autosplit.values.constraints import Demands
 LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
 MANY_ITEMS = 5000
 MANY_SHARE = 0.1
-"""Of the time, after which on many items the first chain found is enough to begin with."""
+"""Share of the time after which the first chain found is enough, on many items."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Items in a row of blocks, the devices of each class that every block takes, and the largest load in seconds."""
+    """For each block its items and the devices of each class that it takes; and the largest load in seconds."""
 
     blocks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     value_s: float
 
 
 def depth_first_orders(items: Items, count: int = 5) -> list[Ints]:
-    """Topological orders that finish what they began: the items' own, and others from the sinks and the sources."""
+    """Depth-first topological orders: the items' own, and others from the sinks and from the sources."""
     after = [items.after[item].tolist() for item in range(items.num_items)]
     before = items.after.transposed(items.num_items)
     sooner = [before[item].tolist() for item in range(items.num_items)]
@@ -67,14 +67,14 @@ def best_chain(
     """The best chain over the depth-first orders with a value below ``limit_s``, or None.
 
     Args:
-        items: what is to be put in a row.
+        items: the items of the chain.
         demands: the limits on a plan.
         usage: the devices.
         weights: multipliers of the classes, for pruning.
         bound_s: a bound on the value, from which the limit starts.
         limit_s: only chains below this count.
-        deadline: monotonic seconds after which no further order is tried; on many items earlier, once there is a chain. Where no
-            plan is known and items are not many, one order is looked through to the end all the same.
+        deadline: monotonic seconds after which no further order is tried; on many items the search ends earlier, once there is a
+            chain. Where no plan is known and items are not many, one order is searched to the end even after it.
     """
     best: Chain | None = None
     many = items.num_items > MANY_ITEMS
@@ -98,9 +98,9 @@ def best_chain(
 def chain_in_order(
     items: Items, demands: Demands, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float | None = None
 ) -> Chain | None:
-    """Of the chains of intervals of the order with all loads below ``limit_s``, the one with the least of the largest load.
+    """The chain of intervals of the order whose largest load is the least, and below ``limit_s``.
 
-    With ``delay_s`` it is the one with the least sum of block times and of so many seconds after each, which is its value then.
+    With ``delay_s`` the value is the latency instead: the sum of all block times and of ``delay_s`` seconds after each block.
     """
     rest = np.zeros(items.num_items + 1)
     rest[:-1] = np.cumsum(item_work(items, weights)[order][::-1])[::-1]
@@ -110,7 +110,7 @@ def chain_in_order(
     parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
     value[0, 0] = 0.0
     _forward(
-        costs, empty_filling(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, demands.min_stage_s,
+        costs, empty_block(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, demands.min_stage_s,
         delay_s is not None, delay_s or 0.0, value, parent, np.zeros(len(usage.after), dtype=np.int64),
     )  # fmt: skip
     last = np.where(usage.final, value[-1], inf)
@@ -128,10 +128,15 @@ def chain_in_order(
 
 @compiled
 def _forward(
-    costs: Costs, filling: Filling, order: Ints, after: Ints, takes: Ints, width: Ints, room: Floats, rest: Floats,
+    costs: Costs, block: GrowingBlock, order: Ints, after: Ints, takes: Ints, width: Ints, room: Floats, rest: Floats,
     limit: float, least: float, total: bool, delay: float, value: Floats, parent: Ints, alive: Ints,
 ) -> None:  # fmt: skip
-    """Fill in the values of (prefix length, usage), and for each the (prefix, usage, move) that it came from."""
+    """Fill in the value of each (prefix length, usage), and the (prefix, usage, move) that it comes from.
+
+    order:   a  b  c | d  e  f | g  h          value[end, usage after] = max(value[start, usage], load of the block)
+                   start     end
+                     +- block -+               ends move right until every longer block is above the limit
+    """
     count = len(order)
     widest, one = 0, whole(1)
     for move in range(len(width)):
@@ -141,29 +146,29 @@ def _forward(
     for start in range(count):
         num_alive, most = _alive_usages(value, after, room, start, below, alive)
         if num_alive > 0:
-            reset(filling)
+            reset(block)
             end = start
             while end < count:
-                add(costs, filling, order[end])
+                add(costs, block, order[end])
                 end += 1
-                if not price(costs, filling) < strict * widest:
+                if not price(costs, block) < strict * widest:
                     break
                 left = rest[end] / (1 + ROUNDING)
                 if left > most * limit:
                     continue
                 for move in range(len(takes)):
-                    top = widest_load(filling.load, takes, move, width)
+                    top = widest_load(block.load, takes, move, width)
                     if top < strict and top >= least * (1 - ROUNDING):
                         cost = top * width[move] + delay if total else top
                         _relax(value, parent, after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)
             for position in range(start, end):
-                remove(costs, filling, order[position])
-        shift(costs, filling, order[start], one)
+                remove(costs, block, order[position])
+        shift(costs, block, order[start], one)
 
 
 @inner
 def _alive_usages(value: Floats, after: Ints, room: Floats, start: int, below: float, alive: Ints) -> tuple[int, float]:
-    """List the usages of a prefix with a value below the limit; how many there are, and the most room that a block leaves."""
+    """List the usages of a prefix with a value below the limit. Returns: their number, and the most room that a block leaves."""
     count, most = 0, 0.0
     for state in range(len(after)):
         if value[start, state] < below:
@@ -180,7 +185,7 @@ def _relax(
     value: Floats, parent: Ints, after: Ints, room: Floats, alive: Ints, num_alive: int, start: int, end: int, move: int,
     cost: float, rest: float, limit: float, below: float, total: bool,
 ) -> None:  # fmt: skip
-    """Extend every usage of the prefix ``start`` that is alive by one block that ends at ``end``."""
+    """Extend the listed usages of the prefix ``start`` by one block that ends at ``end``."""
     for place in range(num_alive):
         state = alive[place]
         goal = after[state, move]

@@ -24,27 +24,27 @@ from autosplit.values.constraints import Demands
 
 MANY_ITEMS = 5000
 NEARLY = 0.991
-"""On many items, that no plan is better by this factor is proved first: it takes a fraction of the time."""
+"""On many items, the first limit is this share of the best plan: to refute it takes a fraction of the time."""
 LIGHT_SHARE, PLAIN_SHARE, PRICES_SHARE = 0.4, 0.5, 0.25
-"""Of the time left: for walks with the bytes of merged items left behind, for walks without prices, and for prices."""
+"""Shares of the time left: for searches without the bytes of merged items, for searches without prices, and for prices."""
 WALK_SHARE = 0.7
-"""Of the time left, for one walk: below a lower limit the next one takes less."""
+"""Share of the time left for one search; below a lower limit the next one takes less."""
 CLOSE = 0.003
-"""A walk that does not end is not tried again below a limit as near to the bound as this."""
+"""A search that did not end is not repeated below a limit that exceeds the bound by less than this share."""
 CELLS = 100_000_000
 """States times values that one profile may take."""
 
 
 def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: float) -> None:
-    """Better chains than the best one, over all orders; that there are none is the proof.
+    """Find better chains over all orders, or prove that there are none.
 
-    Where the items are not exact, a chain below the limit is a bound, and its true cost is evaluated like any plan's.
+    Where the items are not exact, they cost too little. Then a chain found is only a bound, and its blocks are evaluated.
 
     Args:
         incumbent: the best plan and bound, kept up to date.
-        items: what is to be put in a row.
+        items: the items of the chain.
         weights: multipliers of the classes, for pruning.
-        deadline: monotonic seconds after which no walk goes on.
+        deadline: monotonic seconds after which no search goes on.
     """
     demands, limit_s = incumbent.demands, incumbent.objective_s
     if incumbent.closed or demands.objective != "throughput":
@@ -75,9 +75,9 @@ def _close_in(
     deadline: float,
     bound: ColumnBound | None = None,
 ) -> None:
-    """Walks below the best plan and between it and the bound, until they meet; lower after one that did not end in time.
+    """Search below the best plan, then between it and the bound, until they meet; lower after a search that did not end in time.
 
-    What is found may cost more than its items say; then the bound ends at what the items say.
+    A chain may cost more than its items say. Then the bound ends at the value of the items.
     """
     high_s, unended_s = incumbent.objective_s, inf
     limit_s = NEARLY * high_s if items.num_items > MANY_ITEMS else high_s
@@ -104,12 +104,12 @@ def _close_in(
 
 
 def _middle(low_s: float, high_s: float) -> float:
-    """Between the two; twice the lower one where the other is infinite."""
+    """The mean of both; twice the lower one where the other is infinite."""
     return 0.5 * (low_s + high_s) if high_s < inf else 2.0 * low_s
 
 
 def _priced(incumbent: Incumbent, items: Items, demands: Demands, deadline: float) -> ColumnBound | None:
-    """The bound by column generation on the items; None where replicas share a block, which it does not know."""
+    """The bound by column generation on the items; None where blocks may have replicas, which it does not cover."""
     graph = hypergraph_of(incumbent.problem, items)
     if demands.max_replicas > 1 or not np.isfinite(graph.compute_s.min(axis=1)).all():
         return None
@@ -118,7 +118,7 @@ def _priced(incumbent: Incumbent, items: Items, demands: Demands, deadline: floa
 
 
 def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Prices:
-    """How much of the best prices, and of the bytes where caps bind, a device of each class holds below a limit."""
+    """The most value that a device of each class holds below a limit: in the best prices, and in bytes where caps bind."""
     grain = int(np.clip(CELLS // bound.num_states, 1000, 20000))
     kinds = [] if bound.prices is None else [np.round(bound.prices * grain)]
     if np.isfinite(items.memory_bytes).any() and items.num_bytes.sum() > items.memory_bytes.min():
@@ -132,7 +132,7 @@ def _holding(bound: ColumnBound, items: Items, limit_s: float) -> downsets.Price
 
 
 def chain_blocks(items: Items, chain: linear.Chain) -> tuple[Block, ...]:
-    """The chain with its devices by name: of each class, the next that are free."""
+    """The blocks of a chain. Each takes the next free devices of its classes."""
     free = [list(members) for members in items.classes]
     blocks = []
     for members, takes in chain.blocks:

@@ -1,4 +1,4 @@
-"""Leaving: what the devices that are left can still hold, so that a walk over down-sets gives up early. Compiled."""
+"""Pruning: a down-set is dropped if its remaining items do not fit on the remaining devices below the limit. Compiled."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.contiguous.downset_table import Sets, Words
+from autosplit.planners.contiguous.downset_table import DownSetTable, Words
 from autosplit.planners.contiguous.growing_block import ROUNDING
 from autosplit.planners.items import Ints
 from autosplit.planners.jit import inner
 
+NUM_READY, NUM_TAKEN = range(2)
+"""Places in ``state``: ready items, and items in the down-set."""
 
-class Walk(NamedTuple):
-    """The down-set at hand as bits, with the items that may come next, and the stack of the depth-first walk."""
+
+class Enumeration(NamedTuple):
+    """The current down-set, and the stack of the depth-first enumeration of its supersets.
+
+    Attributes:
+        bits, hashed: the set as words, and its hash; ``hash_of`` is the hash of each item.
+        waiting: predecessors of each item that are not in the set.
+        ready, place: items with no such predecessor, and the place of each item among them (-1: not ready).
+        state: counters, see above.
+        candidates, low, high, cursor: for each depth, the range of candidates and the next one.
+        saved: the sums before the item of each depth was added.
+        done_work: compute of the set on each class, in seconds; ``done_value`` is its value of each kind.
+        spare: the most value of each kind that may be left out for good.
+        open_cut: what the nets between the set and the rest cost each class at least, in seconds.
+        opened: what the nets open before the block cost each class.
+    """
 
     bits: Words
     hash_of: Words
@@ -37,9 +53,17 @@ class Walk(NamedTuple):
 class Rules(NamedTuple):
     """Order, devices and pruning data.
 
-    Column 0 of values and room is weighted compute and the weighted devices that a usage leaves, each good for the limit; the
-    next columns are prices, and the most of each that the devices left can hold. The last columns of values are not in room: for
-    each class the most that an item adds to the load of a block, and then its bytes. ``full``: only full blocks are looked at.
+    ``values`` has a row for each item and a column for each kind of value. For the first kinds, ``room`` says how much fits on
+    the devices that a usage leaves free:
+
+        column     values                              room
+        0          weighted compute                    weighted free devices; each holds the limit
+        1 ... p    prices                              the most that the free devices hold
+        then K     the most that the item adds to a    none
+                   block's load on each class
+        last       bytes                               none
+
+    ``behind`` is the value of an item and all its successors. With ``maximal`` only maximal blocks are looked at.
     """
 
     after_start: Ints
@@ -58,12 +82,12 @@ class Rules(NamedTuple):
     widest: int
     overlap: bool
     least: float
-    full: bool
+    maximal: bool
 
 
 @inner
-def most_left(rules: Rules, sets: Sets, walk: Walk, number: int, limit: float) -> None:
-    """The largest room that a block from this set can leave: what a walk leaves out for good must fit there."""
+def most_left(rules: Rules, sets: DownSetTable, walk: Enumeration, number: int, limit: float) -> None:
+    """Fill in the most room that any block from this set leaves. Items that are left out for good have to fit into it."""
     for p in range(rules.room.shape[1]):
         most = 0.0
         entry = sets.head[number]
@@ -78,15 +102,15 @@ def most_left(rules: Rules, sets: Sets, walk: Walk, number: int, limit: float) -
 
 @inner
 def _room(rules: Rules, usage: int, p: int, limit: float) -> float:
-    """The most value of one kind that the devices left can hold, and a little more for rounding."""
+    """The most value of one kind that the free devices of a usage hold, with a margin for rounding."""
     return float(
         (rules.room[usage, p] * limit if p == 0 else rules.room[usage, p]) * (1 + ROUNDING) + ROUNDING * rules.total_value[p]
     )
 
 
 @inner
-def must_take(rules: Rules, walk: Walk, item: int) -> bool:
-    """Whether an item and all that follows it is too much for the devices that are left."""
+def must_take(rules: Rules, walk: Enumeration, item: int) -> bool:
+    """Whether an item and all its successors are too much for the free devices, so that the block has to take the item."""
     must = False
     for p in range(rules.room.shape[1]):
         must = must or rules.behind[item, p] > walk.spare[p]
@@ -94,8 +118,8 @@ def must_take(rules: Rules, walk: Walk, item: int) -> bool:
 
 
 @inner
-def fits(rules: Rules, walk: Walk, usage: int, limit: float) -> bool:
-    """Whether what is left of the items may fit the devices that are left, each below the limit."""
+def fits(rules: Rules, walk: Enumeration, usage: int, limit: float) -> bool:
+    """Whether the remaining items may fit on the free devices, each below the limit."""
     for p in range(rules.room.shape[1]):
         if rules.total_value[p] - walk.done_value[p] > _room(rules, usage, p, limit):
             return False
@@ -106,7 +130,7 @@ def fits(rules: Rules, walk: Walk, usage: int, limit: float) -> bool:
                 return True
             only = k
     if only < 0:
-        return bool(walk.state[1] == len(walk.waiting))
+        return bool(walk.state[NUM_TAKEN] == len(walk.waiting))
     left, cut = rules.total[only] - walk.done_work[only], walk.open_cut[only]
     left = max(left, cut) if rules.overlap else left + cut
     return bool(left <= rules.free[usage, only] * limit * (1 + ROUNDING) + ROUNDING * rules.total[only])

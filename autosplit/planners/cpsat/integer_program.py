@@ -1,4 +1,4 @@
-"""Ask CP-SAT with the items and the number of blocks that suit the demands; it proves a bound, or that no plan meets them."""
+"""The integer program of a problem: the items and the number of blocks that suit its demands, solved by CP-SAT."""
 
 from math import inf
 from time import monotonic

@@ -1,7 +1,7 @@
-"""Slots: the Booleans of a CP-SAT model that say which item is in which block, and on which devices each block runs.
+"""Slots: the Booleans of a CP-SAT model for the items and the devices of each block.
 
-In a chain, an item's slot is a staircase of Booleans "in this slot or an earlier one"; otherwise it is one Boolean a slot.
-Memory caps, pools and what may not be done are constraints on these alone.
+In a chain, an item has a staircase of Booleans "in this slot or an earlier one"; otherwise it has one Boolean for each slot.
+Memory caps, pools and forbidden devices are constraints on these Booleans alone.
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,22 @@ from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
 
 MEMORY_STEPS, MOST_MEMORY_STEPS = 1e6, 1e15
-"""Steps that a memory cap is divided into, and steps above which sums could overflow."""
+"""Steps in a memory cap, and steps above which sums could overflow."""
 
 
 class Slots:
-    """Blocks in a row, and what stands in them.
+    """The slots of a model: blocks in a row, with their items and devices.
 
     Attributes:
         model: the CP-SAT model.
-        types: devices that a slot may choose among, by class, or one by one where slots share devices.
+        types: the devices of each choice of a slot: a class, or one device where slots share devices.
         type_class: the class of each type.
         inside: ``inside[item][slot]`` is 1 where the item is in the slot.
         used: whether a slot holds anything.
         chosen: ``chosen[slot][type]``, whether the slot runs on the type.
         takes: how many devices of the type it takes.
         wide: ``wide[slot][r]``, whether the slot runs on r + 1 devices.
-        fixed: the type of each slot where that is settled beforehand, else empty.
+        fixed: the type of each slot where it is given, otherwise empty.
     """
 
     def __init__(self, problem: Problem, items: Items, demands: Demands, num_slots: int) -> None:
@@ -119,7 +119,7 @@ class Slots:
                 self.model.Add(self.inside[item][s] == 0).OnlyEnforceIf(self.chosen[s][k])
 
     def _break_symmetry(self) -> None:
-        """Without order, the i-th heaviest item is in one of the first i + 1 of equal slots; equal devices are begun in turn."""
+        """Without order, the i-th heaviest item is in one of the first i + 1 equal slots; equal devices are used in turn."""
         for group in self.items.classes if self.demands.reuse else []:
             for before, device in pairwise(group):
                 for s in range(self.num_slots):
@@ -143,7 +143,7 @@ class Slots:
         return [int(item) for item in np.argsort(-self.items.compute_s.clip(max=1e300).mean(axis=1), kind="stable")]
 
     def _sizes(self, s: int) -> tuple[list[Any], list[int], float]:
-        """Bytes of a slot as (Booleans, whole steps), and the bytes of a step; sizes are rounded down."""
+        """The bytes of a slot as Booleans and whole steps, rounded down, and the bytes of a step."""
         step = self._step(float(self.problem.memory_bytes.min()))
         flags, sizes = [], []
         for item, size in enumerate(self.items.num_bytes):
@@ -175,7 +175,7 @@ class Slots:
                 self.model.Add(total <= cap).OnlyEnforceIf(flag)
 
     def _memory_of_shared_devices(self) -> None:
-        """What a device holds of each item and weight, over all slots that it runs."""
+        """A memory cap counts each item and weight of a device once, over all its slots."""
         for k, (device,) in enumerate(self.types):
             cap = float(self.problem.memory_bytes[device])
             if isfinite(cap):
@@ -187,7 +187,7 @@ class Slots:
             self._cap(self._held(types), pool.num_bytes)
 
     def _held(self, types: Sequence[int]) -> list[tuple[Any, float]]:
-        """(Boolean, bytes): what any device of these types holds, each part once."""
+        """(Boolean, bytes) of each item and weight that any device of these types holds."""
         parts = []
         chosen = []
         for s in range(self.num_slots):
@@ -207,7 +207,7 @@ class Slots:
         return parts
 
     def _step(self, cap: float) -> float:
-        """The unit of memory: a byte where all sizes are whole and not too large, so that nothing is lost by rounding."""
+        """The bytes of a step: one where all sizes are whole and not too large, so that nothing is rounded."""
         sizes = np.append(self.items.num_bytes, self.items.weight_bytes)
         total = float(sizes.sum())
         if total <= MOST_MEMORY_STEPS and (sizes == np.floor(sizes)).all():
@@ -254,7 +254,7 @@ class Slots:
         return [replace(block, devices=tuple(names[device] for device in block.devices)) for block in blocks]
 
     def exclude(self, solver: cp_model.CpSolver) -> None:
-        """Never again the solver's plan: the same items in the same slots, on as many devices of each type."""
+        """Exclude the plan of the solver: these items in these slots, on these numbers of devices of each type."""
         flags = [flag for row in (self.stairs if self.demands.contiguous else self.inside) for flag in row]
         flags += [flag for row in self.chosen for flag in row] + [flag for row in self.wide for flag in row]
         changes = [flag.Not() if solver.Value(flag) else flag for flag in flags]
@@ -265,7 +265,7 @@ class Slots:
         self.model.AddBoolOr(changes)
 
     def blocks(self, solver: cp_model.CpSolver) -> tuple[Block, ...]:
-        """The solver's plan, with devices by name."""
+        """The plan of the solver."""
         free = [list(group) for group in self.types]
         found = []
         for s in range(self.num_slots):
@@ -281,10 +281,10 @@ class Slots:
 
 
 def _whole(num_bytes: float, step: float) -> int:
-    """Whole steps of memory, rounded down: then what does not fit in steps does not fit, and what does is verified."""
+    """Whole steps of memory, rounded down: what does not fit in steps does not fit, and every plan is verified."""
     return floor(num_bytes / step)
 
 
 def _room(cap: float, sizes: Sequence[int], step: float) -> int:
-    """Steps below a memory cap; no more than all sizes together need."""
+    """Steps in a memory cap, at most those that all sizes together need."""
     return floor(min(cap * (1 + TOLERANCE) / step, sum(sizes)))

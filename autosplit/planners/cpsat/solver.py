@@ -1,4 +1,4 @@
-"""The CP-SAT solver as every planner here uses it."""
+"""The CP-SAT solver with the settings of all planners."""
 
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -9,12 +9,12 @@ NUM_WORKERS = 2
 
 
 def solve(model: cp_model.CpModel, time_limit_s: float, seed: int) -> tuple[cp_model.CpSolver, Any]:
-    """Ask CP-SAT about a model: the solver with its answer, and its status. Ctrl-C ends it at once.
+    """Solve a model: the solver with its solution, and its status. Ctrl-C ends it at once.
 
-    OR-Tools 9.15 must not compare constraints by inclusion while it simplifies: with that, it calls models infeasible that
-    have solutions, as often as not where linear constraints hold under several conditions at once (its issue 5274).
-    Nor must it catch SIGINT: it takes the first for the end of its time, and leaves the process to be killed by any later one,
-    with all that Python had still to clear up. Python hears of a signal only between its own instructions, hence the thread.
+    OR-Tools 9.15 must not compare constraints by inclusion in its presolve: it then calls models infeasible that have solutions,
+    often where linear constraints hold under several conditions (its issue 5274). It must not catch SIGINT either: it takes the
+    first one as the end of its time, and the next one kills the process before Python can clean up. Python handles a signal only
+    between its own instructions, so the solver runs in a thread.
     """
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s

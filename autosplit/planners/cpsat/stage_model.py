@@ -1,9 +1,9 @@
-"""CP-SAT: what the dynamic programs cannot hold, with a bound: links by pair, pools, shared devices, non-contiguous plans.
+"""The CP-SAT model of stages: links by pair, pools, shared devices and plans of any sets, which dynamic programs cannot hold.
 
-`slots` says where items stand, `stage_times` when blocks begin, this module what they cost. A value costs a slot through one
-Boolean for each slot that makes or reads it, or, where the price depends on the neighbour, for each pair of slots. Every
-coefficient is rounded down, so what the solver proves is a bound. Every plan is evaluated in float64; one that costs more than
-the model says, or breaks the demands, is excluded and the solver asked again (logic-based Benders, Hooker & Ottosson, 2003).
+``slots`` says where items stand, ``stage_times`` when blocks begin, and this module what they cost. A value has one Boolean for
+each slot that makes or reads it, or one for each pair of slots where its price depends on both. Every coefficient is rounded
+down, so that the optimum is a bound. Every plan is evaluated in float64. A plan that costs more than in the model, or breaks the
+demands, is excluded and the solver is asked again (logic-based Benders decomposition, Hooker and Ottosson, 2003).
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 SCALE = 1e9
-"""Steps that the limit is divided into."""
+"""Steps in the limit."""
 TERMS_PER_SECOND = 20_000
-"""A model with more terms than this for each second left takes too long to build."""
+"""Most terms of a model for each second left; larger ones take too long to build."""
 
 MOST_ORDERED = 5
-"""Blocks that are no chain stand in every order of so few, to see which gives the least latency."""
+"""Most blocks that are tried in every order, where they need not be a chain and latency counts."""
 
 
 def search_stages(
@@ -93,15 +93,15 @@ def _num_terms(problem: Problem, items: Items, demands: Demands, num_slots: int,
 
 
 def _own_price(items: Items, demands: Demands) -> bool:
-    """Whether what a slot pays depends on nothing but its own items and devices."""
+    """Whether the cost of a slot depends on its own items and devices only."""
     return items.exact and not demands.reuse
 
 
 class _Model(Slots):
     """The loads of the slots and of the devices, in whole steps of the limit.
 
-    ``goal`` is what is made small; ``sure`` says whether every order of the last blocks was looked at. A ``timeless``
-    model has no loads: it asks what fits.
+    ``goal`` is minimized. ``sure`` says whether every order of the last blocks was tried. A ``timeless`` model has no loads and
+    asks only for what fits.
     """
 
     def __init__(
@@ -130,16 +130,16 @@ class _Model(Slots):
             self.goal = makespan if quick else self.load
 
     def bound_below(self, bound_s: float) -> None:
-        """Nothing below a known bound."""
+        """The goal is at least a known bound."""
         self.model.Add(self.goal >= min(floor(bound_s * self.scale * (1 - TOLERANCE)), int(SCALE)))
 
     def limit(self, limit_s: float) -> None:
-        """Nothing above what a known plan reaches."""
+        """The goal is at most the objective of a known plan."""
         if limit_s < self.top_s:
             self.model.Add(self.goal <= int(np.ceil(limit_s * self.scale * (1 + TOLERANCE))))
 
     def true_blocks(self, solver: cp_model.CpSolver) -> tuple[Block, ...]:
-        """The solver's blocks if they meet the demands, in the order that is best; else none."""
+        """The blocks of the solver in their best order, or none if they break the demands."""
         row = self.blocks(solver)
         rows = [row]
         if not self.demands.contiguous and (self.demands.objective == "latency" or self.demands.max_latency_s < inf):
@@ -152,7 +152,7 @@ class _Model(Slots):
         return floor(min(seconds * self.scale * (1 + 1e-15), MOST_STEPS / 10))
 
     def _work(self, s: int, column: int) -> Any:
-        """Compute of a slot on a class."""
+        """The compute of a slot on a class, in steps."""
         costs = self.items.compute_s[:, column]
         return sum(self.inside[item][s] * self._steps(cost) for item, cost in enumerate(costs) if isfinite(cost) and cost)
 
@@ -176,14 +176,14 @@ class _Model(Slots):
                 self.model.Add(self.load >= part)
 
     def _share(self, amount: Any, s: int, k: int) -> Any:
-        """What a device bears of a slot: the amount over the replicas if it is chosen, else nothing."""
+        """The share of a device in a slot: the amount over the number of replicas if it is chosen, otherwise 0."""
         share = self.model.NewIntVar(0, int(MOST_STEPS), "")
         for r, flag in enumerate(self.wide[s]):
             self.model.Add((r + 1) * share >= amount - r).OnlyEnforceIf(self.chosen[s][k], flag)
         return share
 
     def _own_transfers(self) -> list[list[Any]]:
-        """What each slot moves on each type: every net costs a sender and each receiver once."""
+        """The transfers of each slot on each type, where every net costs its sender and each receiver once."""
         moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
         for item, costs in enumerate(self.items.fixed_s):
             for k, column in enumerate(self.type_class):
@@ -208,13 +208,13 @@ class _Model(Slots):
         return moved
 
     def _only_if(self, flag: Any, needed: Any, causes: Sequence[Any]) -> None:
-        """A transfer that is not there may not make a stage longer: the flag needs one, and any of the causes."""
+        """The flag needs ``needed`` and one of the causes, so that a transfer that is not made does not lengthen a stage."""
         if self.demands.min_stage_s > 0:
             self.model.Add(flag <= needed)
             self.model.Add(flag <= sum(causes))
 
     def _pair_transfers(self) -> list[list[Any]]:
-        """What each slot moves on each type when the price depends on the neighbour's device."""
+        """The transfers of each slot on each type, where the price depends on the devices at both ends."""
         home = self.item_of
         moved: list[list[Any]] = [[0] * len(self.types) for _ in range(self.num_slots)]
         for net in self.problem.nets:
@@ -241,7 +241,7 @@ class _Model(Slots):
     def _send_from(
         self, num_bytes: float, producer: int, readers: set[int], to_host: bool, s: int, moved: list[list[Any]]
     ) -> None:
-        """The price of one net if slot s makes it: to every slot that reads it, and to the host."""
+        """The price of a net if slot s makes it, to every slot that reads it and to the host."""
         transfers = self.problem.transfers
         made = self.inside[producer][s]
         once = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in self.types] if self.problem.send_once else None
@@ -266,7 +266,7 @@ class _Model(Slots):
     def _pair_prices(
         self, num_bytes: float, crosses: Any, s: int, t: int, once: list[Any] | None, moved: list[list[Any]]
     ) -> None:
-        """One crossing from slot s to slot t, for each type that either may have; a type whose price is one needs no pair."""
+        """The price of a crossing from slot s to slot t, for each pair of types; one term where all pairs cost the same."""
         send, receive = self._prices(num_bytes)
         for k in range(len(self.types)):
             for price, flag, other in self._cases(send[k], self.chosen[t]):
@@ -280,7 +280,7 @@ class _Model(Slots):
                     moved[t][k] += (crosses if flag else self._product([crosses, self.chosen[t][k], *other])) * price
 
     def _cases(self, prices: NDArray[np.int64], chosen: Sequence[Any]) -> list[tuple[int, bool, list[Any]]]:
-        """(price, whether it holds whatever the neighbour's type, the neighbour's type otherwise); -1 marks no such pair."""
+        """(price, whether it holds for every type of the neighbour, its type otherwise); -1 marks an impossible pair."""
         known = prices[prices >= 0]
         if not len(known):
             return []
@@ -289,7 +289,7 @@ class _Model(Slots):
         return [(int(price), False, [flag]) for price, flag in zip(prices, chosen, strict=True) if price >= 0]
 
     def _prices(self, num_bytes: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Steps of sending and of receiving a value between types, shape (types, types); -1 where there is no such pair."""
+        """Steps of sending and of receiving a value between types, shape (types, types); -1 where the pair is impossible."""
         tr = self.problem.transfers
         seconds = (tr.send_s + num_bytes * tr.send_s_per_byte, tr.receive_s + num_bytes * tr.receive_s_per_byte)
         tables = np.full((2, len(self.types), len(self.types)), -1, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""How long a block takes and when it may begin, in a CP-SAT model of slots: the shortest stage, and the latency of one sample.
+"""The duration and the start of each block in a CP-SAT model of slots: the shortest stage, and the latency of one sample.
 
-Both follow ``cost.evaluate`` and ``cost.latency_s`` as far as linear constraints can; where they cannot, they let more pass than
-those do, so that what the solver refutes cannot be.
+The constraints follow ``cost.evaluate`` and ``cost.latency_s`` where linear constraints can. Where they cannot, they are weaker,
+so that a refutation by the solver holds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,14 @@ from autosplit.planners.delays import Delays
 
 Moved = list[list[Any]]
 MOST_STEPS = 1e13
-"""Times above so many steps could overflow sums."""
+"""Steps above which sums could overflow."""
 
 
 class Timing:
-    """Work and transfers of every slot on every type, in steps, and the constraints that hang on them.
+    """Work and transfers of every slot on every type, in steps, and the constraints on them.
 
     Args:
-        slots: what stands where.
+        slots: items and devices of each block.
         work: ``work[slot][type]``, compute of the slot there.
         moved: ``moved[slot][type]``, its transfers.
         scale: steps in a second.
@@ -36,16 +36,16 @@ class Timing:
         self.model, self.problem = slots.model, slots.problem
 
     def _parts(self, slot: int, kind: int) -> list[Any]:
-        """What keeps a device of the kind busy for one sample: the largest of these."""
+        """The times of a slot on a type whose maximum keeps the device busy for one sample."""
         work, moved = self.work[slot][kind], self.moved[slot][kind]
         return [work, moved] if self.problem.overlap else [work + moved]
 
     def least_stage(self, least_s: float, spare_s: float) -> None:
-        """Every used slot takes at least so long a sample on one of its devices, over the number of its replicas.
+        """Every used slot takes at least ``least_s`` for a sample on one of its devices, over the number of its replicas.
 
         Args:
             least_s: seconds.
-            spare_s: seconds that the transfers of the model may fall short of the true ones.
+            spare_s: seconds by which the transfers of the model may be below the true ones.
         """
         items = self.slots.items
         num_rounded = items.num_items + 2 * len(self.problem.pins[0]) * (self.slots.num_slots + 1)
@@ -81,7 +81,7 @@ class Timing:
         return total
 
     def _waits(self, begin: Sequence[Any], end: Sequence[Any], total: Any) -> None:
-        """A slot begins after those that it reads from, with the delay between them, and after its devices are free."""
+        """A slot begins after the slots that it reads from, with a delay between them, and once its devices are free."""
         for s in range(self.slots.num_slots):
             self.model.Add(total >= end[s])
             arrives, leaves = self._host(s)
@@ -102,7 +102,7 @@ class Timing:
                         self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(one, other)
 
     def _loose(self, busy: Sequence[Any], total: Any) -> None:
-        """Where blocks are run in pieces: a device does all its own in turn, and a path of ops takes what it least can."""
+        """Where blocks run in pieces: a device takes the sum of its slots, and a path of ops its least time."""
         for k in range(len(self.slots.types) if self.slots.demands.reuse else 0):
             parts = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
             for part, seconds, row in zip(parts, busy, self.slots.chosen, strict=True):
@@ -136,7 +136,7 @@ class Timing:
         return self._floor(float(self.problem.transfers.latency_s[sender, receiver]))
 
     def _delays(self, s: int, t: int) -> Iterator[tuple[int, list[Any]]]:
-        """(steps, the types that they hold for) from slot s to slot t."""
+        """The delay in steps from slot s to slot t, with the types for which it holds."""
         cases = []
         for k, group in enumerate(self.slots.types):
             for j, other in enumerate(self.slots.types):
@@ -170,7 +170,7 @@ class Timing:
 
 
 def price_spread_s(slots: Slots) -> float:
-    """The most that transfers may be dearer than a model that takes the cheapest pair of devices for each, in seconds."""
+    """The most seconds by which transfers may exceed those of a model with the cheapest pair of devices for each."""
     t = slots.problem.transfers
     seconds = 0.0
     for size, readers in zip(slots.problem.net_bytes, slots.problem.nets, strict=True):

@@ -1,7 +1,7 @@
-"""How one sample goes through blocks, compiled: what the search for a small latency asks a hundred thousand times.
+"""The latency of a row of blocks, compiled: annealing evaluates it a hundred thousand times.
 
-It agrees with ``cost.latency_s`` where every block has one device and the blocks stand in an order in which every value is made
-before it is read; for all others, that one is asked.
+It equals ``cost.latency_s`` where every block has one device and every value is made before it is read; all other rows are
+evaluated by ``cost.latency_s`` itself.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from autosplit.planners.jit import compiled
 
 
 class Sampler:
-    """Latency of blocks of one problem, in seconds."""
+    """Evaluates the latency of blocks of one problem, in seconds."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -26,7 +26,7 @@ class Sampler:
         self._compute = np.ascontiguousarray(problem.compute_s)
 
     def latency_s(self, blocks: Sequence[Block]) -> float:
-        """As ``cost.latency_s``, but for rounding; infinite where an op cannot run on its device."""
+        """Equal to ``cost.latency_s`` but for rounding; infinite where an op cannot run on its device."""
         if all(len(block.devices) == 1 for block in blocks):
             home = block_of(self._problem, blocks)
             device = np.array([block.devices[0] for block in blocks], dtype=np.int64)
@@ -61,9 +61,10 @@ def _sample_s(
     seen: Ints,
     free: Floats,
 ) -> float:
-    """Seconds, or -1 where a value is read before it is made; the last four arguments are zeros (``seen``: -1) to work in."""
+    """Seconds, or -1 where a value is read before it is made. The last four arguments are scratch: zeros, and -1 in ``seen``."""
     num_blocks, host = len(device), len(send) - 1
     work, moved, end, last = rows[0], rows[1], rows[2], 0.0
+    # 1. work of each block, its transfers, and the blocks whose values it waits for
     free[:] = 0.0
     for op in range(len(home)):
         work[home[op]] += compute[op, device[home[op]]]
@@ -86,6 +87,7 @@ def _sample_s(
             dearest = max(dearest, cost) if once else dearest + cost
         if source < num_blocks:
             moved[source] += dearest
+    # 2. a block begins when its device is free and its values have arrived
     for block in range(num_blocks):
         begin = free[device[block]]
         for source in range(num_blocks + 1):

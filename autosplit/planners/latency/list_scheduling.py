@@ -1,6 +1,6 @@
-"""List scheduling: each op in turn goes to the device where it ends first (HEFT, Topcuoglu et al., 2002).
+"""List scheduling: each op in turn goes to the device on which it ends first (HEFT, Topcuoglu et al., 2002).
 
-A timetable says which device runs an op, and when it starts. It knows no blocks: ``blocks_of`` makes them.
+A timetable gives each op a device and a start; ``blocks_of`` turns it into blocks.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from autosplit.planners.delays import Delays, readers_of
 
 @dataclass(frozen=True)
 class Timetable:
-    """Device of each op, and when it starts in seconds, both of shape (num_ops,)."""
+    """The device and the start of each op in seconds, both of shape (num_ops,)."""
 
     device: NDArray[np.int64]
     start_s: Floats
 
 
 def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caution: float = 1.0) -> Timetable | None:
-    """HEFT on some of the devices, or None where an op can run on none of them; a full device takes no more while others can.
+    """HEFT on some devices; None where an op can run on none of them. A full device takes no more ops while another one can.
 
     Args:
         problem: the ops in topological order.
         delays: between ops on two devices.
-        devices: those that may be used.
-        caution: delays count so many times while a device is chosen.
+        devices: the devices that may be used.
+        caution: factor of the delays while a device is chosen.
     """
     allowed = problem.compute_s[:, list(devices)]
     if np.isinf(allowed).all(axis=1).any():
@@ -69,7 +69,7 @@ def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caut
 
 
 def _gap(busy: Sequence[tuple[float, float]], ready_s: float, work_s: float) -> float:
-    """The first time from ``ready_s`` on when a device has so long nothing to do."""
+    """The first time from ``ready_s`` on at which the device is idle for ``work_s``."""
     begin_s = ready_s
     for from_s, to_s in busy:
         if begin_s + work_s <= from_s:
@@ -79,7 +79,7 @@ def _gap(busy: Sequence[tuple[float, float]], ready_s: float, work_s: float) -> 
 
 
 def blocks_of(problem: Problem, table: Timetable) -> tuple[Block, ...]:
-    """The ops in order of their start as blocks that stand in a legal order.
+    """The ops of a timetable as blocks in a legal order.
 
     An op joins the last block of its device where that is legal and neither has to wait for the other's transfers.
 
@@ -111,7 +111,7 @@ def blocks_of(problem: Problem, table: Timetable) -> tuple[Block, ...]:
 
 
 def _in_order(problem: Problem, table: Timetable, before: Sequence[Sequence[int]]) -> list[int]:
-    """Ops by start, and none before what it depends on (times may be equal, and an order may not be the values' own)."""
+    """Ops by start and after all that they depend on, also where starts are equal or the order is not that of the values."""
     depth = np.zeros(problem.num_ops, dtype=np.int64)
     start_s = table.start_s.copy()
     for _ in range(2):

@@ -1,8 +1,7 @@
-"""Annealing over rows of blocks: single ops, whole blocks and their borders move; what a row costs is the evaluator's to say.
+"""Annealing over rows of blocks by the true evaluator (Kirkpatrick et al., 1983): ops, whole blocks and their borders move.
 
-The cost is the latency of one sample, or, where that is only limited, the largest load and what the latency lies above its limit.
-A device may run several blocks where the demands lets it: the time between two blocks on one device is what lets another device
-work beside it.
+The cost is the latency of one sample; or the largest load, plus the seconds by which the latency exceeds its limit. A device may
+run several blocks where the demands allow that.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from autosplit.costs.cost import CLOSED, TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
 from autosplit.costs.problem import Block, Floats
-from autosplit.planners.clusters import Lumps, fewer_lumps, forced_lumps
+from autosplit.planners.clusters import Clusters, fewer_clusters, forced_clusters
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import kept_together
 from autosplit.planners.latency.evaluation import Sampler
@@ -25,41 +24,41 @@ from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 TIDY_S = 0.1
-"""For joining blocks of the best plan, even where the search has taken all the time."""
+"""Time for joining blocks of the best plan, even where none is left."""
 
 NUM_STEPS = 500
-"""Moves of one annealing run, and so many more for each lump."""
+"""Moves of one run, and more moves for each cluster."""
 
-STEPS_A_LUMP = 200
+STEPS_PER_CLUSTER = 200
 NUM_RUNS = 3
 WARMTH = 0.05
-"""A move that makes the cost worse by this share is taken with probability 1/e at the beginning of a run."""
+"""A move that makes the cost worse by this share is accepted with probability 1/e at the start of a run."""
 
 Row = tuple[Block, ...]
 
-MAX_LUMPS = 160
+MAX_CLUSTERS = 160
 """Ops that the search moves one by one; larger problems are joined to about as many."""
 
 
 def anneal_rows(incumbent: Incumbent, deadline: float) -> None:
     """Move single ops and borders from the best plan: where latency is limited, chains along single orders are not all."""
-    forced = forced_lumps(incumbent.problem, incumbent.demands.contiguous)
-    for lumps in (fewer_lumps(forced, MAX_LUMPS), forced):
+    forced = forced_clusters(incumbent.problem, incumbent.demands.contiguous)
+    for clusters in (fewer_clusters(forced, MAX_CLUSTERS), forced):
         if monotonic() < deadline:
-            search = RowSearch(lumps, incumbent.demands, Random(incumbent.seed), deadline)
+            search = RowSearch(clusters, incumbent.demands, Random(incumbent.seed), deadline)
             search.offer(incumbent.blocks, "start")
             search.anneal(deadline, incumbent.bound_s)
             search.report(incumbent)
-        if lumps is forced:
+        if clusters is forced:
             return
 
 
 class RowSearch:
-    """The best row so far, and annealing from it (Kirkpatrick et al., 1983); rows are blocks of lumps."""
+    """The best row of blocks so far, and annealing from it; the blocks are of clusters."""
 
-    def __init__(self, lumps: Lumps, demands: Demands, random: Random, deadline: float) -> None:
-        self.lumps, self.demands, self.random, self.deadline = lumps, demands, random, deadline
-        self.problem = lumps.problem
+    def __init__(self, clusters: Clusters, demands: Demands, random: Random, deadline: float) -> None:
+        self.clusters, self.demands, self.random, self.deadline = clusters, demands, random, deadline
+        self.problem = clusters.problem
         self.row: Row | None = None
         self.value_s = inf
         self.method = ""
@@ -74,14 +73,14 @@ class RowSearch:
         ]
 
     def _around(self, ops: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What may not stand after these ops, and what may not stand before them."""
+        """The ops that may not stand after these ops, and those that may not stand before them."""
         sources, targets = self._order[:, 0], self._order[:, 1]
         inside = np.zeros(self.problem.num_ops, dtype=bool)
         inside[list(ops)] = True
         return sources[inside[targets] & ~inside[sources]], targets[inside[sources] & ~inside[targets]]
 
     def _cost_s(self, row: Row) -> float:
-        """What annealing makes small, in seconds; for a row that meets the demands, its objective."""
+        """The cost of a row in seconds; where it meets the demands, its objective."""
         if self.demands.objective == "latency":
             return self._sampler.latency_s(row)
         load_s = evaluate(self.problem, row).bottleneck_s
@@ -90,33 +89,33 @@ class RowSearch:
         return load_s + max(0.0, self._sampler.latency_s(row) - self.demands.max_latency_s)
 
     def offer(self, blocks: Sequence[Block], method: str) -> None:
-        """Keep blocks of ops if they are better than all before."""
-        row = self.lumps.shrink(blocks)
+        """Keep blocks of ops, with blocks joined where that costs nothing, if they are the best so far."""
+        row = self.clusters.shrink(blocks)
         if row is not None:
             self._offer_row(row, method)
             self._offer_row(self._joined(row, self.deadline), method)
 
     def offer_timetable(self, table: Timetable, method: str) -> None:
-        """Keep a timetable's blocks, or what comes of joining them one by one."""
+        """Keep the blocks of a timetable, with blocks joined where that costs nothing, if they are the best so far."""
         row = blocks_of(self.problem, table)
         self._offer_row(row, method)
         self._offer_row(self._joined(row, self.deadline), method)
 
     def _offer_row(self, row: Row, method: str) -> None:
-        """Keep blocks of lumps if they are better, by more than rounding, than all before, and meet the demands."""
+        """Keep blocks of clusters if they meet the demands and are better than the best by more than rounding."""
         if self._cost_s(row) < self.value_s * (1 - TOLERANCE) and not demand_faults(self.problem, self.demands, row):
             self.row, self.value_s, self.method = row, objective_s(self.problem, self.demands, row), method
 
     def report(self, incumbent: Incumbent) -> None:
-        """Offer the best row, with as few blocks as are as good; there is a moment for joining them after the deadline too."""
+        """Offer the best row, with blocks joined where that costs nothing; there is a little time for it after the deadline."""
         if self.row is not None:
             row = self._joined(self.row, max(self.deadline, monotonic() + TIDY_S))
             if not demand_faults(self.problem, self.demands, row):
                 self.row, self.value_s = row, min(self.value_s, objective_s(self.problem, self.demands, row))
-            incumbent.offer(self.lumps.expand(self.row), self.method)
+            incumbent.offer(self.clusters.expand(self.row), self.method)
 
     def _joined(self, row: Row, deadline: float) -> Row:
-        """Blocks of one device joined as long as that does not make the latency worse."""
+        """The row with blocks of one device joined as long as the cost does not rise."""
         value_s = self._cost_s(row)
         position = 0
         while position < len(row) and monotonic() < deadline:
@@ -138,14 +137,14 @@ class RowSearch:
         return row
 
     def _legal(self, row: Sequence[Block]) -> bool:
-        """Whether the blocks stand in an order that the demands allows."""
+        """Whether the blocks stand in an order that the demands allow."""
         if not self.demands.contiguous or not len(self._order):
             return True
         home = block_of(self.problem, row)
         return bool((home[self._order[:, 0]] <= home[self._order[:, 1]]).all())
 
     def _fits(self, row: Row) -> bool:
-        """Whether a row meets the demands, as far as moves may break it; quicker than a list of faults."""
+        """Whether a row meets the demands that moves may break; this is quicker than listing all faults."""
         demands, problem = self.demands, self.problem
         if demands.num_stages not in (None, len(row)) or len(row) > (demands.max_stages or inf):
             return False
@@ -165,10 +164,10 @@ class RowSearch:
         return np.bincount(devices, self.problem.op_bytes, self.problem.num_devices).astype(np.float64)
 
     def anneal(self, deadline: float, bound_s: float) -> None:
-        """Several runs from the best row so far; a better row that meets the demands is kept at once."""
+        """Several runs from the best row; a better row that meets the demands is kept at once."""
         if self.row is None:
             return
-        steps = NUM_STEPS + STEPS_A_LUMP * len(self._atoms)
+        steps = NUM_STEPS + STEPS_PER_CLUSTER * len(self._atoms)
         for _ in range(NUM_RUNS):
             row, value_s = self.row, self.value_s
             for step in range(steps):
@@ -188,7 +187,7 @@ class RowSearch:
                 self._offer_row(row, "annealing")
 
     def _move(self, row: Row) -> Row | None:
-        """A random neighbour: an op, a block or a border elsewhere; None where the dice make no sense."""
+        """A random neighbour of the row, or None where the move drawn is not possible."""
         kind = self.random.random()
         if kind < 0.45:
             return self._move_atom(row)
@@ -205,7 +204,7 @@ class RowSearch:
         return [device for device in range(self.problem.num_devices) if device not in used]
 
     def _move_atom(self, row: Row) -> Row | None:
-        """An op, with its group, to another block or to a new one."""
+        """Move an op, with its group, to another block or to a new one."""
         atom = self.random.randrange(len(self._atoms))
         ops = set(self._atoms[atom])
         rest = [Block(tuple(op for op in block.ops if op not in ops), block.devices) for block in row]
@@ -221,7 +220,7 @@ class RowSearch:
         return tuple(block for block in rest if block.ops)
 
     def _window(self, row: Row, atom: int) -> tuple[int, int]:
-        """The first and the last block that a chain lets an op join; the last may be the one before the first."""
+        """The first and the last block that an op may join in a chain; the last may be just before the first."""
         if not self.demands.contiguous:
             return 0, len(row) - 1
         home = block_of(self.problem, row)
@@ -229,7 +228,7 @@ class RowSearch:
         return int(home[before].max(initial=0)), int(home[after].min(initial=len(row) - 1))
 
     def _move_device(self, row: Row) -> Row | None:
-        """A block to another device, or two blocks exchange theirs."""
+        """Move a block to another device, or exchange the devices of two blocks."""
         chosen = self.random.randrange(len(row))
         changed = list(row)
         if len(row) > 1 and self.random.random() < 0.4:
@@ -253,7 +252,7 @@ class RowSearch:
         return tuple(both if number == stay else block for number, block in enumerate(row) if number != gone)
 
     def _split_one(self, row: Row) -> Row | None:
-        """A block in two, at a place in the order of its ops; the second part, or the first, elsewhere."""
+        """Split a block in two, and move one part to another device."""
         chosen = self.random.randrange(len(row))
         atoms = sorted({self._atom_of[op] for op in row[chosen].ops})
         free = self._free_devices(row)

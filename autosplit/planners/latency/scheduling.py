@@ -14,11 +14,11 @@ import numpy as np
 
 from autosplit.costs.cost import most_s
 from autosplit.costs.problem import Problem
-from autosplit.planners.clusters import fewer_lumps, forced_lumps
+from autosplit.planners.clusters import fewer_clusters, forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
-from autosplit.planners.latency.row_annealing import MAX_LUMPS, RowSearch
+from autosplit.planners.latency.row_annealing import MAX_CLUSTERS, RowSearch
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.latency.timetable import best_timetable
 from autosplit.planners.objective import plans_on_one_device
@@ -30,15 +30,15 @@ PROOF_SHARE = 0.3
 def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     """The blocks with the smallest latency, and a bound on all blocks. A latency limit is not looked at."""
     problem, demands = incumbent.problem, replace(incumbent.demands, max_latency_s=inf)
-    forced = forced_lumps(problem, demands.contiguous)
+    forced = forced_clusters(problem, demands.contiguous)
     delays = Delays(forced.problem, demands.max_replicas)
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
-    search = RowSearch(fewer_lumps(forced, MAX_LUMPS), demands, Random(incumbent.seed), deadline)
+    search = RowSearch(fewer_clusters(forced, MAX_CLUSTERS), demands, Random(incumbent.seed), deadline)
     for row in plans_on_one_device(problem):
         search.offer(row, "one device")
     if incumbent.blocks:
         search.offer(incumbent.blocks, "start")
-    for table in _list_schedules(search.lumps.problem, deadline):
+    for table in _list_schedules(search.clusters.problem, deadline):
         search.offer_timetable(table, "list scheduling")
     search.report(incumbent)
     if not incumbent.closed:

@@ -1,8 +1,9 @@
-"""A bound on latency from the parts of a graph between a fork and the op where its branches meet again.
+"""A bound on latency from the segments of a graph: the ops between a fork and the op at which its branches meet again.
 
-Nothing inside a part begins before the fork has ended, and the meeting op begins after all of it. So the longest path may count
-for a part what the part alone takes at best on all devices, and that is small enough for CP-SAT to prove: side by side where
-that pays for the transfers, one after the other where it does not. Parts may lie inside each other; a path takes the dearer.
+No op of a segment begins before the fork has ended, and the meeting op begins after all of them. So a path through the segment
+takes at least the shortest schedule of the segment alone on all devices. A segment is small enough for CP-SAT to prove that:
+side by side where this pays for the transfers, one after the other where it does not. Segments may contain others; a path takes
+the dearer one.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from math import inf
 from time import monotonic
 
+import networkx
 import numpy as np
 
 from autosplit.costs.cost import most_s
@@ -19,10 +21,10 @@ from autosplit.planners.latency.timetable import best_timetable
 
 MOST_OPS = 2000
 MOST_INSIDE = 60
-"""Ops of a part, ends included: above this CP-SAT proves little."""
+"""Most ops of a segment, ends included; CP-SAT proves little about larger ones."""
 
 LONGER = 1.001
-"""A part is looked at if one device needs at least so many times as long as its longest path."""
+"""A segment counts if all its ops in turn take at least this many times as long as its longest path."""
 
 
 def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: int = 0) -> float:
@@ -31,7 +33,7 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
     Args:
         problem: the ops in topological order.
         max_replicas: of a block; transfers are as cheap as the cheapest of them.
-        deadline: as ``time.monotonic`` counts; parts that are not proved by then count as their longest path.
+        deadline: in seconds of ``time.monotonic``; segments that are not proved by then count as their longest path.
         seed: of the solver.
     """
     delays = Delays(problem, max_replicas)
@@ -62,28 +64,16 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
 
 
 def meeting_ops(problem: Problem) -> list[int]:
-    """For each op the first op that every path from it comes through (its immediate postdominator), or num_ops if none does.
-
-    Ops come in topological order, so one walk from the end suffices (Cooper, Harvey and Kennedy, 2001).
-    """
-    after = readers_of(problem)
-    meets = [problem.num_ops] * problem.num_ops
-    for op in reversed(range(problem.num_ops)):
-        common: int | None = None
-        for reader in after[op]:
-            common = reader if common is None else _common(meets, common, reader)
-        meets[op] = problem.num_ops if common is None else common
-    return meets
-
-
-def _common(meets: Sequence[int], one: int, other: int) -> int:
-    while one != other:
-        one, other = (meets[one], other) if one < other else (one, meets[other])
-    return one
+    """For each op, its immediate postdominator: the first op on every path from it; num_ops where there is none."""
+    backward = networkx.DiGraph()
+    for op, readers in enumerate(readers_of(problem)):
+        backward.add_edges_from((reader, op) for reader in readers or [problem.num_ops])
+    dominators = networkx.immediate_dominators(backward, problem.num_ops)
+    return [dominators[op] for op in range(problem.num_ops)]
 
 
 def _between(after: Sequence[Sequence[int]], fork: int, goal: int) -> list[int]:
-    """The two ops and all that lies on a path from the one to the other; the first few, where they are too many."""
+    """The two ops and all ops on paths between them; only the first ones where they are too many."""
     inside, waiting = {fork, goal}, [fork]
     while waiting and len(inside) <= MOST_INSIDE:
         for reader in after[waiting.pop()]:
@@ -94,9 +84,9 @@ def _between(after: Sequence[Sequence[int]], fork: int, goal: int) -> list[int]:
 
 
 def _part(problem: Problem, inside: Sequence[int]) -> Problem:
-    """The ops as a problem of their own without limits on memory, the first of them done in no time.
+    """The ops as a problem without limits on memory, in which the first op takes no time.
 
-    Equal devices are named in the order in which they are first used: the i-th op is on one of the first i.
+    Of equal devices, the i-th op may run on the first i only, which removes symmetric schedules.
     """
     place = {op: number for number, op in enumerate(inside)}
     compute = problem.compute_s[list(inside)].copy()

@@ -1,7 +1,7 @@
-"""CP-SAT as a scheduler: ops as intervals, devices that run one at a time, delays between devices.
+"""CP-SAT as a job-shop scheduler: ops are intervals, a device runs one op at a time, and values take time between devices.
 
-It leaves out that a transfer keeps its two ends busy and that a block waits for all its inputs, so what it proves is a bound for
-every plan; its timetable is made into blocks and evaluated like any other.
+It ignores that a transfer keeps both ends busy and that a block waits for all its inputs. So its optimum is a bound for every
+plan, and its timetable is turned into blocks that are evaluated like any other.
 """
 
 from math import floor
@@ -16,7 +16,7 @@ from autosplit.planners.delays import Delays
 from autosplit.planners.latency.list_scheduling import Timetable
 
 SCALE = 1e9
-"""Steps that the best known latency is divided into; every duration is rounded down."""
+"""Steps in the best known latency; every duration is rounded down."""
 
 MAX_TERMS = 400_000
 
@@ -33,13 +33,13 @@ def best_timetable(
     """A timetable with a makespan below ``limit_s``, the smallest if there is time, and a bound on every makespan in seconds.
 
     Args:
-        problem: its groups share a device; memory caps are kept for what is no shared weight.
+        problem: its groups share a device; memory caps hold for all but shared weights.
         delays: between ops on two devices.
         limit_s: latency of a known plan.
         bound_s: a known bound.
         time_limit_s: for the solver.
         seed: of the solver.
-        busy: sending and receiving keep devices busy; not where these overlap with compute, nor with replicas.
+        busy: transfers keep devices busy. False where they overlap with compute, and with replicas.
     """
     if len(delays.edges) * problem.num_devices**2 > MAX_TERMS or time_limit_s <= 0 or limit_s <= 0:
         return None, bound_s
@@ -54,7 +54,7 @@ def best_timetable(
 
 
 class _Model:
-    """The variables of one CP-SAT model, and the constraints by kind."""
+    """The variables of the CP-SAT model, and its constraints by kind."""
 
     def __init__(self, problem: Problem, delays: Delays, limit_s: float, bound_s: float, busy: bool) -> None:
         self.problem, self.delays = problem, delays
@@ -78,7 +78,7 @@ class _Model:
         self.model.Minimize(self.makespan)
 
     def _steps(self, seconds: float) -> int:
-        """Rounded down; what is longer than the horizon is no longer than it need be, since the solver's numbers end."""
+        """Seconds in steps, rounded down, and cut off above the horizon, since the solver's numbers are finite."""
         return floor(min(seconds * self.scale * (1 - 1e-12), SCALE + 2))
 
     def _place(self) -> None:
@@ -98,7 +98,7 @@ class _Model:
                         self.model.Add((one if one is not None else other) == 0)
 
     def _move(self, net: Net) -> None:
-        """A value keeps its maker's device busy after the maker, and each other device busy before all that read it there."""
+        """A value keeps the device of its maker busy after the maker, and each other device before its readers there."""
         readers = [op for op in net.consumers if op != HOST]
         if net.producer == HOST or not readers or self.problem.num_devices == 1:
             return
@@ -140,7 +140,7 @@ class _Model:
                 self.model.Add(sum(held) <= floor(cap * (1 + TOLERANCE) / step) + 1)
 
     def _delay(self, maker: int, reader: int) -> None:
-        """No reader starts before what it reads is there."""
+        """No reader starts before its value arrives."""
         if reader == HOST:
             return
         table = self.delays.between(maker, reader)

@@ -1,8 +1,7 @@
-"""Simulated annealing of a hypergraph: any item may go to any device; two loads change with each move.
+"""Simulated annealing of a hypergraph (Kirkpatrick, Gelatt and Vecchi, 1983). Compiled.
 
-After Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing" (Science 1983). The energy is how far the
-devices are above a target load, summed; when it reaches zero the target is lowered below what was found. A move takes
-an item, or a patch of items that share nets, from one device to another.
+A move takes an item, or a patch of items that share nets, from one device to another, so that two loads change. The energy is the
+sum of the seconds by which devices exceed a target load. When it reaches zero, the target is lowered below the load found.
 """
 
 from dataclasses import dataclass
@@ -18,22 +17,22 @@ PATCH = 24
 """Most items that one move takes along."""
 
 MOST_FINES = 40
-"""While no assignment within the memory caps is known, what breaks them is fined twice as much, so many times in a walk."""
+"""While no assignment keeps the memory caps, the penalty for breaking them is doubled; so often in a walk."""
 
 STEP = 0.002
-"""By how much of the value found the target is below it."""
+"""The target is below the load found by this share of it."""
 
 
 @dataclass(frozen=True)
 class Annealed:
-    """An assignment of items to devices and its largest load in seconds; infinite where it breaks a memory cap."""
+    """A device for each item, and the largest load in seconds, infinite where the assignment breaks a memory cap."""
 
     home: Ints
     value_s: float
 
 
 def anneal(graph: Hypergraph, home: Ints, *, seed: int, num_moves: int, heat: float = 0.02, target_s: float = 0.0) -> Annealed:
-    """The best assignment met on a walk of `num_moves` proposals from `home`.
+    """The best assignment on a walk of ``num_moves`` proposals from ``home``.
 
     Args:
         graph: items, nets and devices.
@@ -75,7 +74,7 @@ def _relocate(
     item: int, goal: int, home: Ints, inside: Ints, loads: Floats, held: Floats, compute_s: Floats, net_start: Ints,
     net_s: Floats, net_outside: np.ndarray, item_start: Ints, item_nets: Ints, item_bytes: Floats,
 ) -> None:  # fmt: skip
-    """Move one item, and bring the loads and what devices hold up to date."""
+    """Move an item, and update the loads and the bytes of both devices."""
     source = home[item]
     loads[source] -= compute_s[item, source]
     loads[goal] += compute_s[item, goal]
@@ -105,7 +104,7 @@ def _patch(
     root: int, limit: int, home: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, mark: Ints,
     stamp: int, patch: Ints,
 ) -> int:  # fmt: skip
-    """Up to `limit` items of the root's device that hang together through nets, written to `patch`; how many."""
+    """Write to ``patch`` up to ``limit`` items of the root's device that are connected through nets. Returns: their number."""
     patch[0] = root
     mark[root] = stamp
     count, head = 1, 0
@@ -127,7 +126,7 @@ def _patch(
 
 @inner
 def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float, fine_s: float) -> float:
-    """Seconds above the target, summed over devices, and `fine_s` for each share above the memory caps."""
+    """The sum of the seconds above the target, and ``fine_s`` for each share by which a device exceeds its memory cap."""
     total = 0.0
     for device in range(len(loads)):
         total += max(0.0, loads[device] - target_s)
@@ -142,6 +141,8 @@ def _walk(  # noqa: C901 - one compiled loop
     item_nets: Ints, item_bytes: Floats, memory_bytes: Floats, start: Ints, seed: int, num_moves: int, heat: float,
     target_s: float,
 ) -> tuple[Ints, float]:  # fmt: skip
+    """The best assignment of the walk and its load."""
+    # 1. loads, bytes and the pins of each net on each device at the start
     np.random.seed(seed)
     num_items, num_devices = compute_s.shape
     home = start.copy()
@@ -157,6 +158,7 @@ def _walk(  # noqa: C901 - one compiled loop
             cut = inside[net, device] < net_start[net + 1] - net_start[net] or net_outside[net]
             if inside[net, device] and cut:
                 loads[device] += net_s[net, device]
+    # 2. the best so far, the target and the penalty
     peak_s = loads.max()
     best, best_s = home.copy(), np.inf
     if (held <= memory_bytes).all():
@@ -173,6 +175,7 @@ def _walk(  # noqa: C901 - one compiled loop
         if best_s == np.inf and move % patience == patience - 1:
             fine_s *= 2.0
             energy = _energy(loads, held, memory_bytes, target_s, fine_s)
+        # 3. propose: a random item or patch, to a random device or to that of a neighbour
         item = np.random.randint(num_items)
         source = home[item]
         degree = item_start[item + 1] - item_start[item]
@@ -191,6 +194,7 @@ def _walk(  # noqa: C901 - one compiled loop
             fits = fits and allowed[patch[entry], goal]
         if not fits:
             continue
+        # 4. move, and take it back if the energy rises too much for the temperature
         load_a, load_b, held_a, held_b = loads[source], loads[goal], held[source], held[goal]
         for entry in range(count):
             _relocate(patch[entry], goal, home, inside, loads, held, compute_s, net_start, net_s, net_outside, item_start,
@@ -202,6 +206,7 @@ def _walk(  # noqa: C901 - one compiled loop
                           item_start, item_nets, item_bytes)  # fmt: skip
             loads[source], loads[goal], held[source], held[goal] = load_a, load_b, held_a, held_b
             continue
+        # 5. keep a better assignment, and lower the target once no device is above it
         energy = after
         if loads.max() < best_s * (1.0 - 1e-12) and (held <= memory_bytes).all():
             best_s = loads.max()

@@ -1,8 +1,8 @@
-"""Coarsening: the same hypergraph with fewer items, each standing for items that hang together through dear nets.
+"""Coarsening: a hypergraph with fewer items, each a group of items that share dear nets.
 
-The first half of multilevel partitioning (Karypis, Aggarwal, Kumar and Shekhar, "Multilevel hypergraph partitioning", 1999). An
-assignment of the few items costs what it costs when each stands for all of its own, so that a walk over it moves whole groups
-and its resplits are quick.
+It is the first half of multilevel partitioning (Karypis, Aggarwal, Kumar and Shekhar, "Multilevel hypergraph partitioning",
+1999). An assignment of the groups costs the same as that of their items. Moves of a group are moves of all its items, and
+resplits are quick.
 """
 
 from dataclasses import replace
@@ -15,19 +15,19 @@ from autosplit.planners.items import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
 
 MOST_PINS = 8
-"""Nets of more items say little about which of them belong together."""
+"""Nets of more items do not count: they say little about which items belong together."""
 
 HEAVIEST = 0.4
-"""Share of a device's even part of the compute, or of a memory cap, that no group grows beyond."""
+"""Largest group, as a share of the compute of a device under an even load, and of the smallest memory cap."""
 
 
 def coarsened(graph: Hypergraph, num_items: int, *, seed: int, home: Ints | None = None) -> tuple[Hypergraph, Ints]:
-    """The graph with about so many items, and the new item of each old one; the graph itself if it has no more.
+    """A graph with about ``num_items`` items, and the new item of each old one; the graph itself if it has no more items.
 
     Args:
         graph: items, nets and devices.
-        num_items: where joining ends, unless nothing may be joined before.
-        seed: of the small chances that make each coarse graph another.
+        num_items: joining ends here, or earlier where no more items may be joined.
+        seed: of the random factors that make each coarse graph different.
         home: only items of one device are joined, so that the assignment is one of the coarse graph too.
     """
     if num_items >= graph.num_items:
@@ -38,7 +38,7 @@ def coarsened(graph: Hypergraph, num_items: int, *, seed: int, home: Ints | None
 
 
 def _groups(graph: Hypergraph, num_items: int, rng: np.random.Generator, home: Ints) -> Ints:
-    """The new item of each old one: pairs with the dearest shared nets for their size are joined first."""
+    """The new item of each old one. Pairs with the dearest shared nets for their size are joined first."""
     near = _affinities(graph, home)
     work, size, allowed = graph.compute_s.min(axis=1), graph.item_bytes.copy(), np.isfinite(graph.compute_s)
     floor = float(work.sum()) / graph.num_items or 1.0
@@ -57,7 +57,7 @@ def _groups(graph: Hypergraph, num_items: int, rng: np.random.Generator, home: I
     heapify(queue)
     while queue and left > num_items:
         _, first, second = heappop(queue)
-        if second not in near[first] or not fits(first, second):  # who was joined to another is near nobody
+        if second not in near[first] or not fits(first, second):  # an item that was joined to another has no neighbours
             continue
         target[second] = first
         left -= 1
@@ -74,7 +74,7 @@ def _groups(graph: Hypergraph, num_items: int, rng: np.random.Generator, home: I
 
 
 def _affinities(graph: Hypergraph, home: Ints) -> list[dict[int, float]]:
-    """For each item the items of its device that it shares nets with, and what they cost, divided among the pins."""
+    """For each item, the items of its device that it shares nets with, and the cost of these nets divided by their other pins."""
     near: list[dict[int, float]] = [{} for _ in range(graph.num_items)]
     for net in range(graph.num_nets):
         pins, cost = graph.pins(net).tolist(), float(graph.net_s[net].max())
@@ -86,7 +86,7 @@ def _affinities(graph: Hypergraph, home: Ints) -> list[dict[int, float]]:
 
 
 def contracted(graph: Hypergraph, group: Ints) -> Hypergraph:
-    """The hypergraph of groups; nets within a group are gone, and nets with the same groups are one."""
+    """The hypergraph of groups. Nets within a group vanish, and nets with the same groups become one."""
     count = int(group.max()) + 1
     compute_s, item_bytes = np.zeros((count, graph.num_devices)), np.zeros(count)
     np.add.at(compute_s, group, graph.compute_s)

@@ -1,10 +1,9 @@
-"""Columns: a lower bound on the largest device load from prices on items, improved by column generation.
+"""Column generation: a lower bound on the largest device load, from prices on the items.
 
-Give every item a price. If no device can hold, within a load T, items worth enough for all devices together to reach the price
-of everything, then T is too low. For any prices the least T that is not refuted is a bound; `pricing` gives it exactly. Prices
-equal to compute make it the cut profile, a price on one item alone the anchored minimum cut. Better prices are the duals
-of a linear program that covers all items with device sets of load at most T (Gilmore and Gomory 1961), steadied by staying near
-the best prices so far (Wentges 1997).
+Give every item a price. If all devices together cannot hold the price of all items, each within a load T, then T is too low. For
+any prices, the least T that is not refuted is a bound; ``pricing`` computes it exactly. With compute as the price it is the cut
+profile, with a price on one item the anchored minimum cut. Better prices are the duals of a linear program that covers all items
+with device sets of load at most T (Gilmore and Gomory, 1961), stabilized by staying near the best prices (Wentges, 1997).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,46 +20,46 @@ from autosplit.planners.noncontiguous.frontier import Sweep, cheap_nets, narrow_
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
 from autosplit.planners.noncontiguous.pricing import Pricer
-from autosplit.planners.noncontiguous.restricted_master import Cover, Members
+from autosplit.planners.noncontiguous.restricted_master import Members, RestrictedMaster
 
 MOST_STRETCHES = 400
-"""Sets of neighbouring items that column generation begins with, for each class."""
+"""Runs of neighbouring items with which column generation begins, for each class."""
 
 MOST_ROWS = 6000
 """Items above which no linear program is solved."""
 
 MOST_ANCHORS = 64
-"""The heaviest items, each of which some device has to hold."""
+"""Heaviest items that are anchored: some device has to hold each of them."""
 
 LEAST_STATES = 60_000
-"""A sweep may have so many states, and eight for each item."""
+"""Most states of a sweep, or eight for each item if that is more."""
 
 MANY_TRIES = 3000
 """Items above which fewer orders are tried."""
 
 FAR = 0.97
-"""A bound below this share of the best plan is first brought half the way."""
+"""Where the bound is below this share of the best plan, the first target is halfway between them."""
 
 TABLE_CELLS = 120_000_000
 """Most cells of a table of states and values, 8 bytes each."""
 
 BYTE_LEVELS, MOST_CAPPED = (32, 16, 8, 4, 2), 30_000
-"""Levels of bytes that a sweep tells apart where a memory cap binds: the first that leaves few enough states."""
+"""Levels of bytes to distinguish where a memory cap binds: the first that leaves at most ``MOST_CAPPED`` states."""
 
 PATIENCE = 0.25
-"""Share of the time left that one target gets; the next one is closer."""
+"""Share of the time left for one target."""
 
 PER_ITEM, FIRST_CELLS = 40, 20_000_000
-"""Whole numbers for each item, and states times values, that column generation begins with."""
+"""Resolution of the prices at the start: values for each item, and states times values."""
 
 FINEST_CELLS = 300_000_000
-"""States times values that one cut profile may take."""
+"""Most states times values of a cut profile."""
 
 
 def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
-    """A pricer for each class of devices; where the graph is too wide, its cheapest nets are left aside.
+    """A pricer for each class of devices. Where the graph is too wide, its cheapest nets are left out.
 
-    After the deadline, by `time.monotonic`, no further order is tried.
+    After the deadline, in seconds of ``time.monotonic``, no further order is tried.
     """
     everything = np.ones(graph.num_items, dtype=np.bool_)
     max_states = max(LEAST_STATES, 8 * graph.num_items)
@@ -79,7 +78,7 @@ def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) ->
 
 
 def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer]) -> list[Pricer]:
-    """The same pricers without most of the sets that are above a memory cap; slower, where a cap binds at all."""
+    """Pricers without most of the sets above a memory cap. Where a cap binds they are slower."""
     found = []
     for pricer, members in zip(pricers, graph.classes, strict=True):
         room_bytes, sweep = float(graph.memory_bytes[members[0]]), pricer.sweep
@@ -91,7 +90,7 @@ def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer]) -> list[Pricer]
 
 
 def _narrowest(graph: Hypergraph, device: int, tries: int, max_states: int, deadline: float) -> tuple[Sweep | None, Ints]:
-    """The sweep with the fewest states of those along several orders, and its order; None where all have too many."""
+    """Among several orders, the sweep with the fewest states, and its order; None where all have too many."""
     everything = np.ones(graph.num_items, dtype=np.bool_)
     best, order = None, np.arange(graph.num_items)
     for tried in _orders(graph, tries):
@@ -107,7 +106,7 @@ def _narrowest(graph: Hypergraph, device: int, tries: int, max_states: int, dead
 
 
 def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
-    """Orders of all items that may be narrow, each made when it is asked for: that takes up to seconds."""
+    """Orders of all items that may be narrow. Each is made on demand, which takes up to seconds."""
     given = np.arange(graph.num_items)
     yield given
     yield sifted_order(graph, given, seed=0)
@@ -118,13 +117,13 @@ def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
 
 
 def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
-    """The graph with some of its nets."""
+    """The graph with the chosen nets only."""
     nets = incidence([graph.pins(int(net)).tolist() for net in np.flatnonzero(chosen)], graph.num_items)
     return replace(graph, net_s=graph.net_s[chosen], net_outside=graph.net_outside[chosen], **nets)
 
 
 def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int, limit_s: float) -> float:
-    """The least load at which the devices can hold items worth `total` together; `limit_s` where that is above it."""
+    """The least load at which all devices together hold a value of ``total``, at most ``limit_s``."""
     loads = np.unique(np.concatenate(profiles))
     low, high = 0, len(loads)
     while low < high:
@@ -141,7 +140,7 @@ def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int,
 
 
 def anchored_bound_s(graph: Hypergraph, pricers: Sequence[Pricer], limit_s: float, deadline: float = inf) -> float:
-    """The dearest item to hold: for each of the heaviest, the least load of any device that has it, until the deadline."""
+    """The largest bound from one item: for each of the heaviest, the least load of a device that holds it."""
     bound_s = 0.0
     for item in np.argsort(-graph.compute_s.min(axis=1))[:MOST_ANCHORS]:
         if monotonic() > deadline:
@@ -160,12 +159,12 @@ class ColumnBound:
     Attributes:
         graph: what is bounded.
         pricers: one for each class of devices.
-        limit_s: the load of a known plan; bounds end there.
+        limit_s: the load of a known plan, at which bounds end.
         bound_s: proved so far.
         prices: of the best bound, adding up to 1.
-        grain: whole numbers that prices are rounded to add up to about this.
-        deadline: by `time.monotonic`.
-        seconds_per_cell: what the last profile took for each state and value.
+        grain: prices are rounded to whole numbers with about this sum.
+        deadline: in seconds of ``time.monotonic``.
+        seconds_per_cell: time of the last profile for each state and value.
     """
 
     graph: Hypergraph
@@ -191,7 +190,7 @@ class ColumnBound:
         return np.asarray(np.round(prices * (self.grain / prices.sum())), dtype=np.int64)
 
     def try_prices(self, prices: Floats) -> None:
-        """Raise the bound to the least load that these prices do not refute; coarser where time is short."""
+        """Raise the bound to the least load that these prices do not refute. They are coarser where time is short."""
         while self.grain > 1000 and not self.affords(self.grain):
             self.grain //= 2
         started, cells = monotonic(), self.num_states * self.grain
@@ -225,58 +224,60 @@ def generate_columns(
     halt: Callable[[], bool],
     centre: Floats | None,
 ) -> tuple[str, Floats, list[list[Members]]]:
-    """Raise a bound by column generation until it reaches a target, the target proves out of reach, or a halt.
+    """Raise a bound by column generation until it reaches the target, the target is out of reach, or ``halt`` returns True.
 
     Args:
         bound: raised in place.
-        known: for each class, sets that one of its devices may hold; those above the target are left aside.
+        known: for each class, sets that one of its devices may hold; sets above the target are ignored.
         target_s: load to refute.
         halt: asked after each pricing.
-        centre: prices to begin near; those of the sets known where none are given.
+        centre: prices to stay near at first; by default the duals of the known sets.
     Returns: ``refuted``, ``covered`` (fractional sets within the target exist: no prices can refute it), ``stalled`` (prices as
-        coarse as these bring nothing new) or ``halted``; the best prices; and all sets known now.
+        coarse as these bring no new set) or ``halted``; the best prices; and all known sets.
     """
     graph, pricers = bound.graph, bound.pricers
-    cover = _starting_cover(graph, pricers, known, target_s)
-    _, fresh = cover.solve()
+    master = _starting_master(graph, pricers, known, target_s)
+    _, fresh = master.solve()
     centre = fresh if centre is None else centre
     weight, best_share = 0.9, np.inf
     while True:
         mix, added, better = weight, False, False
         while not added and not better and mix >= 0.0:
             prices = mix * centre + (1.0 - mix) * fresh
-            held, sets = bound.price(prices, target_s, cover.columns)
+            held, sets = bound.price(prices, target_s, master.columns)
             better = held < best_share
             if better:
                 best_share, centre = held, prices
             for kind, part in enumerate(sets):
-                added = cover.add(kind, part) or added
+                added = master.add(kind, part) or added
             if bound.bound_s >= target_s:
-                return "refuted", centre, cover.columns
+                return "refuted", centre, master.columns
             if halt():
-                return "halted", centre, cover.columns
+                return "halted", centre, master.columns
             mix = -1.0 if mix == 0.0 else 0.5 * mix if mix > 0.1 else 0.0
         if not added and not better:
-            return "stalled", centre, cover.columns
+            return "stalled", centre, master.columns
         weight = min(0.95, max(mix, 0.0) * 2.0 + (0.1 if better else 0.02))
-        share, fresh = cover.solve()
+        share, fresh = master.solve()
         if share >= 1.0 - 1e-7:
-            return "covered", centre, cover.columns
+            return "covered", centre, master.columns
 
 
-def _starting_cover(graph: Hypergraph, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float) -> Cover:
+def _starting_master(
+    graph: Hypergraph, pricers: Sequence[Pricer], known: Sequence[Sequence[Members]], target_s: float
+) -> RestrictedMaster:
     """The known sets and stretches of the sweeps that are within the target."""
-    cover = Cover.of(graph.num_items, [pricer.count for pricer in pricers])
+    master = RestrictedMaster.of(graph.num_items, [pricer.count for pricer in pricers])
     for kind, members in enumerate(graph.classes):
         for part in (*known[kind], *_stretches(graph, pricers[kind], members[0], target_s)):
             fits = graph.item_bytes[part].sum() <= graph.memory_bytes[members[0]]
             if fits and graph.load_s(part, members[0]) <= target_s:
-                cover.add(kind, part)
-    return cover
+                master.add(kind, part)
+    return master
 
 
 def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
-    """Try single items, then compute, rounded ever more finely."""
+    """Try prices on single items, then compute as the price, rounded ever more finely."""
     graph = bound.graph
     bound.bound_s = max(bound.bound_s, anchored_bound_s(graph, bound.pricers, bound.limit_s, bound.deadline))
     report(bound.bound_s * (1.0 - TOLERANCE), "anchored cut")
@@ -290,7 +291,7 @@ def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> N
 
 
 def _grains(bound: ColumnBound) -> list[int]:
-    """How finely prices are rounded, from coarse to fine."""
+    """Sums to which prices are rounded, from coarse to fine."""
     finest = max(PER_ITEM * bound.graph.num_items, FIRST_CELLS // bound.num_states)
     most = min(int(TABLE_CELLS * pricer.count / (1.3 * pricer.sweep.num_states)) for pricer in bound.pricers)
     most = max(1500, min(60000, most, FINEST_CELLS // bound.num_states))
@@ -300,14 +301,14 @@ def _grains(bound: ColumnBound) -> list[int]:
 def rising_bound(
     graph: Hypergraph, best: Callable[[], tuple[float, Ints | None]], report: Callable[[float, str], None], deadline: float
 ) -> ColumnBound | None:
-    """Prove what can be proved until a deadline: anchors, the cut profile, then columns for ever closer targets.
+    """Raise a bound until a deadline: anchored cuts, the cut profile, then column generation for ever closer targets.
 
     Args:
         graph: what is bounded.
-        best: the load of the best plan known by now, and its assignment if there is one.
-        report: called with each better bound and what gave it.
+        best: returns the load of the best plan, and its assignment if there is one.
+        report: called with each better bound and its method.
         deadline: by `time.monotonic`.
-    Returns: the bound with its prices; None without a plan to begin with.
+    Returns: the bound with its prices; None where no plan is known.
     """
     value_s, home = best()
     if not 0.0 < value_s < np.inf:
@@ -351,7 +352,7 @@ def rising_bound(
 
 
 def _stretches(graph: Hypergraph, pricer: Pricer, device: int, limit_s: float) -> list[Members]:
-    """The longest runs of the sweep's order that fit the limit, from each item or, in large graphs, from some."""
+    """The longest runs of the sweep's order within the limit, from each item or, in large graphs, from some of them."""
     found, order = [], pricer.sweep.order
     for first in range(0, len(order), max(1, len(order) // MOST_STRETCHES)):
         members, fits = np.zeros(graph.num_items, dtype=np.bool_), None

@@ -1,9 +1,14 @@
-"""Frontier: a sweep over the items of a hypergraph that keeps few nets open, and what can happen along it.
+"""The frontier: a sweep over the items of a hypergraph that keeps few nets open, and the states along it.
 
-Items are taken one after the other, each to side 1 or side 0. A net is open between its first and its last item; all
-that later items need to know is, for each open net, whether its items so far are all on side 0, all on side 1, or on both. Graphs
-of models are narrow: 2 to 11 nets are open at a time if the order is chosen for it, so that there are few such states. Dynamic
-programs over them price device sets exactly (`pricing`) and divide two devices' items optimally (`resplitting`).
+Items are taken one after the other, each to side 1 or side 0. A net is open between its first and its last item. The state is,
+for each open net, whether its items so far are all on side 0, all on side 1, or on both:
+
+    item      a   b   c   d   e              after c the open nets are x and y: at most 3 x 3 states
+    net x     o---+-------o
+    net y         o-----------o
+
+Graphs of models are narrow: 2 to 11 nets are open at a time if the order is chosen well. Dynamic programs over the states price
+device sets exactly (``pricing``) and divide the items of two devices (``resplitting``).
 """
 
 from dataclasses import dataclass
@@ -21,11 +26,11 @@ BOTH = 2
 """State of an open net with items on both sides; 0 and 1 are the sides."""
 
 MAX_OPEN = 30
-"""Nets that may be open at once: states are written in base 3 in 64 bits, and are far too many long before that."""
+"""Most open nets: states are numbers in base 3 with 64 bits, and far too many long before that."""
 
 
 SIFTING_STEPS = 200_000_000
-"""After so many steps no further item is sifted."""
+"""Sifting ends after this many steps."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +57,17 @@ class Sweep:
 
     @property
     def num_states(self) -> int:
-        """How many states there are."""
+        """The number of states."""
         return len(self.into) - 1
 
     @property
     def width(self) -> int:
-        """Most states of one position."""
+        """The most states of one position."""
         return int(np.diff(self.layer).max())
 
 
 def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
-    """The given items in an order with few open nets: greedy, the best of several with random ties."""
+    """The members in an order with few open nets: greedy, the best of several tries with random ties."""
     best: tuple[float, Ints] | None = None
     for number in range(tries):
         order, area = _greedy_order(
@@ -74,9 +79,10 @@ def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 
 
 
 def sifted_order(graph: Hypergraph, order: Ints, *, seed: int) -> Ints:
-    """An order of all items with fewer open nets: each item is moved beside those that it shares nets with while that helps.
+    """An order of all items with fewer open nets: each item is moved next to items that it shares nets with while that helps.
 
-    After Rudell's sifting of decision diagrams (1993). The sum of 2 to the number open stands for the states.
+    It follows Rudell's sifting of decision diagrams (1993). The number of states is estimated as the sum of 2 to the number of
+    open nets.
 
     Args:
         graph: items and nets.
@@ -88,9 +94,9 @@ def sifted_order(graph: Hypergraph, order: Ints, *, seed: int) -> Ints:
 
 
 def cheap_nets(graph: Hypergraph, order: Ints, device: int, most: float) -> NDArray[np.bool_]:
-    """The nets to leave aside for a narrow sweep: the cheapest at the widest place, until the sum of 2 to the number open fits.
+    """The nets to leave out for a narrow sweep: the cheapest at the widest place, until the estimate of the states fits.
 
-    What is proved without them holds with them, for they only add to loads.
+    Nets only add to loads, so that a bound without them holds with them.
     """
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -112,12 +118,12 @@ def cheap_nets(graph: Hypergraph, order: Ints, device: int, most: float) -> NDAr
 def sweep_of(
     graph: Hypergraph, order: Ints, members: NDArray[np.bool_], device_1: int, device_0: int, *, max_states: int = 2_000_000
 ) -> Sweep | None:
-    """The states along an order, or None where there are more than `max_states`.
+    """The states along an order, or None where there are more than ``max_states``.
 
     Args:
         graph: items and nets.
         order: the members, in the order of the sweep.
-        members: items that are divided; all others are on a third side.
+        members: the items that are divided; all others are on a third side.
         device_1: pays as side 1.
         device_0: pays as side 0.
         max_states: limit over all positions.
@@ -132,7 +138,7 @@ def sweep_of(
 
 @inner
 def _area(place: Ints, net_start: Ints, net_pins: Ints, change: Ints) -> float:
-    """Sum over positions of 2 to the number of open nets."""
+    """The sum over positions of 2 to the number of open nets."""
     change[:] = 0
     for net in range(len(net_start) - 1):
         low, high = len(place), -1
@@ -151,6 +157,7 @@ def _area(place: Ints, net_start: Ints, net_pins: Ints, change: Ints) -> float:
 def _sift(  # noqa: C901 - one compiled loop
     start: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, work: int, seed: int
 ) -> Ints:
+    """The sifted order; ``work`` bounds the steps."""
     np.random.seed(seed)
     count, order = len(start), start.copy()
     place = np.zeros(count, np.int64)
@@ -162,6 +169,7 @@ def _sift(  # noqa: C901 - one compiled loop
     while better and spent < work:
         better = False
         for item in np.random.permutation(count):
+            # 1. try the places before and after each neighbour
             old, goal = place[item], -1
             for spot in range(item_start[item], item_start[item + 1]):
                 net = item_nets[spot]
@@ -182,6 +190,7 @@ def _sift(  # noqa: C901 - one compiled loop
                             best, goal = area, new
                         for position in range(min(old, new), max(old, new) + 1):
                             trial[order[position]] = position
+            # 2. move the item to the best of them
             if goal >= 0:
                 shift = 1 if old < goal else -1
                 for position in range(old, goal, shift):
@@ -197,7 +206,7 @@ def _sift(  # noqa: C901 - one compiled loop
 def _greedy_order(  # noqa: C901 - one compiled loop
     net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, members: Any, seed: int, random: bool
 ) -> tuple[Ints, float]:
-    """Take the item that opens the fewest nets less those it closes; also the sum of 3 to the number open, a measure of work."""
+    """Take the item that opens the fewest nets less those that it closes. Returns the order and the sum of 3^(open nets)."""
     np.random.seed(seed)
     num_items, num_nets = len(item_start) - 1, len(net_start) - 1
     left, total = np.zeros(num_nets, np.int64), np.zeros(num_nets, np.int64)
@@ -266,7 +275,8 @@ def _states(  # noqa: C901 - one compiled loop
     order: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, net_outside: Any, members: Any,
     price_1: Floats, price_0: Floats, max_states: int,
 ) -> Any:  # fmt: skip
-    """Sweep arrays; they end early where there are too many states."""
+    """The arrays of the sweep; they end early where there are too many states."""
+    # 1. pins of each net that are still to come; a net with a pin that is not a member has an end outside
     num_nets, num_steps = len(net_start) - 1, len(order)
     left = np.zeros(num_nets, np.int64)
     outside = net_outside.copy()
@@ -289,6 +299,7 @@ def _states(  # noqa: C901 - one compiled loop
     digits = np.zeros(MAX_OPEN + 64, np.int64)
     for step in range(num_steps):
         item = order[step]
+        # 2. give a slot, a digit of the state, to each net that the item opens
         nets = item_nets[item_start[item] : item_start[item + 1]]
         old_slots = num_slots
         for net in nets:
@@ -299,6 +310,7 @@ def _states(  # noqa: C901 - one compiled loop
                 slots[num_slots] = net
                 num_slots += 1
             left[net] -= 1
+        # 3. from each state, the item goes to side 0 or 1: the digits of its nets turn, and a net that turns is paid
         count = len(codes)
         fresh, paid_1, paid_0 = np.zeros(2 * count, np.int64), np.zeros(2 * count), np.zeros(2 * count)
         for state in range(count):
@@ -330,6 +342,7 @@ def _states(  # noqa: C901 - one compiled loop
                         code = code * 3 + digits[slot]
                 fresh[2 * state + choice] = code
                 paid_1[2 * state + choice], paid_0[2 * state + choice] = bill_1, bill_0
+        # 4. equal codes are one state; its edges are listed together
         rank = np.argsort(fresh, kind="mergesort")
         codes = np.zeros(2 * count, np.int64)
         found = 0
@@ -351,6 +364,7 @@ def _states(  # noqa: C901 - one compiled loop
         codes = codes[:found]
         num_states += found
         layer[step + 2] = num_states
+        # 5. free the slots of the nets that the item closes
         kept = 0
         for slot in range(num_slots):
             net = slots[slot]

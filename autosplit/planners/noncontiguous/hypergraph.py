@@ -1,8 +1,8 @@
-"""Hypergraph: a problem without order, as items on devices and nets that a device pays for when they cross its border.
+"""The hypergraph of a problem without order: items, devices, and nets that a device pays for when they cross its border.
 
-With transfers that cost the same whoever is at the other end, the load of a device is the compute of its items plus the
-cost of every net that has some but not all of its pins there. Moving one item then changes two loads only, and the load is
-submodular. Every other problem is at least bounded by such a hypergraph.
+Where a transfer costs the same whichever device is at the other end, the load of a device is the compute of its items plus the
+cost of every net with some but not all of its pins there. Then moving one item changes two loads only, and the load is
+submodular. For every other problem there is such a hypergraph that costs no more, which gives a bound.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class Hypergraph:
         item_bytes: what each item keeps in memory, shape (num_items,).
         memory_bytes: what each device may hold, shape (num_devices,).
         classes: devices that may change places.
-        exact: loads and caps are those of the problem; else loads are at most those of the problem.
+        exact: loads and caps are those of the problem; otherwise loads are at most those of the problem.
     """
 
     item_of: Ints
@@ -65,11 +65,11 @@ class Hypergraph:
         return len(self.net_s)
 
     def pins(self, net: int) -> Ints:
-        """Items of one net."""
+        """The items of a net."""
         return self.net_pins[self.net_start[net] : self.net_start[net + 1]]
 
     def nets(self, item: int) -> Ints:
-        """Nets of one item."""
+        """The nets of an item."""
         return self.item_nets[self.item_start[item] : self.item_start[item + 1]]
 
     def loads_s(self, home: Sequence[int] | Ints) -> Floats:
@@ -114,17 +114,16 @@ class Hypergraph:
 
 
 def incidence(nets: Sequence[Iterable[int]], num_items: int) -> dict[str, Any]:
-    """The arrays of a hypergraph that say which items each net has, and which nets each item has."""
+    """The fields of a hypergraph that list the items of each net, and the nets of each item."""
     pins = Table.of(nets)
     holders = pins.transposed(num_items)
     return {"net_start": pins.start, "net_pins": pins.data, "item_start": holders.start, "item_nets": holders.data}
 
 
 def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
-    """The hypergraph of a problem: its own where transfers allow, else one whose loads are at most the problem's.
+    """The hypergraph of a problem; where it is not exact, its loads are at most those of the problem.
 
-    A net whose sender and receiver pay differently is charged at the lower of the two; transfers that run beside compute are
-    left out.
+    A net whose sender and receiver pay differently is charged at the lower price. Transfers that run beside compute are left out.
 
     Args:
         problem: what is asked.

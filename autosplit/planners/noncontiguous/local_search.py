@@ -1,8 +1,7 @@
-"""Descending: resplit two devices after another, from many starts, until nothing gives any more.
+"""Iterated local search on coarse and fine graphs (Lourenço, Martin and Stützle, 2003): two devices after another are resplit.
 
-An iterated local search (Lourenco, Martin and Stuetzle 2003) on coarse and fine graphs. The devices above the target are
-resplit with others; between times any two devices are resplit so that one of them becomes as light as the other allows, which
-carries slack to where it is needed.
+Devices above the target are resplit with others. In between, any two devices are resplit so that one of them becomes as light as
+the other allows, which carries slack to where it is needed.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,32 +17,32 @@ from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.resplitting import resplit
 
 STEPS = (0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""By how much of the best value the target is below it; drawn anew for each try."""
+"""Shares of the best load by which the target is below it; one is drawn for each try."""
 
 HEATS = (0.001, 0.003, 0.01, 0.03)
-"""How strongly a known assignment is shaken, as shares of its largest load."""
+"""Temperatures at which a known assignment is perturbed, as shares of its largest load."""
 
 FIRST_PATIENCE, NEXT_PATIENCE = 6, 3
 """Resplits in vain for each pair of devices: on the first graph of a round, and on the finer ones after it."""
 
 QUICK_ROUNDS, FEW_ITEMS, LAST_PATIENCE = 12, 400, 30
-"""After so many rounds only graphs of more items are made coarse: it takes the interpreter's lock from the proof beside it."""
+"""After the first rounds, smaller graphs are no longer coarsened: that takes the interpreter's lock from the proof beside it."""
 
 ITEMS_A_DEVICE, NUM_COARSE = 5, 3
 """Items for each device of the coarsest graph; and on how many sizes of graph random assignments begin."""
 
 NUM_KNOWN, NEAR = 5, 0.01
-"""Assignments that are walked from again; and how far from the best one may be to go on, for each finer graph that is left."""
+"""Assignments to start from again; and the share by which a load may exceed the best one, for each finer graph still to come."""
 
 
 def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Callable[[], bool]) -> tuple[float, Ints]:
-    """The best load and assignment met on a walk by resplits from `home`, after `patience` of them in vain.
+    """The best load and assignment on a walk by resplits from ``home``.
 
     Args:
         graph: items, nets and devices.
         home: device of each item, within the memory caps.
         seed: of the walk.
-        patience: resplits without a better value after which the walk ends.
+        patience: the walk ends after this many resplits without a better load.
         halt: asked before each resplit.
     """
     rng = np.random.default_rng(seed)
@@ -71,16 +70,16 @@ def descend(graph: Hypergraph, home: Ints, *, seed: int, patience: int, halt: Ca
 def descents(
     graph: Hypergraph, starts: list[Ints], *, seed: int, halt: Callable[[], bool], num_moves: int = 300_000
 ) -> Iterator[tuple[float, Ints]]:
-    """Better and better assignments: from the starts, by turns from random ones and from the best ones shaken.
+    """Better and better assignments: from the starts, then in turn from random ones and from perturbed good ones.
 
-    Each round walks on a coarse graph and carries what it finds to ever finer ones (a V-cycle, Karypis et al. 1999), as long as
-    it is about as good as the best known. Each size of graph gets about the same time.
+    Each round walks on a coarse graph and carries the assignment to finer ones (a V-cycle, Karypis et al., 1999), as long as it
+    is about as good as the best one. Each size of graph gets about the same time.
 
     Args:
         graph: items, nets and devices.
         starts: assignments to begin with.
         seed: of everything random.
-        halt: asked often; the iteration ends when it says so.
+        halt: asked often; the iteration ends when it returns True.
         num_moves: proposals of the annealing that precedes each walk.
     """
     rng, sizes = np.random.default_rng(seed), _sizes(graph)
@@ -117,7 +116,7 @@ def descents(
 
 
 def _sizes(graph: Hypergraph) -> list[int]:
-    """Items of the graphs to walk on, from coarse to the graph itself."""
+    """Numbers of items of the graphs, from the coarsest to the graph itself."""
     size, sizes = ITEMS_A_DEVICE * max(2, graph.num_devices), []
     while size < 0.7 * graph.num_items:
         sizes.append(size)
@@ -128,7 +127,7 @@ def _sizes(graph: Hypergraph) -> list[int]:
 def _begin(
     graph: Hypergraph, home: Ints | None, size: int, seed: int, num_moves: int, *, shaken: bool, rng: np.random.Generator
 ) -> tuple[Hypergraph, Ints, Ints]:
-    """A coarse graph, an assignment of it to walk from, random or near `home`, and its item for each item."""
+    """A coarse graph, an assignment of it that is random or near ``home``, and the coarse item of each item."""
     coarse, group = coarsened(graph, size, seed=seed, home=home)
     if home is None:
         return coarse, anneal(coarse, random_home(coarse, seed), seed=seed, num_moves=num_moves).home, group
@@ -139,7 +138,7 @@ def _begin(
 
 
 def _gathered(home: Ints, group: Ints) -> Ints:
-    """The device of each group; all items of one are on one device."""
+    """The device of each group, whose items are on one device."""
     gathered = np.zeros(int(group.max()) + 1, dtype=np.int64)
     gathered[group] = home
     return gathered

@@ -1,8 +1,8 @@
-"""Capping: a sweep whose states also know how many bytes side 1 holds, so that sets above a memory cap are left out.
+"""Memory caps: a sweep whose states also know the bytes of side 1, so that most sets above a memory cap are left out.
 
-A relaxed decision diagram (Bergman, Cire, van Hoeve and Hooker, "Discrete optimization with decision diagrams", 2016): paths
-to one state of the sweep with about as many bytes become one state, which keeps the fewest bytes of them. So no set below
-the cap is lost, and what is proved of the sets that are left holds for those below the cap.
+It is a relaxed decision diagram (Bergman, Cire, van Hoeve and Hooker, "Discrete optimization with decision diagrams", 2016).
+Paths to one state with about equal bytes become one state, which keeps the fewest bytes among them. So no set below the cap is
+lost, and a bound on the remaining sets holds for the sets below the cap.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ def capped_sweep(sweep: Sweep, item_bytes: Floats, room_bytes: float, num_levels
         sweep: along all items.
         item_bytes: what each item keeps in memory, shape (num_items,).
         room_bytes: what side 1 may hold.
-        num_levels: into so many levels of bytes a state is divided; more are closer and take longer.
+        num_levels: levels of bytes into which a state is divided; more levels are more exact and take longer.
     """
     found: Any = _capped(
         sweep.layer, sweep.into, sweep.source, sweep.side, sweep.cost_1, sweep.cost_0,
@@ -37,7 +37,7 @@ def _capped(
     layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Floats, cost_0: Floats, step_bytes: Floats, room_bytes: float,
     num_levels: int,
 ) -> Any:  # fmt: skip
-    """Arrays of the new sweep. Level `num_levels` of a state holds the paths that all items left cannot bring above the cap."""
+    """The arrays of the new sweep. The last level of a state is for paths that the remaining items cannot bring above the cap."""
     num_steps = len(step_bytes)
     left = np.zeros(num_steps + 1)
     for step in range(num_steps - 1, -1, -1):

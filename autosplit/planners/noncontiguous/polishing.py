@@ -1,7 +1,7 @@
-"""Polishing: annealing by the true evaluator, for whatever a hypergraph cannot say.
+"""Polishing: annealing by the true evaluator, where a hypergraph is not exact.
 
-Costs that depend on who is at the other end, a price for each destination, transfers beside compute, weights that several ops
-share, pools of memory. Each try evaluates the whole assignment, so this is for small problems and last steps.
+That is so for costs that depend on the device at the other end, a price for each destination, transfers beside compute, shared
+weights, and pools of memory. Each try evaluates the whole assignment, so this is for small problems and last steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,13 +23,13 @@ def polish(
     halt: Callable[[], bool],
     max_tries: int,
 ) -> tuple[float, Ints | None]:
-    """The best assignment met on walks from the starts, by turns; its largest load in seconds.
+    """The best assignment on walks from the starts, taken in turn, and its largest load in seconds.
 
-    A walk that breaks a rule is led back by the number of rules it breaks.
+    Every rule that an assignment breaks costs a penalty, which leads walks back to plans.
 
     Args:
-        problem: evaluates and judges.
-        graph: gives items and the nets along which they are moved.
+        problem: what assignments are evaluated on.
+        graph: its items are moved, along its nets.
         starts: assignments of items.
         seed: of the walk.
         halt: asked before each try.

@@ -1,8 +1,8 @@
-"""Pricing: of all sets of items that one device can hold within a load, how much value is in the best; exactly.
+"""Pricing: the most valuable set of items that one device can hold within a load, exactly.
 
-Values are whole numbers, loads stay floats: for each state of a narrow sweep and each value, the least load. Nothing is rounded
-that the answer depends on, for the values may be chosen freely. With compute as the value this is the cut profile of a
-graph: the least that a device pays for each amount of work.
+It is a dynamic program: for each state of a narrow sweep and each value, the least load. Values are whole numbers, which the
+caller chooses; loads are floats and not rounded. With compute as the value, it gives the cut profile of a graph: the least load
+of a device for each amount of work.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from autosplit.planners.jit import allocating
 from autosplit.planners.noncontiguous.frontier import Sweep
 
 ROOM = 1.3
-"""Values are followed up to this many times the even share of a device, and beyond only where a set reaches that."""
+"""The table covers values up to this many times the even share of a device; it grows only where a set reaches its end."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Pricer:
         sweep: along all items, over the nets that this class pays for.
         work_s: compute of each item on a device of the class, shape (num_items,).
         count: devices in the class.
-        scratch: memory that pricings use one after the other; one thread only.
+        scratch: memory that is used again by each pricing, in one thread.
     """
 
     sweep: Sweep
@@ -37,12 +37,12 @@ class Pricer:
     scratch: list[Floats] = field(default_factory=lambda: [np.zeros(0)])
 
     def profile(self, values: Ints, limit_s: float) -> Floats:
-        """Least load of a set worth at least v, for v from 0 up to the most that fits the limit."""
+        """The least load of a set of value v or more, for v from 0 to the most that fits into the limit; seconds."""
         loads, _ = self._run(values, limit_s, 0, keep=False)
         return np.asarray(np.minimum.accumulate(loads[::-1])[::-1])
 
     def best_set(self, values: Ints, limit_s: float, floor: int = 0) -> NDArray[np.bool_]:
-        """The set of most value within the limit, shape (num_items,); at least `floor` is known to be possible."""
+        """The set of most value within the limit, shape (num_items,); a value of ``floor`` is known to be possible."""
         loads, table = self._run(values, limit_s, floor, keep=True)
         sweep = self.sweep
         found: Any = _trace(
@@ -73,7 +73,7 @@ class Pricer:
             most = min(total, 2 * most + 1)
 
     def _outlook(self, values: Ints, limit_s: float) -> tuple[float, Floats]:
-        """A price on load for which load and value together are least optimistic, and what each state can still earn at it."""
+        """The price on load with the tightest Lagrangian bound, and the most that each state can still earn at that price."""
         sweep = self.sweep
         low, high = 0.0, float(values.sum()) / limit_s  # above that, the limit alone is worth more than all items
         best: tuple[float, float, Floats] | None = None
@@ -94,7 +94,7 @@ class Pricer:
 def _earnings(
     order: Ints, layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, work_s: Any, values: Ints, slope: float
 ) -> Floats:
-    """The most value less `slope` times load that the steps after each state can bring."""
+    """For each state, the most that the remaining steps can add to value - ``slope`` x load."""
     ahead = np.full(len(into) - 1, -np.inf)
     ahead[layer[len(order)]] = 0.0
     for step in range(len(order) - 1, -1, -1):
@@ -115,11 +115,14 @@ def _price(  # noqa: C901 - one compiled loop
     most: int, floor: float, slope: float, ahead: Floats, keep: bool, width: int,
     scratch: Floats,
 ) -> Any:  # fmt: skip
-    """Least load for each value (infinite where no set has it), the table of states that led there if it is kept, and
-    whether values above `most` were left out.
+    """The least load for each value (infinite where no set has it), the table, and whether values above ``most`` were left out.
 
-    What cannot reach `floor` is dropped: no state earns more than `ahead` at the price `slope` for load (a Lagrangian bound).
-    The table is (rows, lowest value, highest value) for each state; cells outside these values are not set.
+        state     value 0   1   2   3  ...  most
+          s0         .      x   x   .                  a cell: the least load of a path to the state with that value
+          s1         x      .   x   .                  only cells from lowest[state] to highest[state] are set
+
+    Cells that cannot reach ``floor`` are dropped: no state earns more than ``ahead`` at the price ``slope`` for load, which is a
+    Lagrangian bound. Unless ``keep``, the table has rows for two layers only.
     """
     num_steps, num_states = len(order), len(into) - 1
     num_rows = num_states if keep else 2 * width
@@ -134,6 +137,7 @@ def _price(  # noqa: C901 - one compiled loop
         new_row = 0 if keep else (step + 1) % 2 * width - layer[step + 1]
         for state in range(layer[step + 1], layer[step + 2]):
             row = table[new_row + state]
+            # 1. the range of values that the edges into the state bring
             low, high = most + 1, -1
             for edge in range(into[state], into[state + 1]):
                 parent, shift = source[edge], value if side[edge] == 1 else 0
@@ -141,6 +145,7 @@ def _price(  # noqa: C901 - one compiled loop
                     low, high = min(low, lowest[parent] + shift), max(high, highest[parent] + shift)
             high = min(high, most)
             row[low : high + 1] = np.inf
+            # 2. shift the row of each source by the value of the item, and keep the smaller load of each cell
             for edge in range(into[state], into[state + 1]):
                 parent, add, shift = source[edge], cost_1[edge], 0
                 if side[edge] == 1:
@@ -157,6 +162,7 @@ def _price(  # noqa: C901 - one compiled loop
                     for spot in range(count):
                         load = before[spot] + add
                         after[spot] = load if load < after[spot] else after[spot]
+            # 3. drop cells above the limit, or without hope of reaching the floor
             lowest[state] = most + 1
             hope = ahead[state] + slope * limit_s
             for amount in range(low, high + 1):
@@ -179,7 +185,7 @@ def _trace(
     order: Ints, layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, work_s: Any, values: Ints, table: Any,
     lowest: Ints, highest: Ints, amount: int,
 ) -> NDArray[np.bool_]:  # fmt: skip
-    """The set that has the value `amount` and the least load, by the steps whose sums the table holds."""
+    """The set with the value ``amount`` and the least load, found by going back through the kept table."""
     chosen = np.zeros(len(values), np.bool_)
     state = layer[len(order)]
     for step in range(len(order) - 1, -1, -1):

@@ -1,8 +1,8 @@
-"""Resplitting: divide the items of two devices anew, optimally, all else fixed; then the next two.
+"""Resplitting: divide the items of two devices anew, as well as possible, with all other items fixed.
 
-A dynamic program over a narrow sweep: for each state and each load of the one device, the least load of the other. Loads fall
-into buckets, so that an answer may miss the optimum by about a bucket; what is returned is exact. As a neighbourhood it
-is far larger than moves and swaps: all 2^n divisions of n items.
+It is a dynamic program over a narrow sweep: for each state and each load of one device, the least load of the other. Loads fall
+into buckets, so an answer may miss the optimum by about one bucket; the loads returned are exact. This neighbourhood is far
+larger than moves and swaps: all 2^n divisions of n items.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ NUM_BUCKETS = 1000
 MAX_CELLS = 30_000_000
 
 BYTE_LEVELS = (4,)
-"""Levels of bytes that are told apart where caps bind: the first that leaves few enough cells."""
+"""Levels of bytes to distinguish where caps bind; the first that leaves few enough cells is taken."""
 
 
 def resplit(
@@ -32,8 +32,8 @@ def resplit(
         graph: items, nets and devices.
         home: device of each item.
         one, other: the two devices.
-        limit_s: most that either may have.
-        lean: 0 makes the load of `one` small, 1 that of `other`, between the two the larger one.
+        limit_s: largest load of either, in seconds.
+        lean: 0 minimizes the load of ``one``, 1 that of ``other``, and a number between them the larger load.
         seed: of the order of the sweep.
     Returns: the new devices of all items and the two loads; None where no division keeps the limit.
     """
@@ -65,6 +65,14 @@ def _divide(  # noqa: C901 - one compiled loop
     layer: Ints, into: Ints, source: Ints, side: Any, cost_1: Any, cost_0: Any, work_1: Any, work_0: Any, step_bytes: Floats,
     room_1: float, room_0: float, limit_s: float, lean: float, num_buckets: int,
 ) -> Any:  # fmt: skip
+    """Sides of the items and the two loads, infinite where no division keeps the limit.
+
+                bucket of load 1
+    state       0    1    2   ...        a cell holds the least load of side 0, with the exact load of side 1,
+      s0        .    x    .              and remembers the edge and the bucket that it came from
+      s1        x    .    x
+    """
+    # 1. the widest layer, the least work still to come after each step, and empty tables for two layers
     num_steps = len(work_1)
     num_states = len(into) - 1
     width = 0
@@ -83,6 +91,7 @@ def _divide(  # noqa: C901 - one compiled loop
     step_of = np.zeros((num_states, num_buckets + 1), np.uint32)
     from_of = np.zeros((num_states, num_buckets + 1), np.uint16)
     old_1[0, 0] = old_0[0, 0] = 0.0
+    # 2. one layer after another: every edge carries the cells of its source to the next state
     for step in range(num_steps):
         base, first, after = layer[step], layer[step + 1], layer[step + 2]
         most = 2.0 * limit_s - rest[step + 1]
@@ -122,6 +131,7 @@ def _divide(  # noqa: C901 - one compiled loop
         old_1, new_1 = new_1, old_1
         old_0, new_0 = new_0, old_0
         old_bytes, new_bytes = new_bytes, old_bytes
+    # 3. the best cell of the last layer
     best, best_key = -1, np.inf
     for bucket in range(num_buckets + 1):
         if old_0[0, bucket] < np.inf:
@@ -137,6 +147,7 @@ def _divide(  # noqa: C901 - one compiled loop
     sides = np.zeros(num_steps, np.int8)
     if best < 0:
         return sides, np.inf, np.inf
+    # 4. back along the remembered edges
     load_1, load_0 = old_1[0, best], old_0[0, best]
     state, bucket = layer[num_steps], best
     for step in range(num_steps - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Cover: the linear program that covers all items with sets that devices can hold, as far as it goes; its duals are prices."""
+"""The restricted master: a linear program that covers all items with known sets, each held by a device; its duals are prices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ Members = NDArray[np.bool_]
 
 
 @dataclass
-class Cover:
-    """The linear program: the largest share of every item that the devices can hold, by the sets known so far."""
+class RestrictedMaster:
+    """The linear program: the largest share of every item that the devices can hold together, using the known sets."""
 
     solver: Any
     share: Any
@@ -25,8 +25,8 @@ class Cover:
     seen: set[tuple[int, bytes]]
 
     @staticmethod
-    def of(num_items: int, counts: Sequence[int]) -> "Cover":
-        """No sets yet, for so many devices of each class."""
+    def of(num_items: int, counts: Sequence[int]) -> "RestrictedMaster":
+        """A program without sets, for the given number of devices of each class."""
         solver = pywraplp.Solver.CreateSolver("GLOP")
         share = solver.NumVar(0, solver.infinity(), "share")
         rows = [solver.Constraint(0, solver.infinity()) for _ in range(num_items)]
@@ -35,10 +35,10 @@ class Cover:
         limits = [solver.Constraint(-solver.infinity(), count) for count in counts]
         solver.Objective().SetCoefficient(share, 1)
         solver.Objective().SetMaximization()
-        return Cover(solver, share, rows, limits, [[] for _ in counts], set())
+        return RestrictedMaster(solver, share, rows, limits, [[] for _ in counts], set())
 
     def add(self, kind: int, members: Members) -> bool:
-        """Add a set that a device of a class can hold; False where it is known."""
+        """Add a set that a device of a class can hold. Returns: whether it is new."""
         key = kind, members.tobytes()
         if key in self.seen or not members.any():
             return False

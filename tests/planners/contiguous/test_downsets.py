@@ -69,11 +69,11 @@ def test_full_blocks_are_enough(seed):
     items = contract(problem, demands, merge=bool(rng.random() < 0.5))
     items = items.reversed() if rng.random() < 0.5 else items
     usage, weights = usage_of(items, demands), bounds.multipliers(items)
-    assert downsets.full_blocks_suffice(items, demands)
+    assert downsets.maximal_blocks_suffice(items, demands)
 
     def walk_below(full, limit_s):
         way = downsets._Way(items, demands, usage, weights, limit_s, downsets.Prices.none(items))
-        way.rules = way.rules._replace(full=full)
+        way.rules = way.rules._replace(maximal=full)
         way.go_on(1 << 40, inf)
         return way.chain()
 

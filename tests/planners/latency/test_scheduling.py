@@ -13,7 +13,7 @@ from problems import chain, random_blocks, random_problem
 from autosplit.costs.cost import find_faults, latency_s
 from autosplit.costs.problem import Block, Net, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
-from autosplit.planners.clusters import fewer_lumps, forced_lumps
+from autosplit.planners.clusters import fewer_clusters, forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.evaluation import Sampler
@@ -29,7 +29,7 @@ EXACT = 1e-6
 def test_blocks_of_one_device_that_need_not_be_two_are_joined_after_the_deadline_too() -> None:
     problem = chain([1.0, 1.0, 1.0], num_devices=1)
     demands = with_reuse(Demands(objective="latency"))
-    search = RowSearch(forced_lumps(problem, contiguous=True), demands, Random(0), monotonic() - 1)
+    search = RowSearch(forced_clusters(problem, contiguous=True), demands, Random(0), monotonic() - 1)
     search.offer([Block((0,), (0,)), Block((1,), (0,)), Block((2,), (0,))], "three")
     search.report(Incumbent(problem, demands))
     assert search.row == (Block((0, 1, 2), (0,)),)
@@ -83,7 +83,7 @@ def test_annealing_finds_what_meets_a_limit_but_for_rounding(pools, min_stage_s)
     problem = replace(problem, compute_s=problem.compute_s * np.array([2.0, 1.0]))
     demands, best = Demands("latency", min_stage_s=min_stage_s), (Block((0, 1), (1,)),)
     assert not demand_faults(problem, demands, best)
-    search = RowSearch(forced_lumps(problem, True), demands, Random(0), math.inf)
+    search = RowSearch(forced_clusters(problem, True), demands, Random(0), math.inf)
     search.offer([Block((0, 1), (0,))], "start")
     search.anneal(math.inf, 0.0)
     assert (search.row, search.method) == (best, "annealing")
@@ -142,15 +142,15 @@ def test_the_compiled_sample_is_the_evaluators(seed, contiguous):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
-def test_lumps_cost_what_their_ops_cost(seed):
+def test_clusters_cost_what_their_ops_cost(seed):
     problem = random_problem(seed, loose_order=False, unsupported=False, num_ops=7)
-    lumps = fewer_lumps(forced_lumps(problem, contiguous=True), 3)
-    assert sorted(op for ops in lumps.members for op in ops) == list(range(7))
-    lumps.problem.verify()
-    blocks = random_blocks(lumps.problem, seed, contiguous=True)
-    whole = lumps.expand(blocks)
-    assert latency_s(problem, whole) == pytest.approx(latency_s(lumps.problem, blocks))
-    assert lumps.shrink(whole) == tuple(blocks)
+    clusters = fewer_clusters(forced_clusters(problem, contiguous=True), 3)
+    assert sorted(op for ops in clusters.members for op in ops) == list(range(7))
+    clusters.problem.verify()
+    blocks = random_blocks(clusters.problem, seed, contiguous=True)
+    whole = clusters.expand(blocks)
+    assert latency_s(problem, whole) == pytest.approx(latency_s(clusters.problem, blocks))
+    assert clusters.shrink(whole) == tuple(blocks)
 
 
 @settings(max_examples=60, deadline=None)
@@ -165,11 +165,11 @@ def test_list_schedules_become_legal_blocks_not_below_the_critical_path(seed):
     assert critical_path_s(problem, delays) <= latency_s(problem, blocks) * (1 + 1e-9)
 
 
-def test_an_order_against_the_values_leaves_the_lumps_as_they_are():
+def test_an_order_against_the_values_leaves_the_clusters_as_they_are():
     problem = chain([1.0] * 24)
     turned = replace(problem, order=tuple((b, a) if a % 2 else (a, b) for a, b in problem.order))
-    assert fewer_lumps(forced_lumps(problem, contiguous=True), 12).problem.num_ops == 12
-    assert fewer_lumps(forced_lumps(turned, contiguous=True), 12).problem.num_ops == 24
+    assert fewer_clusters(forced_clusters(problem, contiguous=True), 12).problem.num_ops == 12
+    assert fewer_clusters(forced_clusters(turned, contiguous=True), 12).problem.num_ops == 24
 
 
 def test_a_wide_graph_of_300_ops_beats_one_device_in_time():
