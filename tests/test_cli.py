@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -27,6 +28,7 @@ from autosplit.commands import console
 from autosplit.devices.limits import affinity
 from autosplit.errors import TraceError, UsageError
 from autosplit.progress import stopped
+from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import parse_bytes
 
 MLP = "autosplit.examples.mlp:mlp?depth=6&width=256"
@@ -415,6 +417,19 @@ def test_flags_stand_in_groups() -> None:
     shown = CliRunner().invoke(cli.app, ["auto", "--help"], env={"COLUMNS": "80"}).output
     groups = ["Output", "Devices", "Model and measurement", "Plan and search", "Run and report"]
     assert [shown.count(f"─ {group} ─") for group in groups] == [1] * len(groups)
+
+
+def test_an_exported_program_is_read_with_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
+    torch.export.save(program, tmp_path / "net.pt2")
+    words = ("profile", "net.pt2", "--devices", f"cpu:{CORES[0]}")
+    assert "give --trust" in inside(*words, cwd=tmp_path, monkeypatch=monkeypatch).stderr
+
+    def measure(traced: Traced, *others: object, **options: object) -> None:
+        raise UsageError(f"'{traced.graph.name}' was traced")
+
+    monkeypatch.setattr("autosplit.api.measure", measure)
+    assert "'net' was traced" in inside(*words, "--trust", cwd=tmp_path, monkeypatch=monkeypatch).stderr
 
 
 def test_the_version_is_shown() -> None:

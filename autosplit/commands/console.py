@@ -62,7 +62,7 @@ def trace(given: options.Profile, progress: Progress) -> Any:
     from autosplit import api
 
     progress("trace", 0.0, "loading the model and capturing its graph")
-    traced = api.trace(given.model, batch=given.batch, seq_len=given.seq_len)
+    traced = api.trace(given.model, batch=given.batch, seq_len=given.seq_len, trust=given.trust)
     progress("trace", 1.0, "done")
     return traced
 

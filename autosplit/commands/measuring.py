@@ -7,7 +7,7 @@ from autosplit.commands.console import err, json_safe, say, say_reused, show, tr
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
 
-FOR_MODELS = ("devices", "machine", "memory", "batch", "seq_len", "backend", "remeasure", "precision")
+FOR_MODELS = ("devices", "machine", "memory", "batch", "seq_len", "trust", "backend", "remeasure", "precision")
 """Flags that say something about what is measured."""
 
 SHOWN = 40

@@ -104,6 +104,7 @@ class Profile(Devices):
     model: Annotated[str, typer.Argument(help=MODEL_HELP)]
     batch: Annotated[int, typer.Option(min=1, help="Items in one request.")] = 1
     seq_len: Annotated[int | None, typer.Option(min=1, help="Tokens in one item; default: the model's example.")] = None
+    trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 file, which can run code of its maker.")] = False
     backend: Annotated[str, typer.Option(help=BACKEND_HELP)] = BACKENDS_DEFAULT
     profiles: Annotated[Path, typer.Option(help="Folder of the profile store.")] = Path("profiles")
     remeasure: Annotated[bool, typer.Option(help="Measure again what the store already has.")] = False
