@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench-planner bench-runtime bench-models bench-accuracy profiles fuzz clean
+.PHONY: help install demo test check format bench-planner bench-runtime bench-models bench-accuracy chaos profiles fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18

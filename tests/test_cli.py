@@ -317,6 +317,18 @@ def test_an_edited_plan_is_predicted_from_the_store(made: tuple[Path, dict[str, 
     assert all(run["predicted_per_s"] for run in runs)
 
 
+def test_an_options_file_names_no_code_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sly.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "plan.yaml").write_text(
+        "schema: 1\nmodel: {spec: 'sly:make'}\nmade_from: {graph: ''}\nstages: [{name: a, devices: [cpu:0], ops: [x]}]\n"
+    )
+    (tmp_path / "options.yaml").write_text("model: sly:make")
+    done = inside("run", "plan.yaml", "--config", "options.yaml", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.exit_code == 1 and "'model' names code that may run, so give it on the command line" in str(done.exception)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("number", "way_out"),
     [

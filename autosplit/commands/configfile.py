@@ -9,6 +9,9 @@ from autosplit.errors import SHOWN_FAULTS, UsageError, close_names, raise_faults
 from autosplit.files import read_data
 from autosplit.parsing import shown
 
+COMMAND_LINE_ONLY = ("model", "trust")
+"""Flags with which the user says whose code may run, so a file that another person wrote must not set them."""
+
 JOINED = ("devices", "memory", "backend")
 """Flags whose text is a list with commas between, which a file may give as a list or a mapping."""
 
@@ -32,6 +35,8 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         if name not in flags:
             hint = (close_names(name, flags) or f"; it has {', '.join(flags)}") if len(faults) < SHOWN_FAULTS else ""
             faults.append(f"{shown(str(key))} is not a flag of '{ctx.command.name}'{hint}")
+        elif name in COMMAND_LINE_ONLY:
+            faults.append(f"'{name}' names code that may run, so give it on the command line")
         elif name in values:
             faults.append(f"'{name}' is given twice, with '-' and with '_'")
         else:
