@@ -259,7 +259,7 @@ def _changed_state(exported: ExportedProgram) -> list[str]:
             faults.append(f"it is exported for training ({spec.kind.name.lower()}); export it for inference")
     for entry in exported.graph_signature.input_specs:
         if entry.kind is InputKind.USER_INPUT and not isinstance(entry.arg, TensorArgument | ConstantArgument):
-            faults.append(f"its input '{entry.arg.name}' is no tensor and no constant ({type(entry.arg).__name__})")
+            faults.append(f"its input '{entry.arg.name}' is neither a tensor nor a constant ({type(entry.arg).__name__})")
     return faults
 
 

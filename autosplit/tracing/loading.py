@@ -123,7 +123,7 @@ def _load_spec(
     if not (colon and place and attribute):
         what = "give 'transformers:ClassName', 'package.module:function' or a path that ends in .pt2"
         workload = "; a planner's workload file needs search --format" if Path(target).is_file() else ""
-        raise ModelError(f"model '{spec}' is no spec: {what}{workload}")
+        raise ModelError(f"model '{spec}' is not a spec: {what}{workload}")
     if place == "transformers":
         module, named = architectures.build(attribute, options, batch, seq_len, given)
         return module, attribute, (), named

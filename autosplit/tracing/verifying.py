@@ -55,7 +55,7 @@ def _fresh(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def own_storage(inputs: Any) -> Any:
-    """The same nested inputs, each tensor with its strides in memory of its own."""
+    """Copy nested inputs, each tensor with its strides in memory of its own."""
 
     def copied(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

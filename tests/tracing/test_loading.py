@@ -142,8 +142,8 @@ def test_attention_implementation_is_sdpa_unless_asked_otherwise():
         ("autosplit.examples.unet:Block", "needs values for channels_in, channels_out"),
         ("autosplit.examples.unet:unet?size=9", "unet' failed: RuntimeError: Sizes of tensors must match"),
         ("builtins:print", "and \\(module, example inputs\\) is expected"),
-        ("resnet50", r"is no spec: .*ends in \.pt2$"),
-        (__file__, r"is no spec: .*workload file needs search --format$"),
+        ("resnet50", r"is not a spec: .*ends in \.pt2$"),
+        (__file__, r"is not a spec: .*workload file needs search --format$"),
         ("no_such_file.pt2", "does not exist"),
     ],
 )
