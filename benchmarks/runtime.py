@@ -19,7 +19,7 @@ from typing import NamedTuple
 import psutil
 import torch
 
-from autosplit.running.messages import Event
+from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import PythonFunction, StageFolder
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
@@ -174,7 +174,7 @@ class Shares(NamedTuple):
     ends: float
 
 
-def bottleneck_shares(events: Sequence[Sequence[Event]], seconds: float) -> Shares:
+def bottleneck_shares(events: Sequence[Sequence[WorkerEvent]], seconds: float) -> Shares:
     """Shares of a round of ``seconds`` for the worker that was busy longest.
 
     Its busy share is the throughput times its mean time for a request.

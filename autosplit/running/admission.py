@@ -11,7 +11,7 @@ from autosplit.errors import AutosplitError, RefusedError
 from autosplit.running.hostrings import InputRings
 from autosplit.running.inflight import InFlight
 from autosplit.running.lanes import Lanes
-from autosplit.running.request import Answer, Request, RequestTimes
+from autosplit.running.request import AnswerFuture, Request, RequestTimes
 
 
 class AdmissionQueue:
@@ -156,7 +156,7 @@ class Admission:
             self.lock.notify_all()
         return expired
 
-    def cancel(self, request: Request, future: Answer) -> None:
+    def cancel(self, request: Request, future: AnswerFuture) -> None:
         """End a request: the stages skip it, or it leaves the queue."""
         with self.lock:
             if not self._in_flight.skip(request.sequence) and self.queue.remove([request]):

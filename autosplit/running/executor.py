@@ -5,8 +5,8 @@
     submit -> Admission -> InputRings -> stages -> ResultRings -> InFlight -> Answers
               (queue)                                             (order)
 
-A request is fed by whoever makes room for it: the caller if the window has room, else the thread once a request ends. The
-thread waits for results, the death of a worker, a deadline in the queue, and the end.
+The caller feeds its request if the window has room; otherwise the thread feeds it once another request ends. The thread
+waits for results, the death of a worker, a deadline in the queue, and the end.
 """
 
 import functools
@@ -26,7 +26,7 @@ from autosplit.running.inflight import SOON_NS, InFlight
 from autosplit.running.lanes import Lanes
 from autosplit.running.provisioner import Deployment
 from autosplit.running.recovery import Recovery
-from autosplit.running.request import Answer, Request, RequestTimes, Tensors
+from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
 
 LOOK_NS = 1_000_000
 """How long results may keep the thread from looking at workers, deadlines and the end."""
@@ -97,9 +97,9 @@ class Executor:
             num_answered=in_flight.num_answered,
         )
 
-    def submit(self, request: Request, priority: int, timeout_s: float | None) -> Answer:
+    def submit(self, request: Request, priority: int, timeout_s: float | None) -> AnswerFuture:
         """``enter``, and the future of the answer."""
-        future = request.future = Answer(functools.partial(self._admission.cancel, request))
+        future = request.future = AnswerFuture(functools.partial(self._admission.cancel, request))
         self.enter(request, priority, timeout_s)
         return future
 
@@ -209,7 +209,7 @@ class Executor:
         self._recovery.resume(lanes)
 
     def _fail(self, error: AutosplitError) -> None:
-        """Answer every request with ``error``, and each that comes later."""
+        """AnswerFuture every request with ``error``, and each that comes later."""
         requests = self._admission.fail(error)
         for request in requests:
             request.error = request.error or type(error)(str(error))

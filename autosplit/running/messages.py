@@ -77,7 +77,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunFrom:
     """Take requests, from number ``first`` on."""
 
     first: int
@@ -118,13 +118,13 @@ class Using:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SendEvents:
     """Send the times of the last requests; answered with Events. ``clear`` forgets them afterwards."""
 
     clear: bool = False
 
 
-class Event(NamedTuple):
+class WorkerEvent(NamedTuple):
     """The times of one request in one worker, in monotonic nanoseconds.
 
     The worker waited from ``asked_ns`` to ``got_ns`` for its inputs, which were complete at ``posted_ns``, ran until
@@ -143,6 +143,6 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """One row for each of the last requests, with the fields of an Event."""
+    """One row for each of the last requests, with the fields of a WorkerEvent."""
 
     rows: tuple[tuple[int, ...], ...]

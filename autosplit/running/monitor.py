@@ -12,7 +12,7 @@ from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running import statusblock
 from autosplit.running.executor import Executor
 from autosplit.running.flow import Flow
-from autosplit.running.messages import Event, Events, Report
+from autosplit.running.messages import Events, SendEvents, WorkerEvent
 from autosplit.running.provisioner import Deployment
 
 
@@ -137,19 +137,19 @@ class Monitor:
             restarts=restarts,
         )
 
-    def events(self, *, clear: bool = False) -> list[list[Event]]:
+    def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker; empty for a worker that does not answer."""
-        found: list[list[Event]] = []
+        found: list[list[WorkerEvent]] = []
         with self._deployment.control_lock:
             for number in range(len(self._deployment.workers)):
                 found.append([])
                 with contextlib.suppress(WorkerError, RefusedError):
-                    self._deployment.ask(number, Report(clear), "a report")
+                    self._deployment.ask(number, SendEvents(clear), "a report")
                     answer = self._deployment.hear(number, 60.0, "a report", Events)
-                    found[-1] = [Event(*row) for row in answer.rows]
+                    found[-1] = [WorkerEvent(*row) for row in answer.rows]
         return found
 
-    def _stage_stats(self, number: int, events: Sequence[Event]) -> StageStats:
+    def _stage_stats(self, number: int, events: Sequence[WorkerEvent]) -> StageStats:
         config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
         status = self._deployment.status_block.status(number)
         return StageStats(

@@ -15,7 +15,7 @@ import torch
 from autosplit.errors import AutosplitError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.running.executor import Executor
-from autosplit.running.messages import Event
+from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, Monitor, WorkerHealth
 from autosplit.running.provisioner import provision
 from autosplit.running.request import Request, Tensors, monotonic_deadline
@@ -136,7 +136,7 @@ class Pipeline:
         return self._executor.submit(self._request(inputs, monotonic_deadline(deadline_s)), priority, timeout_s)
 
     def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> "Future[Tensors]":
-        """Take in tensors that nobody writes to any more, whether there is room or not: the caller bounds their number.
+        """Take in tensors that will not change any more, whether there is room or not: the caller bounds their number.
 
         Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
@@ -246,7 +246,7 @@ class Pipeline:
         """Latency and the times of each worker, since the workers were started or since the last call with ``clear``."""
         return self._monitor.stats(self.restarts, clear=clear)
 
-    def events(self, *, clear: bool = False) -> list[list[Event]]:
+    def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker; empty for a worker that does not answer."""
         return self._monitor.events(clear=clear)
 

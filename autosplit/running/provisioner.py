@@ -16,7 +16,7 @@ from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
 from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.lanes import Lanes
-from autosplit.running.messages import Failed, Ready, RingPort, Run, Version, WorkerConfig
+from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, Version, WorkerConfig
 from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
@@ -111,7 +111,7 @@ class Deployment:
         """Let every worker take requests, from the oldest unfinished one of its lane on."""
         for worker, config in zip(self.workers, self.worker_configs, strict=True):
             with contextlib.suppress(OSError):  # the death of a worker is found by its descriptor
-                worker.connection.send(Run(lanes.base(config.replica)))
+                worker.connection.send(RunFrom(lanes.base(config.replica)))
 
     def device(self, number: int) -> Device:
         """The device of a worker."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from autosplit.running.messages import Event
+from autosplit.running.messages import WorkerEvent
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import DATA
 from autosplit.values.timeline import Action
@@ -25,7 +25,7 @@ def record_all(pipelines: Mapping[str, Pipeline], *, clear: bool = False) -> tup
     return actions_of(workers, [events for one in pipelines.values() for events in one.events(clear=clear)])
 
 
-def actions_of(workers: Sequence[tuple[str, int]], events: Sequence[Sequence[Event]]) -> tuple[Action, ...]:
+def actions_of(workers: Sequence[tuple[str, int]], events: Sequence[Sequence[WorkerEvent]]) -> tuple[Action, ...]:
     """The events of workers, each a (stage, replica), as actions; failed and skipped requests are left out.
 
     A worker may wait for free slots between its copies. The copies are drawn without these gaps, at the end.

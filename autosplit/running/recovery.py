@@ -103,7 +103,7 @@ class Recovery:
             story = self._tell(number, sequence)
             if sequence is None:
                 fruitless[number] = story
-            elif not deployment.workers[number].orphaned:  # the end of a fork server is no fault of a request
+            elif not deployment.workers[number].orphaned:  # the request did not cause the end of the fork server
                 self._tries[sequence] += 1
                 if self._tries[sequence] >= MAX_TRIES:
                     given_up[sequence] = WorkerError(f"{story}; the request was tried {MAX_TRIES} times and is given up")

@@ -32,10 +32,10 @@ class RequestTimes(NamedTuple):
     done_ns: int
 
 
-class Answer(Future[Tensors]):
+class AnswerFuture(Future[Tensors]):
     """The future of a request. Cancelling it calls ``stop`` with it, which reaches the stages."""
 
-    def __init__(self, stop: "Callable[[Answer], None]") -> None:
+    def __init__(self, stop: "Callable[[AnswerFuture], None]") -> None:
         super().__init__()
         self._stop = stop
 
@@ -57,9 +57,9 @@ class Request:
     inputs: Sequence[torch.Tensor]
     deadline_ns: int
     submitted_ns: int
-    future: Answer | None = None
+    future: AnswerFuture | None = None
     borrowed: bool = False
-    """The inputs stay in memory of the caller, who does not change them until the answer; they take no room in the queue."""
+    """The inputs stay in memory of the caller, which does not change them until the answer; they take no room in the queue."""
     sequence: int = -1
     """The number in its lane (see ``lanes``) once it was fed; ``number``: the number of requests that were fed before it."""
     number: int = -1

@@ -22,8 +22,8 @@ from autosplit.running.messages import (
     Pause,
     Paused,
     Ready,
-    Report,
-    Run,
+    RunFrom,
+    SendEvents,
     Use,
     Using,
     WorkerConfig,
@@ -115,7 +115,7 @@ class StageWorker:
         """Answer the host's messages; return the next request once it is known and no more messages are there."""
         while sequence is None or self._control_poll.poll(0):
             match self._control.recv():
-                case Run(first):
+                case RunFrom(first):
                     replica, count = self._config.replica, self._config.num_replicas
                     sequence = first + (replica - first) % count
                     self._rings.restart()
@@ -135,7 +135,7 @@ class StageWorker:
                 case Use(first):
                     self._versions.use(first)
                     self._control.send(Using())
-                case Report(clear):
+                case SendEvents(clear):
                     self._control.send(Events(tuple(self._events)))
                     if clear:
                         self._events.clear()

@@ -7,7 +7,7 @@
     [............]  [...........]  [............]  [................] [................] ...
      written by the host, read by workers           written by the worker, read by the host
 
-Each word has 8 aligned bytes and one writer, so a reader sees the old value or the new one, and asks nobody.
+Each word has 8 aligned bytes and one writer, so a reader sees the old value or the new one.
 """
 
 import os

@@ -7,7 +7,7 @@ from statistics import geometric_mean, median
 import numpy as np
 
 from autosplit.measuring.rounds import SLOW_RATIO
-from autosplit.running.messages import Event
+from autosplit.running.messages import WorkerEvent
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Samples
@@ -107,7 +107,7 @@ def beside_s(plan: Plan, taken: Sequence[Samples]) -> dict[str, float]:
     return found
 
 
-def spans_of(events: Sequence[Event]) -> list[Span]:
+def spans_of(events: Sequence[WorkerEvent]) -> list[Span]:
     """When a worker had each request: from its inputs' arrival to when it asked for the next ones, or had sent the last ones.
 
     They are in the order of the events. Waits for room in a ring are left out.

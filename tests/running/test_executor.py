@@ -18,7 +18,7 @@ from pipelines import Gate, Once, add, double, fail_on_7, increment, local, requ
 
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.admission import Admission
-from autosplit.running.messages import Event, Report
+from autosplit.running.messages import SendEvents, WorkerEvent
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
 from autosplit.running.wiring import StagePlacement
@@ -325,7 +325,7 @@ def test_a_report_that_came_too_late_is_not_taken_for_the_next() -> None:
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
         pipeline.run(request(0))
         connection = pipeline._deployment.workers[0].connection
-        connection.send(Report())  # and whoever asked did not wait for the answer
+        connection.send(SendEvents())  # and whoever asked did not wait for the answer
         assert connection.poll(20)
         pipeline.run_many([request(number) for number in range(3)])
         assert [len(events) for events in pipeline.events()] == [4]
@@ -527,7 +527,7 @@ def test_no_request_is_lost_between_two_stats(monkeypatch: pytest.MonkeyPatch) -
     with Pipeline([local("a", double, "x", "y")], ["x"], ["y"]) as pipeline:
         monitor, events = pipeline._monitor, pipeline._monitor.events
 
-        def answered_meanwhile(*, clear: bool) -> list[list[Event]]:
+        def answered_meanwhile(*, clear: bool) -> list[list[WorkerEvent]]:
             pipeline.run(request(1))
             return events(clear=clear)
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from pipelines import increment, local, request, slow_increment
 
-from autosplit.running.messages import Event
+from autosplit.running.messages import WorkerEvent
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import actions_of, record
 from autosplit.running.ring import DATA, ERROR
@@ -14,8 +14,8 @@ from autosplit.values.timeline import chrome_trace, lanes
 
 def test_events_become_actions_from_the_first_request_on() -> None:
     milli = 1_000_000
-    first = Event(7, DATA, 0, 5 * milli, 10 * milli, 30 * milli, 40 * milli, 4 * milli)
-    failed = Event(8, ERROR, 0, 0, 0, 0, 0, 0)
+    first = WorkerEvent(7, DATA, 0, 5 * milli, 10 * milli, 30 * milli, 40 * milli, 4 * milli)
+    failed = WorkerEvent(8, ERROR, 0, 0, 0, 0, 0, 0)
     actions = actions_of([("a", 0), ("b", 1)], [[first, failed], [first._replace(sequence=9)]])
     assert [(action.lane, action.request, action.kind) for action in actions] == [
         ("a.0", 0, "compute"),

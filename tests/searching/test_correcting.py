@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autosplit.running.messages import Event
+from autosplit.running.messages import WorkerEvent
 from autosplit.searching.correcting import MOST_SAMPLES, Seen, at_usual_speed, beside_s, corrected, shares_s, spans_of, taken_s
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
@@ -43,7 +43,7 @@ def test_stages_on_one_core_are_not_charged_for_each_other_and_know_which_neighb
 
 
 def test_a_request_counts_until_the_next_is_asked_for_and_the_mean_of_many_is_one_sample() -> None:
-    events = [Event(k, 0, 10 * k, 10 * k, 10 * k + 1, 10 * k + 6, 10 * k + 9, k % 2) for k in range(2 * MOST_SAMPLES)]
+    events = [WorkerEvent(k, 0, 10 * k, 10 * k, 10 * k + 1, 10 * k + 6, 10 * k + 9, k % 2) for k in range(2 * MOST_SAMPLES)]
     spans = spans_of(events)
     assert [end - begin for begin, end in spans] == [9, 8] * (MOST_SAMPLES - 1) + [9, 7]
     [taken] = taken_s(plan(Stage("s", ("op",), ("cpu:0",))), [spans])

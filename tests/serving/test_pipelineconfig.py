@@ -157,7 +157,7 @@ def test_a_cycle_is_refused_with_its_path() -> None:
             "module 'f' cannot be added: backend 'openvivo' does not exist",
         ),
         (lambda c: c.input(None), "input name None is not understood"),
-        (lambda c: c.output("y").connect(c["a"].input("value")), "an output of the pipeline is no source"),
+        (lambda c: c.output("y").connect(c["a"].input("value")), "an output of the pipeline feeds nothing"),
         (lambda c: c.input("x").connect(c.output("z")), "pass it around the pipeline instead"),
         (lambda c: c.input("x").connect(c.input("z")), "input 'x' feeds module inputs"),
         (lambda c: c.group("g").connect(c["a"].input("value")), "parameter group 'g' feeds module parameters"),
