@@ -185,7 +185,7 @@ def run(
     setup: Setup = SETUP,
     budget: Budget = BUDGET,
 ) -> RunReport:
-    """Run a plan, checked against the unsplit model, beside the baselines: the usual ways to run a model.
+    """Run a plan, checked against the unsplit model, beside its baselines: the same model run as it usually is.
 
     Args:
         traced: the model, traced for the plan's microbatch.

@@ -19,7 +19,7 @@ from autosplit.commands.reasons import is_expected, reason
 from autosplit.commands.running import auto, export, report, run
 from autosplit.commands.searching import search
 from autosplit.commands.watching import status
-from autosplit.commands.workloads import evaluate
+from autosplit.commands.workloadfiles import evaluate
 from autosplit.errors import AutosplitError, is_interrupt
 from autosplit.progress import stopped
 

@@ -1,5 +1,6 @@
 """The main job from Python: five calls on real workers, and a search that learns from what it measures."""
 
+import asyncio
 import errno
 import os
 from dataclasses import replace
@@ -163,7 +164,7 @@ def test_a_baseline_for_which_descriptors_are_short_is_left_out(monkeypatch: pyt
     assert "Too many open files" in report.left_out["replicas (eager)"]
 
 
-def test_devices_may_be_named_in_each_call() -> None:
+def test_devices_may_be_named_in_each_call(tmp_path: Path) -> None:
     traced = autosplit.trace(TIED)
     name = f"cpu:{CORES[0]}"
     profile = autosplit.measure(traced, name, setup=Setup(backends=["eager"]))
@@ -171,7 +172,16 @@ def test_devices_may_be_named_in_each_call() -> None:
     plan = autosplit.search(traced, profile, name, budget=Budget(search_s=0)).plan
     assert autosplit.run(traced, plan, name, baselines=False, budget=Budget(num_requests=4, num_rounds=1)).best.outputs_equal
     with autosplit.open_pipeline(traced, plan, name) as model:
-        assert model(*traced.example_inputs)
+        inputs = traced.example_inputs
+        expected, late = model(*inputs), model.submit(*inputs, priority=1, deadline_s=60.0)
+        answers = [late.result(), *model.stream([inputs] * 3), asyncio.run(model.call_async(*inputs))]
+        assert all(torch.equal(answer[key], value) for answer in answers for key, value in expected.items())
+        assert model.stats().num_requests == 6
+    again = autosplit.predict(plan.unpredicted(), profile, devices=name)
+    assert again.prediction.throughput_per_s == pytest.approx(plan.prediction.throughput_per_s)
+    autosplit.write_plan(plan, traced.graph, tmp_path / "plan.yaml")
+    with autosplit.load(str(tmp_path / "plan.yaml")).open() as model:
+        assert model(*inputs).keys() == expected.keys()
     with pytest.raises(UsageError, match="one text with commas between"):
         autosplit.measure(traced, [name])  # type: ignore[arg-type]
 

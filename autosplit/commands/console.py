@@ -81,7 +81,7 @@ def write_trace(path: Path | None, traced: Any, report: Any) -> None:
 
 
 def write_picture(path: Path | None, report: Any) -> None:
-    """The picture of all ways, where one is asked for."""
+    """Draw the plan and its baselines, where a picture is asked for."""
     if path is not None:
         from autosplit.figures import plot_baselines
         from autosplit.files import write_atomic

@@ -20,7 +20,7 @@ from autosplit.progress import bars
 
 
 def run(given: options.Run) -> None:
-    """Run a plan, checked against the unsplit model, beside its baselines: the usual ways to run the same model."""
+    """Run a plan, checked against the unsplit model, beside its baselines: the same model run as it usually is."""
     from autosplit import api
     from autosplit.backends.base import get_backend
     from autosplit.commands.report import baselines_table, run_table
@@ -59,7 +59,7 @@ def run(given: options.Run) -> None:
 
 
 def auto(given: options.Auto) -> None:
-    """Do everything: trace, profile, search, run, compare; the best way is written as a plan."""
+    """Do everything: trace, profile, search, run, compare; the best plan is written."""
     from autosplit import api
     from autosplit.commands.report import baselines_table, plan_table, run_table
     from autosplit.devices.discovering import machine_for

@@ -17,7 +17,7 @@ from autosplit.commands.console import (
     trace,
     write_simulation,
 )
-from autosplit.commands.workloads import search_workload
+from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
 from autosplit.progress import bars
 

@@ -23,15 +23,15 @@ from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
 MOST_BESIDE = 4
-"""Baselines that run beside the plan and the way to keep in all rounds; where there are more, short runs say which."""
+"""Most baselines that run in the rounds, beside the plan and the baseline to keep. Where there are more, short runs decide."""
 
 SCREEN_S = 0.2
 
 ROUND_S = 2.0
-"""Each way runs for about so long in a round where no number of requests is asked for."""
+"""Seconds that each plan runs in a round, where no number of requests is asked for."""
 
 NUM_BESIDE = 3
-"""Rounds for what the objective does not ask for: requests one at a time where it is throughput, full pipelines where latency."""
+"""Rounds for the figure that the objective does not ask for: latency where it is throughput, throughput where it is latency."""
 
 COMPILING_SHARE, LOADING_SHARE = 0.2, 0.4
 """Shares of the step: compiling baselines, and then of the rest loading the plan and its baselines."""
@@ -43,7 +43,7 @@ Run = Callable[[Sequence[str], int], None]
 
 
 class _Contest:
-    """Which of some baselines stay in the bench beside the plan: the MOST_BESIDE best ones in short runs."""
+    """Decide which baselines stay loaded beside the plan: the ``MOST_BESIDE`` best ones in short runs."""
 
     def __init__(self, bench: SideBySide, num_ways: int, objective: str, keep: str) -> None:
         self._bench = bench
@@ -53,7 +53,7 @@ class _Contest:
         self._times_plan: dict[str, float] = {}
 
     def admit(self, name: str) -> dict[str, str]:
-        """Run a way that was loaded beside the plan; unload the worst if they are too many, and say why."""
+        """Run a baseline that was loaded beside the plan. If there are too many, unload the worst and say why."""
         plan, entry = self._bench.loaded[PLAN], self._bench.loaded[name]
         if self._num_ways <= MOST_BESIDE:
             return {}
@@ -203,12 +203,12 @@ def compare(
 
 @dataclass(frozen=True)
 class _Rounds:
-    """The rounds of a report: what the objective asks for decides who runs in all of them, the other figure is taken of all.
+    """The rounds of a report. The figure that the objective asks for decides which plans run on; the other is taken of all plans.
 
     Attributes:
-        keep: ways that run in all rounds however slow they are.
-        barred: ways that must not be chosen.
-        decide: whether the fastest ones run on until the turns of those that stopped early are spent.
+        keep: plans that run in all rounds however slow they are.
+        barred: baselines that must not be chosen.
+        decide: whether the fastest ones run more rounds, in the time of those that stopped early.
     """
 
     bench: SideBySide
@@ -219,9 +219,9 @@ class _Rounds:
     progress: Progress
 
     def run(self, num_rounds: int, num_items: int | None) -> dict[str, Outcome]:
-        """Full rounds first, of so many items of the plan in all; then rounds of requests alone.
+        """Full rounds first, then rounds of requests alone, so that the workers' times are from full rounds only.
 
-        These come last, so that what workers are said to have done is from full rounds only.
+        ``num_items`` are those of the plan in all full rounds.
         """
         bench, few = self.bench, min(NUM_BESIDE, num_rounds)
         if self.objective == "latency":
@@ -238,17 +238,17 @@ class _Rounds:
         return {name: replace(one, latency=told[name].latency, alone_s=told[name].alone_s) for name, one in outcomes.items()}
 
     def _beside(self, run: Run, num_rounds: int) -> None:
-        """All ways in so many rounds of the kind that the objective does not ask for."""
+        """Run all plans in the rounds that the objective does not ask for."""
         share, kind = (0.0, "full") if self.objective == "latency" else (1.0, "one request at a time,")
         for number in range(num_rounds):
             self.progress("run", share, f"{kind} round {number + 1} of {num_rounds}")
             run(list(self.bench.loaded), number)
 
     def halve(self, run: Run, num_rounds: int) -> None:
-        """All ways in so many rounds; the turns of those that stop early go to the fastest ones, to ``decide`` between them.
+        """Run all plans in rounds. The time of those that stop early goes to the fastest ones, to ``decide`` between them.
 
-        So successive halving shares out its budget (Karnin, Koren and Somekh, 2013). A way with wrong numbers runs once. One that
-        is ``barred`` from being chosen runs on where it is fast, but none stops for being slower than it.
+        This is successive halving (Karnin, Koren and Somekh, 2013). A plan with wrong numbers runs once.
+        A ``barred`` baseline runs on while it is fast, and no other plan stops for being slower than it.
         """
         loaded = self.bench.loaded
         right = {name for name, entry in loaded.items() if name in self.keep or not entry.fault}

@@ -5,7 +5,7 @@ and the figure shows itself as the result of a notebook cell.
 """
 
 from autosplit.figures.graphs import plot_graph, plot_op_costs
-from autosplit.figures.plans import plot_accuracy, plot_baselines, plot_plans, plot_schedule, plot_stage_balance
+from autosplit.figures.planfigures import plot_accuracy, plot_baselines, plot_plans, plot_schedule, plot_stage_balance
 
 __all__ = [
     "plot_accuracy",

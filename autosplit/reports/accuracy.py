@@ -38,7 +38,7 @@ class Run:
 
     Attributes:
         kind: ``searched`` (a candidate, predicted by what was known when its turn came) or ``run`` (from a report).
-        way: ``plan``, or the name of a baseline.
+        way: ``plan``, or the name of the baseline.
         plan: the plan's hash.
         predicted_per_s: items per second, as the plan says.
         measured_per_s: the median over the rounds.
@@ -161,7 +161,7 @@ class Accuracy:
 
 
 def runs_of_report(report: RunReport, date: str) -> list[Run]:
-    """The ways of a report that had a prediction and right numbers; one that goes by two names counts once."""
+    """The plans of a report that had a prediction and right numbers; one with two names counts once."""
     distinct: dict[int, tuple[str, Outcome]] = {}
     for way, outcome in report.outcomes.items():
         distinct.setdefault(id(outcome), (way, outcome))

@@ -67,7 +67,7 @@ class Outcome:
     """How one plan ran.
 
     Attributes:
-        rounds_per_s: items per second in each round, all requests in flight that the rings hold; a way that is far behind
+        rounds_per_s: items per second in each round, all requests in flight that the rings hold; a plan that is far behind
             stops after a few rounds, and the fastest one and its rivals may run some more.
         alone_s: median seconds of a request alone in the pipeline, in rounds of their own that interleave likewise.
         latency: the same of all these requests.
@@ -125,5 +125,5 @@ def _spread(rounds: Sequence[float]) -> float:
 
 
 def _shown_spread(rounds: Sequence[float]) -> float:
-    """One round tells nothing about the spread: a way that stopped after it must not look like the steadiest one."""
+    """One round tells nothing about the spread: a plan that stopped after it must not look like the steadiest one."""
     return _spread(rounds) if len(rounds) > 1 else nan

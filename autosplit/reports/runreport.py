@@ -165,9 +165,9 @@ class RunReport:
 
 
 def run_trace(report: RunReport, graph: Graph) -> dict[str, Any]:
-    """The schedule that was predicted for the chosen way beside what its workers did, as a Chrome trace (for Perfetto).
+    """The schedule that was predicted for the chosen plan beside what its workers did, as a Chrome trace (for Perfetto).
 
-    What transfers take is in the stages. A way that nothing was predicted for is shown as it ran alone, and so is
+    What transfers take is in the stages. A plan without a prediction is shown as it ran alone, and so is
     one with streams: the simulation has one request at a time on a device.
     """
     plan = report.best.plan

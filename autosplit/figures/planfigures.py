@@ -232,17 +232,17 @@ def plot_baselines(report: RunReport) -> Picture:
             axes.plot([predicted] * 2, [row - 0.35, row + 0.35], color=DARK, linewidth=2)
             text += f"  ({rate_text(predicted)} predicted)"
         beside(axes, max(*outcome.rounds_per_s, rate, predicted), row, text)
-    axes.set_yticks(range(len(names)), [_way_label(report, name) for name in names])
+    axes.set_yticks(range(len(names)), [_label(report, name) for name in names])
     axes.invert_yaxis()
     axes.margins(x=0.4)
     axes.set_xlabel("throughput, measured [items/s]")
-    axes.set_title(f"{report.model}: ways to run it; '{report.chosen}' is the one to use", fontsize=11, loc="left")
+    axes.set_title(f"{report.model}: the plan and its baselines; '{report.chosen}' is the one to use", fontsize=11, loc="left")
     bare(axes)
     return figure
 
 
-def _way_label(report: RunReport, name: str) -> str:
-    """The name of a way; that of the plan says nothing of how it runs, so its stages and backends follow."""
+def _label(report: RunReport, name: str) -> str:
+    """The name of a baseline, or of the plan with its stages and backends, because 'plan' alone does not say how it runs."""
     if name != PLAN:
         return name
     stages = report.plan.plan.stages

@@ -94,7 +94,7 @@ def test_baselines_stand_fastest_first_with_the_chosen_one_in_colour(report: Run
     assert [label.get_text() for label in axes.get_yticklabels()] == ["plan: 2 stages (eager)", "one device"]
     assert [bar.get_width() for bar in bars(axes)] == [240.0, 120.0]
     assert [text.get_text() for text in axes.texts] == ["240  (250 predicted)", "120  (0.50×)"]
-    assert axes.get_title(loc="left") == "blocks: ways to run it; 'plan' is the one to use"
+    assert axes.get_title(loc="left") == "blocks: the plan and its baselines; 'plan' is the one to use"
 
 
 @pytest.mark.parametrize("largest,unit", [(2.0, "s"), (0.5, "ms"), (2e-4, "us"), (0.0, "us")])
