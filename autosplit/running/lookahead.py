@@ -46,13 +46,18 @@ class Ahead(NamedTuple):
 
 
 class Lookahead:
-    """The requests that were taken while an earlier one was computed, oldest first."""
+    """The requests that were taken while an earlier one was computed, oldest first.
+
+    Attributes:
+        alone_until: no request is begun while one before this number is computed.
+    """
 
     def __init__(self, rings: StageRings, versions: Versions, status_block: StatusBlock) -> None:
         self._rings = rings
         self._versions = versions
         self._status_block = status_block
         self._taken: deque[Ahead] = deque()
+        self.alone_until = 0
 
     def pop(self) -> Ahead | None:
         """The oldest request that was taken, if there is one."""
@@ -75,6 +80,8 @@ class Lookahead:
 
     def _begin_following(self, sequence: int) -> None:
         """Begin requests whose inputs are here, as many as the stage takes."""
+        if sequence < self.alone_until:
+            return
         newest = self._taken[-1].sequence if self._taken else sequence
         while len(self._taken) < self._versions.num_contexts - 1 and (found := self._rings.take_ready(newest)) is not None:
             newest, slots = found

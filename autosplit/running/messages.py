@@ -78,9 +78,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class RunFrom:
-    """Take requests, from number ``first`` on."""
+    """Take requests, from number ``first`` on; those before ``alone_until`` one at a time, so that a crash tells its request."""
 
     first: int
+    alone_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)

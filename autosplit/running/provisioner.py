@@ -107,11 +107,11 @@ class Deployment:
         """Seconds within which a worker must have loaded its stage again: several times what it took before."""
         return min(LOAD_TIMEOUT_S, RELOAD_LEAST_S + RELOAD_FACTOR * self.ready[number].load_s)
 
-    def run(self, lanes: Lanes) -> None:
-        """Let every worker take requests, from the oldest unfinished one of its lane on."""
+    def run(self, lanes: Lanes, *, alone: bool = False) -> None:
+        """Let every worker take requests from the oldest unfinished one on; with ``alone``, those in flight one by one."""
         for worker, config in zip(self.workers, self.worker_configs, strict=True):
             with contextlib.suppress(OSError):  # the death of a worker is found by its descriptor
-                worker.connection.send(RunFrom(lanes.base(config.replica)))
+                worker.connection.send(RunFrom(lanes.base(config.replica), lanes.next(config.replica) if alone else 0))
 
     def device(self, number: int) -> Device:
         """The device of a worker."""

@@ -131,7 +131,7 @@ class Recovery:
                 base = lanes.base(first)
                 oldest = base + (first - base) % channel.every
                 ring.refill(range(oldest, lanes.next(first), channel.every) if channel.source == HOST else ())
-        deployment.run(lanes)
+        deployment.run(lanes, alone=bool(self._tries))
 
     def _running(self, number: int, lanes: Lanes) -> int | None:
         """The request that a worker was running when it died, if any."""

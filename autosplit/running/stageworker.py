@@ -115,7 +115,8 @@ class StageWorker:
         """Answer the host's messages; return the next request once it is known and no more messages are there."""
         while sequence is None or self._control_poll.poll(0):
             match self._control.recv():
-                case RunFrom(first):
+                case RunFrom(first, alone_until):
+                    self._lookahead.alone_until = alone_until
                     replica, count = self._config.replica, self._config.num_replicas
                     sequence = first + (replica - first) % count
                     self._rings.restart()

@@ -15,6 +15,7 @@ from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.restarts import LONGEST_PAUSE_S, WINDOW_S, Death, Record
 from autosplit.running.wiring import StagePlacement
+from autosplit.serving.hostmanager import HostManager
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -121,6 +122,17 @@ def test_a_stage_that_says_why_it_cannot_be_loaded_ends_the_pipeline_at_once() -
             pipeline.run(request(0))
         pipeline.reopen()
         assert pipeline.run(request(1))[0][0] == 2
+
+
+def test_a_network_that_has_given_up_is_opened_again_in_its_host() -> None:
+    module = Loading(Once(0, 1), on_load=dies_while_it_loads(1))
+    with HostManager() as host:
+        host.add_network("net", [stage(module)], ["x"], ["y"], max_restarts=0)
+        with pytest.raises(WorkerError, match="gives up after 0 restarts"):
+            host.run("net", request(0))
+        assert host.networks() == {"net": "failed"}
+        host["net"].reopen()
+        assert host.networks() == {"net": "ready"} and host.run("net", request(1))[0][0] == 2
 
 
 @pytest.mark.parametrize("drain", [False, True])

@@ -10,6 +10,7 @@ import torch
 from pipelines import request, spec
 
 from autosplit.running.modules import LocalFunction
+from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
 from autosplit.values.machine import parse_device
@@ -113,3 +114,24 @@ def test_a_request_that_cannot_be_begun_ahead_fails_alone() -> None:
         answers = {number: float(future.result(0)[0][0]) for number, future in enumerate(futures) if failures[number] is None}
     assert [number for number in answers if answers[number] != 2 * number] == []
     assert [number for number in range(8) if failures[number] is not None] == [1] and "not now" in str(failures[1])
+
+
+class Deadly(Slots):
+    """Streams whose worker dies when request 3 is begun."""
+
+    def begin(self, inputs: Sequence[torch.Tensor]) -> Slot:
+        if inputs[0][0] == 3:
+            raise SimulatedDeath
+        return super().begin(inputs)
+
+
+@pytest.mark.timeout(60)
+def test_the_request_that_crashed_its_worker_is_blamed_and_not_the_one_beside_it() -> None:
+    slots = Deadly()
+    slots.failed = True
+    stage = StagePlacement("slots", Streaming(slots), (spec("x"),), (spec("y"),), (NULL,))
+    with Pipeline([stage], ["x"], ["y"], max_in_flight=8) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(8)]
+        slots.go.set()
+        failures = [future.exception(20) for future in futures]
+    assert [number for number in range(8) if failures[number] is not None] == [3] and "ran request 3" in str(failures[3])
