@@ -134,11 +134,12 @@ def search(
         wanted.verify(traced.graph, machine),
         tuple(name for name in measured if setup.backends is None or name in setup.backends) or tuple(setup.backends or ()),
         setup.queue_depth,
-        budget.planner_s,
+        10.0 if budget.planner_s is None else budget.planner_s,
         setup.seed,
         setup.log,
         parts if _may_cut(traced, profile, budget) else None,
         budget.explain_s,
+        hurried=budget.planner_s is None,
     )
     with shown(setup.progress) as progress:
         result = loop.search(

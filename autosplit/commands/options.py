@@ -61,6 +61,10 @@ def flag_name(field: str) -> str:
     return f"--{field.replace('_', '-')}"
 
 
+PLANNER_TIME = "10s"
+"""Most time for one question to the planner, if none is given."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """Output."""
@@ -173,7 +177,7 @@ class Search(Profile):
         str, typer.Option(help="Time for running candidate plans; 0s runs none. Measuring and comparing come on top.")
     ] = "30s"
     time_limit: Annotated[str, typer.Option(help="Most time for one question to the planner; at most a fifth of the budget.")] = (
-        "10s"
+        PLANNER_TIME
     )
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
 
@@ -185,7 +189,8 @@ class Search(Profile):
         """What the search may spend, and the report where there is one."""
         from autosplit.deploying.setup import Budget
 
-        return Budget(search_s=seconds(self.budget), planner_s=seconds(self.time_limit))
+        planner_s = None if self.time_limit == PLANNER_TIME else seconds(self.time_limit)
+        return Budget(search_s=seconds(self.budget), planner_s=planner_s)
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -273,7 +278,7 @@ class Plans(Simulated, Assumed, Search):
     def spending(self) -> "Budget":
         """What the search may spend; an explanation that is asked for has the planner's time limit."""
         found = super().spending()
-        return dataclasses.replace(found, explain_s=found.planner_s) if self.explain else found
+        return dataclasses.replace(found, explain_s=seconds(self.time_limit)) if self.explain else found
 
     @property
     def objectives(self) -> tuple[str, ...]:

@@ -73,6 +73,7 @@ class Budget:
     Attributes:
         search_s: seconds for running candidate plans; 0 takes the planner's answer from the profile alone.
         planner_s: most seconds for one question to the planner, which has at most a fifth of ``search_s`` where that is above 0.
+            None for 10 s, and for 1 s where ``search_s`` is 0 and a plan is found so soon.
         compile_s: seconds for compiling the model once for each backend that compiles for long; None for twice ``search_s``.
         explain_s: seconds for finding out why the plan is not faster; None for 1 s where throughput is the objective, else 0.
         num_rounds: interleaved rounds of the plan and its baselines.
@@ -81,7 +82,7 @@ class Budget:
     """
 
     search_s: float = 30.0
-    planner_s: float = 10.0
+    planner_s: float | None = None
     compile_s: float | None = None
     explain_s: float | None = None
     num_rounds: int = 5

@@ -27,7 +27,8 @@ class Job:
     ``subject_for`` gives the traced model and its profile for a microbatch, or raises an AutosplitError where requests are not
     cut so; without it the microbatch is the whole request.
     ``explain_s`` are the seconds for saying why the plan is no faster, 0 to say nothing; by default it is said of plans for
-    throughput only, where it takes less than a second.
+    throughput only, where it takes less than a second. ``hurried`` gives the planner one second where nothing is run, and all its
+    time only if it finds no plan in that.
     """
 
     machine: Machine
@@ -40,6 +41,7 @@ class Job:
     log: Log | None = None
     subject_for: Callable[[int], Subject] | None = None
     explain_s: float | None = None
+    hurried: bool = False
 
     def plan(self, subject: Subject, asked: Mapping[str, Any]) -> Plan:
         """The planner's best answer; ``asked`` stands in for constraints, backends, queue depth and microbatch."""

@@ -94,11 +94,12 @@ def search(
     """
     subject = (subject[0], subject[1].on(job.machine))
     progress("search", 0.0, "planning")
+    quick_s = max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s) if budget_s > 0 or job.hurried else job.time_limit_s
+    limited = replace(job, time_limit_s=min(job.time_limit_s, quick_s))
     if budget_s <= 0:
-        plan = job.explained(job.plan(subject, {}), subject)
+        plan = job.explained(_first(job, limited, subject), subject)
         progress("search", 1.0, "done")
         return SearchResult(plan, *subject)
-    limited = replace(job, time_limit_s=min(job.time_limit_s, max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s)))
     first = _first(job, limited, subject)
     with SideBySide(job.machine, workspace) as bench:
         hunt = _Hunt(job, subject, bench, budget_s, progress)

@@ -113,6 +113,17 @@ def test_each_question_to_the_planner_has_a_share_of_the_budget_and_the_first_al
     assert asked_s == ([share_s, 10.0, share_s] if share_s < 10.0 else [10.0, 10.0])
 
 
+@pytest.mark.parametrize(("hurried", "first_s"), [(True, 1.0), (False, 10.0)])
+def test_where_nothing_is_run_and_no_time_was_given_the_planner_has_a_second(
+    monkeypatch: pytest.MonkeyPatch, hurried: bool, first_s: float
+) -> None:
+    asked_s: list[float] = []
+    plan = Job.plan
+    monkeypatch.setattr(Job, "plan", lambda job, *asked: asked_s.append(job.time_limit_s) or plan(job, *asked))
+    search(Job(TWO, SOURCE, Constraints(num_stages=2), ("eager",), explain_s=0, hurried=hurried), SUBJECT, budget_s=0)
+    assert asked_s == [first_s]
+
+
 def test_a_plan_of_any_queue_depth_and_number_of_threads_can_be_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = Machine.of([parse_device("cpu:0"), parse_device("cpu:1-2"), parse_device("cpu:3-6")])
     hunt = _Hunt(Job(devices, SOURCE, Constraints(), ("eager",), queue_depth=3), SUBJECT, Any, 60.0, quiet)
