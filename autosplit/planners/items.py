@@ -137,7 +137,7 @@ def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
 def components(problem: Problem, contiguous: bool) -> Ints:
     """Component of each op: joined by groups and, where the order binds, by its cycles. Shape (num_ops,)."""
     order = np.array(problem.order if contiguous else (), dtype=np.int64).reshape(-1, 2)
-    home = np.arange(problem.num_ops)[::-1].copy()
+    home = np.arange(problem.num_ops)
     if problem.groups or (order[:, 0] > order[:, 1]).any():
         graph = networkx.DiGraph(order.tolist())
         graph.add_nodes_from(range(problem.num_ops))

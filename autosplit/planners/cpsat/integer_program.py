@@ -4,15 +4,14 @@ from math import inf
 from time import monotonic
 
 from autosplit.costs.problem import Problem
+from autosplit.planners.contiguous.chains import MANY_OPS
+from autosplit.planners.contiguous.interleaved import MORE_BLOCKS
 from autosplit.planners.cpsat.stage_model import search_stages
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
 from autosplit.planners.objective import demand_faults, plans_on_one_device
 from autosplit.values.constraints import Demands
 
-MAX_OPS = 5000
-MORE_BLOCKS = 3
-"""Blocks for each device where devices are shared and no number of blocks is demanded."""
 PLACES_PER_SECOND = 4000
 """Ops times devices for each second in which CP-SAT is to better a known plan: building its model cannot be stopped."""
 LONGEST_REFUTATION_S = 2.0
@@ -30,7 +29,7 @@ def find_any_plan(incumbent: Incumbent, deadline: float) -> None:
 
 def _ask(incumbent: Incumbent, deadline: float, any_plan: bool) -> None:
     problem, demands, left_s = incumbent.problem, incumbent.demands, deadline - monotonic()
-    if problem.num_ops > MAX_OPS or incumbent.closed:
+    if problem.num_ops > MANY_OPS or incumbent.closed:
         return
     if incumbent.blocks and (left_s <= 0 or problem.num_ops * problem.num_devices > PLACES_PER_SECOND * left_s):
         return
