@@ -2,9 +2,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench-planner bench-runtime bench-models bench-accuracy chaos profiles fuzz clean
+.PHONY: help install demo test test-fast check format docs bench-planner bench-runtime bench-models bench-accuracy profiles fuzz chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -13,16 +14,25 @@ install: $(INSTALLED) ## make .venv with pinned versions and every extra that th
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@echo "step 1 of 3: torch (about 200 MB)"
+	$(PIP) torch==2.13.0
+	@echo "step 2 of 3: runtimes, solvers and tools (about 400 MB)"
+	$(PIP) --editable '.[test,docs]'
+	@echo "step 3 of 3: machine code of the planners (about 30 s)"
 	$(BIN)/python -m autosplit.planners.warming
 	@touch $@
 
 demo: install ## the main job on a ResNet-50 and a BERT-base class model, on the devices found
 	$(BIN)/python -m benchmarks.demo
 
-test: install ## every test, with the examples in README, docstrings and notebooks
-	$(BIN)/python -m pytest -q
+test: install ## every test, with the examples in documents, docstrings and notebooks
+	$(BIN)/python -m pytest -q -n 2
+
+test-fast: install ## the tests of values, costs and planners, which need no torch
+	$(BIN)/python -m pytest -q -n 2 tests/values tests/costs tests/planners tests/planning
+
+docs: install ## the documentation as a site in build/docs; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: install ## ruff, mypy --strict, and the import-direction test
 	$(BIN)/ruff check .

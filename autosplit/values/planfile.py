@@ -38,7 +38,7 @@ def spans(ops: Iterable[str], graph: Graph) -> list[str]:
     return [names[a] if a == b else f"{names[a]} .. {names[b]}" for a, b in zip(starts, ends, strict=True)]
 
 
-def write_plan(plan: Plan, graph: Graph, path: Path) -> None:
+def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
     """Write the plan as YAML, atomically; without its explanation where that is of other stages."""
     data: dict[str, Any] = {
         "schema": SCHEMA,
@@ -75,7 +75,7 @@ def write_plan(plan: Plan, graph: Graph, path: Path) -> None:
             "figures": _figures(plan),
         },
     }
-    write_atomic(path, yaml.safe_dump(data, sort_keys=False, width=120))
+    write_atomic(Path(path), yaml.safe_dump(data, sort_keys=False, width=120))
 
 
 class _Strict(BaseModel):
