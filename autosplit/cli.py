@@ -24,7 +24,7 @@ from autosplit.errors import AutosplitError, is_interrupt
 from autosplit.progress import stopped
 
 MOST_FILES = 1 << 16
-"""Descriptors that a command asks for: each pair of workers that exchange tensors takes three, and shells often allow 1024."""
+"""Descriptors that a command asks for. Each pair of workers that exchange tensors takes three, and shells often allow 1024."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 
 def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The command with its errors as one message on stderr, and as JSON where asked for: exit code 1, or 130 after Ctrl-C."""
+    """The command with its errors as one message on stderr, and as JSON with --json. The exit code is 1, or 130 after Ctrl-C."""
 
     @functools.wraps(function)
     def guarded(given: Any) -> None:
@@ -42,7 +42,7 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
             flagfaults.verify(given)
             function(given)
         except (Exception, KeyboardInterrupt) as failure:
-            interrupt = stopped.is_set() or is_interrupt(failure)  # who imports ortools at that moment gets an ImportError
+            interrupt = stopped.is_set() or is_interrupt(failure)  # an import that is interrupted may raise ImportError
             if not interrupt and not is_expected(failure):
                 raise
             if given.verbose and not interrupt:
@@ -76,13 +76,13 @@ for command in (devices, profile, search, evaluate, run, auto, report, export, s
 
 
 def _stop(number: int, frame: Any) -> None:
-    """Ctrl-C, a polite request to end or a terminal that is closed unwinds, so that workers and files go too."""
+    """Unwind after Ctrl-C, SIGTERM or a closed terminal, so that workers end and files are removed."""
     stopped.set()
     raise KeyboardInterrupt
 
 
 def _ignored(failure: Any) -> None:
-    """Ctrl-C while an object was being freed, where Python drops what is raised: it is noted, and the next step raises it."""
+    """Ignore a KeyboardInterrupt raised while an object was freed: Python drops it, and the next step raises it again."""
     if not issubclass(failure.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(failure)
 

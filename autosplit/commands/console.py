@@ -1,4 +1,4 @@
-"""What every command shares: the two consoles, and how a result is shown."""
+"""Consoles of the commands, and how a result is shown, traced and written."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from autosplit.errors import StageError
 from autosplit.progress import Progress
 
 WIDTH = 140
-"""Columns where the output is no terminal, and the environment has no COLUMNS."""
+"""Columns where the output is not a terminal and COLUMNS is not set."""
 
 
 def _width(stream: IO[str] | None) -> int | None:
-    """Columns of the output, None where rich finds out; a stream that was closed before the start is None."""
+    """Columns of the output; None lets rich find out. A stream that was closed before the start is None."""
     return None if "COLUMNS" in os.environ or (stream is not None and stream.isatty()) else WIDTH
 
 
@@ -28,14 +28,13 @@ err = Console(stderr=True, width=_width(sys.stderr))
 
 
 answered = threading.Event()
-"""Whether stdout has the JSON of this command, so that a failure that comes after it adds no other."""
+"""Set when stdout has the JSON of this command, so that a later failure adds no second one."""
 
 
 def show(given: options.Output, data: Any, *views: Any) -> None:
     """The result on stdout: the data as JSON, or the views for people.
 
-    Raises: OSError, SystemExit: nobody reads stdout any more, or it is a file on a full disk. What is to be kept goes in a
-        ``finally``.
+    Raises: OSError, SystemExit: stdout is closed, or a file on a full disk. Write what must be kept in a ``finally``.
     """
     try:
         if given.json:
@@ -49,7 +48,7 @@ def show(given: options.Output, data: Any, *views: Any) -> None:
 
 
 def say_reused(profile: Any, store: Path, started: str) -> None:
-    """How much of a profile was there before the command began, at ``started`` (a date as in a provenance)."""
+    """Say how much of a profile was measured before ``started``, the date at which the command began."""
     dates = [measured.provenance.date for measured in profile.measured.values()]
     before = sorted(date for date in dates if date < started)
     if before:
@@ -68,12 +67,12 @@ def trace(given: options.Profile, progress: Progress) -> Any:
 
 
 def say(text: str) -> None:
-    """A line on stderr as it is: brackets in it are no markup."""
+    """Print a line on stderr as it is: brackets are not markup."""
     err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def write_trace(path: Path | None, traced: Any, report: Any) -> None:
-    """The Chrome trace of a run, where one is asked for."""
+    """Write the Chrome trace of a run, where one is asked for."""
     from autosplit.reports.runreport import run_trace
 
     if path is not None:
@@ -96,7 +95,7 @@ def log(given: options.Output) -> Callable[[str], None] | None:
 
 
 def json_safe(value: Any) -> Any:
-    """The same data with None in place of NaN and infinity, which JSON does not have."""
+    """The data with None in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: json_safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -105,7 +104,7 @@ def json_safe(value: Any) -> Any:
 
 
 def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) -> None:
-    """The explanation beside what else is shown."""
+    """Add an explanation to the data and the views."""
     from autosplit.commands.report import table
 
     data["explanation"] = explanation.to_dict()
@@ -115,9 +114,9 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
 def add_simulation(
     given: Any, run: Callable[[int, Any], Any], data: dict[str, Any], views: list[Any], in_seconds: bool = False
 ) -> Any:
-    """What ``run(num_requests, arrivals_s)`` simulates beside what else is shown, where that is asked for, or None.
+    """Simulate ``run(num_requests, arrivals_s)`` where that is asked for, and add it to the data and the views.
 
-    A workload file has a time unit of its own; ``in_seconds``: whether this one is in seconds.
+    ``in_seconds``: whether times are in seconds; a workload file has a time unit of its own.
     """
     from autosplit.commands.report import table
     from autosplit.costs.schedule import poisson_arrivals
@@ -143,7 +142,7 @@ def add_simulation(
 
 
 def write_simulation(path: Path | None, schedule: Any) -> None:
-    """The Chrome trace of a simulation, where one is asked for."""
+    """Write the Chrome trace of a simulation, where one is asked for."""
     from autosplit.values.timeline import chrome_trace
 
     if path is not None:

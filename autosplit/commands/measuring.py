@@ -1,4 +1,4 @@
-"""What there is and how fast it is: the devices of this machine, and a profile of a model on them."""
+"""Show the devices of this machine, and measure a model on them."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""Report: plans, runs and any rows as rich tables for the terminal. They read values and change none."""
+"""Tables for the terminal: plans, runs and any rows, drawn with rich."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,25 +45,25 @@ class Column:
 
     @property
     def widest(self) -> int:
-        """Its width where nothing is wrapped."""
+        """The width without any wrapping."""
         return max(map(cell_len, self.texts))
 
     @property
     def narrowest(self) -> int:
-        """Its width where everything is wrapped that may be."""
+        """The width with all wrapping that is allowed."""
         head, *cells = self.texts
         words = head.split() + (cells if self.numeric else [word for text in cells for word in text.split()])
         return max(map(cell_len, words))
 
     @property
     def readable(self) -> int:
-        """The width that it wants, rather than to be wrapped much."""
+        """The width below which it would be wrapped too much to read."""
         return self.narrowest if self.numeric else max(self.narrowest, min(self.widest, WRAP_AT))
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A table as wide as there is room; columns for which there is none go on below, beside what tells the rows apart."""
+    """A table as wide as the console. Columns that do not fit go into tables below, beside those that tell the rows apart."""
 
     columns: tuple[Column, ...]
 
@@ -79,7 +79,7 @@ class Columns:
         yield _drawn(part, options.max_width)
 
     def _keys(self, width: int) -> tuple[Column, ...]:
-        """The first columns, so many that no two rows have the same in them: at most three, and no wider than this."""
+        """The first columns, as many as tell the rows apart: at most three, and at most ``width`` wide."""
         keys = self.columns[:1]
         for column in self.columns[1:3]:
             rows = list(zip(*(key.texts for key in keys), strict=True))

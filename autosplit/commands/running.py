@@ -1,4 +1,4 @@
-"""A plan runs, beside the baselines, or is written for another runtime."""
+"""Run a plan beside its baselines, or write it for another runtime."""
 
 from dataclasses import replace
 

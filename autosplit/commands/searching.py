@@ -1,4 +1,4 @@
-"""The best plan for a model, why it is no faster, and the front of plans."""
+"""Search the best plan for a model, with its explanation and the Pareto front."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -71,7 +71,7 @@ def search(given: options.Plans) -> None:
 
 
 def _simulation(found: Any, machine: Any) -> Any:
-    """The simulation of the plan, once it is known of how many requests and when they come."""
+    """A function that simulates the plan for a number of requests and their arrivals."""
     from autosplit.costs.schedule import schedule_plan
 
     plan, link = found.plan, machine.with_measured(found.profile.links).link

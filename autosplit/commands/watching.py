@@ -1,4 +1,4 @@
-"""Hosts while they run: what ``autosplit status`` shows, and the live table of ``autosplit run --watch``."""
+"""Watch hosts: ``autosplit status``, and the live table of ``autosplit run --watch``."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from autosplit.progress import Progress, bars
 from autosplit.reports.health import Health, at_work, device_rows, lines, network_rows, worker_rows
 
 EVERY_S = 1.0
-"""Seconds between two looks."""
+"""Seconds between two readings."""
 
 NOTHING = "No host of this user is running."
 
@@ -59,7 +59,7 @@ def _views(hosts: Sequence[Health]) -> list[RenderableType]:
 
 @contextlib.contextmanager
 def watched(console: Console, watch: bool) -> Iterator[tuple[Progress, Callable[[Any], None] | None]]:
-    """What ``api.run`` tells how far it is, and what host it runs on: a Watcher if that is wanted, else a bar."""
+    """The progress function of a run and the function that gets its host: of a Watcher with --watch, else of a bar."""
     if watch:
         with Watcher(console) as watcher:
             yield watcher.progress, watcher.observe
@@ -69,7 +69,7 @@ def watched(console: Console, watch: bool) -> Iterator[tuple[Progress, Callable[
 
 
 class Watcher:
-    """Shows a host again and again while a block runs: a live table, or lines where the console is no terminal."""
+    """Shows a host every second while a block runs: as a live table, or as lines where the console is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -84,7 +84,7 @@ class Watcher:
         self._look = host.health
 
     def progress(self, step: str, share: float, text: str) -> None:
-        """What is being done, for the line above the table."""
+        """Note the step for the line above the table."""
         self._doing = f"{share:4.0%}  {text}"
 
     def __enter__(self) -> "Watcher":

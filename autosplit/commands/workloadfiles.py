@@ -1,4 +1,4 @@
-"""A planner's workload file, planned or judged without a model."""
+"""Plan or judge a planner's workload file, which needs no model; judge a plan file by the store."""
 
 import json
 from dataclasses import asdict, replace
@@ -19,7 +19,7 @@ FOR_MODELS = (
 """Flags that say something about a model or its machine."""
 
 PLAN_SHARE = 2 / 3
-"""Of the time limit, for a plan that is to be explained; the explanation has what that leaves."""
+"""Share of the time limit for a plan that is to be explained; the explanation has the rest."""
 
 
 def search_workload(given: options.Plans) -> None:
@@ -96,14 +96,14 @@ def _read(path: Path, given: options.Plans | options.Evaluate, others: str = "")
 
 
 def _simulation(problem: Any, blocks: Any) -> Any:
-    """The simulation of blocks, once it is known of how many requests and when they come."""
+    """A function that simulates the blocks for a number of requests and their arrivals."""
     from autosplit.costs.schedule import schedule_blocks
 
     return lambda count, arrivals_s: schedule_blocks(problem, blocks, count, arrivals_s=arrivals_s)
 
 
 def _refusal(problem: Any, failure: InfeasibleError, solve_s: float) -> dict[str, Any]:
-    """The answer where there is no plan: the same fields, empty, and what cannot hold together."""
+    """The answer where there is no plan: empty fields, and the demands that cannot hold together."""
     nothing = dict.fromkeys(("objective", "bound", "gap", "method"))
     proved = "infeasible" if failure.conflict else None
     data = {"workload": problem.name, **nothing, "status": proved, "solve_s": solve_s, "assignment": {}, "loads": {}}
@@ -111,7 +111,7 @@ def _refusal(problem: Any, failure: InfeasibleError, solve_s: float) -> dict[str
 
 
 def _placed(problem: Any, solution: Any) -> dict[str, Any]:
-    """Op to the device that runs it, or to all replicas; and the stages in order, of which several may share a device."""
+    """Op to its device, or to all replicas; and the stages in order, several of which may share a device."""
     stages = [
         {"devices": [problem.devices[d] for d in block.devices], "ops": [problem.ops[op] for op in block.ops]}
         for block in solution.blocks

@@ -1,10 +1,11 @@
-"""A plan on the machine: its stages prepared, opened as a pipeline, checked, and compared with the baselines.
+"""A plan on the machine: its stages are prepared, opened as a pipeline, checked, and compared with the baselines.
 
-A module a step::
+Modules in the order of the steps::
 
-    workspace      saves and prepares stages, places them, opens pipelines
-    compiling      a model compiled apart, within a limit
-    checking       what answers must be like; microbatching: whether requests may be cut
-    bench          plans loaded side by side; comparing: their interleaved rounds, and which one to use
-    baselines      what runs beside a plan, and why some does not
+    workspace      saves and prepares stages, places them, loads them as a network
+    setup          Setup and Budget: how the calls measure and plan, and what they may spend
+    service        Service: a plan as a running model
+    compiling      compiles a model in a process of its own, within a time limit
+    checking       compares answers with the unsplit model; microbatching: whether requests may be cut
+    sidebyside     runs plans side by side; comparing: interleaved rounds of a plan and its baselines
 """

@@ -1,4 +1,4 @@
-"""Is a plan right: inputs that differ, the unsplit model's outputs for them, the error that is allowed, and who exceeds it."""
+"""Check a plan's outputs against the unsplit model's for several inputs: the error that is allowed, the stage that exceeds it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,17 @@ from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.plan import Plan
 
 NUM_DISTINCT = 4
-"""Different inputs that are sent in turn, so that answers in the wrong order are seen; two of a model that is slow."""
+"""Different inputs that are sent in turn, so that answers in a wrong order are noticed; a slow model gets two."""
 
 SLOW_S = 0.1
-"""A model whose pass takes longer, in eager or as a request, is slow: of its requests none is sent that can be spared."""
+"""A model whose pass takes longer than these seconds is slow, and gets as few requests as possible."""
 
 Microbatch = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Microbatches of a model and its outputs in f32 eager, each op with a number of threads: it can change the bits."""
+    """Microbatches and the model's outputs in f32 eager. Each op runs with its stage's threads, whose number can change bits."""
 
     traced: Traced
     threads: Mapping[str, int]
@@ -37,7 +37,7 @@ class Reference:
 
     @staticmethod
     def of(traced: Traced, threads: Mapping[str, int]) -> "Reference":
-        """Run the unsplit model; ops without a number of threads of their own run with torch's."""
+        """Run the unsplit model; ops that ``threads`` does not name run with torch's number of threads."""
         eager = _Threaded(traced, threads)
         first, *others = distinct_inputs(traced.example_inputs, NUM_DISTINCT)
         work, expected = [first], list[Microbatch]()
@@ -71,7 +71,7 @@ def limit_of(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: S
 
 
 def blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError, limit: float) -> str:
-    """What is wrong with a plan's numbers: the first stage whose backend is wrong when it is given right ones."""
+    """What is wrong with a plan's numbers: the first stage that gives wrong outputs for right inputs."""
     values = dict(zip(traced.graph.inputs, inputs, strict=True))
     for stage, program in zip(plan.stages, split(traced, [stage.ops for stage in plan.stages]), strict=True):
         given = [values[spec.name] for spec in program.inputs]

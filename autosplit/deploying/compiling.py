@@ -1,4 +1,4 @@
-"""A model prepared for a backend that compiles for long, in a process of its own: a time limit holds, and so does Ctrl-C."""
+"""Compile a model for a backend that takes long, in a process of its own, so that a time limit and Ctrl-C end it."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
 LEAST_COMPILE_S = 10.0
-"""Compiling is not begun where less is allowed: a small model took 7 s, one of 450 ops 23 s."""
+"""Least seconds for which compiling is begun: a small model took 7 s, one of 450 ops 23 s."""
 
 MOST_TIMES_EAGER = 2.5
 """TorchInductor calls eager's kernels for matrix products and convolutions. With a process a core, where another backend was
@@ -30,7 +30,7 @@ further ahead of eager, it stayed 10 to 66 % behind that one (MobileNetV2, ResNe
 2.4 times as fast, inductor was ahead of it on ConvNeXt and level on T5 (``benchmarks/models.json``)."""
 
 LOOK_S = 0.25
-"""Seconds between two looks at the process that compiles."""
+"""Seconds between two checks of the process that compiles."""
 
 
 def compile_baselines(
@@ -79,7 +79,7 @@ def compile_baselines(
 
 
 def _not_worth_it(plan: Plan, machine: Machine, profile: Profile | None, limit_s: float) -> str:
-    """Why nothing is compiled, if that is so."""
+    """Why the model is not compiled; '' if it is."""
     if limit_s < LEAST_COMPILE_S:
         return f"compiling takes {LEAST_COMPILE_S:.0f} s and more, and {limit_s:.3g} s are allowed; give a larger budget"
     if profile is None or plan.objective != "throughput":
@@ -105,8 +105,8 @@ def compile_whole(
         backend: what to prepare it for.
         precision: what it computes in.
         workspace: where it is saved.
-        limit_s: seconds that it may take.
-        tell: called with the share of them that has passed.
+        limit_s: most seconds.
+        tell: called with the share of ``limit_s`` that has passed.
     Raises: BackendError: the backend refuses the model, or takes longer. WorkerError: the process died.
     """
     program = unsplit(traced)
@@ -129,7 +129,7 @@ def compile_whole(
 
 
 def serve(connection: Connection) -> None:
-    """The process: compile what it is sent, and answer with what went wrong, or nothing."""
+    """The process: compile the stage that it is sent, and answer with the fault, or ''."""
     stage: StageFolder = connection.recv()
     try:
         stage.import_packages()
@@ -143,7 +143,7 @@ def serve(connection: Connection) -> None:
 
 
 def _end(worker: WorkerProcess) -> None:
-    """End the process with the compilers that it called: a worker has a process group of its own."""
+    """End the process and the compilers that it called, which are in its process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
     worker.close()

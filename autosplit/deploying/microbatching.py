@@ -1,7 +1,7 @@
-"""May a request be cut into microbatches: only where its items do not depend on each other, which is tried before.
+"""Check whether a request may be cut into microbatches: its items must not depend on each other.
 
-A trace is of one size and does not say. A net that subtracts the mean over its items runs in microbatches too, and gives other
-numbers; the check of a plan does not see that, because its reference runs the same microbatches.
+A trace does not tell, because its shapes are fixed. A net that subtracts the mean over its items runs in microbatches too, but
+gives other numbers. The check of a plan does not find that, because its reference runs the same microbatches.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from autosplit.tracing.tensorspec import laid_out
 from autosplit.tracing.verifying import distinct_inputs
 
 LIFTED = "lifted_tensor"
-"""So begin the names of weights that are none: the tensors that a model makes of numbers."""
+"""Prefix of buffers that are constants which the model makes of numbers, and not weights."""
 
 
 def require_independent(whole: Traced, part: Traced) -> None:

@@ -1,4 +1,4 @@
-"""Plans of one model loaded side by side; each runs in turn, full or one request at a time, and its outputs are checked."""
+"""Run plans of one model side by side: each in turn, with all requests in flight or one at a time, and check its outputs."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -23,19 +23,22 @@ NUM_ALONE = 20
 """Most requests sent one at a time in a row, for the latency of an idle pipeline."""
 
 FIRST_S = 0.5
-"""As many of them as fit into this are sent when a plan was loaded, and three that do not, but one that takes longer alone."""
+"""Seconds of single requests sent after loading: as many as fit, but at least three, or one if it alone takes longer."""
 
 SETTLE_S = 0.05
-"""The threads of a stage that has several may spin on after its last request: ONNX Runtime's for 42 ms here."""
+"""Seconds that threads of a stage may spin on after its last request; ONNX Runtime's do for 42 ms here."""
 
 
 @dataclass
 class Contender:
-    """A plan that is loaded and was checked, and its rounds so far: items per second, and seconds of requests alone.
+    """A plan that is loaded and checked, with its rounds so far.
 
-    ``fault`` says what is wrong with its numbers, and in which backend; it is empty where nothing is. ``first_s`` are requests
-    alone just after it was loaded. ``pace_per_s`` is the throughput of the last round, and before any what it would be if all
-    workers were busy.
+    Attributes:
+        fault: what is wrong with its numbers, and in which backend; empty where nothing is.
+        first_s: seconds of single requests just after loading.
+        rounds_per_s: items per second of each full round.
+        rounds_alone_s: seconds of each request in each round of single requests.
+        pace_per_s: items per second in the last full round; before the first one, the throughput if all workers were busy.
     """
 
     plan: Plan
@@ -53,21 +56,21 @@ class Contender:
 
     @property
     def slow(self) -> bool:
-        """Whether a request alone takes so long that its wake-ups do not count."""
+        """Whether a single request takes so long that wake-ups do not count."""
         return self.latency.p50_s > SLOW_S
 
     @property
     def latency(self) -> LatencyStats:
-        """Seconds of a request alone, in the rounds if there were any."""
+        """Seconds of a single request, from the rounds if there were any."""
         return LatencyStats.of([one_s for alone_s in self.rounds_alone_s for one_s in alone_s] or self.first_s)
 
     def rounds(self, objective: str) -> list[float]:
-        """How good each round was: items per second, or requests per second that come one at a time."""
+        """The score of each round: items per second, or for latency single requests per second."""
         return self.rounds_per_s if objective == "throughput" else [1 / median(alone_s) for alone_s in self.rounds_alone_s]
 
     @property
     def _at_once(self) -> int:
-        """Requests that are worked on at once; stages that share a device take turns there."""
+        """Requests that are computed at the same time; stages that share a device take turns."""
         return sum({device: stage.streams for stage in self.plan.stages for device in stage.devices}.values())
 
     @property
@@ -77,14 +80,14 @@ class Contender:
         return len(set(names)) < len(names)
 
     def run(self, num_items: int) -> None:
-        """Run about so many items and note the throughput while all stages are busy.
+        """Run about ``num_items`` and note the throughput while all stages are busy.
 
-        Replicas that form lanes count each by itself, until its own last answer, and their throughputs add up: the host feeds
-        ahead, so of a finite number of requests a lane that was slow lately still has some when the others have none.
-        Filling and draining the pipeline are left out: for each request at work one runs before the clock and one after it.
-        Where requests take long, none runs after it, and before it only if there are several stages, which do not begin together.
-        Where stages share a device, as many as may be in flight run before it and after it: a stage that works ahead leaves the
-        device to the others later, so that they would be seen faster than they can go on.
+        Filling and draining the pipeline are not timed: as many requests as are computed at once run before the timed ones, and
+        as many after them. Where a request takes long, none runs after, and before only if there are several stages. Where stages
+        share a device, a full window runs before and after: a stage that works ahead leaves its device to the others later, which
+        would make them look faster than they are.
+        Replicas that form lanes are timed each until its own last answer, and their throughputs add up: a slow lane still has
+        requests when the others have none.
         """
         at_once, work = self._at_once, self.microbatches
         count = max(at_once, round(num_items / self.plan.microbatch))
@@ -102,7 +105,7 @@ class Contender:
         self.rounds_per_s.append(self.pace_per_s)
 
     def run_alone(self, seconds: float) -> None:
-        """Run requests one at a time for about so long, one at least, and note what each took."""
+        """Run single requests for about ``seconds``, at least one, and note the seconds of each."""
         self.rounds_alone_s.append(_alone_s(self.plan, self.pipeline, self.microbatches, seconds))
 
     def restart(self) -> None:
@@ -130,11 +133,11 @@ class Contender:
 
 
 class SideBySide:
-    """Plans of one model, loaded side by side; open until ``close``, best used in a ``with`` block.
+    """Plans of one model loaded side by side; open until ``close``, best used in a ``with`` block.
 
     Args:
         machine: the devices.
-        workspace: where stages are saved and prepared, to be shared with others; by default one that ends with the bench.
+        workspace: where stages are saved and prepared, to be shared with others; by default one of its own.
     """
 
     def __init__(self, machine: Machine, workspace: Workspace | None = None) -> None:
@@ -168,9 +171,9 @@ class SideBySide:
         self.host.remove_network(name)
 
     def run_round(self, names: Sequence[str], number: int, num_items: int) -> None:
-        """Run each named plan once; the order depends on the number of the round, so that none always follows the same.
+        """Run each named plan once, in an order that depends on the number of the round.
 
-        The first one runs so many items, those that are slower run about as long as it does.
+        The first plan runs ``num_items``; a slower one runs fewer, for about the same time.
         """
         most_per_s = self.loaded[names[0]].pace_per_s
         for name in _in_turn(names, number):
@@ -178,7 +181,7 @@ class SideBySide:
             _settle(self.loaded[name].plan)
 
     def run_alone(self, names: Sequence[str], number: int, seconds: float) -> None:
-        """Send requests to each named plan one at a time, for about so long, in the order of that round."""
+        """Send single requests to each named plan for about ``seconds``, in the order of that round."""
         for name in _in_turn(names, number):
             self.loaded[name].run_alone(seconds)
             _settle(self.loaded[name].plan)
@@ -213,7 +216,7 @@ class SideBySide:
         return entry
 
     def _reference(self, plan: Plan, traced: Traced) -> Reference:
-        """What the unsplit model gives in eager; plans whose stages are not exact share one."""
+        """The outputs of the unsplit model in eager; plans whose stages are not exact share one reference."""
         threads = {op: stage.threads for stage in plan.stages for op in stage.ops} if is_exact(plan) else {}
         found = next((one for one in self._references if one.traced is traced and one.threads == threads), None)
         if found is None:
@@ -223,7 +226,7 @@ class SideBySide:
 
 
 def _alone_s(plan: Plan, pipeline: Pipeline, work: Sequence[Microbatch], seconds: float, least: int = 1) -> list[float]:
-    """What requests took that were sent one at a time: as many as fit into so long, and so many if the first one does."""
+    """Seconds of single requests: as many as fit into ``seconds``, and at least ``least`` if the first one fits."""
     num_parts = plan.source.batch // plan.microbatch
     found: list[float] = []
     while len(found) < NUM_ALONE and (len(found) < least or sum(found) < seconds) and (not found or found[0] <= seconds):
@@ -234,7 +237,7 @@ def _alone_s(plan: Plan, pipeline: Pipeline, work: Sequence[Microbatch], seconds
 
 
 def _per_s(times_ns: Sequence[int], before: int, after: int) -> float:
-    """Answers per second in a lane, from when it began and its answers, without some of these at both ends if others are left."""
+    """Answers per second of a lane, without the first ``before`` and the last ``after`` times if at least two others are left."""
     busy_ns = times_ns[before : len(times_ns) - after]
     if len(busy_ns) < 2 or busy_ns[0] == busy_ns[-1]:
         busy_ns = times_ns
@@ -242,14 +245,14 @@ def _per_s(times_ns: Sequence[int], before: int, after: int) -> float:
 
 
 def _settle(plan: Plan) -> None:
-    """Leave the cores to the plan that comes next, if this one's threads may still have them."""
+    """Wait until the threads of this plan leave the cores to the next one."""
     if any(stage.threads > 1 for stage in plan.stages):
         time.sleep(SETTLE_S)
 
 
 def _in_turn(names: Sequence[str], number: int) -> Iterable[str]:
-    """The order of a round: none comes first in all of them, and none always follows the same one."""
+    """The order of a round: no plan is first in all rounds, and none always follows the same other plan."""
     turn = number % len(names)
     order = [*names[turn:], *names[:turn]]
-    # Of two, turning alone swaps them.
+    # two plans are swapped by turning alone
     return order if number % 2 == 0 or len(order) == 2 else reversed(order)

@@ -1,7 +1,7 @@
 """Export for ONNX Runtime: one ONNX file a stage, a manifest with the connections, and a loader of a hundred lines.
 
-The folder runs where only numpy and onnxruntime are installed. Inputs and outputs have their logical shapes: strides are
-no one's business there.
+The folder runs where only numpy and onnxruntime are installed. Inputs and outputs have their logical shapes: strides
+are not kept.
 """
 
 import json

@@ -27,12 +27,12 @@ from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
 
 NAMED_OPS = 40
-"""Up to so many ops are drawn with their names, in lines of ``NAMED_COLUMNS``."""
+"""Most ops that are drawn with their names, in lines of ``NAMED_COLUMNS``."""
 
 NAMED_COLUMNS = 14
 
 ELIDED = 7
-"""Letters that are kept of each end of a long name."""
+"""Letters kept at each end of a long name."""
 
 SHORT_NAMES = {"_native_batch_norm_legit_no_training": "batch_norm", "scaled_dot_product_attention": "attention"}
 

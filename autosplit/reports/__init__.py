@@ -1,5 +1,6 @@
-"""What was measured while plans ran, as values, and what running hosts say of themselves. No torch.
+"""Measurements of plans that ran, as values, and the status of running hosts. No torch.
 
-``results`` are the figures of one run, ``runreport`` a plan beside the baselines and which to use, ``accuracy`` predicted
-beside measured over all runs; ``status`` is a locked file for each running host, ``health`` what happened between two looks.
+``results`` are the figures of one run, ``outcomes`` how a plan ran and how it compares, ``judging`` which plan to use,
+``runreport`` all of it for a model, ``accuracy`` predicted beside measured over all runs. ``status`` is a locked file for each
+running host, ``health`` what happened between two readings of it.
 """

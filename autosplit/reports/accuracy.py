@@ -1,4 +1,4 @@
-"""Accuracy: what was predicted of the plans that ran beside what was measured, for each run and each of its workers. No torch."""
+"""Accuracy: predicted beside measured, for each plan that ran and each of its workers. No torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,6 +1,6 @@
-"""The health of a host as rows for tables, and what happened between two looks at it. No torch.
+"""Health of a host as rows for tables. No torch.
 
-A host counts from its start on; the difference of two looks is what happened between them, without asking anybody.
+A host counts from its start, so the difference of two readings is what happened between them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ def network_rows(health: Health, before: Health | None = None, elapsed_s: float 
     """One row a network.
 
     Args:
-        health: a look at a host.
-        before: an earlier look, for the requests answered since.
+        health: a reading.
+        before: an earlier reading, for the requests answered since.
         elapsed_s: seconds between the two.
     """
     rows = []
@@ -58,11 +58,11 @@ def network_rows(health: Health, before: Health | None = None, elapsed_s: float 
 
 
 def worker_rows(health: Health, before: Health | None = None) -> list[Row]:
-    """One row a worker: what it does, and how it spent its time, a request in the mean.
+    """One row a worker: its state, and the mean seconds of a request.
 
     Args:
-        health: a look at a host.
-        before: an earlier look, to leave out what was before.
+        health: a reading.
+        before: an earlier reading; only requests since then count.
     """
     old = {_key(worker): worker for worker in before["workers"]} if before else {}
     rows = []
@@ -92,7 +92,7 @@ def worker_rows(health: Health, before: Health | None = None) -> list[Row]:
 
 
 def at_work(health: Health, before: Health | None) -> Health:
-    """The part of a look that is of networks which answered requests since the earlier one; all of it if none did."""
+    """The part of a reading about networks that answered requests since the earlier one; all of it if none did."""
     networks = health["networks"]
     counts = {name: network.get("num_answered", 0) for name, network in (before or {"networks": {}})["networks"].items()}
     busy = [name for name, network in networks.items() if network.get("num_answered", 0) > counts.get(name, 0)] or list(networks)
@@ -101,7 +101,7 @@ def at_work(health: Health, before: Health | None) -> Health:
 
 
 def lines(health: Health, before: Health | None, elapsed_s: float) -> list[str]:
-    """The same as text, a line for each network, where no table can be drawn again and again."""
+    """The health as text, a line for each network, for outputs where a table cannot be redrawn."""
     made = []
     workers = worker_rows(health, before)
     for network in network_rows(health, before, elapsed_s):

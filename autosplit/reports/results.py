@@ -1,4 +1,4 @@
-"""What a run measured, as values: latency, and what each worker did with its time. No torch."""
+"""Results of a run: latency, and how each worker spent its time. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ from autosplit import tables
 
 @dataclass(frozen=True, slots=True)
 class LatencyStats:
-    """Durations in seconds, summed up; all 0 if there were none."""
+    """Mean, quantiles and maximum of durations in seconds; all 0 if there are none."""
 
     count: int
     mean_s: float

@@ -1,7 +1,7 @@
-"""What running hosts say of themselves: a file each, written anew at every heart-beat and gone with the host. No torch.
+"""Status of running hosts: one file for each, written at every heart-beat and removed with the host. No torch.
 
 The files lie in a folder that only this user may enter. A host keeps its file locked as long as it lives, and the kernel drops
-the lock however it dies: a file without one is ignored and removed. Nobody listens on anything, and a look disturbs no host.
+the lock however it dies: a file without one is ignored and removed. No socket is open, and reading disturbs no host.
 """
 
 import atexit
@@ -26,10 +26,10 @@ BEAT_S = 1.0
 """Seconds between two heart-beats."""
 
 _NEW = ".new-"
-"""How the name of a file begins that is being written."""
+"""Prefix of a file that is being written."""
 
 _WRITING_S = 60.0
-"""Nobody takes that long to write one."""
+"""Seconds after which a file that is being written counts as abandoned."""
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ Health = Mapping[str, Any]
 
 
 class Beacon:
-    """Tells other processes of this user how a host fares, from now on until ``close``.
+    """Tells other processes of this user the health of a host until ``close``.
 
     Args:
-        health: what to tell, as plain data; it is called at every heart-beat, in a thread.
+        health: gives plain data; it is called at every heart-beat, in a thread.
     """
 
     def __init__(self, health: Callable[[], Health]) -> None:
@@ -59,7 +59,7 @@ class Beacon:
         atexit.register(self.close)
 
     def write(self) -> None:
-        """Tell it now. A disk that is full or a folder that is not ours is logged: the host has other things to do."""
+        """Write the file now. A full disk or a folder of another user is logged, because the host must go on."""
         with self._lock:
             try:
                 if not self._closing.is_set():
@@ -68,7 +68,7 @@ class Beacon:
                 log.warning("the status of this host cannot be told: %s", failure)
 
     def close(self) -> None:
-        """Say no more, and remove the file; one that was forked from the host leaves it alone."""
+        """Stop, and remove the file; a process that was forked from the host leaves it alone."""
         atexit.unregister(self.close)
         if os.getpid() != self._about["pid"]:
             return
@@ -88,7 +88,7 @@ class Beacon:
             self.write()
 
     def _replace(self, text: str) -> None:
-        """Put a new file in place of the old one; it is locked before it has that name, and the old one is until it lost it."""
+        """Put a new file in place of the old one. It is locked before it gets the name, and the old one until it has lost it."""
         try:
             fd, name = tempfile.mkstemp(dir=private_folder(self._parent, "hosts"), prefix=_NEW)
         except FileNotFoundError:  # a host that ended took the empty folder with it
@@ -122,9 +122,9 @@ def _parent() -> Path:
 
 
 def running_hosts() -> list[dict[str, Any]]:
-    """What each running host of this user told at its last heart-beat, oldest host first, with its ``age_s``.
+    """The last heart-beat of each running host of this user, oldest host first, with its ``age_s``.
 
-    Files of hosts that are no more are removed. Raises: UsageError: the folder is not to be trusted.
+    Files of hosts that ended are removed. Raises: UsageError: the folder is not to be trusted.
     """
     now, found = time.time(), list(_swept())
     return sorted(
@@ -133,7 +133,7 @@ def running_hosts() -> list[dict[str, Any]]:
 
 
 def _swept() -> Iterator[dict[str, Any]]:
-    """Yield what each running host told, and remove the files of hosts that ended without doing so."""
+    """Yield the content of each running host's file, and remove the files of hosts that ended without removing them."""
     folder = own_folder()
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError), path.open(encoding="utf-8") as file:
@@ -146,7 +146,7 @@ def _swept() -> Iterator[dict[str, Any]]:
 
 
 def _abandoned(fd: int, path: Path) -> bool:
-    """Whether nobody holds the lock of this file, and it is still the one of that name: a host locks the next one first."""
+    """Whether no process holds the lock of this file, and it still has its name: a host locks its next file first."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

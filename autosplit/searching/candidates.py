@@ -1,4 +1,4 @@
-"""What a search is about, and what it looked at: the demands as a planner takes them, and one candidate."""
+"""Job: what a search is about, as the planner takes it; Trial: one candidate plan and what it measured."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from autosplit.values.plan import Plan, Source
 from autosplit.values.profile import Profile
 
 EXPLAIN_S = 1.0
-"""Most seconds for explaining a plan for throughput: some hundred ops take a third of it. One for latency takes many."""
+"""Most seconds for explaining a plan for throughput; some hundred ops take a third of them. A plan for latency takes far more."""
 
 Subject = tuple[Traced, Profile]
 """The model traced for one microbatch, and its profile."""
@@ -24,11 +24,12 @@ Subject = tuple[Traced, Profile]
 class Job:
     """What a search is about.
 
-    ``subject_for`` gives the traced model and its profile for a microbatch, or raises an AutosplitError where requests are not
-    cut so; without it the microbatch is the whole request.
-    ``explain_s`` are the seconds for saying why the plan is no faster, 0 to say nothing; by default it is said of plans for
-    throughput only, where it takes less than a second. ``hurried`` gives the planner one second where nothing is run, and all its
-    time only if it finds no plan in that.
+    Attributes:
+        subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError where requests cannot
+            be cut so; None keeps whole requests.
+        explain_s: seconds for finding out why the plan is not faster, 0 for nothing; None for ``EXPLAIN_S`` where throughput is
+            the objective.
+        hurried: gives the planner one second where nothing is run, and its whole limit only if it finds no plan in that.
     """
 
     machine: Machine
@@ -44,7 +45,7 @@ class Job:
     hurried: bool = False
 
     def plan(self, subject: Subject, asked: Mapping[str, Any]) -> Plan:
-        """The planner's best answer; ``asked`` stands in for constraints, backends, queue depth and microbatch."""
+        """The planner's best answer; ``asked`` overrides constraints, backends, queue depth and microbatch."""
         changes = {key: asked[key] for key in ("num_stages", "max_replicas") if key in asked}
         traced, profile = subject
         return plan_model(
@@ -63,7 +64,7 @@ class Job:
         )
 
     def explained(self, plan: Plan, subject: Subject) -> Plan:
-        """The plan with the reasons why it is no faster."""
+        """The plan with the reasons why it is not faster."""
         limit_s = self.explain_s
         if limit_s is None:
             limit_s = EXPLAIN_S if self.constraints.objective == "throughput" else 0.0
@@ -75,10 +76,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A candidate: what was asked of the planner, its plan, and what was measured beside the first plan.
+    """A candidate plan.
 
-    ``times_first`` is how many times as good as the first plan it was; None if it did not run, and ``note`` says why.
-    ``plan`` has the prediction from before the run, ``outcome`` all that was measured.
+    Attributes:
+        asked: what was asked of the planner.
+        plan: its answer, with the prediction from before the run.
+        measured_per_s: items per second; None if it did not run.
+        times_first: how many times as good as the first plan it was; None if it did not run.
+        note: why it did not run, or what is wrong with its numbers.
+        outcome: all that was measured.
     """
 
     asked: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What workers took of their devices while a plan ran goes back into the profile, as measured stages."""
+"""Correct a profile by the seconds that workers took of their devices while a plan ran."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,20 +13,20 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Samples
 
 MOST_SAMPLES = 5
-"""Of each worker that go into the profile; each is the mean over as many requests."""
+"""Samples of each worker that go into the profile; each is the mean of an equal part of the requests."""
 
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a plan was seen to take.
+    """The measured seconds of a plan that ran.
 
     Attributes:
-        plan: what ran.
-        taken: what a request took each worker of its device (``taken_s``).
-        beside_s: device to the seconds that a request of another plan took there, which runs by turns with each one.
-        expected_s: seconds of a request for each worker, as they were predicted before anything ran.
+        plan: the plan.
+        taken: seconds that a request took of each worker's device (``taken_s``).
+        beside_s: device to the seconds that a request of the first plan took there, in the same rounds.
+        expected_s: seconds of a request for each worker, as predicted before anything ran.
     """
 
     plan: Plan
@@ -36,16 +36,16 @@ class Seen:
 
 
 def corrected(profile: Profile, plan: Plan, taken: Sequence[Samples], moves_s: Sequence[float]) -> Profile:
-    """The profile with a plan's stages as they were seen to run, their neighbours busy.
+    """The profile with a plan's stages as they ran, with busy neighbours.
 
-    All that a worker did for a request counts, less what is predicted for its transfers, so that a plan is predicted as it
-    was seen.
+    All seconds of a worker for a request count, less those predicted for its transfers, so that the plan is predicted as it was
+    measured.
 
     Args:
-        profile: what is known.
-        plan: what ran.
-        taken: what a request took each worker of its device (``taken_s``).
-        moves_s: for each worker the seconds of a request that transfers are predicted to take.
+        profile: the profile to correct.
+        plan: the plan that ran.
+        taken: seconds that a request took of each worker's device (``taken_s``).
+        moves_s: for each worker the predicted seconds of a request for transfers.
     """
     workers = plan.workers
     devices = {setting.device for _, setting in workers}
@@ -57,13 +57,14 @@ def corrected(profile: Profile, plan: Plan, taken: Sequence[Samples], moves_s: S
 
 
 def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
-    """What plans would have been seen to take, had no device been slow meanwhile.
+    """The measurements as they would be if no device had been slow meanwhile.
 
-    Cores of a virtual machine are slow for seconds at a time, one alone or all together, and a candidate runs for two or three.
-    What ran beside every plan tells: a device is slow where it took over ``SLOW_RATIO`` times as long as usual, and usual is the
-    median of the times that are no further from the fastest one. Of a device where it did not run, the others together tell.
-    A slow time may have begun or ended between the two, so only what took that much longer than expected is put right, and to
-    no less than that.
+    Cores of a virtual machine are slow for seconds at a time, one alone or all together, and a candidate runs for two or three
+    seconds. The first plan runs beside every candidate and shows it: a device was slow where the first plan took over
+    ``SLOW_RATIO`` times its usual seconds, which are the median of the times within that ratio of the fastest one. For a device
+    where the first plan did not run, the geometric mean of the other devices counts.
+    A slow time may begin or end between the two plans. So only samples that exceed the prediction by that ratio are corrected,
+    and not below the prediction.
 
     >>> from autosplit.values.plan import Prediction, Source, Stage
     >>> plan = Plan(Source("m", 1), "g", "p", (Stage("s", ("op",), ("cpu:0",)),), Prediction(1.0, 1.0, 1.0, 0.0, 1.0))
@@ -85,7 +86,7 @@ def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
 
 
 def _put_right(taken: Samples, slowed: float, expected_s: float) -> Samples:
-    """The samples without what a device was slowed by, if they show it, but in the median not below what was expected."""
+    """The samples divided by the slowdown of the device, if they show it; their median stays at or above ``expected_s``."""
     if slowed <= SLOW_RATIO or not taken.samples_s or taken.median_s <= SLOW_RATIO * expected_s:
         return taken
     by = min(slowed, taken.median_s / expected_s) if expected_s > 0 else slowed
@@ -97,7 +98,7 @@ def _usual_s(seconds: Sequence[float]) -> float:
 
 
 def beside_s(plan: Plan, taken: Sequence[Samples]) -> dict[str, float]:
-    """Device to the seconds that a request of the plan took there, for ``Seen``; not where a worker could not be asked."""
+    """Device to the seconds that a request of the plan took there; devices with a worker that did not answer are left out."""
     workers = [(setting.device, own) for (_, setting), own in zip(plan.workers, taken, strict=True)]
     silent = {device for device, own in workers if not own.samples_s or own.median_s <= 0}
     found: dict[str, float] = {}
@@ -108,19 +109,19 @@ def beside_s(plan: Plan, taken: Sequence[Samples]) -> dict[str, float]:
 
 
 def spans_of(events: Sequence[WorkerEvent]) -> list[Span]:
-    """When a worker had each request: from its inputs' arrival to when it asked for the next ones, or had sent the last ones.
+    """Begin and end of a worker's time with each request: from the arrival of the inputs to the call for the next ones.
 
-    They are in the order of the events. Waits for room in a ring are left out.
+    The last request ends when its outputs are sent. Waits for room in a ring are left out.
     """
     ends = [*(after.asked_ns for after in events[1:]), *(last.sent_ns for last in events[-1:])]
     return [(one.got_ns, end - one.blocked_ns) for one, end in zip(events, ends, strict=True)]
 
 
 def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> tuple[Samples, ...]:
-    """What a request took each worker of its device, where those that run at once get equal shares.
+    """Seconds that a request took of each worker's device, where workers that run at once get equal shares.
 
-    A sample is the mean over requests that follow each other, not one request: what stands in a worker's way now and then, the
-    host above all, costs throughput too. There are none of a worker that could not be asked, or was just started anew.
+    A sample is the mean over consecutive requests, not one request, because occasional delays (the host above all) cost
+    throughput too. A worker that did not answer, or was just started again, has no samples.
     """
     devices = [setting.device for _, setting in plan.workers]
     found: dict[int, Samples] = {}
@@ -133,7 +134,7 @@ def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> tuple[Samples, ...]:
 
 
 def shares_s(spans: Sequence[Sequence[Span]]) -> list[list[float]]:
-    """What each run of the workers of one device took of it, where those that run at once get equal shares.
+    """Seconds of one device that each run of its workers took, where workers that run at once get equal shares.
 
     Args:
         spans: for each worker the begin and end of its runs, in nanoseconds.

@@ -30,15 +30,14 @@ from autosplit.values.samples import Samples
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
-"""A candidate runs so many rounds of about so many seconds, each beside one of the first plan's: full ones, or for latency
-requests one at a time."""
+"""Rounds of a candidate and seconds of each, beside a round of the first plan: full rounds, or single requests for latency."""
 
 CORRECTING_SHARE = 0.6
-"""Of the budget; the rest is for Optuna."""
+"""Share of the budget for planning with corrected profiles; the rest is for Optuna."""
 
 PLANNING_SHARE, LEAST_PLANNING_S = 0.2, 1.0
-"""Each question to the planner has such a share of the budget, and the first one and the last so many seconds at least. Plans
-of ResNet-50, BERT, ViT, GPT-2 and others for either objective were the same after 1 s and after 10 s; only bounds grew."""
+"""Share of the budget for one question to the planner, and least seconds of the first and the last question. Plans of ResNet-50,
+BERT, ViT, GPT-2 and others for either objective were the same after 1 s and after 10 s; only bounds grew."""
 
 HOPELESS = 0.8
 """A candidate that is predicted to reach less than this share of the best measured plan is not run."""
@@ -49,7 +48,7 @@ FIRST = "first"
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The plan to use, the model and profile that it was made from, and every candidate that was looked at."""
+    """The plan to use, the model and profile that it was made from, and every candidate."""
 
     plan: Plan
     traced: Traced
@@ -114,7 +113,7 @@ def search(
 
 
 def _first(job: Job, limited: Job, subject: Subject) -> Plan:
-    """The planner's answer within its share of the budget, or in all the time for a question where it finds none so soon."""
+    """The planner's answer within its share of the budget, or within its whole time limit where it finds none in that share."""
     try:
         return limited.plan(subject, {})
     except InfeasibleError as failure:
@@ -124,9 +123,9 @@ def _first(job: Job, limited: Job, subject: Subject) -> Plan:
 
 
 def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
-    """The plan that measured best, with what is proved of all plans that the user's demands allow.
+    """The plan that measured best, with the bound for all plans that the user's demands allow.
 
-    What only its trial asked for is left out: a bound for that says nothing of the other plans.
+    The demands of its trial alone are left out, because a bound for those does not hold for the other plans.
     """
     traced, profile = subject
     try:
@@ -134,7 +133,7 @@ def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
     except InfeasibleError as failure:
         if failure.conflict:
             raise
-        return predict(best, traced.graph, job.machine, profile)  # none was found in so short a time
+        return predict(best, traced.graph, job.machine, profile)  # no plan was found in time
     if proved.hash == best.hash:
         return proved
     return predict(best, traced.graph, job.machine, profile, proved.prediction.bound_s)
@@ -149,7 +148,7 @@ class _Hunt:
         self._known = {job.source.batch: subject}
         """The model for each microbatch, and its profile before anything ran."""
         self._profiles = {job.source.batch: subject[1]}
-        """The profiles with all that was seen since."""
+        """The profiles with all corrections since."""
         self._seen: list[Seen] = []
         self.trials: list[Trial] = []
         self._uncut: set[int] = set()
@@ -159,7 +158,7 @@ class _Hunt:
         self._start = time.monotonic()
 
     def subject(self, microbatch: int) -> Subject:
-        """The model for a microbatch, and what is known of it by now."""
+        """The model for a microbatch, and its corrected profile."""
         return self._known[microbatch][0], self._profiles[microbatch]
 
     def best(self) -> Trial:
@@ -175,7 +174,7 @@ class _Hunt:
                 return
             try:
                 plan = self._plan(plan.microbatch, {})
-            except InfeasibleError:  # none was found in so short a time
+            except InfeasibleError:  # no plan was found in time
                 return
 
     def tune(self, journal: str | Path | None) -> None:
@@ -195,7 +194,7 @@ class _Hunt:
                 study.tell(trial, value)
 
     def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
-        """What the planner answers in a part of the time that is left."""
+        """The planner's answer within a share of the time that is left."""
         limit_s = min(self.job.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self._spent()))
         return replace(self.job, time_limit_s=limit_s).plan(self.subject(microbatch), asked)
 
@@ -210,7 +209,7 @@ class _Hunt:
         return next((trial for trial in self.trials if trial.plan.hash == plan.hash), None)
 
     def _try(self, asked: dict[str, Any]) -> float | None:
-        """The value of what is asked for: measured, known, or None where it is not worth a run."""
+        """How many times as good as the first plan the asked plan is; None where it is not worth a run."""
         microbatch = asked.get("microbatch", self.job.source.batch)
         if microbatch in self._uncut:
             return None
@@ -278,7 +277,7 @@ class _Hunt:
         return trial
 
     def _correct(self) -> None:
-        """Put all that was seen into the profiles; each candidate says anew how fast the machine usually is."""
+        """Correct the profiles by all measurements so far; each new one changes the estimate of the machine's usual speed."""
         self._profiles = {microbatch: profile for microbatch, (_, profile) in self._known.items()}
         for seen in at_usual_speed(self._seen):
             plan = seen.plan
@@ -287,10 +286,10 @@ class _Hunt:
             self._profiles[plan.microbatch] = corrected(profile, plan, seen.taken, moves_s)
 
     def _run_rounds(self, names: Sequence[str], num_items: int) -> None:
-        """Run a candidate in as many rounds as there is time for, each beside one of the first plan's.
+        """Run a candidate in as many rounds as there is time for, each beside a round of the first plan.
 
-        They are of the kind that the objective asks for, which is also what corrects the profile: a stage whose core has
-        nothing to do between two requests takes longer than one that is always busy.
+        The objective decides the kind of the rounds, which correct the profile too: a stage whose core idles between two
+        requests takes longer than one that is always busy.
         """
         for number in range(NUM_ROUNDS):
             if number > 1 and self._spent() > 1:
@@ -308,6 +307,6 @@ def _num_items(plan: Plan) -> int:
 
 
 def _taken(entry: Contender, since_ns: int = 0) -> tuple[Samples, ...]:
-    """What a request took each worker of its device, of those that came since then."""
+    """Seconds that a request took of each worker's device, for requests that began after ``since_ns``."""
     told = [spans_of(events) for events in entry.pipeline.events()]
     return taken_s(entry.plan, [[span for span in spans if span[0] >= since_ns] for spans in told])

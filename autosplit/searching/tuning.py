@@ -1,4 +1,4 @@
-"""A candidate in Optuna's terms: what a trial asks of the planner, and which ones are asked for first."""
+"""Trials of Optuna: their choices, what they ask of the planner, and which come first."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,7 +17,7 @@ QUEUE_DEPTHS = (1, 2, 4, 8)
 
 
 def space(job: Job) -> dict[str, BaseDistribution]:
-    """What trials choose from, within what the user asked for."""
+    """The choices of a trial, within the user's demands."""
     found: dict[str, BaseDistribution] = {"queue_depth": CategoricalDistribution(sorted({*QUEUE_DEPTHS, job.queue_depth}))}
     if job.constraints.num_stages is None:
         found["num_stages"] = IntDistribution(1, most_stages(job))
@@ -35,9 +35,9 @@ def space(job: Job) -> dict[str, BaseDistribution]:
 
 
 def open_study(job: Job, graph: Graph, journal: str | Path | None) -> optuna.Study:
-    """A study in memory, or in a journal the one of this model, these devices and these demands.
+    """A study in memory, or the one in the journal for this model, these devices and these demands.
 
-    What a trial was worth elsewhere says nothing here, and Optuna refuses a parameter whose choices have changed.
+    Values of trials do not carry over to others, and Optuna refuses a parameter whose choices have changed.
     """
     storage = None
     if journal is not None:
@@ -63,16 +63,16 @@ def asked_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
 def first_trials(job: Job, best: Plan) -> list[dict[str, Any]]:
     """The best plan so far, then with its backend the two extremes: a stage on each device, and the model on each device.
 
-    What one of them measured says little of the other: a cache may hold all stages of a pipeline, and not two whole models.
+    The speed of one does not tell that of the other: a cache may hold all stages of a pipeline, but not two whole models.
     """
     asked = as_parameters(job, best)
     return [asked, asked | {"num_stages": most_stages(job), "replicate": False}, asked | {"num_stages": 1, "replicate": True}]
 
 
 def as_parameters(job: Job, plan: Plan) -> dict[str, Any]:
-    """What a trial would have to ask for to get a plan like this one.
+    """The choices of a trial that would give a plan like this one.
 
-    Another backend may take what those asked for refuse; the first of these counts.
+    A stage may run on a backend that is not among the job's, for ops that those refuse; then the first backend of the job counts.
     """
     return {
         "queue_depth": plan.queue_depth,
@@ -85,6 +85,6 @@ def as_parameters(job: Job, plan: Plan) -> dict[str, Any]:
 
 
 def most_stages(job: Job) -> int:
-    """As many as there are devices, unless the user wants fewer."""
+    """The number of devices, or the user's own limit if it is lower."""
     num_devices = len(job.machine.devices)
     return min(num_devices, job.constraints.max_stages or num_devices)
