@@ -162,8 +162,7 @@ class Executor:
                     self._answers.deliver(self._admission.pop_expired())
                 self._recovery.kill_hanging(self.lanes.nexts)
                 if worker_ended:
-                    with self._control_lock:
-                        self._recover()
+                    self._answers.deliver(self._recover())
         except AutosplitError as failure:
             self._fail(failure)
         except BaseException as failure:
@@ -182,6 +181,12 @@ class Executor:
 
     def _take_results(self) -> bool:
         """Take all results that are here, and answer the requests that are done; whether there was any."""
+        found, due = self._collect()
+        self._answers.deliver(due)
+        return found
+
+    def _collect(self) -> tuple[bool, list[Request]]:
+        """Take all results that are here; whether there was any, and the requests to be answered now."""
         found = False
         done = []
         for ring in self._results:
@@ -191,25 +196,27 @@ class Executor:
                 ring.read(slot, request)
                 if request.tokens == 0:
                     done.append(request)
-        if done:
-            self._answers.deliver(self._admission.settle(done, self._answers.times))
-        return found
+        return found, self._admission.settle(done, self._answers.times) if done else []
 
-    def _recover(self) -> None:
-        """Replace dead workers, and run again the requests that were in flight."""
-        self._admission.suspend()
-        self._results.forget_workers()
-        for sequence, error in self._recovery.replace_dead(self.lanes).items():
-            self._in_flight.skip(sequence, error)
-        self._answers.deliver(self._admission.resume(self._restart))
-        self._results.watch_workers()
+    def _recover(self) -> list[Request]:
+        """Replace dead workers, and run again the requests in flight without a result; return those to be answered now."""
+        with self._control_lock:
+            self._admission.suspend()
+            self._results.forget_workers()
+            given_up = self._recovery.replace_dead(self.lanes)
+            due = self._collect()[1]
+            for sequence, error in given_up.items():
+                self._in_flight.skip(sequence, error)
+            due += self._admission.resume(self._restart)
+            self._results.watch_workers()
+        return due
 
     def _restart(self, lanes: Lanes) -> None:
         self._results.rewind(lanes)
         self._recovery.resume(lanes)
 
     def _fail(self, error: AutosplitError) -> None:
-        """AnswerFuture every request with ``error``, and each that comes later."""
+        """Answer every request with ``error``, and each that comes later."""
         requests = self._admission.fail(error)
         for request in requests:
             request.error = request.error or type(error)(str(error))

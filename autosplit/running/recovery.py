@@ -101,9 +101,9 @@ class Recovery:
         for number in dead:
             sequence = self._running(number, lanes)
             story = self._tell(number, sequence)
-            if sequence is None:
+            if sequence is None or deployment.workers[number].orphaned:  # no request causes the end of the fork server
                 fruitless[number] = story
-            elif not deployment.workers[number].orphaned:  # the request did not cause the end of the fork server
+            else:
                 self._tries[sequence] += 1
                 if self._tries[sequence] >= MAX_TRIES:
                     given_up[sequence] = WorkerError(f"{story}; the request was tried {MAX_TRIES} times and is given up")

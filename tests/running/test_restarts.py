@@ -76,6 +76,20 @@ def test_requests_that_crash_their_worker_fail_alone_however_many_there_are() ->
         assert pipeline.failure is None and pipeline.restarts == 12
 
 
+def test_a_result_that_was_handed_over_during_a_recovery_is_not_computed_again() -> None:
+    """A slow stage made no progress while one before it died again and again: each time its result was thrown away."""
+    slow = Gate()
+    stages = [local("a", Once(1, 1), "x", "y"), local("b", slow, "y", "z")]
+    with Pipeline(stages, ["x"], ["z"]) as pipeline:
+        futures = [pipeline.submit(request(k)) for k in range(3)]
+        assert slow.entered.acquire(timeout=20)
+        while pipeline._deployment.workers[0].alive():
+            time.sleep(0.001)
+        slow.opened.set()
+        assert [float(future.result(20)[0][0]) for future in futures] == [2, 3, 4]
+    assert slow.seen == [1, 2, 3]
+
+
 def test_a_worker_that_dies_while_it_loads_is_tried_again() -> None:
     module = Loading(Once(3, 1), on_load=dies_while_it_loads(1, 2, 3))
     with Pipeline([stage(module)], ["x"], ["y"], max_restarts=3) as pipeline:
