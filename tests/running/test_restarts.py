@@ -1,5 +1,6 @@
 """Deaths are counted for each worker, or blamed on a request; only a stage that cannot run at all ends its pipeline."""
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from pipelines import NULL, Gate, Once, increment, local, request, spec
 
-from autosplit.errors import BackendError, RefusedError, UsageError, WorkerError
+from autosplit.errors import BackendError, DeadlineError, RefusedError, UsageError, WorkerError
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
@@ -88,6 +89,25 @@ def test_a_result_that_was_handed_over_during_a_recovery_is_not_computed_again()
         slow.opened.set()
         assert [float(future.result(20)[0][0]) for future in futures] == [2, 3, 4]
     assert slow.seen == [1, 2, 3]
+
+
+def test_a_callback_of_a_request_that_expired_during_a_recovery_may_ask_for_statistics() -> None:
+    loading, expired = threading.Event(), threading.Event()
+
+    def on_load(count: int) -> None:
+        if count:
+            loading.set()
+            expired.wait(20)
+
+    with Pipeline([stage(Loading(Once(0, 1), on_load=on_load))], ["x"], ["y"], max_in_flight=1) as pipeline:
+        first = pipeline.submit(request(0))
+        assert loading.wait(20)
+        late = pipeline.submit(request(1), deadline_s=0.01)
+        restarts: queue.Queue[int] = queue.Queue()
+        late.add_done_callback(lambda done: restarts.put(pipeline.stats().restarts))
+        time.sleep(0.02)
+        expired.set()
+        assert first.result(20)[0][0] == 1 and isinstance(late.exception(20), DeadlineError) and restarts.get(timeout=20) == 1
 
 
 def test_a_worker_that_dies_while_it_loads_is_tried_again() -> None:
