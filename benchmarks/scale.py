@@ -30,9 +30,9 @@ CHAINS = (("op-bert_l-3_inference", 4, 8, 10.0), ("layer-resnet50_inference", 6,
 
 
 def encoder(num_layers: int, accelerators: int, name: str = "op-bert_l-3_inference") -> Problem:
-    """The embedding of a BERT and so many copies of its second layer; every layer reads the embedding's mask, as in BERT.
+    """The embedding of a BERT and ``num_layers`` copies of its second layer; every layer reads the mask of the embedding.
 
-    An op is in the last layer that it, or anything it reads, has weights of; all that a layer reads of the one before is one op.
+    An op belongs to the last layer whose weights it, or an op that it depends on, uses. A layer reads one op of the layer before.
     """
     data = json.loads((WORKLOADS / f"{name}.json").read_text())
     nodes = {node["id"]: node for node in data["nodes"]}
@@ -51,7 +51,7 @@ def encoder(num_layers: int, accelerators: int, name: str = "op-bert_l-3_inferen
     inner = [node for node in nodes if layer_of(node) == 1]
     joints = {layer[edge["sourceId"]]: edge["sourceId"] for edge in data["edges"] if layer[edge["destId"]] == 1}
     leaving = next(edge["sourceId"] for edge in data["edges"] if layer[edge["sourceId"]] == 1 and layer[edge["destId"]] == 2)
-    entering = next(  # what layer 0 reads where layer 1 reads layer 0: the first op with as many readers
+    entering = next(  # the op that layer 0 reads where layer 1 reads layer 0
         edge["sourceId"]
         for edge in data["edges"]
         if layer[edge["sourceId"]] == -1 and layer[edge["destId"]] == 0 and edge["cost"] == _cost(data, leaving)

@@ -16,7 +16,7 @@ from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.downset_table import grown, new_sets
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
-from autosplit.planners.latency.evaluation import Sampler
+from autosplit.planners.latency.evaluation import LatencyEvaluator
 from autosplit.planners.noncontiguous import annealing, column_generation, resplitting
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
@@ -45,7 +45,7 @@ def chains() -> None:
         linear.best_chain(items, demands, usage, weights, 0.0, inf, inf)
     shared = Incumbent(problem, Demands(num_stages=4, reuse=True))
     interleaved.improve_interleaved(shared, items, weights, inf)
-    Sampler(problem).latency_s([Block((0, 1), (0,)), Block((2, 3, 4), (1,))])
+    LatencyEvaluator(problem).latency_s([Block((0, 1), (0,)), Block((2, 3, 4), (1,))])
 
 
 def down_sets() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.errors import InfeasibleError
-from autosplit.planners.latency.evaluation import Sampler
+from autosplit.planners.latency.evaluation import LatencyEvaluator
 from autosplit.planners.objective import objective_s
 from autosplit.planners.portfolio import solve
 from autosplit.planning.predicting import problem_of
@@ -93,7 +93,7 @@ def explain_blocks(
     objective = demands.objective
     value_s = objective_s(problem, demands, blocks)
     device = int(evaluate(problem, blocks).device_s.argmax())
-    judge = Sampler(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
+    judge = LatencyEvaluator(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
     cuts = next_cuts(
         problem,
         blocks,

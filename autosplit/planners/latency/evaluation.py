@@ -15,7 +15,7 @@ from autosplit.planners.items import Ints, Table
 from autosplit.planners.jit import compiled
 
 
-class Sampler:
+class LatencyEvaluator:
     """Evaluates the latency of blocks of one problem, in seconds."""
 
     def __init__(self, problem: Problem) -> None:
@@ -34,14 +34,14 @@ class Sampler:
             tables = t.send_s, t.send_s_per_byte, t.receive_s, t.receive_s_per_byte, t.latency_s
             once, overlap = self._problem.send_once, self._problem.overlap
             rows, waits, seen = np.zeros((3, size)), np.zeros((size, size), dtype=np.bool_), np.full(size, -1)
-            found = _sample_s(home, device, self._compute, *self._nets, *tables, once, overlap, rows, waits, seen, self._free)
+            found = _latency_s(home, device, self._compute, *self._nets, *tables, once, overlap, rows, waits, seen, self._free)
             if found >= 0:
                 return found
         return latency_s(self._problem, blocks)
 
 
 @compiled
-def _sample_s(
+def _latency_s(
     home: Ints,
     device: Ints,
     compute: Floats,

@@ -18,12 +18,11 @@ from autosplit.costs.problem import Block, Floats
 from autosplit.planners.clusters import Clusters, fewer_clusters, forced_clusters
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import kept_together
-from autosplit.planners.latency.evaluation import Sampler
-from autosplit.planners.latency.list_scheduling import Timetable, blocks_of
+from autosplit.planners.latency.evaluation import LatencyEvaluator
 from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
-TIDY_S = 0.1
+JOIN_S = 0.1
 """Time for joining blocks of the best plan, even where none is left."""
 
 NUM_STEPS = 500
@@ -31,7 +30,7 @@ NUM_STEPS = 500
 
 STEPS_PER_CLUSTER = 200
 NUM_RUNS = 3
-WARMTH = 0.05
+INITIAL_TEMPERATURE = 0.05
 """A move that makes the cost worse by this share is accepted with probability 1/e at the start of a run."""
 
 Row = tuple[Block, ...]
@@ -45,7 +44,7 @@ def anneal_rows(incumbent: Incumbent, deadline: float) -> None:
     forced = forced_clusters(incumbent.problem, incumbent.demands.contiguous)
     for clusters in (fewer_clusters(forced, MAX_CLUSTERS), forced):
         if monotonic() < deadline:
-            search = RowSearch(clusters, incumbent.demands, Random(incumbent.seed), deadline)
+            search = RowAnnealing(clusters, incumbent.demands, Random(incumbent.seed), deadline)
             search.offer(incumbent.blocks, "start")
             search.anneal(deadline, incumbent.bound_s)
             search.report(incumbent)
@@ -53,7 +52,7 @@ def anneal_rows(incumbent: Incumbent, deadline: float) -> None:
             return
 
 
-class RowSearch:
+class RowAnnealing:
     """The best row of blocks so far, and annealing from it; the blocks are of clusters."""
 
     def __init__(self, clusters: Clusters, demands: Demands, random: Random, deadline: float) -> None:
@@ -62,7 +61,7 @@ class RowSearch:
         self.row: Row | None = None
         self.value_s = inf
         self.method = ""
-        self._sampler = Sampler(self.problem)
+        self._evaluator = LatencyEvaluator(self.problem)
         self._atoms = kept_together(self.problem, contiguous=False)
         self._atom_of = {op: atom for atom, ops in enumerate(self._atoms) for op in ops}
         self._tight = bool(self.problem.pools) or self.problem.total_bytes > float(self.problem.memory_bytes.min())
@@ -82,22 +81,20 @@ class RowSearch:
     def _cost_s(self, row: Row) -> float:
         """The cost of a row in seconds; where it meets the demands, its objective."""
         if self.demands.objective == "latency":
-            return self._sampler.latency_s(row)
+            return self._evaluator.latency_s(row)
         load_s = evaluate(self.problem, row).bottleneck_s
         if self.demands.max_latency_s == inf or load_s == inf:
             return load_s
-        return load_s + max(0.0, self._sampler.latency_s(row) - self.demands.max_latency_s)
+        return load_s + max(0.0, self._evaluator.latency_s(row) - self.demands.max_latency_s)
 
     def offer(self, blocks: Sequence[Block], method: str) -> None:
-        """Keep blocks of ops, with blocks joined where that costs nothing, if they are the best so far."""
+        """Keep blocks of ops if they are the best so far."""
         row = self.clusters.shrink(blocks)
         if row is not None:
-            self._offer_row(row, method)
-            self._offer_row(self._joined(row, self.deadline), method)
+            self.offer_joined(row, method)
 
-    def offer_timetable(self, table: Timetable, method: str) -> None:
-        """Keep the blocks of a timetable, with blocks joined where that costs nothing, if they are the best so far."""
-        row = blocks_of(self.problem, table)
+    def offer_joined(self, row: Row, method: str) -> None:
+        """Keep blocks of clusters if they are the best so far, as they are or with blocks joined where that costs nothing."""
         self._offer_row(row, method)
         self._offer_row(self._joined(row, self.deadline), method)
 
@@ -109,7 +106,7 @@ class RowSearch:
     def report(self, incumbent: Incumbent) -> None:
         """Offer the best row, with blocks joined where that costs nothing; there is a little time for it after the deadline."""
         if self.row is not None:
-            row = self._joined(self.row, max(self.deadline, monotonic() + TIDY_S))
+            row = self._joined(self.row, max(self.deadline, monotonic() + JOIN_S))
             if not demand_faults(self.problem, self.demands, row):
                 self.row, self.value_s = row, min(self.value_s, objective_s(self.problem, self.demands, row))
             incumbent.offer(self.clusters.expand(self.row), self.method)
@@ -177,9 +174,9 @@ class RowSearch:
                 if moved is None or not self._legal(moved):
                     continue
                 new_s = self._cost_s(moved)
-                warmth = WARMTH * self.value_s * (1 - step / steps)
+                temperature = INITIAL_TEMPERATURE * self.value_s * (1 - step / steps)
                 worse = new_s - value_s
-                if worse > 0 and (warmth <= 0 or self.random.random() >= exp(-worse / warmth)):
+                if worse > 0 and (temperature <= 0 or self.random.random() >= exp(-worse / temperature)):
                     continue
                 if not self._fits(moved):
                     continue

@@ -18,7 +18,7 @@ from autosplit.planners.clusters import fewer_clusters, forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
-from autosplit.planners.latency.row_annealing import MAX_CLUSTERS, RowSearch
+from autosplit.planners.latency.row_annealing import MAX_CLUSTERS, RowAnnealing
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.latency.timetable import best_timetable
 from autosplit.planners.objective import plans_on_one_device
@@ -33,13 +33,13 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     forced = forced_clusters(problem, demands.contiguous)
     delays = Delays(forced.problem, demands.max_replicas)
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
-    search = RowSearch(fewer_clusters(forced, MAX_CLUSTERS), demands, Random(incumbent.seed), deadline)
+    search = RowAnnealing(fewer_clusters(forced, MAX_CLUSTERS), demands, Random(incumbent.seed), deadline)
     for row in plans_on_one_device(problem):
         search.offer(row, "one device")
     if incumbent.blocks:
         search.offer(incumbent.blocks, "start")
     for table in _list_schedules(search.clusters.problem, deadline):
-        search.offer_timetable(table, "list scheduling")
+        search.offer_joined(blocks_of(search.problem, table), "list scheduling")
     search.report(incumbent)
     if not incumbent.closed:
         until = monotonic() + PROOF_SHARE * (deadline - monotonic())

@@ -19,7 +19,7 @@ from autosplit.planners.noncontiguous.local_search import descents
 from autosplit.planners.noncontiguous.polishing import polish
 
 HEAD_START, LONGEST_HEAD_START_S = 0.1, 3.0
-"""Share of the time that the search has for itself before the proof begins, and at most so many seconds."""
+"""The search runs alone for this share of the time before the proof begins, but for no more than these seconds."""
 HYPERGRAPH_SHARE = 0.2
 """Share of the time for descents where the hypergraph is not exact."""
 

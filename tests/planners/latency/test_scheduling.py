@@ -16,9 +16,9 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners.clusters import fewer_clusters, forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
-from autosplit.planners.latency.evaluation import Sampler
+from autosplit.planners.latency.evaluation import LatencyEvaluator
 from autosplit.planners.latency.list_scheduling import blocks_of, list_schedule
-from autosplit.planners.latency.row_annealing import RowSearch
+from autosplit.planners.latency.row_annealing import RowAnnealing
 from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
@@ -29,7 +29,7 @@ EXACT = 1e-6
 def test_blocks_of_one_device_that_need_not_be_two_are_joined_after_the_deadline_too() -> None:
     problem = chain([1.0, 1.0, 1.0], num_devices=1)
     demands = with_reuse(Demands(objective="latency"))
-    search = RowSearch(forced_clusters(problem, contiguous=True), demands, Random(0), monotonic() - 1)
+    search = RowAnnealing(forced_clusters(problem, contiguous=True), demands, Random(0), monotonic() - 1)
     search.offer([Block((0,), (0,)), Block((1,), (0,)), Block((2,), (0,))], "three")
     search.report(Incumbent(problem, demands))
     assert search.row == (Block((0, 1, 2), (0,)),)
@@ -83,7 +83,7 @@ def test_annealing_finds_what_meets_a_limit_but_for_rounding(pools, min_stage_s)
     problem = replace(problem, compute_s=problem.compute_s * np.array([2.0, 1.0]))
     demands, best = Demands("latency", min_stage_s=min_stage_s), (Block((0, 1), (1,)),)
     assert not demand_faults(problem, demands, best)
-    search = RowSearch(forced_clusters(problem, True), demands, Random(0), math.inf)
+    search = RowAnnealing(forced_clusters(problem, True), demands, Random(0), math.inf)
     search.offer([Block((0, 1), (0,))], "start")
     search.anneal(math.inf, 0.0)
     assert (search.row, search.method) == (best, "annealing")
@@ -137,7 +137,7 @@ def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
 def test_the_compiled_sample_is_the_evaluators(seed, contiguous):
     problem = random_problem(seed, unsupported=False)
     blocks = random_blocks(problem, seed, contiguous)
-    assert Sampler(problem).latency_s(blocks) == pytest.approx(latency_s(problem, blocks), rel=1e-12, abs=1e-12)
+    assert LatencyEvaluator(problem).latency_s(blocks) == pytest.approx(latency_s(problem, blocks), rel=1e-12, abs=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
