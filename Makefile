@@ -56,7 +56,7 @@ bench-models: install ## the best way to run each model here
 bench-accuracy: install ## predicted against measured: 8 models, 3 backends, 3 shapes of plans
 	$(BIN)/python -m benchmarks.accuracy
 
-chaos: install ## storms of kills, stops, hangs and crashes on 1 to 8 workers, for five minutes: all counts must be 0
+chaos: install ## storms of kills, stops, hangs and crashes on 1 to 8 workers, for about eight minutes: all counts must be 0
 	$(BIN)/python -m benchmarks.chaos
 
 profiles: install ## measure the committed profiles again on this machine

@@ -164,3 +164,8 @@ def test_code_keeps_its_line_numbers_and_its_order() -> None:
         written.index("$ autosplit devices \\"): "_autosplit(['autosplit devices --json'])",
         written.index("y = x + 1"): "y = x + 1",
     }
+
+
+def test_the_security_page_names_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) > 10 and [name for name in named if not (ROOT / name).is_file()] == []
