@@ -279,7 +279,10 @@ class AutoResult:
         return f"AutoResult({self.report!r})"
 
     def _repr_html_(self) -> str:
-        return self.report._repr_html_()
+        from autosplit.figures import plot_run  # matplotlib takes 0.5 s to load, and only notebooks need it here
+
+        picture = plot_run(self.report, self.traced.graph).html()
+        return self.report._repr_html_() + self.plan._repr_html_() + picture
 
 
 def auto(

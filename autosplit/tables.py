@@ -1,4 +1,4 @@
-"""Format rows as a pandas DataFrame or an HTML table, and numbers, bytes and seconds as text."""
+"""Format rows as a pandas DataFrame or an HTML table, and their values as text in the unit that a column's name tells."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -8,6 +8,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = Mapping[str, Any]
+
+ERRORS = ("error", "stage_error", "median_error", "worst_error", "median_stage_error", "worst_stage_error")
+SHARES = ("spread", "gap", "busy", "bubble", "slower", "compute_share", "transfer_share", *ERRORS)
+"""Columns that hold a share of 1, shown in percent."""
+
+BARS = ("busy", "compute_share", "transfer_share", "of_plan")
+"""Columns that an HTML table draws as bars too."""
 
 
 def frame(rows: Sequence[Row], index: str | None = None) -> "pd.DataFrame":
@@ -19,19 +26,66 @@ def frame(rows: Sequence[Row], index: str | None = None) -> "pd.DataFrame":
 
 
 def html(rows: Sequence[Row], caption: str, limit: int = 60) -> str:
-    """The rows as an HTML table with a caption. After ``limit`` rows only the number of the others is shown."""
+    """The rows as an HTML table with a caption: values with units, bars for shares of a whole.
+
+    After ``limit`` rows only the number of the others is shown.
+    """
     columns = list(rows[0]) if rows else []
-    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell(row[name]))}</td>" for name in columns) + "</tr>" for row in rows[:limit])
+    head = "".join(f"<th>{escape(heading(name))}</th>" for name in columns)
+    longest = {name: max(1.0, *(row[name] or 0.0 for row in rows)) for name in columns if name in BARS}
+    body = "".join("<tr>" + "".join(_td(name, row[name], longest) for name in columns) + "</tr>" for row in rows[:limit])
     more = f"<tr><td colspan={len(columns)}>… {len(rows) - limit} more rows</td></tr>" if len(rows) > limit else ""
     return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}{more}</tbody></table>"
 
 
-def cell(value: Any) -> str:
-    """The text of one value: a float has four significant digits, or is rounded to an integer from 10000 on.
+def _td(column: str, value: Any, longest: Mapping[str, float]) -> str:
+    style = f"text-align:{'right' if isinstance(value, int | float) else 'left'}"
+    if column in longest:
+        style += f";background:linear-gradient(90deg,#bcd9ee {100 * (value or 0.0) / longest[column]:.0f}%,transparent 0)"
+    return f'<td style="{style}">{escape(cell(column, value))}</td>'
 
-    >>> cell(0.123456), cell(10664.2), cell(2.5e16), cell("eager")
-    ('0.1235', '10664', '2.5e+16', 'eager')
+
+def heading(column: str) -> str:
+    """A column's name as a person reads it.
+
+    >>> heading("load_s"), heading("items_per_s"), heading("stage_bytes"), heading("of_plan"), heading("chosen")
+    ('load', 'items/s', 'stage memory', 'of plan', '')
+    """
+    if column == "chosen":  # a mark needs no words
+        return ""
+    if column.endswith("_per_s"):
+        return column.removesuffix("_per_s").replace("_", " ") + "/s"
+    if column.endswith("_bytes"):
+        return column.removesuffix("_bytes").replace("_", " ") + " memory"
+    return column.removesuffix("_s").replace("_", " ")
+
+
+def cell(column: str, value: Any) -> str:
+    """A value in the unit that its column's name tells; a dash where there is none.
+
+    >>> cell("load_s", 0.0021), cell("stage_bytes", 2**21), cell("gap", 0.014), cell("items_per_s", 141.27), cell("load_s", None)
+    ('2.10 ms', '2.0 MiB', '1.4 %', '141.3', '-')
+    """
+    if value is None or value != value:
+        return "-"
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    if column.endswith("_bytes"):
+        return bytes_text(value)
+    if column == "of_plan":
+        return f"{value:.2f}"
+    if column in SHARES:
+        return f"{value * 100:.1f} %"
+    if column.endswith("_s") and not column.endswith("_per_s"):
+        return seconds_text(value)
+    return number_text(value)
+
+
+def number_text(value: float) -> str:
+    """A number with four significant digits, or rounded to an integer from 10000 on.
+
+    >>> number_text(0.123456), number_text(10664.2), number_text(2.5e16), number_text(3)
+    ('0.1235', '10664', '2.5e+16', '3')
     """
     if not isinstance(value, float):
         return str(value)

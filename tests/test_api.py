@@ -56,6 +56,7 @@ def test_the_search_measured_its_candidates_and_kept_their_stages(found: AutoRes
     assert found.search.profile.stages
     assert len(found.search.frame()) == len(found.search.trials)
     assert "<table>" in found.search._repr_html_()
+    assert "data:image/svg+xml" in found._repr_html_()
     assert len(repr(found.search)) < 400 and len(repr(found)) < 400, "an interactive session shows it: it was 780,000 letters"
 
 

@@ -21,6 +21,7 @@ LAYERS = """
     planning/     charging predicting baselines backends plans recutting explaining
     reports/      results outcomes judging runreport accuracy status health
     -- torch --
+    figures
     examples
     tracing/      modelspec tensorspec differing programs architectures loading flattening verifying capturing weightsfile
     tracing/      splitting
@@ -34,7 +35,6 @@ LAYERS = """
     exporting
     api
     loadedplan
-    figures
     pages/        contents charts document writing
     commands
     cli

@@ -14,10 +14,6 @@ from autosplit import tables
 from autosplit.reports.runreport import RunReport
 from autosplit.values.plan import Plan
 
-ERRORS = ("error", "stage_error", "median_error", "worst_error", "median_stage_error", "worst_stage_error")
-SHARES = ("spread", "gap", "busy", "bubble", "compute_share", "transfer_share", *ERRORS)
-"""Columns that hold a share of 1, shown in percent."""
-
 WRAP_AT = 20
 """Text is not wrapped in columns narrower than this."""
 
@@ -91,7 +87,7 @@ class Columns:
 
 def _column(name: str, values: Sequence[Any]) -> Column:
     numeric = all(isinstance(value, int | float | None) for value in values)
-    return Column((heading(name), *(cell(name, value) for value in values)), numeric)
+    return Column((tables.heading(name), *(tables.cell(name, value) for value in values)), numeric)
 
 
 def _total(widths: Sequence[int]) -> int:
@@ -115,42 +111,6 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
     return made
 
 
-def heading(column: str) -> str:
-    """A column's name as a person reads it.
-
-    >>> heading("load_s"), heading("items_per_s"), heading("stage_bytes"), heading("of_plan"), heading("chosen")
-    ('load', 'items/s', 'stage memory', 'of plan', '')
-    """
-    if column == "chosen":  # a mark needs no words
-        return ""
-    if column.endswith("_per_s"):
-        return column.removesuffix("_per_s").replace("_", " ") + "/s"
-    if column.endswith("_bytes"):
-        return column.removesuffix("_bytes").replace("_", " ") + " memory"
-    return column.removesuffix("_s").replace("_", " ")
-
-
-def cell(column: str, value: Any) -> str:
-    """A value in the unit that its column's name tells; a dash where there is none.
-
-    >>> cell("load_s", 0.0021), cell("stage_bytes", 2**21), cell("gap", 0.014), cell("items_per_s", 141.27), cell("load_s", None)
-    ('2.10 ms', '2.0 MiB', '1.4 %', '141.3', '-')
-    """
-    if value is None or value != value:
-        return "-"
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return str(value)
-    if column.endswith("_bytes"):
-        return tables.bytes_text(value)
-    if column == "of_plan":
-        return f"{value:.2f}"
-    if column in SHARES:
-        return f"{value * 100:.1f} %"
-    if column.endswith("_s") and not column.endswith("_per_s"):
-        return tables.seconds_text(value)
-    return tables.cell(value)
-
-
 def prediction(plan: Plan, verbose: bool = False) -> str:
     """What is predicted of a plan and how well it is proved, in words; ``verbose`` adds the planner's own terms.
 
@@ -168,7 +128,7 @@ def prediction(plan: Plan, verbose: bool = False) -> str:
     )
     proved = "no plan can be better" if told.bound_s > 0 and plan.status == "optimal" else gap
     terms = f" ({plan.status}, gap {told.gap:.2%}, {plan.method})" if verbose else ""
-    rate = f"{tables.cell(told.throughput_per_s)} items/s, {tables.seconds_text(told.latency_s)} a request"
+    rate = f"{tables.number_text(told.throughput_per_s)} items/s, {tables.seconds_text(told.latency_s)} a request"
     return f"predicted: {rate}; {proved}{terms}"
 
 

@@ -160,7 +160,7 @@ class Schedule:
     def summary(self) -> str:
         """One sentence: throughput, latency, idle share."""
         p50, p99 = (tables.seconds_text(self.latency_s(q)) for q in (0.5, 0.99))
-        rate = f"{tables.cell(self.steady_per_s)} requests/s once full"
+        rate = f"{tables.number_text(self.steady_per_s)} requests/s once full"
         return f"{len(self.finished_s)} requests simulated: {rate}, latency p50 {p50}, p99 {p99}, bubble {self.bubble:.1%}"
 
     def _repr_html_(self) -> str:

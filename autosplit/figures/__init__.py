@@ -5,7 +5,8 @@ and the figure shows itself as the result of a notebook cell.
 """
 
 from autosplit.figures.graphs import plot_graph, plot_op_costs
-from autosplit.figures.planfigures import plot_accuracy, plot_baselines, plot_plans, plot_schedule, plot_stage_balance
+from autosplit.figures.planfigures import plot_accuracy, plot_plans, plot_schedule, plot_stage_balance
+from autosplit.figures.runfigures import plot_baselines, plot_run
 
 __all__ = [
     "plot_accuracy",
@@ -13,6 +14,7 @@ __all__ = [
     "plot_graph",
     "plot_op_costs",
     "plot_plans",
+    "plot_run",
     "plot_schedule",
     "plot_stage_balance",
 ]

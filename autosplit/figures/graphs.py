@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.figure import FigureBase
 
 from autosplit.errors import UsageError
 from autosplit.figures.layout import GraphLayout, lay_out
@@ -19,7 +20,6 @@ from autosplit.figures.picture import (
     beside,
     colour,
     mark,
-    sheet,
     stage_label,
     time_unit,
 )
@@ -48,18 +48,36 @@ def plot_graph(graph: Graph, plan: Plan | None = None, seconds: Mapping[str, flo
         plan: colours the ops by stage; without it all have one colour.
         seconds: op name to seconds; an op's area grows with it.
     """
-    named = len(graph.ops) <= NAMED_OPS
-    layout = lay_out(graph, columns=NAMED_COLUMNS if named else None)
+    layout = layout_of(graph)
+    figure = Picture(figsize=size_of(layout, graph, plan), layout="constrained")
+    draw_graph(figure, layout, graph, plan, seconds)
+    return figure
+
+
+def layout_of(graph: Graph) -> GraphLayout:
+    """Places for every op, with room for the names of a small graph."""
+    return lay_out(graph, columns=NAMED_COLUMNS if _named(graph) else None)
+
+
+def size_of(layout: GraphLayout, graph: Graph, plan: Plan | None) -> tuple[float, float]:
+    """Width and height of the drawing with its legend, in inches."""
+    width = min(15.0, (0.85 if _named(graph) else 0.26) * layout.width + 1.5)
+    height = min(14.0, 0.7 + (0.36 if _named(graph) else 0.2) * layout.height)
+    return max(7.0, width), height + 0.22 * len(plan.stages if plan else ())
+
+
+def draw_graph(
+    figure: FigureBase, layout: GraphLayout, graph: Graph, plan: Plan | None, seconds: Mapping[str, float] | None
+) -> None:
+    """Draw what ``plot_graph`` does into a figure or a part of one."""
+    axes = figure.subplots()
     place = {op: number for number, stage in enumerate(plan.stages if plan else ()) for op in stage.ops}
-    width = min(15.0, (0.85 if named else 0.26) * layout.width + 1.5)
-    height = min(14.0, 0.7 + (0.36 if named else 0.2) * layout.height)
-    figure, axes = sheet(width=max(7.0, width), height=height + 0.22 * len(plan.stages if plan else ()))
     _draw_edges(axes, layout, place)
     positions = np.array([layout.positions[op.name] for op in graph.ops])
     sizes = _node_sizes(graph, seconds, dense=layout.width > 30)
     shades = [colour(place.get(op.name, 0)) for op in graph.ops]
     axes.scatter(positions[:, 0], positions[:, 1], s=sizes, c=shades, edgecolors="white", linewidths=0.6, zorder=3)
-    for op in graph.ops if named else ():
+    for op in graph.ops if _named(graph) else ():
         below(axes, layout.positions[op.name], _elided(op.name))
     axes.set_axis_off()
     axes.set_xlim(-1.2, layout.width + 0.2)
@@ -70,7 +88,10 @@ def plot_graph(graph: Graph, plan: Plan | None = None, seconds: Mapping[str, flo
     if plan:
         marks = [mark(number, stage_label(plan, number, graph)) for number in range(len(plan.stages))]
         figure.legend(handles=marks, loc="outside lower left", ncols=1, frameon=False, fontsize=9)
-    return figure
+
+
+def _named(graph: Graph) -> bool:
+    return len(graph.ops) <= NAMED_OPS
 
 
 def _draw_edges(axes: Axes, layout: GraphLayout, place: Mapping[str, int]) -> None:

@@ -1,6 +1,7 @@
 """Pictures: figures made without pyplot, one palette, one way to write units and labels."""
 
 import io
+from base64 import b64encode
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -35,6 +36,10 @@ class Picture(Figure):
         with rc_context({"svg.hashsalt": "autosplit"}):
             self.savefig(buffer, format="svg", metadata={"Date": None})
         return buffer.getvalue()
+
+    def html(self) -> str:
+        """The figure as an HTML image that needs no other file."""
+        return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(self.svg().encode()).decode()}">'
 
 
 def colour(index: int) -> str:

@@ -1,4 +1,4 @@
-"""Figures of plans and runs: balance, plans side by side, the schedule, accuracy, baselines."""
+"""Figures of plans: balance, plans side by side, the schedule, accuracy."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,24 +10,17 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from autosplit.errors import UsageError
 from autosplit.figures.picture import (
-    COLOURS,
-    DARK,
     GREY,
-    PALE,
     Picture,
     above,
     bare,
-    beside,
     colour,
     inside,
-    rate_text,
     sheet,
     stage_label,
     time_unit,
 )
-from autosplit.reports.outcomes import PLAN
 from autosplit.reports.results import RunStats
-from autosplit.reports.runreport import RunReport
 from autosplit.values.plan import Plan
 from autosplit.values.timeline import Action, lanes
 
@@ -212,39 +205,3 @@ def plot_accuracy(
     figure.legend(loc="outside lower left", frameon=False, fontsize=9)
     bare(axes)
     return figure
-
-
-def plot_baselines(report: RunReport) -> Picture:
-    """The measured throughput of the plan and of every baseline, the one to use in colour.
-
-    A thin line spans the slowest to the fastest round, a dark mark stands where the throughput was predicted.
-    """
-    names = sorted(report.outcomes, key=lambda name: -report.outcomes[name].throughput_per_s)
-    best_per_s = report.best.throughput_per_s
-    figure, axes = sheet(width=8.0, height=1.0 + 0.42 * len(names))
-    for row, name in enumerate(names):
-        outcome = report.outcomes[name]
-        rate, predicted = outcome.throughput_per_s, outcome.plan.prediction.throughput_per_s
-        axes.barh(row, rate, color=COLOURS[0] if name == report.chosen else PALE, height=0.7)
-        axes.plot([min(outcome.rounds_per_s), max(outcome.rounds_per_s)], [row, row], color=DARK, linewidth=1)
-        text = rate_text(rate) if name == report.chosen else f"{rate_text(rate)}  ({rate / best_per_s:.2f}×)"
-        if predicted:
-            axes.plot([predicted] * 2, [row - 0.35, row + 0.35], color=DARK, linewidth=2)
-            text += f"  ({rate_text(predicted)} predicted)"
-        beside(axes, max(*outcome.rounds_per_s, rate, predicted), row, text)
-    axes.set_yticks(range(len(names)), [_label(report, name) for name in names])
-    axes.invert_yaxis()
-    axes.margins(x=0.4)
-    axes.set_xlabel("throughput, measured [items/s]")
-    axes.set_title(f"{report.model}: the plan and its baselines; '{report.chosen}' is the one to use", fontsize=11, loc="left")
-    bare(axes)
-    return figure
-
-
-def _label(report: RunReport, name: str) -> str:
-    """The name of a baseline, or of the plan with its stages and backends, because 'plan' alone does not say how it runs."""
-    if name != PLAN:
-        return name
-    stages = report.plan.plan.stages
-    backends = ", ".join(dict.fromkeys(stage.backend for stage in stages))
-    return f"plan: {len(stages)} stage{'s' * (len(stages) > 1)} ({backends})"

@@ -8,7 +8,7 @@ from plotly.offline import get_plotlyjs
 
 from autosplit.pages import charts
 from autosplit.pages.contents import Contents
-from autosplit.tables import bytes_text, cell, seconds_text
+from autosplit.tables import bytes_text, cell, heading, seconds_text
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1100px; padding: 24px; color: #222; }
@@ -71,10 +71,9 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in rows[0])
+    head = "".join(f"<th>{escape(heading(name))}</th>" for name in rows[0])
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape('' if value is None else cell(value))}</td>" for value in row.values()) + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f"<td>{escape(cell(name, value))}</td>" for name, value in row.items()) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 

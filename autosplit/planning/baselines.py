@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from autosplit.errors import refusals
 from autosplit.planning.predicting import bounded, measured_backends, predict
-from autosplit.tables import cell
+from autosplit.tables import number_text
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine, parse_device, union
@@ -218,7 +218,8 @@ def out_of_reach(plans: Mapping[str, Plan], planned_per_s: float, alone_s: Mappi
             most_per_s = max(most_per_s, len(stage.devices) * stage.threads * plan.microbatch / alone_s[stage.backend])
         most_per_s *= uncertain
         if 0 < most_per_s < best_per_s:
-            reasons[name] = f"the profile lets it reach {cell(most_per_s)} items/s at most, and {cell(best_per_s)} are predicted"
+            most, best = number_text(most_per_s), number_text(best_per_s)
+            reasons[name] = f"the profile lets it reach {most} items/s at most, and {best} are predicted"
     return reasons
 
 

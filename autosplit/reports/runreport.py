@@ -160,8 +160,10 @@ class RunReport:
         return f"RunReport({self.model!r}, {len(self.outcomes)} plans: {self.sentence})"
 
     def _repr_html_(self) -> str:
-        stages = tables.html(self.stage_rows(), "stages")
-        return tables.html(self.rows(), f"{self.model}, {self.request}: {self.sentence}") + stages
+        reasons = [{"way": name, "reason": reason} for name, reason in self.left_out.items()]
+        left_out = tables.html(reasons, "ways left out") if reasons else ""
+        stages = tables.html(self.stage_rows(), f"where the time of '{self.chosen}' goes, for each request")
+        return tables.html(self.rows(), f"{self.model}, {self.request}: {self.sentence}") + left_out + stages
 
 
 def run_trace(report: RunReport, graph: Graph) -> dict[str, Any]:

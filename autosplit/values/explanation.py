@@ -1,5 +1,6 @@
 """Explanation: why a plan is not faster. ``planning.explaining`` makes it, and plan.yaml holds it."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -86,7 +87,10 @@ class Explanation:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a device; names have no unit where the unit is not known."""
-        rows = [asdict(row) for row in self.devices]
+        return self._rows(self.devices)
+
+    def _rows(self, values: Sequence[DeviceLoad | Cut | Change]) -> list[dict[str, Any]]:
+        rows = [asdict(row) for row in values]
         return rows if self.unit == "s" else [{key.removesuffix("_s"): value for key, value in row.items()} for row in rows]
 
     def frame(self) -> Any:
@@ -124,7 +128,8 @@ class Explanation:
     def _repr_html_(self) -> str:
         parts = [tables.html(self.rows(), self.because)]
         for rows, title in ((self.cuts, "other cuts"), (self.changes, "changes")):
-            parts += [tables.html([asdict(row) for row in rows], title)] if rows else []
+            parts += [tables.html(self._rows(rows), title)] if rows else []
+        parts += [tables.html([{"change": change} for change in self.left_out], "no time left for")] if self.left_out else []
         return "".join(parts)
 
 

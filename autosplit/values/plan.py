@@ -182,7 +182,7 @@ class Plan:
         proof = f"{status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{status}, no bound"
         where += "" if self.precision == "f32" else f" in {self.precision}"
         per_s = self.prediction.throughput_per_s
-        return f"{where}: {f'{tables.cell(per_s)} items/s' if per_s else 'nothing'} predicted ({proof}, {self.method})"
+        return f"{where}: {f'{tables.number_text(per_s)} items/s' if per_s else 'nothing'} predicted ({proof}, {self.method})"
 
 
 def _how(stage: Stage) -> str:

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console, Group
 
-from autosplit.commands.report import baselines_table, cell, heading, plan_table, run_table, table
+from autosplit.commands.report import baselines_table, plan_table, run_table, table
 from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.reports.runreport import RunReport
+from autosplit.tables import cell, heading
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 
 STAGES = (Stage("stage0", ("a", "b"), ("cpu:0",), load_s=0.004), Stage("stage1", ("c",), ("cpu:1",), load_s=0.006))

@@ -8,10 +8,9 @@ from matplotlib.patches import Rectangle
 
 from autosplit.costs.schedule import chain, simulate
 from autosplit.errors import UsageError
-from autosplit.figures import plot_accuracy, plot_baselines, plot_plans, plot_schedule, plot_stage_balance
+from autosplit.figures import plot_accuracy, plot_plans, plot_schedule, plot_stage_balance
 from autosplit.figures.picture import colour, time_unit
 from autosplit.reports.results import RunStats
-from autosplit.reports.runreport import RunReport
 from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
 
@@ -87,14 +86,6 @@ def test_accuracy_states_how_far_off_the_prediction_is() -> None:
         plot_accuracy({"z": [(0.0, 1.0)]})
     with pytest.raises(UsageError, match="nothing to compare"):
         plot_accuracy({"z": []})
-
-
-def test_baselines_stand_fastest_first_with_the_chosen_one_in_colour(report: RunReport) -> None:
-    [axes] = plot_baselines(report).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["plan: 2 stages (eager)", "one device"]
-    assert [bar.get_width() for bar in bars(axes)] == [240.0, 120.0]
-    assert [text.get_text() for text in axes.texts] == ["240  (250 predicted)", "120  (0.50×)"]
-    assert axes.get_title(loc="left") == "blocks: the plan and its baselines; 'plan' is the one to use"
 
 
 @pytest.mark.parametrize("largest,unit", [(2.0, "s"), (0.5, "ms"), (2e-4, "us"), (0.0, "us")])

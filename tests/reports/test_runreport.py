@@ -175,3 +175,8 @@ def test_the_report_gives_the_figures_of_the_chosen_way(chosen: str) -> None:
     assert repr(report) == "RunReport('net', 2 plans: why)"
     assert repr(report.plan.plan).startswith("Plan(1 ops on cpu:0 (eager): 10 items/s predicted")
     assert "net, 1 item a request: why" in report._repr_html_() and list(report.frame().index) == ["replicas", PLAN]
+
+
+def test_a_notebook_shows_why_baselines_were_left_out() -> None:
+    shown = RunReport("net", 1, {PLAN: outcome(10)}, Verdict(PLAN, "why", True), {"replicas": "too large"})._repr_html_()
+    assert "ways left out" in shown and ">too large</td>" in shown
