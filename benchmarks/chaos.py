@@ -164,7 +164,8 @@ def open_pipeline(scenario: Scenario) -> Pipeline:
         devices = tuple(parse_device(f"cpu:{cores[(placed + replica) % len(cores)]}") for replica in range(replicas))
         placed += replicas
         stages.append(StagePlacement(f"s{number}", module, (specs[number],), (specs[number + 1],), devices, hang_s=HANG_S))
-    return Pipeline(stages, ["v0"], [specs[-1].name], in_order=scenario.in_order)
+    max_restarts = 1 if "kill new" in scenario.faults else 5  # so that it gives up, and is opened again
+    return Pipeline(stages, ["v0"], [specs[-1].name], in_order=scenario.in_order, max_restarts=max_restarts)
 
 
 class Storm:
@@ -185,7 +186,7 @@ class Storm:
         self._thread.join()
 
     def _strike(self) -> None:
-        while not self._stopping.wait(min(self._chance.expovariate(1 / self._scenario.mean_s), 5 * self._scenario.mean_s)):
+        while not self._stopping.wait(min(self._chance.expovariate(1 / self._scenario.mean_s), 2 * self._scenario.mean_s)):
             fault, pids = self._chance.choice(self._scenario.faults), self._pipeline.pids
             self.num_faults += 1
             match fault:
