@@ -198,7 +198,9 @@ def compare(
         again = f" Workers died and were started again {restarts} times; their requests ran again."
         verdict = replace(verdict, sentence=verdict.sentence + again)
     progress("run", 1.0, "done")
-    return RunReport(subjects[plan.microbatch][0].graph.name, plan.source.batch, outcomes, verdict, reasons)
+    traced = subjects[plan.microbatch][0]
+    error = traced.module_error.relative if traced.module_error is not None else None
+    return RunReport(traced.graph.name, plan.source.batch, outcomes, verdict, reasons, trace_error=error)
 
 
 @dataclass(frozen=True)

@@ -322,6 +322,7 @@ def _provenance(plan: Plan, report: RunReport, machine: Machine, profile: Profil
         "model": plan.source.spec or "a Python object",
         "request": report.request,
         "precision": plan.precision,
+        "errors": report.errors,
         "devices": ", ".join(device.name for device in machine.devices),
         "processor": ", ".join(sorted({stamp.cpu for stamp in stamps if stamp.cpu})) or "unknown",
         "profile measured": f"{dates[0]} to {dates[-1]}" if dates else "not known",

@@ -26,6 +26,7 @@ class RunReport:
         verdict: which one to use, and why.
         left_out: baselines that could not be run, or must not be used, with the reason.
         notes: what else went wrong, and leaves the measurements as they are.
+        trace_error: largest relative error of the traced model against the user's module; None if they were not compared.
     """
 
     model: str
@@ -34,6 +35,7 @@ class RunReport:
     verdict: Verdict
     left_out: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    trace_error: float | None = None
 
     @property
     def chosen(self) -> str:
@@ -54,6 +56,14 @@ class RunReport:
     def best(self) -> Outcome:
         """The one to use."""
         return self.outcomes[self.chosen]
+
+    @property
+    def errors(self) -> str:
+        """Both errors in a sentence: the chosen plan against the traced model, and that against the user's module."""
+        plan = _error_words(self.best.max_relative_error)
+        if self.trace_error is None:
+            return f"Outputs {plan} the traced model's, which were not compared with the module's."
+        return f"Outputs {plan} the traced model's, and these {_error_words(self.trace_error)} the module's."
 
     @property
     def request(self) -> str:
@@ -126,6 +136,7 @@ class RunReport:
             "precision": best.plan.precision,
             "max_abs_error": best.max_abs_error,
             "max_relative_error": best.max_relative_error,
+            "trace_relative_error": self.trace_error,
             "throughput_per_s": best.throughput_per_s,
             "predicted_throughput_per_s": best.plan.prediction.throughput_per_s or None,
             "latency_s": {key: getattr(best.latency, f"{key}_s") for key in ("p50", "p90", "p99")},
@@ -164,6 +175,15 @@ class RunReport:
         left_out = tables.html(reasons, "ways left out") if reasons else ""
         stages = tables.html(self.stage_rows(), f"where the time of '{self.chosen}' goes, for each request")
         return tables.html(self.rows(), f"{self.model}, {self.request}: {self.sentence}") + left_out + stages
+
+
+def _error_words(relative: float) -> str:
+    """A relative error in words: equal to the last bit, or how far off.
+
+    >>> _error_words(0.0), _error_words(2e-7)
+    ('are equal bit for bit to', 'differ by 2e-07 of the largest value from')
+    """
+    return f"differ by {relative:.1g} of the largest value from" if relative else "are equal bit for bit to"
 
 
 def run_trace(report: RunReport, graph: Graph) -> dict[str, Any]:
