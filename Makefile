@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m autosplit.planners.warming
 	@touch $@
 
-demo: install ## the main job on a ResNet-50 and a BERT-base class model, on the devices found
+demo: install ## a small model within 90 s, then a ResNet-50 and a BERT-base class model, on the devices found
 	$(BIN)/python -m benchmarks.demo
 
 test: install ## every test, with the examples in documents, docstrings and notebooks
@@ -61,6 +61,9 @@ chaos: install ## storms of kills, stops, hangs and crashes on 1 to 8 workers, f
 
 profiles: install ## measure the committed profiles again on this machine
 	$(BIN)/python -m benchmarks.make_profiles
+
+pictures: install ## make the pictures of docs/pictures again, on a quiet machine with Chromium
+	$(BIN)/python -m benchmarks.pictures
 
 fuzz: install ## 2,000 mutations of each kind of file, each within a second and 200 MB
 	AUTOSPLIT_FUZZ_CASES=2000 $(BIN)/python -m pytest -q tests/test_hostile_files.py

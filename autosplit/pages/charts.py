@@ -223,7 +223,7 @@ def accuracy_chart(contents: Contents) -> str:
 def _html(figure: Any, height: int) -> str:
     figure.update_layout(
         height=height,
-        margin={"l": 10, "r": 10, "t": 10, "b": 40},
+        margin={"l": 10, "r": 10, "t": 32, "b": 40},
         template="plotly_white",
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
     )
