@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from autosplit import measuring
-from autosplit.backends.base import installed
+from autosplit.backends.base import absent_runtimes, installed
 from autosplit.deploying.comparing import MOST_BESIDE, ROUND_S, Subject, run_beside
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.service import Service, open_pipeline
@@ -328,7 +328,8 @@ def auto(
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
         subjects = {traced.source.batch: (traced, profile), found.plan.microbatch: (found.traced, found.profile)}
         report = run_subjects(subjects, found.plan, machine, wanted, setup=setup, budget=budget)
-    notes = (*traced.notes, *wanted.notes(traced.graph), *report.notes, *keep_search(found, setup))
+    absent = absent_runtimes() if setup.backends is None else ()
+    notes = (*absent, *traced.notes, *wanted.notes(traced.graph), *report.notes, *keep_search(found, setup))
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced
     return AutoResult(machine, found.profile, found, replace(report, notes=notes), used)
 

@@ -23,8 +23,8 @@ LAYERS = """
     -- torch --
     figures
     examples
-    tracing/      modelspec tensorspec differing programs architectures loading flattening verifying capturing weightsfile
-    tracing/      splitting
+    tracing/      modelspec tensorspec differing programs architectures loading flattening verifying callbinding capturing
+    tracing/      weightsfile splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
     backends
     running

@@ -14,6 +14,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import Signature
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from autosplit.errors import TraceError, UsageError, is_interrupt
 from autosplit.tracing import flattening
+from autosplit.tracing.callbinding import bind, signature_of
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Fixed
 from autosplit.tracing.loading import Model, dense_inputs, is_static
@@ -51,6 +53,7 @@ class Traced:
             the same shapes, both in f32 eager. 0.0 means bit for bit, None that they were not compared. Reports show it beside
             the error of a plan against ``program``, for only both together say how far the plan is from the module.
         notes: sentences about the trace that the user should read, such as a dynamic dimension that is fixed.
+        signature: the parameters of the user's module; None where their names are not known.
     """
 
     graph: Graph
@@ -64,12 +67,18 @@ class Traced:
     source: Source = PYTHON_OBJECT
     module_error: NumericalError | None = None
     notes: tuple[str, ...] = ()
+    signature: Signature | None = None
 
     def flatten_inputs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         """The tensors of one request, one for each of ``graph.inputs``, laid out as in the trace.
 
+        The request is called as the module is: positional, by name or mixed, and defaults are filled in.
+
         Raises: UsageError: other arguments, shapes, dtypes or constants than those of the trace.
         """
+        if self.signature is not None:
+            positional, by_name = self.in_spec.children()
+            args, kwargs = bind(self.signature, positional.children(), by_name.context or (), args, kwargs)
         given = _leaves(self.in_spec, args, kwargs)
         faults = [
             f"argument {position} was {leaf.value!r} in the trace and is {value!r} now"
@@ -146,8 +155,9 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
             outputs = Observer(flat.program, see).run(*example_inputs)
         graph = _graph(model.name, flat.program, specs)
         traced = Traced(
-            graph, flat.program, in_spec, out_spec, example_inputs, specs, flat.in_leaves, flat.out_leaves, model.source
-        )
+            graph, flat.program, in_spec, out_spec, example_inputs, specs, flat.in_leaves, flat.out_leaves, model.source,
+            signature=signature_of(model.module),
+        )  # fmt: skip
         if not check:
             return replace(traced, notes=notes)
         found = model.module

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from autosplit.backends import base
 from autosplit.backends.base import BACKENDS, BF16_TIMES_EAGER, BF16_TOLERANCE, check, get_backend, installed, reference, states
 from autosplit.backends.eager import EagerBackend
 from autosplit.errors import BackendError, MissingExtraError, UsageError
@@ -162,3 +163,11 @@ def test_compare_refuses_another_shape_or_dtype():
         compare(["y"], [torch.ones(2)], [torch.ones(3)])
     with pytest.raises(BackendError, match="0 outputs came back, and the stage has 1"):
         compare(["y"], [], [torch.ones(3)])
+
+
+def test_runtimes_that_are_not_installed_are_named_with_the_way_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert base.absent_runtimes() == ()
+    missing = type(base.get_backend("onnxruntime"))
+    monkeypatch.setattr(missing, "missing", lambda self: "it is not installed")
+    [sentence] = base.absent_runtimes()
+    assert "onnxruntime" in sentence and "openvino" not in sentence and "pip install 'autosplit[onnx]'" in sentence

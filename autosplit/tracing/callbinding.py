@@ -1,0 +1,48 @@
+"""Bind a call to the parameters of the traced module, so that a served model is called as the module is."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autosplit.errors import UsageError
+
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_ONLY)
+
+
+def signature_of(module: Any) -> inspect.Signature | None:
+    """The signature of a module's ``forward``; None where it takes ``*args`` or ``**kwargs``, whose names say nothing."""
+    try:
+        signature = inspect.signature(module.forward)
+    except (AttributeError, TypeError, ValueError):
+        return None
+    return signature if all(parameter.kind in NAMED for parameter in signature.parameters.values()) else None
+
+
+def bind(
+    signature: inspect.Signature,
+    traced_args: Sequence[Any],
+    traced_names: Sequence[str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call in the form of the trace: the same parameters positional, the same by name, defaults filled in.
+
+    Args:
+        signature: the parameters of the module.
+        traced_args: the positional arguments of the trace.
+        traced_names: the parameters that the trace gave by name.
+        args, kwargs: the call, positional, by name, or mixed.
+    Raises: UsageError: the parameter that is missing, unknown, given twice, or that the trace did not have.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as failure:
+        parameters = ", ".join(signature.parameters)
+        raise UsageError(f"the call does not fit the model, which takes ({parameters}): {failure}") from None
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    positional = list(signature.parameters)[: len(traced_args)]
+    for name in set(given) - {*positional, *traced_names}:
+        if given[name] is not signature.parameters[name].default:
+            raise UsageError(f"parameter '{name}' has its default in the trace; trace again with an example of it")
+    return tuple(given[name] for name in positional), {name: given[name] for name in traced_names}
