@@ -1,10 +1,13 @@
 """Python looks for garbage in all that is in memory, and a million objects are there once torch and the tests are imported."""
 
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables are as wide as it says
 
 
 @pytest.hookimpl(wrapper=True)

@@ -96,7 +96,7 @@ def test_stages_that_only_plans_with_shared_devices_can_have_are_no_end_of_the_s
     problem = chain([1.0, 2.0], num_bytes=0.0, op_bytes=np.array([1.0, 5.0]), memory_bytes=np.array([9.0, 0.5]))
     front = pareto(problem, Demands(num_stages=2), time_limit_s=2)
     assert [[block.devices for block in solution.blocks] for solution in front] == [[(0,), (0,)]]
-    assert [(solution.objective_s, solution.status) for solution in front] == [(3.0, "optimal")]
+    assert [(solution.objective_s, solution.bound_s, solution.status) for solution in front] == [(3.0, 3.0, "shared")]
 
 
 def test_of_equal_points_the_one_with_fewer_stages_stays():

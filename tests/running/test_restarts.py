@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from pipelines import NULL, Gate, Once, increment, local, request, spec
 
 from autosplit.errors import BackendError, DeadlineError, RefusedError, UsageError, WorkerError
@@ -79,11 +80,18 @@ def test_requests_that_crash_their_worker_fail_alone_however_many_there_are() ->
 
 def test_a_result_that_was_handed_over_during_a_recovery_is_not_computed_again() -> None:
     """A slow stage made no progress while one before it died again and again: each time its result was thrown away."""
-    slow = Gate()
-    stages = [local("a", Once(1, 1), "x", "y"), local("b", slow, "y", "z")]
+    slow, dying, busy = Gate(), Once(1, 1), threading.Event()
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        if x[0] == 1:
+            busy.wait(20)  # the next stage has begun the request before
+        return dying(x)
+
+    stages = [local("a", first, "x", "y"), local("b", slow, "y", "z")]
     with Pipeline(stages, ["x"], ["z"]) as pipeline:
         futures = [pipeline.submit(request(k)) for k in range(3)]
         assert slow.entered.acquire(timeout=20)
+        busy.set()
         while pipeline._deployment.workers[0].alive():
             time.sleep(0.001)
         slow.opened.set()
