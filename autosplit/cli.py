@@ -15,7 +15,7 @@ import typer
 from autosplit.commands import flagfaults, flags
 from autosplit.commands.console import answered, say, show
 from autosplit.commands.measuring import devices, profile
-from autosplit.commands.reasons import is_expected, reason
+from autosplit.commands.reasons import is_expected, reason, require_address_space
 from autosplit.commands.running import auto, export, report, run
 from autosplit.commands.searching import search
 from autosplit.commands.watching import status
@@ -39,6 +39,7 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
     def guarded(given: Any) -> None:
         answered.clear()
         try:
+            require_address_space()
             flagfaults.verify(given)
             function(given)
         except (Exception, KeyboardInterrupt) as failure:

@@ -15,6 +15,17 @@ _PROCESSES = ("can't start new thread", "pthread_create", "resource temporarily 
 """How Python, torch and the loader of shared libraries say that the kernel refused memory, or a thread or process."""
 
 
+LEAST_ADDRESS_BYTES = 1_500_000_000
+"""Address space below which libraries of torch end the process by themselves: 1.2 GB are too few, and 1.5 GB are enough."""
+
+
+def require_address_space() -> None:
+    """Raise MemoryError where a command could not even load torch. A library would end the process without a reason."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_BYTES:
+        raise MemoryError(f"torch and the solvers take {bytes_text(LEAST_ADDRESS_BYTES)} of address space")
+
+
 def is_expected(failure: BaseException) -> bool:
     """Whether ``reason`` can explain the failure, so that no traceback is needed."""
     return isinstance(failure, AutosplitError | OSError) or _shortage(failure) is not None
