@@ -382,5 +382,4 @@ def export(traced: Traced, plan: Plan, folder: str | Path, to: str = "onnxruntim
     if plan.precision != "f32":
         raise UsageError(f"the plan computes in {plan.precision}, and an export does in f32; plan again with --precision f32")
     programs = split(traced, [stage.ops for stage in plan.stages])
-    inputs = [traced.specs[name] for name in traced.graph.inputs]
-    return bundle.export(programs, inputs, traced.graph.outputs, Path(folder), model=traced.graph.name)
+    return bundle.export(traced, programs, Path(folder))

@@ -187,9 +187,10 @@ RUN = Run("run", "m", "plan", "p", "f32", 2.0, 1.5, 0.1, (StageRun("s0", "cpu:0"
 VALUE = {"name": "x", "shape": [2, 8], "dtype": "float32"}
 MANIFEST = json.dumps(
     {
-        "schema": 1,
+        "schema": 2,
         "inputs": [VALUE],
         "outputs": [VALUE | {"name": "z"}],
+        "answer": {"dict": [["z", {"namedtuple": ["Answer", [["z", {"value": "z"}], ["n", {"constant": 1}]]]}]]},
         "stages": [
             {"name": "s0", "file": "stage0.onnx", "inputs": [VALUE], "outputs": [VALUE | {"name": "y"}], "drop": ["x"]},
             {

@@ -15,38 +15,38 @@ from typing import Any
 from autosplit.backends.base import get_backend
 from autosplit.backends.onnxfile import write_onnx
 from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.exporting.containers import output_containers
 from autosplit.files import hidden_beside, unwritable
+from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import TensorSpec
 
-SCHEMA = 1
+SCHEMA = 2
 LOADER = "loader.py"
 MANIFEST = "manifest.json"
 
 
-def export(
-    programs: Sequence[StageProgram], inputs: Sequence[TensorSpec], outputs: Sequence[str], folder: Path, *, model: str = "model"
-) -> Path:
+def export(traced: Traced, programs: Sequence[StageProgram], folder: Path) -> Path:
     """Write the stages to ``folder``, which must not exist yet or be empty; it appears whole or not at all.
 
     A folder that is there stays the same one, for it may be a link, a mount or the current one; its manifest comes last.
 
     Args:
-        programs: the stages in pipeline order: each reads model inputs and what stages before it made.
-        inputs: the model's inputs, in order.
-        outputs: the names of the model's outputs, in order.
+        traced: the model.
+        programs: its stages in pipeline order: each reads model inputs and what stages before it made.
         folder: where to.
-        model: the model's name, for the manifest.
     Returns: the folder.
     Raises:
         MissingExtraError: onnx, onnxscript or onnxruntime is not installed.
-        UsageError: the folder holds something already.
+        UsageError: the folder holds something already, or the model returns a container that cannot be built without its class.
         PlanError: a value is read before it is made, made twice, or of a dtype that numpy does not have.
         BackendError: a stage holds an op that ONNX cannot express.
     """
     folder = Path(folder)
     require_free(folder)
-    manifest = describe(programs, inputs, outputs, model)
+    graph = traced.graph
+    manifest = describe(programs, [traced.specs[name] for name in graph.inputs], graph.outputs, graph.name)
+    manifest["answer"] = output_containers(traced)
     there = folder.exists()
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = hidden_beside(folder / "export" if there else folder)

@@ -2,23 +2,26 @@
 
     from loader import Pipeline
     pipeline = Pipeline()                      # the folder that this file lies in
-    outputs = pipeline.run({"x": array})       # one request: name to array in, name to array out
+    outputs = pipeline.run({"x": array})       # one request: arrays by name or in order; returns what the model returns
     results = pipeline.run_pipelined(requests) # many: one thread for each stage, in order
 
-The folder may be moved as a whole. ``manifest.json`` says what the stages are and how they are connected.
+The folder may be moved as a whole. ``manifest.json`` says what the stages are and how they are connected. An output has the
+model's own containers and names; an object with named fields is a dict.
 """
 
 import json
 import queue
 import threading
+from collections import namedtuple
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_BYTES = 20_000_000
 
 
@@ -44,7 +47,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             there = (there | outputs) - drop
         if not _names(manifest["outputs"]) <= there:
             raise ValueError("an output is made by no stage")
-    except (LookupError, TypeError, ValueError, AttributeError) as failure:
+        _filled(manifest["answer"], dict.fromkeys(_names(manifest["outputs"])))
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as failure:
         raise ValueError(f"'{path}' is damaged: {type(failure).__name__} {str(failure)[:200]}. {again}") from None
     return manifest
 
@@ -57,6 +61,29 @@ def _names(values: Sequence[Mapping[str, Any]]) -> set[str]:
         if not isinstance(value["name"], str) or any(type(size) is not int for size in value["shape"]):
             raise TypeError("a value has a name that is not a text, or a shape that is not a list of integers")
     return {value["name"] for value in values}
+
+
+def _filled(container: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+    """The model's answer: its containers with the values at their places. Raises: one of many exceptions: they do not fit."""
+    [(kind, content)] = container.items()
+    if kind == "value":
+        return values[content]
+    if kind == "constant":
+        return content
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(_filled(item, values) for item in content)
+    if kind == "dict":
+        return {key: _filled(item, values) for key, item in content}
+    if kind != "namedtuple":
+        raise ValueError(f"the answer has a container of kind {kind!r:.60}")
+    name, pairs = content
+    return _class(name, *(key for key, _ in pairs))(*(_filled(item, values) for _, item in pairs))
+
+
+@lru_cache
+def _class(name: str, *fields: str) -> Any:
+    """A class of named tuples. Raises: ValueError, TypeError: a name is not an identifier."""
+    return namedtuple(name, fields)
 
 
 class Stage:
@@ -93,14 +120,14 @@ class Pipeline:
         self.manifest = _read_manifest(path)
         self.stages = [Stage(folder, entry, threads) for entry in self.manifest["stages"]]
 
-    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
-        """One request through all stages, one after the other: name to array (or arrays in order), name to array."""
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Any:
+        """What the model returns for one request, whose arrays are given by name or in order; the stages run one by one."""
         values = self._checked(inputs)
         for stage in self.stages:
             stage.run(values)
-        return self._outputs(values)
+        return _filled(self.manifest["answer"], values)
 
-    def run_pipelined(self, requests: Iterable[Mapping[str, Any] | Sequence[Any]], depth: int = 2) -> list[dict[str, Any]]:
+    def run_pipelined(self, requests: Iterable[Mapping[str, Any] | Sequence[Any]], depth: int = 2) -> list[Any]:
         """Many requests at once, each stage in a thread of its own, at most ``depth`` waiting before each stage.
 
         The results come in the order of the requests. The first error of a stage is raised once all threads have ended.
@@ -125,7 +152,7 @@ class Pipeline:
                 thread.join()
         if errors:
             raise errors[0]
-        return [self._outputs(values) for values in iter(queues[-1].get, None)]
+        return [_filled(self.manifest["answer"], values) for values in iter(queues[-1].get, None)]
 
     def _checked(self, inputs: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
         """The inputs by name, as contiguous arrays of the shapes and dtypes that the model was exported for."""
@@ -143,9 +170,6 @@ class Pipeline:
                 raise ValueError(f"input '{spec['name']}' is {found}, and {wanted} is expected")
             values[spec["name"]] = array
         return values
-
-    def _outputs(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {spec["name"]: values[spec["name"]] for spec in self.manifest["outputs"]}
 
 
 def _work(stage: Stage, source: "queue.Queue[Any]", target: "queue.Queue[Any]", errors: list[Exception]) -> None:

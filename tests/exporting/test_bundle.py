@@ -3,8 +3,9 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -49,13 +50,12 @@ def thirds(skips):
 @pytest.fixture(scope="module")
 def exported(skips, thirds, tmp_path_factory):
     folder = tmp_path_factory.mktemp("export") / "model"
-    specs = [skips.specs[name] for name in skips.graph.inputs]
-    return export(thirds, specs, skips.graph.outputs, folder, model="skips")
+    return export(skips, thirds, folder)
 
 
 def expected_of(traced, inputs):
     with torch.inference_mode():
-        return dict(zip(traced.graph.outputs, traced.program(*inputs), strict=True))
+        return traced.unflatten_outputs(traced.program(*inputs))
 
 
 def test_the_loader_runs_without_torch_in_a_folder_that_was_moved(skips, exported, tmp_path):
@@ -111,20 +111,25 @@ def test_the_manifest_names_values_connections_and_versions(skips, thirds, expor
     assert {"torch", "onnxruntime", "numpy"} <= set(manifest["versions"])
 
 
-ONE_STAGE = '{"schema": 1, "inputs": [], "stages": [{"name": "s", "file": "%s", "inputs": [], "outputs": [], "drop": [%s]}]}'
+ONE_STAGE = '{"schema": 2, "inputs": [], "stages": [{"name": "s", "file": "%s", "inputs": [], "outputs": [], "drop": [%s]}]}'
+NO_STAGE = '{"schema": 2, "inputs": [], "outputs": [], "stages": [], "answer": {%s}}'
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": 1, "mo', "truncated or not JSON"),
+        ('{"schema": 2, "mo', "truncated or not JSON"),
         ("{}", "schema version None"),
-        ('{"schema": 2}', "version 2, and this loader reads"),
+        ('{"schema": 1}', "version 1, and this loader reads"),
         ("[" * 100_000, "truncated or not JSON"),
-        ('{"schema": 1, "inputs": []}', "is damaged: KeyError 'stages'"),
-        ('{"schema": 1, "inputs": [3], "stages": []}', "is damaged: TypeError"),
-        ('{"schema": 1, "inputs": [{"name": "x", "shape": [1], "dtype": "f99"}], "stages": []}', "dtype that numpy does not"),
+        ('{"schema": 2, "inputs": []}', "is damaged: KeyError 'stages'"),
+        ('{"schema": 2, "inputs": [3], "stages": []}', "is damaged: TypeError"),
+        ('{"schema": 2, "inputs": [{"name": "x", "shape": [1], "dtype": "f99"}], "stages": []}', "dtype that numpy does not"),
         (ONE_STAGE % ("/x", ""), "a file outside of the folder"),
+        (NO_STAGE % '"value": "y"', "is damaged: KeyError 'y'"),
+        (NO_STAGE % '"object": "y"', "the answer has a container of kind 'object'"),
+        (NO_STAGE % '"namedtuple": ["a b", []]', "identifiers"),
+        (NO_STAGE % ('"list": [{' * 600 + "}]" * 600), "recursion depth exceeded"),
         (ONE_STAGE % ("x", '"y"'), "stage 's' reads or drops a value that is not there"),
     ],
 )
@@ -146,6 +151,35 @@ def test_inputs_come_by_name_too_and_wrong_ones_are_explained(skips, exported):
         pipeline.run([x.astype("float64"), scale])
 
 
+class Pair(NamedTuple):
+    kept: torch.Tensor
+    scale: float
+
+
+@dataclass
+class Named:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+torch.export.register_dataclass(Named)
+
+
+def test_an_export_returns_the_containers_and_names_of_the_module(tmp_path):
+    class Nested(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
+            y, z = x.relu(), x.sum()
+            return {"a": [y, None], 3: (z, "text")}, Pair(y, 2.0), Named(logits=z)
+
+    traced = trace(load_model(Nested().eval(), inputs=(torch.ones(2),), name="nested"))
+    programs = split(traced, [[op.name for op in traced.graph.ops]])
+    mapped, pair, named = onnxruntime_loader.Pipeline(export(traced, programs, tmp_path / "out")).run([np.ones(2, "float32")])
+    assert mapped["a"][0].tolist() == [1.0, 1.0]
+    assert (mapped["a"][1], float(mapped[3][0]), mapped[3][1]) == (None, 2.0, "text")
+    assert (type(pair).__name__, pair.kept.tolist(), pair.scale) == ("Pair", [1.0, 1.0], 2.0)
+    assert (list(named), float(named["logits"])) == (["logits", "loss"], 2.0)
+
+
 def test_an_error_in_a_stage_ends_the_pipelined_run(skips, exported):
     pipeline = onnxruntime_loader.Pipeline(exported)
     inputs = [value.numpy() for value in skips.example_inputs]
@@ -164,14 +198,14 @@ def test_an_export_that_fails_leaves_nothing(tmp_path):
     traced = trace(load_model(Odd().eval(), inputs=(torch.ones(2),), name="odd"))
     programs = split(traced, [["relu"], ["special_bessel_j0"]])
     with pytest.raises(BackendError, match="op 'special_bessel_j0'"):
-        export(programs, programs[0].inputs, traced.graph.outputs, tmp_path / "out")
+        export(traced, programs, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_holds_something_is_left_alone(thirds, skips, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds something already"):
-        export(thirds, thirds[0].inputs, skips.graph.outputs, tmp_path)
+        export(skips, thirds, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -181,18 +215,17 @@ def test_an_empty_folder_is_filled_also_where_it_cannot_be_replaced(thirds, skip
     (tmp_path / "empty" / "link").symlink_to(tmp_path / "linked")
     (tmp_path / "linked").mkdir()
     monkeypatch.chdir(tmp_path / "linked" if name == "." else tmp_path / "empty")
-    specs = [skips.specs[name] for name in skips.graph.inputs]
-    folder = export(thirds, specs, skips.graph.outputs, Path(name))
+    folder = export(skips, thirds, Path(name))
     assert {"loader.py", "manifest.json", "stage0.onnx"} <= {file.name for file in (tmp_path / "linked").iterdir()}
     inputs = [value.numpy() for value in skips.example_inputs]
-    assert set(onnxruntime_loader.Pipeline(folder).run(inputs)) == set(skips.graph.outputs)
+    assert set(onnxruntime_loader.Pipeline(folder).run(inputs)) == {"early", "late"}
     assert [file.name for file in folder.iterdir() if file.name.startswith(".")] == []
 
 
 def test_what_is_exported_keeps_to_the_umask(thirds, skips, tmp_path):
     old = os.umask(0o077)
     try:
-        folder = export(thirds, [skips.specs[name] for name in skips.graph.inputs], skips.graph.outputs, tmp_path / "out")
+        folder = export(skips, thirds, tmp_path / "out")
     finally:
         os.umask(old)
     assert [path for path in (folder, *folder.iterdir()) if path.stat().st_mode & 0o077] == []
@@ -224,7 +257,6 @@ def test_a_turned_value_with_gaps_goes_over_a_cut(tmp_path):
     ops = [op.name for op in traced.graph.ops]
     cut = ops.index("transpose") + 1
     programs = split(traced, [ops[:cut], ops[cut:]])
-    folder = export(programs, programs[0].inputs, traced.graph.outputs, tmp_path / "out")
+    folder = export(traced, programs, tmp_path / "out")
     found = onnxruntime_loader.Pipeline(folder).run([value.numpy() for value in traced.example_inputs])
-    for name, value in expected_of(traced, traced.example_inputs).items():
-        np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-5)
+    np.testing.assert_allclose(found, expected_of(traced, traced.example_inputs).numpy(), rtol=1e-5)
