@@ -33,8 +33,8 @@ Unfit = Callable[[Plan, float], Sequence[str]]
 def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: Unfit = lambda other, s: ()) -> Verdict:
     """Which of the plan and its baselines to use.
 
-    A baseline takes the place of the plan if it measured better beyond the noise, or if the plan gives wrong numbers. The plan
-    stays where it is ``forced``, and a baseline that is ``unfit`` is never chosen.
+    A baseline takes the place of the plan if it measured better beyond the noise, if it is simpler and level with the plan, or
+    if the plan gives wrong numbers. The plan stays where it is ``forced``, and a baseline that is ``unfit`` is never chosen.
     """
     plan = outcomes[PLAN]
     right = {name: outcome for name, outcome in outcomes.items() if name != PLAN and outcome.outputs_equal}
@@ -65,12 +65,46 @@ def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: 
         return Verdict(PLAN, sentence, sure=True)
     rival = _best(fit or right, plan, objective)
     ratio = plan.against((fit or right)[rival], objective)
-    if right.get(rival) is plan:
-        return Verdict(PLAN, f"The plan is the baseline '{rival}', and no other one measures better.", sure=True)
     if ratio.ahead:
         sentence = f"The plan measures {ratio.median:.2f} times {what} as the best baseline, '{rival}' ({ratio})."
         return Verdict(PLAN, sentence, sure=True)
+    simpler = {name: o for name, o in fit.items() if _is_simpler(o.plan, plan.plan) and _is_level(plan.against(o, objective))}
+    if simpler:
+        best = _best(simpler, plan, objective)
+        sentence = _simpler(best, simpler[best].plan, plan.plan, plan.against(simpler[best], objective), what)
+        return Verdict(best, sentence, sure=False)
+    if right.get(rival) is plan:
+        return Verdict(PLAN, f"The plan is the baseline '{rival}', and no other one measures better.", sure=True)
     return Verdict(PLAN, _cannot_tell(rival, ratio, what), sure=False)
+
+
+def _is_level(ratio: Ratio) -> bool:
+    """Whether rounds show that a plan is not faster than a baseline. On a busy machine only the median says so."""
+    return ratio.num_rounds > 1 and not ratio.ahead and (not _is_busy(ratio) or ratio.median < RIVAL)
+
+
+def _is_busy(ratio: Ratio) -> bool:
+    return ratio.high / ratio.low > 1 + BUSY
+
+
+def _is_simpler(one: Plan, other: Plan) -> bool:
+    """Whether a plan has fewer stages or backends than another one, and not more of either."""
+    (stages, backends), (more_stages, more_backends) = _parts(one), _parts(other)
+    return stages <= more_stages and backends <= more_backends and (stages, backends) != (more_stages, more_backends)
+
+
+def _parts(plan: Plan) -> tuple[int, int]:
+    """The numbers of stages and of backends."""
+    return len(plan.stages), len({stage.backend for stage in plan.stages})
+
+
+def _simpler(name: str, simple: Plan, plan: Plan, ratio: Ratio, what: str) -> str:
+    """Why a simpler baseline takes the place of a plan that is level with it."""
+    parts = zip(("stage", "backend"), _parts(simple), _parts(plan), strict=True)
+    fewer = " and ".join(f"{few} {noun}{'s' * (few != 1)} instead of {many}" for noun, few, many in parts if few < many)
+    busy, level = f"The machine was busy: cannot tell the plan from '{name}'", f"The plan and '{name}' are equal within the noise"
+    found = f"{busy if _is_busy(ratio) else level} (the plan measured {ratio.median:.2f} times {what}, {ratio})"
+    return f"{found}. '{name}' becomes the plan because it is simpler: {fewer}."
 
 
 def _cannot_tell(rival: str, ratio: Ratio, what: str) -> str:
@@ -78,7 +112,7 @@ def _cannot_tell(rival: str, ratio: Ratio, what: str) -> str:
     measured = f"the plan measured {ratio.median:.2f} times {what}"
     if ratio.num_rounds == 1:
         return f"One round cannot tell the plan from '{rival}' ({measured}), so the plan is kept; run more rounds."
-    if ratio.high / ratio.low > 1 + BUSY:
+    if _is_busy(ratio):
         return f"The machine was busy: cannot tell the plan from '{rival}' ({measured}, {ratio}), so the plan is kept."
     return f"The plan and the best baseline, '{rival}', are equal within the noise ({measured}, {ratio}), so the plan is kept."
 

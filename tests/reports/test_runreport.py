@@ -52,6 +52,41 @@ def test_a_difference_within_the_noise_changes_nothing_and_is_an_answer(rounds_p
     assert (verdict.chosen, verdict.sure) == (PLAN, False) and verdict.sentence.startswith(words)
 
 
+EIGHT = replace(
+    MADE, stages=tuple(Stage(f"s{n}", ("a",), ("cpu:0",), backend=("eager", "openvino", "onnxruntime")[n % 3]) for n in range(8))
+)
+
+
+@pytest.mark.parametrize(
+    ("plan_per_s", "chosen", "words"),
+    [
+        (
+            (10.1, 9.9, 10.0, 10.05, 9.95),
+            "replicas",
+            "The plan and 'replicas' are equal within the noise (the plan measured 1.00 times as fast, 0.99 to 1.01 in 5 "
+            "rounds). 'replicas' becomes the plan because it is simpler: 1 stage instead of 8 and 1 backend instead of 3.",
+        ),
+        (
+            (10.2, 9.0, 10.1, 8, 14),
+            "replicas",
+            "The machine was busy: cannot tell the plan from 'replicas' (the plan measured 1.01",
+        ),
+        ((11, 9.0, 11, 8, 14), PLAN, "The machine was busy: cannot tell the plan from 'replicas' (the plan measured 1.10"),
+        ((10.4, 10.5, 10.4), PLAN, "The plan measures 1.04 times as fast as the best baseline"),
+        ((9.9,), PLAN, "One round cannot tell the plan from 'replicas'"),
+    ],
+)
+def test_a_simpler_baseline_that_is_level_becomes_the_plan(plan_per_s: tuple[float, ...], chosen: str, words: str) -> None:
+    """A plan of eight stages over three backends was kept beside replicas that were as fast."""
+    plan = replace(outcome(10), plan=EIGHT, rounds_per_s=plan_per_s)
+    outcomes = {PLAN: plan, "replicas": outcome(*[10.0] * 5)}
+    verdict = judge(outcomes, "throughput", forced=False)
+    assert verdict.chosen == chosen and verdict.sentence.startswith(words)
+    assert judge(outcomes | {"even split": plan}, "throughput", forced=False).chosen == chosen
+    assert judge(outcomes, "throughput", forced=True).chosen == PLAN
+    assert judge(outcomes, "throughput", forced=False, unfit=lambda other, s: ["8 stages were asked for"]).chosen == PLAN
+
+
 def test_the_interval_leaves_out_the_outermost_rounds_where_there_are_many() -> None:
     assert Ratio.of([1.3]) == Ratio(1.3, 1.3, 1.3, 1) and not Ratio.of([1.3]).ahead
     assert Ratio.of([0.2, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 9.0]) == Ratio(1.35, 1.1, 1.6, 8)
