@@ -20,7 +20,7 @@ from autosplit.deploying.workspace import Workspace, machine_of_plan
 from autosplit.devices.discovering import as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
-from autosplit.exporting import bundle
+from autosplit.exporting import base as targets
 from autosplit.measuring.settings import stamps_of
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
@@ -31,7 +31,6 @@ from autosplit.reports.runreport import RunReport
 from autosplit.tracing import capturing, loading
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.loading import Inputs
-from autosplit.tracing.splitting import split
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, parse_device
@@ -365,21 +364,26 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def require_exportable(folder: str | Path, to: str) -> None:
-    """What ``export`` can refuse before there is a model. Raises: UsageError, MissingExtraError: as ``export``."""
-    if to != "onnxruntime":
-        raise UsageError(f"runtime '{to}' is not one that autosplit exports to; valid: onnxruntime")
-    bundle.require_free(Path(folder))
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What ``export`` wrote: the folder, and notes such as what the rules of the target cost."""
+
+    folder: Path
+    notes: tuple[str, ...]
 
 
-def export(traced: Traced, plan: Plan, folder: str | Path, to: str = "onnxruntime") -> Path:
-    """Write the plan's stages for another runtime, with a manifest and a short loader.
+def export(
+    traced: Traced, plan: Plan, folder: str | Path, to: str = "onnxruntime", *, profile: Profile | None = None
+) -> Exported:
+    """Write the plan for another runtime.
 
-    Raises: UsageError: unknown runtime, a plan in bf16, or a folder that holds something or cannot be written. BackendError: an
-        op cannot be expressed there.
+    Args:
+        traced: the model.
+        plan: its plan.
+        folder: where to; it must not exist yet or be empty, and appears whole or not at all.
+        to: the runtime; ``autosplit export --to list`` names them.
+        profile: measured ops; gives the cost of a runtime's rules, such as cuts between modules only.
+    Raises: UsageError: unknown runtime, a plan that it cannot express, or a folder that holds something or cannot be written.
+        MissingExtraError: a package is not installed. PlanError, BackendError: connections or an op cannot be expressed.
     """
-    require_exportable(folder, to)
-    if plan.precision != "f32":
-        raise UsageError(f"the plan computes in {plan.precision}, and an export does in f32; plan again with --precision f32")
-    programs = split(traced, [stage.ops for stage in plan.stages])
-    return bundle.export(traced, programs, Path(folder))
+    return Exported(Path(folder), tuple(targets.write_export(to, targets.Job(traced, plan, profile), Path(folder))))

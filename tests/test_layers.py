@@ -18,7 +18,7 @@ LAYERS = """
     costs/        problem cost simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays
     planners/     noncontiguous contiguous cpsat latency infeasible portfolio pareto warming
-    planning/     charging predicting baselines backends plans recutting explaining
+    planning/     moduleunits charging predicting baselines backends plans recutting explaining
     reports/      results outcomes judging runreport accuracy status health
     -- torch --
     figures

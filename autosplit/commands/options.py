@@ -319,10 +319,13 @@ class Evaluate(Simulated, Assumed, Output):
 class Export(Output):
     """Export."""
 
-    plan: Annotated[Path, typer.Argument(help="A plan.yaml.")]
-    folder: Annotated[Path, typer.Argument(help="The folder to make.")]
-    to: Annotated[str, typer.Option(help="The runtime: onnxruntime.")] = "onnxruntime"
+    plan: Annotated[Path | None, typer.Argument(help="A plan.yaml.")] = None
+    folder: Annotated[Path | None, typer.Argument(help="The folder to make.")] = None
+    to: Annotated[str, typer.Option(help="The runtime; 'list' names all, with what each writes and lacks.")] = "onnxruntime"
     model: PlansModel = None
+    profiles: Annotated[Path, typer.Option(help="Profile store, from which the cost of the runtime's rules is computed.")] = Path(
+        "profiles"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from autosplit.commands.console import (
     write_trace,
 )
 from autosplit.commands.watching import watched
+from autosplit.errors import UsageError
 from autosplit.progress import bars
 
 
@@ -106,12 +107,27 @@ def report(given: options.Report) -> None:
 
 
 def export(given: options.Export) -> None:
-    """Write the stages of a plan for another runtime, with a manifest and a short loader."""
+    """Write a plan for another runtime, or list the runtimes with --to list."""
     from autosplit import api
+    from autosplit.commands.report import table
+    from autosplit.deploying.setup import Setup
+    from autosplit.exporting.base import TARGETS, get_target, require_exportable
     from autosplit.loadedplan import load
 
-    api.require_exportable(given.folder, given.to)
+    if given.to == "list":
+        found = [get_target(name) for name in TARGETS]
+        rows = [{"target": t.name, "writes": t.writes, "cannot express": t.lacks, "checked by": t.checked} for t in found]
+        missing = {target.name: target.missing() for target in found}
+        show(given, {"targets": [{**row, "missing": missing[row["target"]]} for row in rows]}, table(rows, "export targets"))
+        return
+    if given.plan is None or given.folder is None:
+        raise UsageError("name the plan and the folder to make: autosplit export plan.yaml FOLDER --to RUNTIME")
+    require_exportable(given.to, given.folder)
     loaded = load(given.plan, given.model)
-    folder = api.export(loaded.traced, loaded.plan, given.folder, given.to)
-    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    show(given, {"folder": str(folder), "files": files}, f"{folder}: {', '.join(files)}")
+    profile = api.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
+    exported = api.export(loaded.traced, loaded.plan, given.folder, given.to, profile=profile)
+    for note in exported.notes:
+        say(f"note: {note}")
+    files = sorted(str(path.relative_to(given.folder)) for path in given.folder.rglob("*") if path.is_file())
+    data = {"folder": str(given.folder), "files": files, "notes": exported.notes}
+    show(given, data, f"{given.folder}: {', '.join(files)}")

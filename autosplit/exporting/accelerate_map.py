@@ -1,0 +1,88 @@
+"""Export for Hugging Face accelerate: a map from modules to devices for ``dispatch_model`` and ``device_map=``."""
+
+from pathlib import Path
+
+from autosplit.exporting.base import Job, Target, loss_note, refusals_of, relabelled, write_json
+from autosplit.planning.moduleunits import module_units, snapped
+from autosplit.values.graph import Graph
+from autosplit.values.plan import Plan
+
+FILE = "device_map.json"
+
+
+class AccelerateTarget:
+    """``device_map.json`` with module paths and the numbers of devices."""
+
+    name = "accelerate"
+    writes = f"{FILE}: module path to the number of a device, for dispatch_model and from_pretrained(device_map=...)"
+    lacks = "cuts inside a module (moved, with what that costs), replicas, streams, bf16; it runs one request at a time"
+    checked = "accelerate's check_device_map, and dispatch_model on the CPU with equal outputs"
+
+    def missing(self) -> str | None:
+        """Nothing is needed to write the map."""
+        return None
+
+    def accepts(self, plan: Plan) -> list[str]:
+        """Refuse replicas, streams and bf16."""
+        return refusals_of(plan, self.name)
+
+    def write(self, job: Job, folder: Path) -> list[str]:
+        """Write the map; modules whose values meet outside of them go where most of their weights are."""
+        graph, stages = job.traced.graph, job.plan.stages
+        units = module_units(graph)
+        places = snapped(graph, units, [stage.ops for stage in stages])
+        names = list(dict.fromkeys(stage.devices[0] for stage in stages))
+        numbers = device_numbers(names)
+        homes = {op: place for unit, place in zip(units, places, strict=True) for op in unit.ops}
+        modules = {
+            module: numbers[stages[place].devices[0]]
+            for unit, place in zip(units, places, strict=True)
+            for module in unit.modules
+        }
+        write_json(folder / FILE, with_weights(graph, modules, {op: numbers[stages[n].devices[0]] for op, n in homes.items()}))
+        note = loss_note(job, relabelled(job, homes), "accelerate cuts only between modules")
+        return [f"devices: {', '.join(f'{number} is {name}' for name, number in numbers.items())}", note]
+
+
+def device_numbers(names: list[str]) -> dict[str, int]:
+    """Device name to the number that accelerate knows it by: that of ``cuda:N``, else the order of the devices.
+
+    >>> device_numbers(["cuda:1", "cuda:0"]), device_numbers(["cpu:2", "cpu:0"])
+    ({'cuda:1': 1, 'cuda:0': 0}, {'cpu:2': 0, 'cpu:0': 1})
+    """
+    if all(name.startswith("cuda:") for name in names):
+        return {name: int(name.partition(":")[2]) for name in names}
+    return {name: number for number, name in enumerate(names)}
+
+
+def with_weights(graph: Graph, modules: dict[str, int], devices: dict[str, int]) -> dict[str, int]:
+    """The map with modules joined where everything in them is on one device, and with weights that no named module holds.
+
+    Args:
+        graph: the model.
+        modules: module path to device number.
+        devices: op name to device number.
+    """
+    for op in graph.ops:
+        for weight in op.weights:
+            if not any(weight == name or weight.startswith(f"{name}.") for name in modules):
+                modules = {**modules, weight: devices[op.name]}
+    while True:
+        parents = {name.rpartition(".")[0] for name in modules} - {""}
+        joined = next((parent for parent in sorted(parents) if len(_inside(modules, parent)) == 1), None)
+        if joined is None:
+            return modules
+        [number] = _inside(modules, joined)
+        first = next(name for name in modules if name.startswith(f"{joined}."))
+        modules = {
+            (joined if name == first else name): place
+            for name, place in modules.items()
+            if name == first or not name.startswith(f"{joined}.")
+        } | {joined: number}
+
+
+def _inside(modules: dict[str, int], parent: str) -> set[int]:
+    return {number for name, number in modules.items() if name.startswith(f"{parent}.")}
+
+
+TARGET: Target = AccelerateTarget()

@@ -1,0 +1,232 @@
+"""The protocol of export targets, how to get one by name, and the folder that appears whole or not at all."""
+
+import contextlib
+import importlib
+import json
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from autosplit.errors import MissingExtraError, UsageError, close_names, raise_faults
+from autosplit.files import hidden_beside, unwritable
+from autosplit.planning.predicting import predict
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.splitting import StageProgram, split
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+
+SCHEMA = 1
+ABOUT = "export.json"
+"""The file in each folder that says what it was made from, by which versions, and what the target loses."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What is exported.
+
+    Attributes:
+        traced: the model.
+        plan: its plan.
+        profile: measured ops, from which the cost of a target's rules is computed; None if nothing was measured.
+    """
+
+    traced: Traced
+    plan: Plan
+    profile: Profile | None = None
+
+    @cached_property
+    def programs(self) -> list[StageProgram]:
+        """The program of each stage. Raises: PlanError: the stages do not fit the graph."""
+        return split(self.traced, [stage.ops for stage in self.plan.stages])
+
+
+class Target(Protocol):
+    """A runtime that a plan is written for."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line."""
+
+    @property
+    def writes(self) -> str:
+        """What it writes, in words."""
+
+    @property
+    def lacks(self) -> str:
+        """What of a plan it cannot express, in words."""
+
+    @property
+    def checked(self) -> str:
+        """How the written files are checked by the tests, in words."""
+
+    def missing(self) -> str | None:
+        """None if it can be written here, else one line: the missing package and the way to install it."""
+
+    def accepts(self, plan: Plan) -> list[str]:
+        """A sentence for each thing in the plan that the target cannot express; empty if it takes the plan."""
+
+    def write(self, job: Job, folder: Path) -> list[str]:
+        """Write the files into an empty folder.
+
+        Returns: notes for the user, such as what the target's rules cost.
+        Raises: PlanError: the connections of the stages cannot be expressed. BackendError: an op cannot be.
+        """
+
+
+TARGETS: Mapping[str, str] = {
+    "onnxruntime": "onnxruntime_files",
+    "vllm": "vllm_partition",
+    "accelerate": "accelerate_map",
+}
+"""Target name to its module in this folder."""
+
+
+def get_target(name: str) -> Target:
+    """The target with this name. Raises: UsageError: there is none."""
+    if name not in TARGETS:
+        raise UsageError(
+            f"runtime '{name}' is not one that autosplit exports to{close_names(name, TARGETS)}; valid: {', '.join(TARGETS)}"
+        )
+    return cast(Target, importlib.import_module(f"autosplit.exporting.{TARGETS[name]}").TARGET)
+
+
+def require_exportable(name: str, folder: Path) -> None:
+    """Raises: UsageError: the target is unknown, or the folder holds something or cannot be written. MissingExtraError."""
+    if absent := get_target(name).missing():
+        raise MissingExtraError(absent)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"export folder '{folder}' holds something already: give another one, or remove it")
+    if why := unwritable(folder):
+        raise UsageError(f"export folder '{folder}' cannot be written: {why}; give another one")
+
+
+def write_export(name: str, job: Job, folder: Path) -> list[str]:
+    """Write a plan for a target into a folder, which appears whole or not at all.
+
+    Returns: notes for the user.
+    Raises: UsageError: as ``require_exportable``, or the target cannot express the plan; the message has every reason.
+        MissingExtraError: as ``require_exportable``. PlanError, BackendError: as ``Target.write``.
+    """
+    require_exportable(name, folder)
+    target = get_target(name)
+    raise_faults(UsageError, f"{name} cannot express this plan", target.accepts(job.plan))
+    with filled(folder) as building:
+        notes = target.write(job, building)
+        about = {
+            "schema": SCHEMA,
+            "target": name,
+            "model": job.traced.graph.name,
+            "spec": job.plan.source.spec,
+            "plan": job.plan.hash,
+            "notes": notes,
+            "versions": {"python": platform.python_version(), **_versions(("autosplit", "torch"))},
+        }
+        (building / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    return notes
+
+
+@contextlib.contextmanager
+def filled(folder: Path) -> Iterator[Path]:
+    """An empty folder to write into, which becomes ``folder`` at the end; after an error nothing is left.
+
+    A folder that is there stays the same one, for it may be a link, a mount or the current one; ``export.json`` comes last.
+    """
+    there = folder.exists()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = hidden_beside(folder / "export" if there else folder)
+    building.mkdir()
+    try:
+        yield building
+        if there:
+            for part in sorted(building.iterdir(), key=lambda part: part.name == ABOUT):
+                part.rename(folder / part.name)
+        else:
+            building.replace(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _versions(names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def refusals_of(plan: Plan, target: str, *, replicas: bool = False, streams: bool = False, chain: bool = False) -> list[str]:
+    """A sentence for each thing in a plan that a target lacks; every target computes in f32.
+
+    Args:
+        plan: the plan.
+        target: the name of the target.
+        replicas: whether a stage may have several devices.
+        streams: whether a replica may work on several requests at once.
+        chain: whether each stage needs a device of its own.
+    """
+    faults = []
+    for stage in plan.stages:
+        if len(stage.devices) > 1 and not replicas:
+            faults.append(f"stage '{stage.name}' has {len(stage.devices)} replicas, and {target} runs each stage once")
+        if stage.streams > 1 and not streams:
+            faults.append(f"stage '{stage.name}' has {stage.streams} streams, and {target} has one request in a stage at a time")
+    if chain:
+        homes: dict[str, list[str]] = {}
+        for stage in plan.stages:
+            homes.setdefault(stage.devices[0], []).append(stage.name)
+        faults += [
+            f"device '{device}' has stages {', '.join(names)}, and {target} gives each device one stage"
+            for device, names in homes.items()
+            if len(names) > 1
+        ]
+    if plan.precision != "f32":
+        faults.append(f"the plan computes in {plan.precision}, and an export does in f32; plan again with --precision f32")
+    return faults
+
+
+def relabelled(job: Job, places: Mapping[str, int]) -> Plan:
+    """The plan with each op on another stage's device, as consecutive runs of ops; each run has the settings of that stage.
+
+    Args:
+        job: the plan and its model.
+        places: op name to the number of the stage whose device it runs on.
+    """
+    graph, stages = job.traced.graph, job.plan.stages
+    runs = graph.runs(places, {op: str(number) for op, number in places.items()})
+    made = tuple(replace(stages[places[ops[0]]], name=f"stage{number}", ops=ops, load_s=0.0) for number, ops in enumerate(runs))
+    return replace(job.plan, stages=made).unpredicted()
+
+
+def loss_note(job: Job, moved: Plan, rule: str) -> str:
+    """What a target's rule costs: the plan as the target can express it beside the plan itself, both predicted.
+
+    Args:
+        job: the plan and its model.
+        moved: the plan as the target runs it.
+        rule: the rule in words, such as "cuts only between modules".
+    """
+    if [stage.ops for stage in moved.stages] == [stage.ops for stage in job.plan.stages]:
+        return f"{rule}: every cut of the plan is there already, so nothing is lost"
+    homes = {op: stage.devices for stage in job.plan.stages for op in stage.ops}
+    num_moved = sum(homes[op] != stage.devices for stage in moved.stages for op in stage.ops)
+    changed = f"{rule}: {num_moved} of {len(homes)} ops move to another device"
+    if job.profile is None:
+        return f"{changed}; what that costs is not known, because nothing was measured here (autosplit profile measures)"
+    machine = Machine.of(
+        parse_device(name) for name in dict.fromkeys(name for stage in job.plan.stages for name in stage.devices)
+    )
+    graph = job.traced.graph
+    own, theirs = (predict(plan, graph, machine, job.profile).prediction for plan in (job.plan, moved))
+    lost = 1 - theirs.throughput_per_s / own.throughput_per_s
+    return f"{changed}, {theirs.throughput_per_s:.4g} items/s predicted instead of {own.throughput_per_s:.4g}: {lost:.1%} lost"
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write data as indented JSON."""
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

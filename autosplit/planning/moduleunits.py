@@ -1,0 +1,185 @@
+"""Find where tools that cut between modules may cut: units of ops that stay on one device, and the list of layers.
+
+A model's ``forward`` also computes between its modules: a residual addition, a reshape. Such a loose op runs where its inputs
+are. So modules whose values meet in a loose op belong together, unless a module around them brings its inputs to its device.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autosplit.values.graph import Graph, Op
+
+_CALL = re.compile(r"@\d+")
+"""A module that is called again has a number behind its path."""
+
+_LAYER = re.compile(r"(?:(.*?)\.)?(\d+)(?:\.|$)")
+"""A path with the number of a layer: what stands before the number, and the number."""
+
+LIST_SHARE = 0.5
+"""Share of the largest list's ops from which on a second list of layers counts too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Ops that stay on one device, and the paths of the modules that name them, both in graph order."""
+
+    modules: tuple[str, ...]
+    ops: tuple[str, ...]
+
+
+def path_of(op: Op) -> str:
+    """The path of the module that an op is in, without the number of the call."""
+    return _CALL.sub("", op.module)
+
+
+def _is_under(path: str, top: str) -> bool:
+    return not top or path == top or path.startswith(f"{top}.")
+
+
+def module_units(graph: Graph) -> tuple[Unit, ...]:
+    """The smallest units that a map from modules to devices can place, in the order of their first op.
+
+    A module is one unit if a loose op of its ``forward`` mixes what the module receives with what its parts make. Other loose
+    ops tie the parts whose values they read. Ops that share a weight are in one unit.
+    """
+    return _Units(graph).found()
+
+
+class _Units:
+    """The search for units: ``home`` is the module that names an op, ``parent`` joins modules that belong together."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.paths = {op.name: path_of(op) for op in graph.ops}
+        every = set(self.paths.values())
+        self.split = {path for path in every if any(other != path and _is_under(other, path) for other in every)}
+        self.home: dict[str, str] = {}
+        self.parent: dict[str, str] = {}
+
+    def found(self) -> tuple[Unit, ...]:
+        whole = self._whole_modules()
+        for op in self.graph.ops:
+            path = self.paths[op.name]
+            tops = [top for top in whole if _is_under(path, top)]
+            if tops or path not in self.split:
+                self.home[op.name] = min(tops, key=len, default=path)
+                continue
+            homes = [self.home[source] for source in self._sources(op) if source in self.home]
+            if homes:
+                self.home[op.name] = homes[0]
+                for other in homes[1:]:
+                    self._join(homes[0], other)
+        self._place_floating()
+        self._join_weights()
+        units: dict[str, tuple[list[str], list[str]]] = {}
+        for op in self.graph.ops:
+            modules, ops = units.setdefault(self._root(self.home[op.name]), ([], []))
+            ops.append(op.name)
+            if self.home[op.name] not in modules:
+                modules.append(self.home[op.name])
+        return tuple(Unit(tuple(modules), tuple(ops)) for modules, ops in units.values())
+
+    def _sources(self, op: Op) -> list[str]:
+        return [self.graph.producer[value] for value in op.inputs if value in self.graph.producer]
+
+    def _whole_modules(self) -> set[str]:
+        """The modules, other than the model itself, with a loose op that mixes values from outside and inside."""
+        whole: set[str] = set()
+        inside: set[str] = {op.name for op in self.graph.ops if self.paths[op.name] not in self.split or op.weights}
+        for op in self.graph.ops:
+            path, sources = self.paths[op.name], self._sources(op)
+            made_here = [source in inside and _is_under(self.paths[source], path) for source in sources]
+            if any(made_here):
+                inside.add(op.name)
+            foreign = len(sources) < len(op.inputs) or not all(made_here)
+            if path and path in self.split and any(made_here) and foreign:
+                whole.add(path)
+        return whole
+
+    def _place_floating(self) -> None:
+        """Give ops that read no module's values to the first op that reads theirs, from the back of the graph."""
+        for op in reversed(self.graph.ops):
+            if op.name not in self.home:
+                readers = [reader for value in op.outputs for reader in self.graph.consumers[value] if reader in self.home]
+                first = min(readers, key=self.graph.index.__getitem__, default="")
+                self.home[op.name] = self.home[first] if first else next(iter(self.home.values()), "")
+
+    def _join_weights(self) -> None:
+        readers: dict[str, str] = {}
+        for op in self.graph.ops:
+            for weight in op.weights:
+                self._join(readers.setdefault(weight, self.home[op.name]), self.home[op.name])
+
+    def _root(self, home: str) -> str:
+        while (above := self.parent.get(home, home)) != home:
+            home = above
+        return home
+
+    def _join(self, one: str, other: str) -> None:
+        if self._root(one) != self._root(other):
+            self.parent[self._root(other)] = self._root(one)
+
+
+def layer_lists(graph: Graph) -> dict[str, int]:
+    """The lists of layers of a model: the path of each list to its number of layers, the list with most ops first.
+
+    Lists with less than half the ops of the largest one are left out.
+    """
+    ops: dict[str, int] = {}
+    layers: dict[str, set[int]] = {}
+    for op in graph.ops:
+        if match := _LAYER.match(path_of(op)):
+            path = match[1] or ""
+            ops[path] = ops.get(path, 0) + 1
+            layers.setdefault(path, set()).add(int(match[2]))
+    whole = [path for path in ops if len(layers[path]) > 1 and layers[path] == set(range(len(layers[path])))]
+    most = max((ops[path] for path in whole), default=0)
+    ranked = sorted(whole, key=lambda path: -ops[path])
+    return {path: len(layers[path]) for path in ranked if ops[path] >= LIST_SHARE * most}
+
+
+def layer_units(graph: Graph, path: str) -> tuple[Unit, ...]:
+    """The layers of the list at ``path`` as units, with what is around them.
+
+    What runs before the first layer is in its unit, and what runs after a layer and is in no later one is in the unit of that
+    layer. Ops that read only the model's inputs are in the unit of their first reader.
+    """
+    number: dict[str, int] = {}
+    floating: list[Op] = []
+    for op in graph.ops:
+        match = _LAYER.match(path_of(op))
+        if match and (match[1] or "") == path:
+            number[op.name] = int(match[2])
+            continue
+        before = [number[graph.producer[value]] for value in op.inputs if graph.producer.get(value) in number]
+        if before:
+            number[op.name] = max(before)
+        else:
+            floating.append(op)
+    for op in reversed(floating):
+        after = [number[reader] for value in op.outputs for reader in graph.consumers[value]]
+        number[op.name] = 0 if op.weights else min(after, default=0)
+    dot = f"{path}." if path else ""
+    names: dict[int, list[str]] = {layer: [] for layer in range(max(number.values()) + 1)}
+    for op in graph.ops:
+        names[number[op.name]].append(op.name)
+    return tuple(Unit((f"{dot}{layer}",), tuple(ops)) for layer, ops in names.items() if ops)
+
+
+def snapped(graph: Graph, units: Sequence[Unit], stages: Sequence[Sequence[str]]) -> list[int]:
+    """The stage that holds most of each unit: most bytes of weights, then most ops, then the earliest.
+
+    Args:
+        graph: the model.
+        units: the units.
+        stages: the ops of each stage.
+    """
+    home = {op: number for number, ops in enumerate(stages) for op in ops}
+    places = []
+    for unit in units:
+        there: dict[int, list[str]] = {}
+        for op in unit.ops:
+            there.setdefault(home[op], []).append(op)
+        places.append(max(there, key=lambda stage: (graph.stage_bytes(tuple(there[stage])), len(there[stage]), -stage)))
+    return places
