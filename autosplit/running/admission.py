@@ -144,7 +144,7 @@ class Admission:
         with self.lock:
             due = self._in_flight.settle(done, times)  # with the lock: new room is for waiting requests, not for new ones
             due += self._feed_waiting()
-            if self._num_blocked:
+            if self._num_blocked and self.queue.num_waiting <= self.room // 2:  # waking a caller for each place costs a core
                 self.lock.notify_all()
         return due
 

@@ -68,8 +68,9 @@ class CopyPool:
         self._max_kept = min(max_kept, KEPT_BYTES // num_bytes) if num_bytes else 0
         self._kept: deque[Any] = deque()
 
-    def __len__(self) -> int:
-        """Arrays that are kept."""
+    @property
+    def num_kept(self) -> int:
+        """Arrays that are kept. Not ``__len__``: a new pool must not be false."""
         return len(self._kept)
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,8 @@ class InputRings:
     def copy_inputs(self, request: Request) -> None:
         """Copy the inputs of a request that has to wait: its caller may write into its tensors once submit returns."""
         request.inputs = tuple(
-            copies.copy(value) if copies else value.clone() for copies, value in zip(self._copies, request.inputs, strict=True)
+            copies.copy(value) if copies is not None else value.clone()
+            for copies, value in zip(self._copies, request.inputs, strict=True)
         )
 
     def write(self, request: Request) -> None:

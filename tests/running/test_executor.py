@@ -18,6 +18,7 @@ from pipelines import Gate, Once, add, double, fail_on_7, increment, local, requ
 
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.admission import Admission
+from autosplit.running.copying import CopyPool
 from autosplit.running.messages import SendEvents, WorkerEvent
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
@@ -176,6 +177,39 @@ def test_inputs_of_waiting_requests_are_not_overwritten() -> None:
         value.fill_(99)
         gate.opened.set()
         assert [[float(part[0]) for part in future.result(10)] for future in futures] == [[0, 1], [1, 2]]
+
+
+def test_a_request_that_waits_is_copied_without_the_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They took 7 ms of two cores for each request of 600 KB, so that 12 requests in flight were slower than 4."""
+    gate, copied = Gate(), []
+    copy = CopyPool.copy
+    monkeypatch.setattr(CopyPool, "copy", lambda pool, source: copied.append(source) or copy(pool, source))
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=2) as pipeline:
+        values = [request(number) for number in range(3)]
+        futures = [pipeline.submit(value) for value in values]
+        assert [id(one) for one in copied] == [id(value[0]) for value in values[1:]]
+        gate.opened.set()
+        assert [float(future.result(10)[0][0]) for future in futures] == [1, 2, 3]
+
+
+def test_a_blocked_caller_is_woken_once_half_of_the_queue_is_free() -> None:
+    let_out = threading.Semaphore(0)
+
+    def hold(x: torch.Tensor) -> torch.Tensor:
+        let_out.acquire(timeout=30)
+        return x
+
+    with Pipeline([local("a", hold, "x", "y")], ["x"], ["y"], max_in_flight=1, room=4) as pipeline:
+        futures = [pipeline.submit(request(number)) for number in range(5)]
+        blocked = threading.Thread(target=lambda: futures.append(pipeline.submit(request(5))))
+        blocked.start()
+        let_out.release()
+        futures[0].result(10)
+        blocked.join(0.05)
+        assert blocked.is_alive() and pipeline.num_waiting == 3
+        let_out.release(5)
+        blocked.join(10)
+        assert [float(future.result(10)[0][0]) for future in futures] == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_late_request_is_skipped_at_the_next_border() -> None:
