@@ -105,13 +105,14 @@ def test_runs_are_shown_beside_their_predictions(
 def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, _ = made
     few = ["--requests", "20", "--rounds", "1", "--no-baselines"]
-    written = ["--trace", "t.json", "--picture", "ways.svg"]
+    written = ["--trace", "t.json", "--picture", "ways.svg", "--dot", "plan.dot"]
     ran = inside("run", "plan.yaml", *few, *written, "--watch", "--json", cwd=folder, monkeypatch=monkeypatch)
     assert ran.exit_code == 0, ran.stderr
     assert json.loads(ran.stdout)["outputs_equal"]
     lanes = {event["pid"] for event in json.loads((folder / "t.json").read_text())["traceEvents"]}
     assert len(lanes) == 2
     assert (folder / "ways.svg").read_text().startswith("<?xml") and "wrote ways.svg" in ran.stderr
+    assert (folder / "plan.dot").read_text().count("subgraph cluster_") == 2 and "wrote plan.dot" in ran.stderr
     drawn = inside("run", "plan.yaml", "--picture", "ways.pdf", cwd=folder, monkeypatch=monkeypatch)
     assert drawn.exit_code == 1 and "--picture writes SVG, not 'ways.pdf'" in drawn.stderr
     exported = inside("export", "plan.yaml", "exported", "--json", cwd=folder, monkeypatch=monkeypatch)

@@ -141,6 +141,16 @@ def add_simulation(
     return schedule
 
 
+def write_dot(path: Path | None, graph: Any, plan: Any) -> None:
+    """Write the graph with the plan's stages for Graphviz, where that is asked for."""
+    from autosplit.files import write_atomic
+    from autosplit.values.dot import graph_dot
+
+    if path is not None:
+        write_atomic(path, graph_dot(graph, plan))
+        say(f"wrote {path}")
+
+
 def write_simulation(path: Path | None, schedule: Any) -> None:
     """Write the Chrome trace of a simulation, where one is asked for."""
     from autosplit.values.timeline import chrome_trace

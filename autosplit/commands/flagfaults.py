@@ -6,7 +6,7 @@ from autosplit.commands.options import Output, flag_name, seconds
 from autosplit.errors import UsageError, raise_faults
 from autosplit.files import unwritable
 
-WRITTEN = ("output", "trace", "picture", "report", "page", "profiles", "front")
+WRITTEN = ("output", "trace", "picture", "dot", "report", "page", "profiles", "front")
 """Flags that name a file or folder to write."""
 
 

@@ -43,6 +43,8 @@ MODEL_HELP = (
 
 PlansModel = Annotated[str | None, typer.Option(help="The plan's model, where it is code of yours: it is named to be trusted.")]
 
+Dot = Annotated[Path | None, typer.Option(help="Write the ops in their stages as a Graphviz file (.dot).")]
+
 
 def seconds(text: str | float) -> float:
     """Seconds from ``60s``, ``500ms``, ``250us``, ``2m`` or a number. Raises: UsageError: no duration.
@@ -180,6 +182,7 @@ class Search(Profile):
         PLANNER_TIME
     )
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
+    dot: Dot = None
 
     def setup(self, progress: Progress, log: Callable[[str], None] | None = None) -> "Setup":
         """How to measure and plan; errors as for ``Profile.setup``."""
@@ -351,6 +354,7 @@ class Run(Running, Devices):
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
     model: PlansModel = None
+    dot: Dot = None
     baselines: Annotated[bool, typer.Option(help="Run the baselines beside the plan.")] = True
     watch: Annotated[bool, typer.Option(help="Show on stderr what every stage does while it runs.")] = False
     precision: Annotated[Precision | None, typer.Option(help="f32 or bf16; default: what the plan says.")] = None

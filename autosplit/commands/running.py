@@ -12,6 +12,7 @@ from autosplit.commands.console import (
     say_reused,
     show,
     trace,
+    write_dot,
     write_picture,
     write_trace,
 )
@@ -51,6 +52,7 @@ def run(given: options.Run) -> None:
         show(given, json_safe(data), run_table(report, given.verbose), baselines_table(report, given.verbose))
     finally:
         write_trace(given.trace, traced, report)
+        write_dot(given.dot, traced.graph, plan)
         write_picture(given.picture, report)
         if given.report is not None:
             from autosplit.pages.writing import write_run
@@ -90,6 +92,7 @@ def auto(given: options.Auto) -> None:
         write_plan(replace(result.plan, chosen=report.chosen), result.traced.graph, given.output)
         say(f"wrote {given.output}")
         write_trace(given.trace, result.traced, report)
+        write_dot(given.dot, result.traced.graph, result.plan)
         write_picture(given.picture, report)
         if given.report is not None:
             from autosplit.pages.writing import write_report

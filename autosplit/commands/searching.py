@@ -15,6 +15,7 @@ from autosplit.commands.console import (
     say_reused,
     show,
     trace,
+    write_dot,
     write_simulation,
 )
 from autosplit.commands.workloadfiles import search_workload
@@ -63,6 +64,7 @@ def search(given: options.Plans) -> None:
         for path, plan in {given.output: picked, **front}.items():
             write_plan(plan, found.traced.graph, path)
             say(f"wrote {path}")
+        write_dot(given.dot, found.traced.graph, picked)
         write_simulation(given.trace, simulated)
     if given.pick is not None and given.pick >= len(front):
         raise UsageError(

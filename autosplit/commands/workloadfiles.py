@@ -14,7 +14,7 @@ from autosplit.parsing import parse_json
 
 FOR_MODELS = (
     "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "pick", "backend", "precision", "batch",
-    "seq_len", "trust", "profiles", "remeasure", "budget", "queue_depth",
+    "seq_len", "trust", "profiles", "remeasure", "budget", "queue_depth", "dot",
 )  # fmt: skip
 """Flags that say something about a model or its machine."""
 

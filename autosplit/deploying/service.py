@@ -14,6 +14,7 @@ import torch
 
 from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
 from autosplit.reports.results import RunStats
+from autosplit.running.request import AnswerFuture
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
@@ -131,7 +132,7 @@ def open_pipeline(traced: Traced, plan: Plan, devices: Machine | str | None = No
     return Service(traced, plan, machine_of_plan(plan, devices))
 
 
-def _cancel(whole: "Future[Any]", asked: "weakref.ref[Future[Any]]") -> None:
+def _cancel(whole: "Future[Any]", asked: "weakref.ref[AnswerFuture]") -> None:
     running = asked()
     if whole.cancelled() and running is not None:
         running.cancel()

@@ -95,6 +95,8 @@ class InFlight:
         """Number a request that is fed now, and tell the stages its deadline and priority."""
         request.sequence = sequence = self.lanes.take()
         request.number = self.num_fed
+        if request.future is not None:
+            request.future.number = request.number
         request.fed_ns = time.monotonic_ns()
         request.tokens = self._num_tokens
         self._status_block.describe(sequence, request.deadline_ns, priority, request.number)

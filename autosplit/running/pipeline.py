@@ -5,7 +5,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +17,7 @@ from autosplit.running.executor import Executor
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, Monitor, WorkerHealth
 from autosplit.running.provisioner import provision
-from autosplit.running.request import Request, Tensors, monotonic_deadline
+from autosplit.running.request import AnswerFuture, Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, Wiring, wire
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
@@ -116,7 +115,7 @@ class Pipeline:
         priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float | None = None,
-    ) -> "Future[Tensors]":
+    ) -> AnswerFuture:
         """Take in one request and return its future; the caller may write to the inputs once this returns.
 
         Cancelling the future, or passing the deadline, ends the request at the next stage border.
@@ -135,7 +134,7 @@ class Pipeline:
             raise UsageError(f"priority must be a whole number, lower is sooner, but is {priority!r}")
         return self._executor.submit(self._request(inputs, monotonic_deadline(deadline_s)), priority, timeout_s)
 
-    def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> "Future[Tensors]":
+    def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> AnswerFuture:
         """Take in tensors that will not change any more, whether there is room or not: the caller bounds their number.
 
         Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.

@@ -33,10 +33,15 @@ class RequestTimes(NamedTuple):
 
 
 class AnswerFuture(Future[Tensors]):
-    """The future of a request. Cancelling it calls ``stop`` with it, which reaches the stages."""
+    """The future of a request. Cancelling it calls ``stop`` with it, which reaches the stages.
+
+    Attributes:
+        number: the number by which messages, logs and recordings name the request; None while it waits in the queue.
+    """
 
     def __init__(self, stop: "Callable[[AnswerFuture], None]") -> None:
         super().__init__()
+        self.number: int | None = None
         self._stop = stop
 
     def cancel(self) -> bool:

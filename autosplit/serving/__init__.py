@@ -4,6 +4,7 @@
 
     hostmanager     HostManager: networks are added, run and removed while others run
     devicemanager   DeviceManager: memory and health of one device
+    limit           Limit: requests without an answer, and what happens beyond; saturation: replicas on idle devices
     session         Session: a pipeline one step at a time
     batching        Batcher: requests of any number of rows
     chaining        Chain: networks one behind the other

@@ -23,7 +23,7 @@ import torch
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.request import Tensors
+from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
 
@@ -219,7 +219,7 @@ def _fail(slices: Sequence[RowSlice], failure: BaseException) -> None:
             part.request.future.set_exception(failure)
 
 
-def _cancel(whole: "Future[Tensors]", running: "weakref.ref[Future[Tensors]]") -> None:
+def _cancel(whole: "Future[Tensors]", running: "weakref.ref[AnswerFuture]") -> None:
     """End the slice of a cancelled request at the next stage border."""
     future = running()
     if whole.cancelled() and future is not None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
@@ -16,11 +16,13 @@ from autosplit.reports.status import Beacon
 from autosplit.running.monitor import WorkerHealth
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record_all
-from autosplit.running.request import Tensors
+from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.running.wiring import StagePlacement
 from autosplit.serving.chaining import Chain
 from autosplit.serving.devicemanager import DeviceManager, device_health
+from autosplit.serving.limit import Limit, Policy
 from autosplit.serving.metrics import prometheus_text
+from autosplit.serving.saturation import saturated
 from autosplit.values.machine import Machine
 from autosplit.values.timeline import Action
 
@@ -53,9 +55,14 @@ class HostManager:
     Args:
         machine: the devices; each memory cap holds for all networks together. Without a machine, devices come with their
             networks and have no cap.
+        limit: requests of ``submit``, ``run`` and ``run_async`` that may be without an answer in all networks together; None for
+            no limit.
+        when_full: what happens to a request beyond the limit: see ``Limit``.
+    Raises: UsageError: the limit is below 1, or there is no such policy.
     """
 
-    def __init__(self, machine: Machine | None = None) -> None:
+    def __init__(self, machine: Machine | None = None, *, limit: int | None = None, when_full: Policy = "block") -> None:
+        self._limit = None if limit is None else Limit(limit, when_full, "request", self._check_thread)
         self.devices = {device.name: DeviceManager(device) for device in machine.devices} if machine else {}
         self._takes_any = machine is None
         self._networks: dict[str, Network] = {}
@@ -63,7 +70,14 @@ class HostManager:
         self._beacon = Beacon(self.health)
 
     def add_network(
-        self, name: str, stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], **settings: Any
+        self,
+        name: str,
+        stages: Sequence[StagePlacement],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        saturate: bool = False,
+        **settings: Any,
     ) -> Pipeline:
         """Load a network, all of it or nothing; the others run meanwhile.
 
@@ -72,15 +86,21 @@ class HostManager:
             stages: as for Pipeline, on devices of this host.
             inputs: names of the inputs.
             outputs: names of the outputs.
+            saturate: whether further replicas of the whole network take the devices of the host that no network uses.
             settings: further arguments of Pipeline.
         Raises:
             UsageError: the name is taken, or a device is not one of the host's.
             DeviceError: memory is short; the message has the numbers.
             PlanError, BackendError, WorkerError: as Pipeline.
         """
-        placed = {(device.name, stage.name): stage.module.num_bytes for stage in stages for device in stage.devices}
-        network = Network("starting", tuple(dict.fromkeys(device for device, _ in placed)))
         with self._lock:
+            if saturate:
+                used = {device for other in self._networks.values() for device in other.devices}
+                used |= {device.name for stage in stages for device in stage.devices}
+                idle = [manager for one, manager in self.devices.items() if one not in used]
+                stages = saturated(stages, {manager.device: manager.free_bytes for manager in idle})
+            placed = {(device.name, stage.name): stage.module.num_bytes for stage in stages for device in stage.devices}
+            network = Network("starting", tuple(dict.fromkeys(device for device, _ in placed)))
             if name in self._networks:
                 raise UsageError(f"there is a network '{name}' already; remove it first, or choose another name")
             wanted = {device.name: device for stage in stages for device in stage.devices if device.name not in self.devices}
@@ -134,9 +154,20 @@ class HostManager:
                 raise RefusedError(f"network '{name}' is {network.state}: it takes no requests")
             return network.pipeline
 
-    def submit(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> "Future[Tensors]":
-        """Submit one request to a network; ``settings`` as in ``Pipeline.submit``."""
-        return self[name].submit(inputs, **settings)
+    def submit(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> AnswerFuture:
+        """Submit one request to a network; ``settings`` as in ``Pipeline.submit``.
+
+        Raises: RefusedError: no place within ``timeout_s`` under the host's limit, or in the network's queue.
+        """
+        if self._limit is None:
+            return self[name].submit(inputs, **settings)
+        begun, timeout_s = time.monotonic(), settings.pop("timeout_s", None)
+
+        def start() -> AnswerFuture:
+            left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - begun))
+            return self[name].submit(inputs, timeout_s=left_s, **settings)
+
+        return self._limit.submit(start, timeout_s)
 
     def run(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
         """Submit one request and wait for its answer."""
@@ -189,8 +220,7 @@ class HostManager:
 
         Raises: UsageError: called in a callback of an answer; nothing is removed then.
         """
-        for pipeline in self._ready().values():
-            pipeline.check_thread()
+        self._check_thread()
         with ExitStack() as stack:
             stack.callback(self._beacon.close)
             for name in list(self.networks()):
@@ -206,6 +236,11 @@ class HostManager:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(drain=kind is None)
+
+    def _check_thread(self) -> None:
+        """Raises: UsageError: this is a callback of an answer of any network."""
+        for pipeline in self._ready().values():
+            pipeline.check_thread()
 
     def _ready(self) -> dict[str, Pipeline]:
         with self._lock:

@@ -6,18 +6,15 @@
 """
 
 from collections import deque
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Literal
+from concurrent.futures import Future
 
 import torch
 
 from autosplit.errors import RefusedError, UsageError, raise_faults
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors
+from autosplit.serving.limit import Limit, Policy
 from autosplit.tracing.tensorspec import differences
-
-Policy = Literal["block", "refuse", "drop_oldest"]
-POLICIES: tuple[Policy, ...] = ("block", "refuse", "drop_oldest")
 
 
 class Session:
@@ -32,19 +29,13 @@ class Session:
     """
 
     def __init__(self, pipeline: Pipeline, *, limit: int = 64, when_full: Policy = "block") -> None:
-        if limit < 1:
-            raise UsageError(f"limit must be at least 1 run, but is {limit}")
-        if when_full not in POLICIES:
-            raise UsageError(f"when_full must be one of {', '.join(POLICIES)}, but is {when_full!r}")
         self._pipeline = pipeline
-        self._limit = limit
-        self._when_full = when_full
+        self._limit = Limit(limit, when_full, "run", pipeline.check_thread)
         self._inputs: dict[str, deque[torch.Tensor]] = {name: deque() for name in pipeline.wiring.inputs}
         """By name, the values for the runs to come; the first one may have been used already."""
         self._used: set[str] = set()
         """Inputs whose first value was used: it goes once there is another."""
         self._futures: deque[Future[Tensors]] = deque()
-        self._unfinished: list[Future[Tensors]] = []
 
     @property
     def num_outputs_due(self) -> int:
@@ -74,11 +65,10 @@ class Session:
         missing = [name for name, values in self._inputs.items() if not values]
         if missing:
             raise UsageError(f"inputs were not set: {', '.join(missing)}")
-        self._make_room(timeout_s)
         following = [values[name in self._used and len(values) > 1] for name, values in self._inputs.items()]
-        future = self._pipeline.forward([value.clone() for value in following])
-        self._futures.append(future)
-        self._unfinished.append(future)
+        self._futures.append(
+            self._limit.submit(lambda: self._pipeline.forward([value.clone() for value in following]), timeout_s)
+        )
         for name, values in self._inputs.items():
             if name in self._used and len(values) > 1:
                 values.popleft()
@@ -102,23 +92,6 @@ class Session:
             raise UsageError("there is no output to wait for: call run first")
         if self._futures[0].cancelled():
             self._futures.popleft()
-            raise RefusedError(f"the run was dropped: {self._limit} later runs were unfinished, which is the limit")
+            raise RefusedError(f"the run was dropped: {self._limit.most} later runs were unfinished, which is the limit")
         self._futures[0].exception(timeout_s)
         return self._futures.popleft().result()
-
-    def _make_room(self, timeout_s: float | None) -> None:
-        """Let fewer than ``limit`` runs be unfinished, or refuse."""
-        self._unfinished = [future for future in self._unfinished if not future.done()]
-        if len(self._unfinished) < self._limit:
-            return
-        if self._when_full == "drop_oldest":
-            self._unfinished.pop(0).cancel()
-            return
-        if self._when_full == "block":
-            self._pipeline.check_thread()
-            if wait(self._unfinished, timeout_s, FIRST_COMPLETED).done:
-                return
-        raise RefusedError(
-            f"the run was refused: {len(self._unfinished)} runs are unfinished, which is the limit. "
-            "Fetch outputs first, or open the session with a higher limit or when_full='drop_oldest'."
-        )

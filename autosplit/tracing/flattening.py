@@ -222,8 +222,9 @@ def _of_varying_size(exported: ExportedProgram) -> set[fx.Node]:
     """The first ops that give a tensor whose size depends on values of a request, and not only on values of weights."""
     fed: set[fx.Node] = set()
     found: set[fx.Node] = set()
+    inputs = frozenset(exported.graph_signature.user_inputs)  # torch makes this list anew at each look
     for node in exported.graph.nodes:
-        if node.name in exported.graph_signature.user_inputs or not fed.isdisjoint(node.all_input_nodes):
+        if node.name in inputs or not fed.isdisjoint(node.all_input_nodes):
             fed.add(node)
         if _is_unsized(node) and not any(map(_is_unsized, node.all_input_nodes)):
             masks = pytree.tree_leaves(node.args[1]) if node.target in MASKED else node.all_input_nodes

@@ -9,4 +9,5 @@ Each can be written and read, and has one ``verify()``. In the order in which th
     constraints  Constraints: pins, forbids, colocations, counts, latency limit; the ops that a pattern matches
     plan         Stage, Plan, Prediction; explanation: why a plan is not faster; planfile: plan.yaml
     timeline     actions of stages over time, predicted or measured, with views and a Chrome trace
+    dot          graphs and plans in the DOT language of Graphviz
 """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import CORES, double, increment, local, request, spawned
+from pipelines import CORES, Gate, double, fail_on_7, increment, local, request, spawned
 
 from autosplit.errors import BackendError, DeviceError, RefusedError, UsageError
 from autosplit.running.modules import LocalFunction
@@ -213,3 +213,100 @@ def listening(pid: int) -> set[str]:
         if int(words[3], 16) & 0x10000 or len(words) > 7:
             found.add(words[6])
     return found
+
+
+def held_host(**settings: Any) -> tuple[HostManager, Gate]:
+    """A host with two networks that hold every request until the gate opens."""
+    gate, host = Gate(), HostManager(MACHINE, **settings)
+    for name in ("one", "two"):
+        host.add_network(name, [local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=4)
+    return host, gate
+
+
+def test_one_limit_holds_for_all_networks_of_a_host() -> None:
+    host, gate = held_host(limit=2, when_full="refuse")
+    first, second = host.submit("one", request(1)), host.submit("two", request(2))
+    with pytest.raises(RefusedError, match="the request was refused: 2 requests are unfinished, which is the limit"):
+        host.submit("one", request(3))
+    gate.opened.set()
+    assert first.result(10)[0][0] == 2 and second.result(10)[0][0] == 3
+    with pytest.raises(UsageError, match="there is no network 'three'"):
+        host.submit("three", request(4))
+    assert [host.run("one", request(number))[0][0] for number in range(5)] == [1, 2, 3, 4, 5], "a failed submit takes no place"
+    host.close()
+
+
+def test_a_host_at_its_limit_blocks_or_drops_the_oldest_request() -> None:
+    host, gate = held_host(limit=1)
+    first = host.submit("one", request(1))
+    with pytest.raises(RefusedError, match="1 requests are unfinished"):
+        host.submit("two", request(2), timeout_s=0.01)
+    threading.Timer(0.01, gate.opened.set).start()
+    assert host.submit("two", request(2)).result(10)[0][0] == 3 and first.done(), "it waited for the first answer"
+    seen: list[BaseException] = []
+
+    def again(_: Any) -> None:
+        try:
+            host.submit("one", request(1))
+            host.submit("one", request(1))
+        except UsageError as failure:
+            seen.append(failure)
+
+    host.submit("one", request(1)).add_done_callback(again)
+    while not seen:
+        time.sleep(0.001)
+    assert "a callback of an answer cannot wait" in str(seen[0])
+    host.close()
+    host, gate = held_host(limit=2, when_full="drop_oldest")
+    futures = [host.submit(name, request(number)) for number, name in enumerate(["one", "two", "one", "two"])]
+    gate.opened.set()
+    assert [future.cancelled() for future in futures] == [True, True, False, False]
+    assert [float(future.result(10)[0][0]) for future in futures[2:]] == [3, 4]
+    host.close()
+
+
+def test_a_limit_holds_while_many_threads_submit() -> None:
+    most = []
+
+    def count(x: torch.Tensor) -> torch.Tensor:
+        most.append(sum(network["num_running"] + network["num_waiting"] for network in host.health()["networks"].values()))
+        return x
+
+    with HostManager(MACHINE, limit=3) as host:
+        for name in ("one", "two"):
+            host.add_network(name, [local("a", count, "x", "y")], ["x"], ["y"], room=20)
+        threads = [
+            threading.Thread(target=lambda: [host.run(name, request(1)) for name in ("one", "two") * 10]) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(most) == 160 and max(most) <= 3
+
+
+def test_a_saturated_network_takes_the_idle_devices() -> None:
+    machine = Machine.of([parse_device(f"null:{number}") for number in range(5)]).with_memory({"null:4": 10})
+    with HostManager(machine) as host:
+        host.add_network("other", [weighed("a", 10, "null:2")], ["x"], ["y"])
+        stages = [weighed("a", 70), StagePlacement("b", LocalFunction(double, 5), *_specs("y", "z"), (parse_device("null:1"),))]
+        pipeline = host.add_network("net", stages, ["x"], ["z"], saturate=True)
+        assert [[device.name for device in stage.devices] for stage in pipeline.wiring.stages] == [
+            ["null:0", "null:3"],
+            ["null:1", "null:4"],
+        ]
+        assert host.devices["null:3"].used_bytes == 70 and host.devices["null:4"].used_bytes == 5
+        assert [host.run("net", request(number))[0][0] for number in range(4)] == [0, 4, 8, 12]
+        host.remove_network("net")
+        host.remove_network("other")
+        held = [weighed("a", 70), StagePlacement("b", LocalFunction(double, 11), *_specs("y", "z"), (parse_device("null:1"),))]
+        pipeline = host.add_network("net", held, ["x"], ["z"], saturate=True)
+        assert pipeline.wiring.stages[1].devices[-1].name == "null:3", "null:4 has no room for the stage"
+
+
+def test_a_request_has_the_number_that_messages_name() -> None:
+    with HostManager(MACHINE) as host:
+        host.add_network("net", [local("a", fail_on_7, "x", "y")], ["x"], ["y"])
+        futures = [host.submit("net", request(number)) for number in (1, 7, 2)]
+        failure = futures[1].exception(10)
+        assert [future.number for future in futures] == [0, 1, 2] and "failed on request 1" in str(failure), str(failure)
