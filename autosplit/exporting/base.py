@@ -45,6 +45,22 @@ class Job:
         """The program of each stage. Raises: PlanError: the stages do not fit the graph."""
         return split(self.traced, [stage.ops for stage in self.plan.stages])
 
+    @cached_property
+    def makers(self) -> dict[str, int]:
+        """The number of the stage that makes each value on a cut and each output; inputs of the model are absent."""
+        return {spec.name: number for number, program in enumerate(self.programs) for spec in program.outputs}
+
+    def untouched_outputs(self, target: str) -> list[str]:
+        """A sentence for each output of the model that is one of its inputs, and for each that it returns twice."""
+        outputs = self.traced.graph.outputs
+        faults = [
+            f"output '{name}' is an input of the model, which {target} cannot pass on"
+            for name in outputs
+            if name not in self.makers
+        ]
+        twice = sorted({name for name in outputs if outputs.count(name) > 1})
+        return faults + [f"output '{name}' is returned twice, and {target} has one place for it" for name in twice]
+
 
 class Target(Protocol):
     """A runtime that a plan is written for."""
@@ -83,6 +99,10 @@ TARGETS: Mapping[str, str] = {
     "onnxruntime": "onnxruntime_files",
     "vllm": "vllm_partition",
     "accelerate": "accelerate_map",
+    "tvm-json": "tvm_json",
+    "torch-pipelining": "torch_pipelining",
+    "openvino": "openvino_ir",
+    "triton": "triton_repository",
 }
 """Target name to its module in this folder."""
 

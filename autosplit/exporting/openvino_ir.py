@@ -1,0 +1,119 @@
+"""Export for OpenVINO: an IR for each stage, and one IR of the whole model with a device for each operation, for HETERO.
+
+HETERO reads the attribute "affinity" of each operation, which OpenVINO does not write to a file. So the IR holds a table of the
+operations and their devices, and ``hetero.py`` sets the attributes when it has read the IR.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autosplit.backends.onnxfile import missing_packages, write_onnx
+from autosplit.backends.quiet import quiet
+from autosplit.errors import PlanError, raise_faults
+from autosplit.exporting.base import Job, Target, refusals_of
+from autosplit.tracing.splitting import StageProgram
+from autosplit.values.plan import Plan
+
+WHOLE, SCRIPT = "model.xml", "hetero.py"
+
+
+class OpenVinoTarget:
+    """``stageN.xml`` and ``model.xml``, each with its ``.bin``, and ``hetero.py``."""
+
+    name = "openvino"
+    writes = f"stage0.xml, stage1.xml, ... with weights; {WHOLE} with rt_info 'affinity', which {SCRIPT} compiles for HETERO"
+    lacks = "replicas and streams (compile a stage several times), bf16, operators that ONNX or OpenVINO does not have"
+    checked = "OpenVINO runs the stages one after the other, and the whole model on HETERO:CPU, with equal outputs"
+
+    def missing(self) -> str | None:
+        """Name the packages that are not installed."""
+        return missing_packages("openvino", ("onnx", "onnxscript", "openvino"), "openvino")
+
+    def accepts(self, plan: Plan) -> list[str]:
+        """Refuse replicas, streams and bf16."""
+        return refusals_of(plan, self.name)
+
+    def write(self, job: Job, folder: Path) -> list[str]:
+        """Convert each stage through an ONNX file, and join the stages to one model."""
+        import openvino
+
+        raise_faults(PlanError, "an IR cannot express these connections", job.untouched_outputs(self.name))
+        devices = [device_of(stage.devices[0]) for stage in job.plan.stages]
+        with tempfile.TemporaryDirectory(prefix="autosplit-") as name, quiet():
+            for number, program in enumerate(job.programs):
+                write_onnx(program, Path(name) / f"stage{number}.onnx", dense=False)
+                model = openvino.Core().read_model(Path(name) / f"stage{number}.onnx")
+                openvino.save_model(model, folder / f"stage{number}.xml", compress_to_fp16=False)
+            models = [openvino.Core().read_model(folder / f"stage{number}.xml") for number in range(len(devices))]
+            whole = joined(models, job.programs, devices, job.traced.graph.inputs, job.traced.graph.outputs)
+            openvino.save_model(whole, folder / WHOLE, compress_to_fp16=False)
+        shutil.copyfile(Path(__file__).with_name("openvino_hetero_script.py"), folder / SCRIPT)
+        note = f"'affinity' in {WHOLE}: {', '.join(devices)}; {SCRIPT} compiles it for HETERO:{','.join(dict.fromkeys(devices))}"
+        one = (
+            " OpenVINO has one CPU device, so these stages are one there." if set(devices) == {"CPU"} and len(devices) > 1 else ""
+        )
+        return [f"{note}.{one} Compile stages with INFERENCE_PRECISION_HINT f32: the default may be bf16."]
+
+
+def device_of(name: str) -> str:
+    """OpenVINO's name for a device.
+
+    >>> device_of("cpu:0-3"), device_of("gpu:1"), device_of("npu:0")
+    ('CPU', 'GPU.1', 'NPU')
+    """
+    kind, _, number = name.partition(":")
+    return f"GPU.{number}" if kind == "gpu" else kind.upper()
+
+
+def joined(
+    models: Sequence[Any],
+    programs: Sequence[StageProgram],
+    devices: Sequence[str],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> Any:
+    """One model of all stages; its ``rt_info`` has a table "affinity" from each operation's name to its device.
+
+    Args:
+        models: the model of each stage, which this takes apart.
+        programs: the stages.
+        devices: OpenVINO's name of the device of each stage.
+        inputs, outputs: names of the model's inputs and outputs.
+    """
+    import openvino
+    from openvino import opset13
+
+    made: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
+    affinity: dict[str, str] = {}
+    for model, program, device in zip(models, programs, devices, strict=True):
+        by_name = {port.any_name: port for port in model.inputs}
+        results = [result.input(0).get_source_output() for result in model.get_results()]
+        for op in model.get_ordered_ops():
+            if op.get_type_name() not in ("Parameter", "Result"):
+                op.set_friendly_name(f"{program.name}/{op.get_friendly_name()}")
+                affinity[op.get_friendly_name()] = device
+        for spec in program.inputs:
+            parameter = by_name[spec.name].get_node()
+            source = made.get(spec.name) or parameters.get(spec.name)
+            if source is None:
+                parameters[spec.name] = parameter.output(0)
+            else:
+                parameter.output(0).replace(source)
+        made |= {spec.name: output for spec, output in zip(program.outputs, results, strict=True)}
+    ends = [opset13.result(made[name]) for name in outputs]
+    for end, name in zip(ends, outputs, strict=True):
+        end.output(0).get_tensor().set_names({name})
+    for name, output in parameters.items():
+        output.get_node().set_friendly_name(name)
+        output.get_tensor().set_names({name})
+    whole = openvino.Model(ends, [parameters[name].get_node() for name in inputs if name in parameters], "model")
+    whole.set_rt_info(json.dumps(affinity), ["affinity"])
+    return whole
+
+
+TARGET: Target = OpenVinoTarget()

@@ -1,0 +1,110 @@
+"""Export for torch.distributed.pipelining: a program for each rank, and a script that runs them under torchrun."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autosplit.backends.quiet import quiet
+from autosplit.errors import PlanError, raise_faults
+from autosplit.exporting.base import Job, Target, refusals_of
+from autosplit.tracing.splitting import StageProgram
+from autosplit.tracing.tensorspec import TensorSpec, zeros
+from autosplit.values.machine import parse_device
+from autosplit.values.plan import Plan
+
+SCRIPT, RANKS, INPUTS = "run.py", "ranks.json", "inputs.pt"
+
+
+class TorchPipeliningTarget:
+    """``rankN.pt2`` for each stage, ``ranks.json``, example inputs, and ``run.py``."""
+
+    name = "torch-pipelining"
+    writes = (
+        f"rank0.pt2, rank1.pt2, ..., {RANKS}, {INPUTS} and {SCRIPT}: PipelineStage and a forward-only schedule under torchrun"
+    )
+    lacks = "replicas, streams, bf16, inputs and outputs without a dimension to cut into microbatches"
+    checked = "torchrun over gloo with two ranks and several microbatches, equal outputs"
+
+    def missing(self) -> str | None:
+        """Nothing but torch is needed."""
+        return None
+
+    def accepts(self, plan: Plan) -> list[str]:
+        """Refuse replicas, streams and bf16; two stages on one device are two ranks there."""
+        return refusals_of(plan, self.name)
+
+    def write(self, job: Job, folder: Path) -> list[str]:
+        """Export each rank; values that later ranks need pass through those between. Raises: PlanError: a value is a scalar."""
+        graph, specs = job.traced.graph, job.traced.specs
+        faults = [
+            f"{kind} '{name}' is a scalar, and torch cuts requests along the first dimension"
+            for kind, names in (("input", graph.inputs), ("output", graph.outputs))
+            for name in names
+            if not specs[name].shape
+        ]
+        raise_faults(PlanError, "torch.distributed.pipelining cannot express these values", faults)
+        borders = crossing(job.programs, graph.inputs, graph.outputs)
+        ranks: list[dict[str, Any]] = []
+        for number, (program, stage) in enumerate(zip(job.programs, job.plan.stages, strict=True)):
+            inputs, outputs = ([specs[name] for name in borders[number + side]] for side in (0, 1))
+            carrying = Carrying(program, borders[number], borders[number + 1])
+            with quiet(), torch.no_grad():
+                exported = torch.export.export(carrying, tuple(map(zeros, inputs)), strict=False)
+            torch.export.save(exported, folder / f"rank{number}.pt2")
+            device = parse_device(stage.devices[0])
+            ranks.append(
+                {
+                    "file": f"rank{number}.pt2",
+                    "device": "cpu" if device.kind == "cpu" else device.name,
+                    "cores": list(device.cores),
+                    "threads": stage.threads,
+                    "inputs": _described(inputs),
+                    "outputs": _described(outputs),
+                }
+            )
+        (folder / RANKS).write_text(json.dumps({"schema": 1, "ranks": ranks}, indent=2) + "\n", encoding="utf-8")
+        torch.save(dict(zip(graph.inputs, job.traced.example_inputs, strict=True)), folder / INPUTS)
+        shutil.copyfile(Path(__file__).with_name("torch_pipelining_script.py"), folder / SCRIPT)
+        return [f"run it: torchrun --nproc-per-node {len(ranks)} {SCRIPT} --inputs {INPUTS} --outputs outputs.pt"]
+
+
+class Carrying(nn.Module):
+    """A stage that also passes on the values that later ranks need: a rank receives from the rank before it only."""
+
+    def __init__(self, program: StageProgram, reads: Sequence[str], makes: Sequence[str]) -> None:
+        super().__init__()
+        self.stage, self.reads, self.makes = program.module, tuple(reads), tuple(makes)
+        self.inner = tuple(spec.name for spec in program.inputs), tuple(spec.name for spec in program.outputs)
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The values after this stage, from the values before it."""
+        named = dict(zip(self.reads, values, strict=True))
+        inputs, outputs = self.inner
+        named |= zip(outputs, self.stage(*(named[name] for name in inputs)), strict=True)
+        return tuple(named[name] for name in self.makes)
+
+
+def crossing(programs: Sequence[StageProgram], inputs: Sequence[str], outputs: Sequence[str]) -> list[tuple[str, ...]]:
+    """The values on each border of the ranks: the model's inputs first, its outputs last.
+
+    A border between two ranks has what any later rank reads and any earlier one makes or gets.
+    """
+    borders = [tuple(inputs)]
+    there = list(inputs)
+    for number, program in enumerate(programs[:-1]):
+        there += [spec.name for spec in program.outputs]
+        later = {spec.name for other in programs[number + 1 :] for spec in other.inputs} | set(outputs)
+        borders.append(tuple(name for name in there if name in later))
+    return [*borders, tuple(outputs)]
+
+
+def _described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    return [{"name": spec.name, "shape": list(spec.shape), "stride": list(spec.stride), "dtype": spec.dtype} for spec in specs]
+
+
+TARGET: Target = TorchPipeliningTarget()

@@ -1,0 +1,184 @@
+"""Exports that another runtime runs: each gives the numbers of the model."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from autosplit.errors import PlanError
+from autosplit.exporting.base import Job, write_export
+from autosplit.exporting.triton_repository import ensemble_faults
+from autosplit.exporting.tvm_json import read_connections
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+
+BATCH = 2
+
+
+class Skips(nn.Module):
+    """A value that skips a stage, an output made early, and an input that only the last stage reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        early = self.first(x)
+        middle = self.second(early.relu()).relu()
+        return early, self.third(middle + early) * scale
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    torch.manual_seed(0)
+    inputs = (torch.randn(BATCH, 8), torch.full((BATCH, 1), 3.0))
+    return trace(load_model(Skips().eval(), inputs=inputs, name="skips"))
+
+
+@pytest.fixture(scope="module")
+def plan(traced: Traced) -> Plan:
+    """Three stages on two cores: the first and the last share one."""
+    ops = tuple(op.name for op in traced.graph.ops)
+    parts = (ops[:1], ops[1:4], ops[4:])
+    stages = tuple(Stage(f"stage{n}", part, (f"cpu:{n % 2}",)) for n, part in enumerate(parts))
+    return Plan(Source(""), traced.graph.hash, "", stages, UNKNOWN)
+
+
+def requests(count: int = 1) -> list[torch.Tensor]:
+    torch.manual_seed(count)
+    return [torch.randn(count * BATCH, 8), torch.full((count * BATCH, 1), 2.0)]
+
+
+def expected(traced: Traced, inputs: list[torch.Tensor]) -> list[np.ndarray]:
+    with torch.inference_mode():
+        return [value.numpy() for value in traced.program(*inputs)]
+
+
+@pytest.mark.timeout(200)
+def test_torchrun_runs_the_ranks_over_gloo(traced: Traced, plan: Plan, tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    two = replace(plan, stages=(replace(plan.stages[0], ops=plan.stages[0].ops + plan.stages[1].ops), plan.stages[2]))
+    [note] = write_export("torch-pipelining", Job(traced, two), folder)
+    assert "torchrun --nproc-per-node 2 run.py" in note
+    x, scale = requests(3)
+    torch.save({"x": x, "scale": scale}, tmp_path / "requests.pt")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(folder / "run.py")]
+    arguments = ["--inputs", str(tmp_path / "requests.pt"), "--outputs", str(tmp_path / "outputs.pt")]
+    words = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=180, check=False, env=words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = torch.load(tmp_path / "outputs.pt", weights_only=True)
+    parts = [expected(traced, [x[n : n + BATCH], scale[n : n + BATCH]]) for n in range(0, 3 * BATCH, BATCH)]
+    for name, values in zip(traced.graph.outputs, zip(*parts, strict=True), strict=True):
+        np.testing.assert_array_equal(found[name].numpy(), np.concatenate(values))
+
+
+def test_tvms_json_is_read_back_and_runs(traced: Traced, plan: Plan, tmp_path: Path) -> None:
+    job = Job(traced, plan)
+    write_export("tvm-json", job, tmp_path / "tvm")
+    data = json.loads((tmp_path / "tvm" / "pipeline_config.json").read_text())
+    assert set(data) == {"module_connection", "input_connection", "param_connection"}
+    assert data["input_connection"][1] == {"global_interface_name": "scale", "mod_idx": 2, "module_interface_name": "scale"}
+    first = data["module_connection"][0]
+    assert (first["dev"], first["cpu_affinity"]) == ("1,0", "0")
+    config = read_connections(tmp_path / "tvm" / "pipeline_config.json", job.programs)
+    inputs = requests()
+    with config.build(tmp_path / "stages") as pipeline:
+        found = pipeline.run(inputs)
+    for number, value in enumerate(expected(traced, inputs)):
+        np.testing.assert_array_equal(found[number].numpy(), value)
+
+
+def test_tvm_refuses_an_input_of_two_stages(traced: Traced, plan: Plan, tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu() + x
+
+    both = trace(load_model(Twice().eval(), inputs=(torch.ones(2, 2),), name="twice"))
+    ops = [op.name for op in both.graph.ops]
+    stages = tuple(Stage(f"stage{n}", (op,), ("cpu:0",)) for n, op in enumerate(ops))
+    with pytest.raises(PlanError, match="input 'x' of the model is read by stages 'stage0', 'stage1'"):
+        write_export("tvm-json", Job(both, Plan(Source(""), both.graph.hash, "", stages, UNKNOWN)), tmp_path / "tvm")
+
+
+def test_openvino_runs_the_stages_and_the_whole_model(traced: Traced, plan: Plan, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino")
+    job = Job(traced, plan)
+    [note] = write_export("openvino", job, tmp_path / "ir")
+    assert "HETERO:CPU" in note and "one CPU device" in note
+    core, exact = openvino.Core(), {"INFERENCE_PRECISION_HINT": "f32"}
+    inputs = requests()
+    values = {name: tensor.numpy() for name, tensor in zip(traced.graph.inputs, inputs, strict=True)}
+    for number, program in enumerate(job.programs):
+        stage = core.compile_model(core.read_model(tmp_path / "ir" / f"stage{number}.xml"), "CPU", exact)
+        found = stage({spec.name: values[spec.name] for spec in program.inputs})
+        values |= {spec.name: found[spec.name] for spec in program.outputs}
+    table = json.loads(core.read_model(tmp_path / "ir" / "model.xml").get_rt_info(["affinity"]).astype(str))
+    assert set(table.values()) == {"CPU"} and any(name.startswith("stage2/") for name in table)
+    spec = importlib.util.spec_from_file_location("hetero", tmp_path / "ir" / "hetero.py")
+    hetero = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hetero)
+    joined = hetero.compile_whole()(dict(zip(traced.graph.inputs, [tensor.numpy() for tensor in inputs], strict=True)))
+    for name, value in zip(traced.graph.outputs, expected(traced, inputs), strict=True):
+        np.testing.assert_allclose(values[name], value, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(joined[name], value, rtol=1e-5, atol=1e-6)
+
+
+def triton_messages():
+    """tritonclient's protobuf of configs; its package asks for grpc, which this one file does not need."""
+    found = importlib.util.find_spec("tritonclient")
+    if found is None:
+        pytest.skip("tritonclient is not installed: pip install --no-deps tritonclient")
+    path = Path(found.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
+    spec = importlib.util.spec_from_file_location("model_config_pb2", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tritons_protobuf_reads_the_repository_and_its_table_runs(traced: Traced, plan: Plan, tmp_path: Path) -> None:
+    first, second, third = plan.stages
+    wide = (first, replace(second, devices=("cpu:0", "cpu:1")), replace(third, threads=2, streams=2))
+    folder = tmp_path / "repository"
+    write_export("triton", Job(traced, replace(plan, stages=wide)), folder)
+    messages = triton_messages()
+    from google.protobuf import text_format
+
+    texts = {path.parent.name: path.read_text() for path in folder.glob("*/config.pbtxt")}
+    configs = {name: text_format.Parse(text, messages.ModelConfig()) for name, text in texts.items()}
+    assert set(configs) == {"skips", "skips_stage0", "skips_stage1", "skips_stage2"}
+    assert [configs[f"skips_stage{n}"].instance_group[0].count for n in range(3)] == [1, 2, 2]
+    import onnxruntime
+
+    inputs = requests()
+    values = {name: tensor.numpy() for name, tensor in zip(traced.graph.inputs, inputs, strict=True)}
+    for step in configs["skips"].ensemble_scheduling.step:
+        session = onnxruntime.InferenceSession(str(folder / step.model_name / "1" / "model.onnx"))
+        made = session.run(list(step.output_map), {key: values[value] for key, value in step.input_map.items()})
+        values |= dict(zip(step.output_map.values(), made, strict=True))
+    for port, value in zip(configs["skips"].output, expected(traced, inputs), strict=True):
+        np.testing.assert_allclose(values[port.name], value, rtol=1e-5, atol=1e-6)
+        assert (messages.DataType.Name(port.data_type), list(port.dims)) == ("TYPE_FP32", list(value.shape))
+
+
+def test_a_table_that_triton_would_refuse_is_explained() -> None:
+    port = {"name": "x", "data_type": "TYPE_FP32", "dims": [1]}
+    stage = {"name": "a", "input": [port], "output": [{**port, "name": "y"}]}
+    step = {"model_name": "a", "input_map": [{"key": "x", "value": "z"}], "output_map": [{"key": "y", "value": "x"}]}
+    ensemble = {"input": [port], "output": [{**port, "name": "w"}], "ensemble_scheduling": {"step": [step, {"model_name": "b"}]}}
+    faults = ensemble_faults(ensemble, [stage])
+    assert [fault.partition(",")[0] for fault in faults] == [
+        "model 'a' reads 'z'",
+        "model 'a' makes 'x'",
+        "a step names model 'b'",
+        "output 'w' is made by no step",
+    ]
