@@ -22,8 +22,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m autosplit.planners.warming
 	@touch $@
 
+DEMO := autosplit-run
+kept = --profiles $(DEMO)/profiles -o $(DEMO)/$(1).yaml --picture $(DEMO)/$(1).svg --report $(DEMO)/$(1).html
+
 demo: install ## a small model within 90 s, then a ResNet-50 and a BERT-base class model, on the devices found
-	$(BIN)/python -m benchmarks.demo
+	$(BIN)/autosplit auto "autosplit.examples.unet:unet?levels=3&size=64" --backend eager,onnxruntime --budget 5s --rounds 3 $(call kept,unet)
+	$(BIN)/autosplit auto transformers:ResNetForImageClassification --budget 20s $(call kept,resnet50)
+	$(BIN)/autosplit auto transformers:BertModel --seq-len 128 --budget 20s $(call kept,bert)
+	@echo "Plans, pictures and report pages are in $(DEMO)/. Run a plan again: $(BIN)/autosplit run $(DEMO)/bert.yaml"
 
 test: install ## every test, with the examples in documents, docstrings and notebooks
 	$(BIN)/python -m pytest -q -n 2
