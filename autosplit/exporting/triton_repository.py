@@ -83,7 +83,7 @@ class TritonTarget:
 
 
 def _port(spec: TensorSpec) -> Config:
-    scalar = {"reshape": {"shape": []}} if not spec.shape else {}
+    scalar: Config = {"reshape": {"shape": []}} if not spec.shape else {}
     return {"name": spec.name, "data_type": Word(DTYPES[spec.dtype]), "dims": list(spec.shape) or [1], **scalar}
 
 
