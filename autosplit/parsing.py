@@ -153,3 +153,12 @@ class _Loader(_Bounded, _Base):  # type: ignore[misc, valid-type]
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def json_safe(value: Any) -> Any:
+    """The data with None in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    return None if isinstance(value, float) and not float("-inf") < value < float("inf") else value

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from autosplit.commands import options
 from autosplit.errors import StageError
+from autosplit.parsing import json_safe
 from autosplit.progress import Progress
 
 WIDTH = 140
@@ -39,7 +40,7 @@ def show(given: options.Output, data: Any, *views: Any) -> None:
     try:
         if given.json:
             answered.set()
-            print(json.dumps(data, indent=1, allow_nan=False, default=str), flush=True)
+            print(json.dumps(json_safe(data), indent=1, allow_nan=False, default=str), flush=True)
         else:
             for view in views:
                 out.print(view, markup=False)
@@ -92,15 +93,6 @@ def write_picture(path: Path | None, report: Any) -> None:
 def log(given: options.Output) -> Callable[[str], None] | None:
     """Where the solvers' lines go: to stderr with ``-v``, else nowhere."""
     return (lambda line: say(f"  solver: {line}")) if given.verbose else None
-
-
-def json_safe(value: Any) -> Any:
-    """The data with None in place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: json_safe(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_safe(item) for item in value]
-    return None if isinstance(value, float) and not float("-inf") < value < float("inf") else value
 
 
 def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from autosplit.commands import options
-from autosplit.commands.console import err, json_safe, say, say_reused, show, trace
+from autosplit.commands.console import err, say, say_reused, show, trace
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
 
@@ -57,7 +57,7 @@ def profile(given: options.Measure) -> None:
     rows = measured.summary()
     data |= {"settings": rows, "links": [asdict(link) for link in measured.links], "notes": notes}
     data["step_seconds"] = timed.seconds
-    show(given, json_safe(data), table(rows, f"{traced.graph.name}: {len(traced.graph.ops)} ops"))
+    show(given, data, table(rows, f"{traced.graph.name}: {len(traced.graph.ops)} ops"))
 
 
 def _accuracy(given: options.Measure) -> None:
@@ -71,4 +71,4 @@ def _accuracy(given: options.Measure) -> None:
     runs = [{key: value for key, value in row.items() if key != "date"} for row in found.rows()[-SHOWN:]]
     title = f"the last {SHOWN} of {len(found.runs)} runs" if len(found.runs) > SHOWN else f"{len(found.runs)} runs"
     views = table(runs, title), table(found.summary(), "size of the error: predicted over measured, less one")
-    show(given, json_safe(found.to_dict()), *views)
+    show(given, found.to_dict(), *views)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from autosplit.commands import options
 from autosplit.commands.console import (
     err,
-    json_safe,
     log,
     require_equal,
     say,
@@ -49,7 +48,7 @@ def run(given: options.Run) -> None:
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.plan)}
     try:
-        show(given, json_safe(data), run_table(report, given.verbose), baselines_table(report, given.verbose))
+        show(given, data, run_table(report, given.verbose), baselines_table(report, given.verbose))
     finally:
         write_trace(given.trace, traced, report)
         write_dot(given.dot, traced.graph, plan)
@@ -83,7 +82,7 @@ def auto(given: options.Auto) -> None:
     try:
         show(
             given,
-            json_safe(data),
+            data,
             plan_table(result.plan, given.verbose),
             run_table(report),
             baselines_table(report, given.verbose),

@@ -9,7 +9,6 @@ from autosplit.commands.console import (
     add_explanation,
     add_simulation,
     err,
-    json_safe,
     log,
     say,
     say_reused,
@@ -58,7 +57,7 @@ def search(given: options.Plans) -> None:
         add_explanation(found.plan.explain(), data, views)
     simulated = add_simulation(given, _simulation(found, machine), data, views, in_seconds=True)
     try:
-        show(given, json_safe(data), *views)
+        show(given, data, *views)
     finally:
         picked = dict(enumerate(front.values())).get(-1 if given.pick is None else given.pick, found.plan)
         for path, plan in {given.output: picked, **front}.items():
@@ -85,7 +84,7 @@ def _simulation(found: Any, machine: Any) -> Any:
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any) -> tuple[list[dict[str, Any]], dict[Path, Any]]:
     """The rows of the front, and its plans by the files that they go to."""
-    from autosplit.planning.plans import plan_front
+    from autosplit.planning.plans import front_rows, plan_front
     from autosplit.planning.predicting import measured_backends
 
     graph = found.traced.graph
@@ -102,17 +101,9 @@ def _front_of_model(given: options.Plans, found: Any, machine: Any) -> tuple[lis
         seed=given.seed,
         log=log(given),
     )
-    rows, files = [], {}
-    for number, (plan, peak_bytes) in enumerate(plans):
-        stages = " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.backend})" for stage in plan.stages)
-        row: dict[str, Any] = {
-            "number": number,
-            "items_per_s": plan.prediction.throughput_per_s,
-            "latency_s": plan.prediction.latency_s,
-            "peak_bytes": peak_bytes,
-        }
-        row |= {"stages": stages, "assignment": {op: list(stage.devices) for stage in plan.stages for op in stage.ops}}
-        path = given.front_folder / f"front-{number}.yaml"
+    rows, files = front_rows(plans), {}
+    for (plan, _), row in zip(plans, rows, strict=True):
+        path = given.front_folder / f"front-{row['number']}.yaml"
         files[path] = replace(plan, versions=found.plan.versions)
-        rows.append(row | {"plan": str(path)})
+        row |= {"assignment": {op: list(stage.devices) for stage in plan.stages for op in stage.ops}, "plan": str(path)}
     return rows, files

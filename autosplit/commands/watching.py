@@ -13,7 +13,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from autosplit.commands import options
-from autosplit.commands.console import json_safe, out, show
+from autosplit.commands.console import out, show
+from autosplit.parsing import json_safe
 from autosplit.progress import Progress, bars
 from autosplit.reports.health import Health, at_work, device_rows, lines, network_rows, worker_rows
 
@@ -29,7 +30,7 @@ def status(given: options.Status) -> None:
 
     if not given.watch:
         found = running_hosts()
-        show(given, json_safe({"hosts": found}), *_views(found))
+        show(given, {"hosts": found}, *_views(found))
         return
     with Live(console=out, auto_refresh=False, screen=False) as live:
         try:

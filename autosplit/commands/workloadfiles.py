@@ -7,10 +7,10 @@ from time import monotonic
 from typing import Any
 
 from autosplit.commands import options
-from autosplit.commands.console import add_explanation, add_simulation, json_safe, log, say, show, write_simulation
+from autosplit.commands.console import add_explanation, add_simulation, log, say, show, write_simulation
 from autosplit.errors import InfeasibleError, PlanError, UsageError
 from autosplit.files import read_data, write_atomic
-from autosplit.parsing import parse_json
+from autosplit.parsing import json_safe, parse_json
 
 FOR_MODELS = (
     "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "pick", "backend", "precision", "batch",
@@ -75,7 +75,7 @@ def search_workload(given: options.Plans) -> None:
         add_explanation(found, data, views)
     simulated = add_simulation(given, _simulation(problem, solution.blocks), data, views)
     try:
-        show(given, json_safe(data), *views)
+        show(given, data, *views)
     finally:
         if given.output != options.PLAN_FILE:
             write_atomic(given.output, json.dumps(json_safe(data), indent=1))
@@ -145,7 +145,7 @@ def evaluate(given: options.Evaluate) -> None:
     title = f"{problem.name}: {max(loads.values()):.6g}"
     views = [table([{"device": name, "load": load} for name, load in loads.items()], title)]
     simulated = add_simulation(given, _simulation(problem, blocks), data, views)
-    show(given, json_safe(data), *views)
+    show(given, data, *views)
     write_simulation(given.trace, simulated)
 
 
@@ -165,4 +165,4 @@ def _evaluate_plan(given: options.Evaluate) -> None:
         raise UsageError(f"the store '{given.profiles}' holds no measurement of this model here: autosplit profile makes one")
     plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
     data = {"plan": str(given.workload), **asdict(plan.prediction), "stages": plan.rows()}
-    show(given, json_safe(data), plan_table(plan, given.verbose))
+    show(given, data, plan_table(plan, given.verbose))

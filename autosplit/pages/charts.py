@@ -1,6 +1,6 @@
 """Plotly charts of a report's contents. Each function returns the HTML of one chart, without the library itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import median
 from typing import Any
@@ -13,6 +13,11 @@ from autosplit.tables import bytes_text, seconds_text
 
 GREY, DARK = "#c9c9c9", "#333333"
 ROW_HEIGHT = 34
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "hexagon2")
+ABOVE: Mapping[str, Any] = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
+"""The legend above a chart."""
+BESIDE: Mapping[str, Any] = {"orientation": "v", "x": 1.02}
+"""The legend at the right of a chart. Names at the points would overlap."""
 
 
 def colour(number: int) -> str:
@@ -145,9 +150,17 @@ def time_chart(contents: Contents) -> str:
             marker_color=GREY if name == "wait_s" else colour(number),
             hovertemplate=label + " %{x:.4g} ms<extra></extra>",
         )
-    figure.update_layout(barmode="stack")
+    figure.add_bar(
+        y=["host, a request alone"],
+        x=[1e3 * contents.host_s],
+        orientation="h",
+        name="host",
+        marker_color=colour(len(parts)),
+        hovertemplate="host %{x:.4g} ms<extra></extra>",
+    )
+    figure.update_layout(barmode="stack", legend_traceorder="normal")
     figure.update_xaxes(title="ms for each request (medians)")
-    return _html(figure, 120 + ROW_HEIGHT * len(contents.workers))
+    return _html(figure, 120 + ROW_HEIGHT * (len(contents.workers) + 1))
 
 
 def memory_chart(contents: Contents) -> str:
@@ -185,19 +198,45 @@ def trade_chart(contents: Contents) -> str:
         name="Pareto front",
         hoverinfo="skip",
     )
-    figure.add_scatter(
-        x=[1e3 * latency_s for latency_s, _, _ in points],
-        y=[rate for _, rate, _ in points],
-        mode="markers+text",
-        text=[way.name for _, _, way in points],
-        textposition="top center",
-        marker={"size": 11, "color": [COLOURS[0] if way.chosen else GREY for _, _, way in points]},
-        name="way",
-        hovertemplate="%{text}<br>%{y:.4g} items/s, %{x:.4g} ms<extra></extra>",
-    )
+    for number, (latency_s, rate, way) in enumerate(points):
+        figure.add_scatter(
+            x=[1e3 * latency_s],
+            y=[rate],
+            mode="markers",
+            marker={
+                "size": 15 if way.chosen else 11,
+                "symbol": "star" if way.chosen else SYMBOLS[number % len(SYMBOLS)],
+                "color": colour(number),
+            },
+            name=way.name,
+            hovertemplate=escape(way.name) + "<br>%{y:.4g} items/s, %{x:.4g} ms<extra></extra>",
+        )
     figure.update_xaxes(title="ms for a request alone", rangemode="tozero")
     figure.update_yaxes(title="items/s", rangemode="tozero")
-    return _html(figure, 420)
+    return _html(figure, 420, legend=BESIDE)
+
+
+def front_chart(contents: Contents) -> str:
+    """The planner's front: predicted throughput beside latency, coloured by the memory of the fullest device."""
+    front = contents.front
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[1e3 * plan.latency_s for plan in front],
+        y=[plan.items_per_s for plan in front],
+        mode="markers",
+        marker={
+            "size": 13,
+            "color": [plan.peak_bytes / 2**20 for plan in front],
+            "colorscale": "Viridis",
+            "showscale": True,
+            "colorbar": {"title": "MiB"},
+        },
+        text=[f"plan {p.number}: {escape(p.stages)}<br>{bytes_text(p.peak_bytes)} on the fullest device" for p in front],
+        hovertemplate="%{text}<br>%{y:.4g} items/s, %{x:.4g} ms<extra></extra>",
+    )
+    figure.update_xaxes(title="predicted ms for a request alone", rangemode="tozero")
+    figure.update_yaxes(title="predicted items/s", rangemode="tozero")
+    return _html(figure, 380)
 
 
 def _beats(one: tuple[float, float, Way], other: tuple[float, float, Way]) -> bool:
@@ -208,24 +247,20 @@ def accuracy_chart(contents: Contents) -> str:
     """Error of the predictions of stored runs, oldest first."""
     figure = go.Figure()
     figure.add_scatter(
-        x=[run.date for run in contents.runs],
+        x=list(range(1, len(contents.runs) + 1)),
         y=[run.predicted_per_s / run.measured_per_s - 1 for run in contents.runs],
         mode="markers",
-        text=[run.way for run in contents.runs],
+        text=[f"{escape(run.way)}<br>{run.date}" for run in contents.runs],
         marker={"color": COLOURS[0]},
-        hovertemplate="%{text}<br>%{x}<br>%{y:+.1%}<extra></extra>",
+        hovertemplate="%{text}<br>%{y:+.1%}<extra></extra>",
     )
     figure.add_hline(y=0, line={"color": DARK, "width": 1})
+    figure.update_xaxes(title="stored run, oldest first")
     figure.update_yaxes(title="predicted over measured, less one", tickformat="+.0%")
     return _html(figure, 320)
 
 
-def _html(figure: Any, height: int) -> str:
-    figure.update_layout(
-        height=height,
-        margin={"l": 10, "r": 10, "t": 32, "b": 40},
-        template="plotly_white",
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-    )
+def _html(figure: Any, height: int, legend: Mapping[str, Any] = ABOVE) -> str:
+    figure.update_layout(height=height, margin={"l": 10, "r": 10, "t": 32, "b": 40}, template="plotly_white", legend=dict(legend))
     figure.update_yaxes(automargin=True)
     return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "scrollZoom": True}))

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from autosplit.costs.schedule import plan_stages, simulate
 from autosplit.errors import UsageError
 from autosplit.figures.layout import lay_out
 from autosplit.files import read_mapping, validated, write_atomic
+from autosplit.parsing import json_safe
 from autosplit.reports.accuracy import Run
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.runreport import RunReport
@@ -22,7 +22,7 @@ from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 from autosplit.values.timeline import Action
 
-SCHEMA = 1
+SCHEMA = 2
 NUM_REQUESTS = 12
 """Requests of each schedule that a page draws."""
 
@@ -107,6 +107,16 @@ class Worker(Row):
     stage_bytes: int
 
 
+class FrontPlan(Row):
+    """A plan of the planner's front: throughput, latency and the memory of its fullest device, as predicted."""
+
+    number: int
+    items_per_s: float
+    latency_s: float
+    peak_bytes: float
+    stages: str
+
+
 class Prediction(Row):
     """A stored run of the model."""
 
@@ -132,7 +142,9 @@ class Contents(Row):
         edges: the lines between them.
         schedules: ``predicted`` and ``measured`` work on the first requests.
         workers: the workers of the chosen plan.
+        host_s: what a request alone takes beyond the compute and transfer of its stages.
         candidates: what the search tried, as rows of one table.
+        front: predicted plans of which none is better than another in throughput, latency and memory.
         runs: stored runs of the model, oldest first.
         why: why the plan is not faster, a sentence each.
         provenance: what was measured where, with which versions.
@@ -150,7 +162,9 @@ class Contents(Row):
     edges: list[Edge]
     schedules: dict[str, list[Step]]
     workers: list[Worker]
+    host_s: float
     candidates: Rows
+    front: list[FrontPlan]
     runs: list[Prediction]
     why: list[str]
     provenance: dict[str, str]
@@ -164,6 +178,7 @@ def contents_of(
     profile: Profile | None = None,
     constraints: Constraints = Constraints(),  # noqa: B008 (a frozen value)
     candidates: Sequence[Mapping[str, Any]] = (),
+    front: Sequence[Mapping[str, Any]] = (),
     runs: Iterable[Run] = (),
 ) -> Contents:
     """Collect the contents of a page.
@@ -175,6 +190,7 @@ def contents_of(
         profile: gives each op its times.
         constraints: the user's demands, named where they decide the place of an op.
         candidates: rows of what a search tried.
+        front: rows of the planner's front, as ``front_rows`` gives them.
         runs: stored runs of the model, oldest first.
     """
     plan = report.best.plan
@@ -191,7 +207,9 @@ def contents_of(
         edges=_edges(plan, graph),
         schedules={"predicted": _predicted(plan, graph), "measured": _steps(report.best.actions)},
         workers=[_worker(row) for row in report.stage_rows()],
-        candidates=[{name: _finite(value) for name, value in row.items()} for row in candidates],
+        host_s=_host_s(report.best),
+        candidates=json_safe([dict(row) for row in candidates]),
+        front=[FrontPlan(**row) for row in front],
         runs=[
             Prediction(date=run.date, way=run.way, predicted_per_s=run.predicted_per_s, measured_per_s=run.measured_per_s)
             for run in runs
@@ -213,11 +231,6 @@ def read_contents(path: Path) -> Contents:
     return validated(Contents, data, UsageError, f"run file '{path}' is not understood")
 
 
-def _finite(value: Any) -> Any:
-    """The value, or None for a number that JSON cannot hold."""
-    return None if isinstance(value, float) and not isfinite(value) else value
-
-
 def _way(name: str, outcome: Outcome, chosen: str) -> Way:
     prediction = outcome.plan.prediction
     return Way(
@@ -229,7 +242,7 @@ def _way(name: str, outcome: Outcome, chosen: str) -> Way:
         predicted_per_s=prediction.throughput_per_s or None,
         predicted_latency_s=prediction.latency_s or None,
         num_stages=len(outcome.plan.stages),
-        max_error=_finite(outcome.max_relative_error),
+        max_error=json_safe(outcome.max_relative_error),
         fault=outcome.fault,
     )
 
@@ -315,6 +328,14 @@ def _worker(row: Mapping[str, Any]) -> Worker:
     )
 
 
+def _host_s(outcome: Outcome) -> float:
+    """Median seconds of a request alone, less those that its stages compute and transfer."""
+    stages: dict[str, float] = {}
+    for stats in outcome.stats.stages:
+        stages[stats.stage] = max(stages.get(stats.stage, 0.0), stats.busy.p50_s + stats.transfer.p50_s)
+    return max(0.0, outcome.latency.p50_s - sum(stages.values()))
+
+
 def _provenance(plan: Plan, report: RunReport, machine: Machine, profile: Profile | None) -> dict[str, str]:
     stamps = [measured.provenance for measured in profile.measured.values()] if profile is not None else []
     dates = sorted(stamp.date for stamp in stamps if stamp.date)
@@ -326,7 +347,7 @@ def _provenance(plan: Plan, report: RunReport, machine: Machine, profile: Profil
         "devices": ", ".join(device.name for device in machine.devices),
         "processor": ", ".join(sorted({stamp.cpu for stamp in stamps if stamp.cpu})) or "unknown",
         "profile measured": f"{dates[0]} to {dates[-1]}" if dates else "not known",
-        "planner": f"{plan.method} ({plan.status})",
+        "plan found by": f"{plan.method} ({plan.status})",
         "plan, graph and profile": f"{plan.hash}, {plan.graph_hash}, {plan.profile_hash}",
         **{f"{name} version": number for name, number in plan.versions.items()},
     }

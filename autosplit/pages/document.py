@@ -29,8 +29,12 @@ def report_page(contents: Contents) -> str:
         _section("Schedule", _SCHEDULE, charts.schedule_chart(contents)),
         _section("Where the time goes", _TIME, charts.time_chart(contents)),
         _section("Memory", _MEMORY, charts.memory_chart(contents)),
-        _section("Throughput and latency", _TRADE, charts.trade_chart(contents)),
+        _section("Throughput and latency, measured", _TRADE, charts.trade_chart(contents)),
     ]
+    if contents.front:
+        chart = charts.front_chart(contents) if len(contents.front) > 1 else ""
+        body = chart + _table([plan.model_dump() for plan in contents.front])
+        sections.append(_section("What other plans trade", _FRONT, body))
     if contents.why:
         sections.append(_section("Why it is not faster", "", _list(contents.why)))
     if contents.candidates:
@@ -42,22 +46,33 @@ def report_page(contents: Contents) -> str:
         sections.append(_section("Accuracy of predictions", _ACCURACY, charts.accuracy_chart(contents)))
     if contents.notes:
         sections.append(_section("Notes", "", _list(contents.notes)))
-    sections.append(_section("Provenance", "", _table([{"of": name, "is": text} for name, text in contents.provenance.items()])))
+    sections.append(
+        _section("Provenance", "", _table([{"what": name, "value": text} for name, text in contents.provenance.items()]))
+    )
     title = f"autosplit: {escape(contents.model)}"
     confidence = "" if contents.sure else " unsure"
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
         f"<script>{get_plotlyjs()}</script></head><body><h1>{escape(contents.model)}</h1>"
-        f'<p class="verdict{confidence}">{escape(contents.verdict)}</p>{"".join(sections)}</body></html>'
+        f'<p class="verdict{confidence}">{escape(contents.verdict)}</p>'
+        f'<p class="hint">{_CONFIDENCE[contents.sure]}</p>{"".join(sections)}</body></html>'
     )
 
 
+_CONFIDENCE = {
+    True: "The rounds tell this way from the next best one.",
+    False: "The rounds do not tell this way from the next best one: run more rounds on a quiet machine to know.",
+}
 _WAYS = "Median of interleaved rounds; thin lines span the slowest to the fastest round, thick marks are predictions."
 _GRAPH = "Scroll to zoom, drag to move, point at an op for its times. Dark lines cross a cut."
 _SCHEDULE = "Each colour is a request; pale parts are transfers. Predicted above, measured below."
-_TIME = "A worker waits when it has no request, or no free slot for its outputs."
+_TIME = (
+    "A worker waits when it has no request, or no free slot for its outputs. The host's bar is what a request alone takes beyond "
+    "compute and transfer."
+)
 _MEMORY = "Loading takes resident memory after it less before. Pages that several processes map are divided among them."
-_TRADE = "As measured. The dotted line joins the ways that no other way beats in both."
+_TRADE = "The dotted line joins the ways that no other way beats in both; the star is the way to use."
+_FRONT = "The planner's front, as predicted: no plan is better than another in throughput, latency and memory together."
 _ACCURACY = "All stored runs of this model; above zero the prediction promised too much."
 
 

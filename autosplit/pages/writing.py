@@ -2,16 +2,23 @@
 
 from pathlib import Path
 
-from autosplit.api import AutoResult
+from autosplit.api import AutoResult, stored_profile
+from autosplit.deploying.setup import Setup
 from autosplit.files import write_atomic
 from autosplit.measuring import Store
 from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
 from autosplit.pages.document import report_page
+from autosplit.planning.plans import front_rows, plan_front
+from autosplit.planning.predicting import measured_backends
 from autosplit.reports.accuracy import Run
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+
+FRONT_S = 5.0
+"""Seconds for the front of a report."""
 
 
 def write_report(
@@ -34,14 +41,33 @@ def write_report(
         profile=result.profile,
         constraints=constraints or Constraints(),
         candidates=result.search.rows(),
+        front=front_rows(_front(result, constraints or Constraints())),
         runs=_runs(result.traced, store),
     )
     return _write(found, Path(path))
 
 
+def _front(result: AutoResult, constraints: Constraints) -> list[tuple[Plan, float]]:
+    """The planner's front under the user's demands, with the bytes of each plan's fullest device."""
+    found = result.search
+    backends = measured_backends(found.profile, result.machine)
+    return plan_front(
+        found.traced.graph,
+        result.machine,
+        found.profile,
+        found.plan.source,
+        constraints,
+        backends,
+        queue_depth=found.plan.queue_depth,
+        microbatch=found.plan.microbatch,
+        time_limit_s=FRONT_S,
+    )
+
+
 def write_run(report: RunReport, traced: Traced, machine: Machine, path: Path, store: Path | None) -> Path:
-    """``write_report`` for a plan that ran without a search."""
-    return _write(contents_of(report, traced.graph, machine, runs=_runs(traced, store)), path)
+    """``write_report`` for a plan that ran without a search; ops have the times that the store holds."""
+    profile = stored_profile(traced, report.best.plan, machine, Setup(store=store))
+    return _write(contents_of(report, traced.graph, machine, profile=profile, runs=_runs(traced, store)), path)
 
 
 def draw_run(run: Path, page: Path) -> Path:

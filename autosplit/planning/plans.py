@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
 from autosplit.costs.cost import CLOSED, evaluate, find_faults, latency_s
 from autosplit.costs.problem import Block, Problem, Solution
@@ -120,6 +121,20 @@ def plan_front(
     question = _Question(there, choices, ask, begun + time_limit_s, profile, source, queue_depth, microbatch)
     plans = {point: plan for plan, point in question.plans(every=True)}
     return [(plans[point], point.peak_bytes) for point in front_of(list(plans))]
+
+
+def front_rows(front: Sequence[tuple[Plan, float]]) -> list[dict[str, Any]]:
+    """One row for each plan of a front, for a table."""
+    return [
+        {
+            "number": number,
+            "items_per_s": plan.prediction.throughput_per_s,
+            "latency_s": plan.prediction.latency_s,
+            "peak_bytes": peak_bytes,
+            "stages": " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.backend})" for stage in plan.stages),
+        }
+        for number, (plan, peak_bytes) in enumerate(front)
+    ]
 
 
 @dataclass

@@ -10,8 +10,10 @@ import pytest
 
 import autosplit
 from autosplit.errors import UsageError
+from autosplit.pages import writing
 from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
 from autosplit.pages.document import report_page
+from autosplit.planning.plans import front_rows
 from autosplit.values.constraints import Constraints
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -31,6 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[autosplit.AutoResul
         profile=result.profile,
         constraints=wanted,
         candidates=result.search.rows(),
+        front=front_rows(writing._front(result, wanted)),
     )
     return result, contents
 
@@ -49,6 +52,12 @@ def test_cuts_are_the_edges_between_stages(found: tuple[autosplit.AutoResult, Co
     assert any(edge.cut for edge in contents.edges)
     assert len(contents.stages) == len(result.plan.stages) == 2
     assert {step.lane for step in contents.schedules["measured"]} == {step.lane for step in contents.schedules["predicted"]}
+
+
+def test_the_front_is_the_planners_and_keeps_to_the_demands(found: tuple[autosplit.AutoResult, Contents]) -> None:
+    _, contents = found
+    assert contents.front and all(plan.stages.count("|") == 1 and plan.peak_bytes > 0 for plan in contents.front)
+    assert max(plan.items_per_s for plan in contents.front) > 0
 
 
 def test_a_run_file_gives_the_same_page(found: tuple[autosplit.AutoResult, Contents], tmp_path: Path) -> None:
@@ -87,10 +96,12 @@ def test_a_broken_run_file_is_refused_in_a_sentence(
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_a_browser_draws_every_chart(found: tuple[autosplit.AutoResult, Contents], tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(report_page(found[1]))
+    contents = found[1].model_copy(update={"front": found[1].front * 2})
+    (tmp_path / "page.html").write_text(report_page(contents))
     shown = subprocess.run(
         [str(CHROMIUM), *QUIET.split(), f"--user-data-dir={tmp_path}", "--virtual-time-budget=9000", "--dump-dom", f"file://{tmp_path}/page.html"],
         capture_output=True, text=True, timeout=100, check=True,
     ).stdout  # fmt: skip
     assert shown.count('class="main-svg"') >= 6
+    assert "predicted items/s" in shown
     assert "stage1: cpu:1, eager" in shown
