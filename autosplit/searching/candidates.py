@@ -101,6 +101,6 @@ class Trial:
             "stages": " | ".join(f"{len(s.ops)} on {'+'.join(s.devices)} ({s.backend})" for s in self.plan.stages),
             "predicted_per_s": self.plan.prediction.throughput_per_s,
             "measured_per_s": float("nan") if self.measured_per_s is None else self.measured_per_s,
-            "times_first": float("nan") if self.times_first is None else self.times_first,
+            "of_first": float("nan") if self.times_first is None else self.times_first,
             "note": self.note,
         }
