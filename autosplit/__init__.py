@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autosplit import errors as errors
     from autosplit import figures as figures
+    from autosplit.annotation import annotate as annotate
     from autosplit.api import AutoResult as AutoResult
     from autosplit.api import auto as auto
     from autosplit.api import export as export
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from autosplit.loadedplan import LoadedPlan as LoadedPlan
     from autosplit.loadedplan import load as load
     from autosplit.pages.writing import write_report as write_report
+    from autosplit.placing.placed import Placed as Placed
     from autosplit.planning.explaining import explain as explain
     from autosplit.reports.runreport import RunReport as RunReport
     from autosplit.searching.loop import SearchResult as SearchResult
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from autosplit.serving.pipelineconfig import PipelineConfig as PipelineConfig
     from autosplit.serving.session import Session as Session
     from autosplit.tracing.capturing import Traced as Traced
+    from autosplit.tracing.devicecopies import copy_to as copy_to
     from autosplit.values.constraints import Constraints as Constraints
     from autosplit.values.graph import Graph as Graph
     from autosplit.values.machine import Machine as Machine
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from autosplit.values.profile import Profile as Profile
 
 _NAMES = {
+    "annotation": "annotate",
     "api": "AutoResult auto export measure predict run search trace",
     "deploying.service": "Service open_pipeline",
     "deploying.setup": "Budget Setup",
@@ -64,6 +68,7 @@ _NAMES = {
     "PlanError ProfileError RefusedError StageError TraceError UsageError WorkerError",
     "loadedplan": "LoadedPlan load",
     "pages.writing": "write_report",
+    "placing.placed": "Placed",
     "planning.explaining": "explain",
     "reports.runreport": "RunReport",
     "searching.loop": "SearchResult",
@@ -72,6 +77,7 @@ _NAMES = {
     "serving.pipelineconfig": "PipelineConfig",
     "serving.session": "Session",
     "tracing.capturing": "Traced",
+    "tracing.devicecopies": "copy_to",
     "values.constraints": "Constraints",
     "values.graph": "Graph",
     "values.machine": "Machine",

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "autosplit"
 LAYERS = """
     errors parsing files scratch tables progress
     values/       graph machine samples machinefile fitting profile constraints explanation plan planfile timeline dot
+    memory/       lives arena packing offsets
     costs/        problem cost simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays
     planners/     noncontiguous contiguous cpsat latency infeasible portfolio pareto warming
@@ -23,10 +24,11 @@ LAYERS = """
     -- torch --
     figures
     examples
-    tracing/      modelspec tensorspec differing programs architectures loading flattening verifying callbinding capturing
-    tracing/      weightsfile splitting
+    tracing/      modelspec tensorspec differing programs architectures loading devicecopies flattening verifying callbinding
+    tracing/      capturing aliasing weightsfile splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
     backends
+    placing/      sites patterns moves parts costs storages drawing interpreting placed arenas refusals annotating
     running
     serving
     deploying/    workspace setup service compiling checking microbatching sidebyside comparing
@@ -34,6 +36,7 @@ LAYERS = """
     searching/    correcting candidates tuning loop
     exporting
     api
+    annotation
     loadedplan
     pages/        contents charts document writing
     commands
@@ -58,7 +61,7 @@ ABOVE, BELOW = (list(_places(part)) for part in LAYERS.split("-- torch --"))
 ORDER = {name: rank for rank, name in enumerate([*ABOVE, *BELOW])}
 
 ALLOWED = {
-    "ortools": {"planners.bounds", "planners.cpsat", "planners.latency", "planners.noncontiguous"},
+    "ortools": {"memory.packing", "planners.bounds", "planners.cpsat", "planners.latency", "planners.noncontiguous"},
     "optuna": {"searching.loop", "searching.tuning"},
     "pandas": {"tables", "figures"},
     "matplotlib": {"figures"},

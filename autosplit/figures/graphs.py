@@ -72,13 +72,13 @@ def draw_graph(
     """Draw what ``plot_graph`` does into a figure or a part of one."""
     axes = figure.subplots()
     place = {op: number for number, stage in enumerate(plan.stages if plan else ()) for op in stage.ops}
-    _draw_edges(axes, layout, place)
+    draw_edges(axes, layout, place)
     positions = np.array([layout.positions[op.name] for op in graph.ops])
     sizes = _node_sizes(graph, seconds, dense=layout.width > 30)
     shades = [colour(place.get(op.name, 0)) for op in graph.ops]
     axes.scatter(positions[:, 0], positions[:, 1], s=sizes, c=shades, edgecolors="white", linewidths=0.6, zorder=3)
     for op in graph.ops if _named(graph) else ():
-        below(axes, layout.positions[op.name], _elided(op.name))
+        below(axes, layout.positions[op.name], elided(op.name))
     axes.set_axis_off()
     axes.set_xlim(-1.2, layout.width + 0.2)
     axes.set_ylim(layout.height - 0.2, -0.8)
@@ -94,7 +94,8 @@ def _named(graph: Graph) -> bool:
     return len(graph.ops) <= NAMED_OPS
 
 
-def _draw_edges(axes: Axes, layout: GraphLayout, place: Mapping[str, int]) -> None:
+def draw_edges(axes: Axes, layout: GraphLayout, place: Mapping[str, int]) -> None:
+    """Draw the connections of ops, those between two places (op name to number) dark."""
     for crossing, shade, width in ((False, PALE, 0.7), (True, DARK, 1.3)):
         segments = [
             segment
@@ -178,10 +179,10 @@ def _short_operator(operator: str) -> str:
     return SHORT_NAMES.get(name, name)
 
 
-def _elided(name: str) -> str:
+def elided(name: str) -> str:
     """The name, its middle left out where it is long.
 
-    >>> _elided("_native_batch_norm_legit_no_training_4"), _elided("adaptive_avg_pool2d_1")
+    >>> elided("_native_batch_norm_legit_no_training_4"), elided("adaptive_avg_pool2d_1")
     ('batch_norm_4', 'adaptiv…ool2d_1')
     """
     for long, short in SHORT_NAMES.items():

@@ -13,7 +13,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import Signature
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from autosplit.errors import TraceError, UsageError, is_interrupt
-from autosplit.tracing import flattening
+from autosplit.tracing import devicecopies, flattening
 from autosplit.tracing.callbinding import bind, signature_of
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Fixed
@@ -54,6 +54,7 @@ class Traced:
             the error of a plan against ``program``, for only both together say how far the plan is from the module.
         notes: sentences about the trace that the user should read, such as a dynamic dimension that is fixed.
         signature: the parameters of the user's module; None where their names are not known.
+        copied: (op, value that it reads) to the devices that explicit copies between them lead to, in order.
     """
 
     graph: Graph
@@ -68,6 +69,7 @@ class Traced:
     module_error: NumericalError | None = None
     notes: tuple[str, ...] = ()
     signature: Signature | None = None
+    copied: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def flatten_inputs(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         """The tensors of one request, one for each of ``graph.inputs``, laid out as in the trace.
@@ -156,9 +158,12 @@ def _traced(model: Model, exported: ExportedProgram, flat: flattening.Flat, chec
         graph = _graph(model.name, flat.program, specs)
         traced = Traced(
             graph, flat.program, in_spec, out_spec, example_inputs, specs, flat.in_leaves, flat.out_leaves, model.source,
-            signature=signature_of(model.module),
+            signature=signature_of(model.module), copied=flat.copied,
         )  # fmt: skip
-        if not check:
+        absent = devicecopies.absent_kinds(flat.copied)
+        if absent and check:
+            notes = (*notes, f"the model copies to {', '.join(absent)}, which torch does not see here: it was not compared")
+        if absent or not check:
             return replace(traced, notes=notes)
         found = model.module
         module = flattening.move_reserved(found).module() if isinstance(found, ExportedProgram) else found

@@ -3,7 +3,7 @@
 Assertions, unused ops and clones that change nothing (dropout in eval mode) are dropped. An input or a weight that the model
 returns passes through a clone, so that an op makes every output. One error lists all reasons, with the user's lines, why a
 graph cannot be cut: state that a call leaves behind, random numbers, numbers read out of tensors, sizes that depend on values,
-control flow, weights that are not dense.
+control flow, weights that are not dense. Explicit copies to devices are dropped, and recorded (``devicecopies``).
 """
 
 import copy
@@ -21,6 +21,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from autosplit.errors import TraceError, raise_faults
+from autosplit.tracing.devicecopies import chain_of, chains_into, copied_to, in_host_memory
 from autosplit.tracing.tensorspec import is_dense, kind_of, laid_out, spec_of
 
 CLONE = torch.ops.aten.clone.default
@@ -46,11 +47,15 @@ class Fixed:
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """The flat program and, for each leaf of the model's inputs and outputs, the name of its value or its constant."""
+    """The flat program and, for each leaf of the model's inputs and outputs, the name of its value or its constant.
+
+    ``copied`` maps (op, value that it reads) to the devices that the explicit copies between them lead to, in order.
+    """
 
     program: fx.GraphModule
     in_leaves: tuple[str | Fixed, ...]
     out_leaves: tuple[str | Fixed, ...]
+    copied: Mapping[tuple[str, str], tuple[str, ...]]
 
 
 def flatten(name: str, exported: ExportedProgram, *, stable_sort: bool = False) -> Flat:
@@ -116,6 +121,7 @@ class _Flattener:
         self.exported = exported
         self.stable_sort = stable_sort
         self.live = live
+        self.moves = any(map(chains_into, live))
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, Any] = {}
         self.weight_names = _weight_names(exported)
@@ -124,6 +130,7 @@ class _Flattener:
         self.readers: dict[str, fx.Node] = {}
         self.picks: dict[tuple[fx.Node, int], fx.Node] = {}
         self.handed_on: dict[fx.Node, fx.Node] = {}
+        self.copied: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def flat(self, name: str) -> Flat:
         in_leaves = self._copy_inputs()
@@ -138,7 +145,7 @@ class _Flattener:
         self.graph.output(tuple(results[leaf] for leaf in dict.fromkeys(outputs) if isinstance(leaf, str)))
         self.graph.lint()
         program = fx.GraphModule(self.weights, self.graph, class_name=re.sub(r"\W", "_", name) or "Model")
-        return Flat(program, tuple(in_leaves), tuple(outputs))
+        return Flat(program, tuple(in_leaves), tuple(outputs), self.copied)
 
     def _copy_inputs(self) -> list[str | Fixed]:
         leaves: list[str | Fixed] = []
@@ -160,12 +167,17 @@ class _Flattener:
     def _copy_op(self, node: fx.Node) -> Any:
         if node.target is CLONE and _changes_nothing(node):
             return self._value(node.all_input_nodes[0])
+        if copied_to(node):
+            return self._value(chain_of(node)[0])
         if is_pick(node):
             key = self._value(node.args[0]), pick_index(node)
             if key not in self.picks:
                 self.picks[key] = self._create(node, key, {})
             return self.picks[key]
         copy = self._create(node, fx.map_arg(node.args, self._value), fx.map_arg(node.kwargs, self._value))
+        chains = chains_into(node)
+        self.copied |= {(copy.name, self._value(value).name): devices for value, devices in chains.items()}
+        copy.kwargs = in_host_memory(copy.kwargs) if self.moves else copy.kwargs
         if self.stable_sort and sorts_integers(node):
             options = dict(zip(("dim", "descending"), copy.args[1:], strict=False))
             copy.target, copy.args = torch.ops.aten.sort.stable, copy.args[:1]

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from autosplit.errors import UsageError, close_names, listed, raise_faults
 from autosplit.tables import seconds_text
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
+from autosplit.values.machine import Device, Machine
 
 Objective = Literal["throughput", "latency"]
 
@@ -224,12 +224,46 @@ class Constraints(Demands):
             for one in graph.ops:
                 if one.name not in taken:
                     barred.setdefault((one.name, device), words)
+        barred = {**_foreign_dtypes(graph, machine), **barred}
         groups: list[set[str]] = []
         for pattern in self.together:
             ops = set(matching_ops(graph, pattern))
             joined = ops.union(*(group for group in groups if group & ops))
             groups = [*(group for group in groups if not group & ops), joined]
         return Placement(barred, tuple(tuple(sorted(group, key=graph.index.__getitem__)) for group in groups))
+
+
+def _foreign_dtypes(graph: Graph, machine: Machine) -> dict[tuple[str, str], str]:
+    """(op name, device name) to the reason, for each op that uses a dtype that the device does not support."""
+    return {
+        (name, device.name): f"'{device.name}' does not support {reason}"
+        for device in machine.devices
+        if device.dtypes
+        for name, reason in unsupported(graph, device).items()
+    }
+
+
+def unsupported(graph: Graph, device: Device) -> dict[str, str]:
+    """Op name to its operator or dtype, for each op that the device's rules exclude.
+
+    >>> from autosplit.values.graph import Graph, Op, Value
+    >>> op = Op("embedding", "aten.embedding.default", "", ("ids",), ("x",), (), "")
+    >>> values = {"ids": Value("ids", (2,), "int64", 16), "x": Value("x", (2, 4), "float32", 32)}
+    >>> graph = Graph("toy", ("ids",), ("x",), (op,), values, {})
+    >>> unsupported(graph, Device("npu:0", "npu", dtypes=("float32",)))
+    {'embedding': 'dtype int64'}
+    """
+    taken = {name for pattern in device.operators for name in matching_ops(graph, pattern)}
+    reasons = {}
+    for op in graph.ops:
+        used = [graph.values[name].dtype for name in (*op.inputs, *op.outputs)]
+        used += [graph.weights[name].dtype for name in op.weights]
+        foreign = [dtype for dtype in dict.fromkeys(used) if device.dtypes and dtype not in device.dtypes]
+        if device.operators and op.name not in taken:
+            reasons[op.name] = f"operator {op.operator}"
+        elif foreign:
+            reasons[op.name] = f"dtype {', '.join(foreign)}"
+    return reasons
 
 
 _GENERAL = re.compile(r"[*?]|^aten\.")

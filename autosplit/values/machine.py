@@ -1,7 +1,8 @@
 """Machine: the devices a model may run on, and the links between them.
 
-The name of a device says its kind and number: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, or
-``null:0`` (no hardware, for tests and simulations). The devices of one machine are disjoint.
+The name of a device says its kind and number: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, ``npu:0``
+(an accelerator with rules of its own, simulated), or ``null:0`` (no hardware, for tests and simulations). The devices of one
+machine are disjoint.
 """
 
 import re
@@ -15,7 +16,7 @@ from autosplit.errors import SHOWN_FAULTS, DeviceError, UsageError, each, listed
 from autosplit.files import from_plain
 from autosplit.parsing import shown
 
-Kind = Literal["cpu", "cuda", "null"]
+Kind = Literal["cpu", "cuda", "npu", "null"]
 HOST = "host"
 """The name of the host in links: it feeds every pipeline and takes its results."""
 
@@ -40,6 +41,11 @@ class Device:
         memory_bytes: most bytes that its stages may hold together, or None for no limit.
         operators: patterns of the ops that it supports; empty for all ops.
         backends: the backends that may run on it, the preferred one first; empty for all backends.
+        dtypes: dtypes of the values and weights that its ops may use, as torch names them; empty for all dtypes.
+        max_subgraphs: most connected parts of a model that it takes, or None for no limit.
+        min_ops: least number of ops of a connected part.
+        shares: name of the device whose memory it uses; empty where it has its own. No copy is needed between the two.
+        one_model: whether it runs one model at a time.
     """
 
     name: str
@@ -49,6 +55,16 @@ class Device:
     memory_bytes: int | None = None
     operators: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    max_subgraphs: int | None = None
+    min_ops: int = 1
+    shares: str = ""
+    one_model: bool = False
+
+    @property
+    def memory(self) -> str:
+        """The name of the device in whose memory its values are."""
+        return self.shares or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,12 @@ class Machine:
             for device in self.devices
             if device.memory_bytes is not None and device.memory_bytes < 1
         ]
+        memories = {device.name for device in self.devices if not device.shares}
+        faults += [
+            f"device '{device.name}' shares the memory of '{device.shares}', which is not a device with memory of its own here"
+            for device in self.devices
+            if device.shares and device.shares not in memories
+        ]
         owner: dict[int, str] = {}
         shared: dict[tuple[str, str], list[int]] = {}
         for device in self.devices:
@@ -175,17 +197,22 @@ class Machine:
 def parse_device(name: str) -> Device:
     """The device of a name, whether or not this machine has it.
 
-    Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cpu:A-B+C``, ``cuda:N``, ``null:N``, or has too many cores.
+    Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cpu:A-B+C``, ``cuda:N``, ``npu:N``, ``null:N``, or has too
+        many cores.
 
     >>> parse_device("cpu:0-2").cores, parse_device("cpu:0+2-3").cores
     ((0, 1, 2), (0, 2, 3))
     """
     name = name.strip()
-    if match := re.fullmatch(rf"(cuda|null):({_NUMBER})", name):
-        return Device(name, "cuda" if match[1] == "cuda" else "null", index=int(match[2]))
+    kinds: tuple[Kind, ...] = ("cuda", "npu", "null")
+    for kind in kinds:
+        if match := re.fullmatch(rf"{kind}:({_NUMBER})", name):
+            return Device(name, kind, index=int(match[1]))
     one = f"{_NUMBER}(-{_NUMBER})?"
     if not re.fullmatch(rf"cpu:{one}(\+{one})*", name):
-        raise DeviceError(f"device {shown(name)} is not understood; write cpu:0 (a core), cpu:0-3 (a core set), cuda:0 or null:0")
+        raise DeviceError(
+            f"device {shown(name)} is not understood; write cpu:0 (a core), cpu:0-3 (a core set), cuda:0, npu:0 or null:0"
+        )
     cores: list[int] = []
     for part in name[4:].split("+"):
         first, last = int(part.split("-")[0]), int(part.split("-")[-1])

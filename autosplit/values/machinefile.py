@@ -36,6 +36,11 @@ class _DeviceEntry(BaseModel):
     count: int = Field(default=1, ge=1, le=MAX_DEVICES)
     operators: list[str] = []
     backends: Annotated[list[str], _read_by(_require_backends)] = []
+    dtypes: list[str] = []
+    max_subgraphs: int | None = Field(default=None, ge=1)
+    min_ops: int = Field(default=1, ge=1)
+    shares: str = ""
+    one_model: bool = False
 
     def devices(self) -> list[Device]:
         """This device and the ones after it, ``count`` in all: ``cpu:0-1`` is followed by ``cpu:2-3``, ``cuda:0`` by ``cuda:1``.
@@ -50,7 +55,17 @@ class _DeviceEntry(BaseModel):
             cores = [core + number * width for core in first.cores]
             device = parse_device(f"{first.kind}:{span(cores, '+') or first.index + number}") if number else first
             made.append(
-                replace(device, memory_bytes=memory_bytes, operators=tuple(self.operators), backends=tuple(self.backends))
+                replace(
+                    device,
+                    memory_bytes=memory_bytes,
+                    operators=tuple(self.operators),
+                    backends=tuple(self.backends),
+                    dtypes=tuple(self.dtypes),
+                    max_subgraphs=self.max_subgraphs,
+                    min_ops=self.min_ops,
+                    shares=self.shares,
+                    one_model=self.one_model,
+                )
             )
         return made
 
@@ -74,7 +89,8 @@ def read_machine(path: Path) -> Machine:
 
     ``devices: [{name: cpu:0, memory: 300MB, count: 2, operators: [aten.conv*], backends: [onnxruntime, eager]}]``; all fields but
     the name may be left out. ``links: [{source: cpu:0, target: cpu:1, bytes_per_s: 1e9}]``: the sender spends the time. A link
-    of the file takes precedence over a measured one.
+    of the file takes precedence over a measured one. An accelerator may have rules: ``dtypes: [float32]``,
+    ``max_subgraphs: 8``, ``min_ops: 3``, ``shares: cpu:0`` (it uses the memory of that device), ``one_model: true``.
 
     Raises: DeviceError, UsageError: every fault of the file.
     """

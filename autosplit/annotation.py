@@ -1,0 +1,73 @@
+"""annotate(): every op of a model on a device, by patterns, by explicit copies in the model, and by cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from autosplit import api
+from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
+from autosplit.devices.discovering import as_machine
+from autosplit.placing import annotating
+from autosplit.placing.placed import Placed
+from autosplit.placing.sites import AUTO, SiteText, backends_named
+from autosplit.tracing.capturing import Traced
+from autosplit.values.constraints import Objective
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+
+
+def annotate(
+    model: Traced | Placed,
+    patterns: Mapping[str, SiteText] | Plan | None = None,
+    default: SiteText | None = None,
+    fallback: SiteText | None = None,
+    machine: Machine | str | None = None,
+    *,
+    priority: Sequence[str] = (),
+    profile: Profile | None = None,
+    objective: Objective = "throughput",
+    setup: Setup = SETUP,
+    budget: Budget = BUDGET,
+) -> Placed:
+    """Give every op of a model one device and one backend, and put copies where values change devices.
+
+    ::
+
+        placed = autosplit.annotate(traced, {"encoder.*": "cpu:1", "aten.softmax*": ("cpu:0", "openvino")}, default="cpu:0")
+        placed.why("softmax_3")
+
+    Args:
+        model: a traced model, or a placed graph, which is returned as it is if the map places every op where it is.
+        patterns: op name, module path or operator (with ``*`` and ``?``) to a device, or to a device with a backend, or with a
+            backend and a precision. Or a plan, whose stages say where ops are.
+        default: where the ops go that no pattern and no explicit copy places; ``auto`` for where the planner puts them. By
+            default the first device.
+        fallback: where the ops go that their device cannot run.
+        machine: the devices, or their names with commas between; by default all of this machine.
+        priority: patterns that win where several match an op, the strongest first.
+        profile: seconds of the ops for ``auto`` and for ``why``; ``auto`` measures them where they are not given.
+        objective: what the planner minimizes.
+        setup: how ``auto`` measures.
+        budget: seconds of the planner.
+    Raises:
+        UsageError: every fault of the map, and every op that its device cannot run where there is no fallback.
+        PlanError: a placed graph or a plan of another model.
+        InfeasibleError: the planner finds no place for the ops that are left to it.
+    """
+    known = model.machine if isinstance(model, Placed) and machine is None else as_machine(machine)
+    if default == AUTO and profile is None and not isinstance(model, Placed):
+        named = backends_named(patterns) if isinstance(patterns, Mapping) else ()
+        usual = dict.fromkeys(backend for device in known.devices for backend in device.backends or ("eager",))
+        backends = tuple(dict.fromkeys((*usual, *named))) if setup.backends is None else tuple(setup.backends)
+        profile = api.measure(model, known, setup=replace(setup, backends=backends))
+    return annotating.annotate(
+        model,
+        patterns,
+        default=default or known.devices[0].name,
+        fallback=fallback,
+        machine=known,
+        priority=priority,
+        profile=profile,
+        objective=objective,
+        planner_s=10.0 if budget.planner_s is None else budget.planner_s,
+    )

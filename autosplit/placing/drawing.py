@@ -1,0 +1,71 @@
+"""A placed graph as DOT and as a picture: a colour for each device, copies as marked edges."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from autosplit.figures.graphs import NAMED_OPS, draw_edges, elided, layout_of, size_of
+from autosplit.figures.picture import DARK, Picture, below, colour, mark
+from autosplit.values.graph import Graph
+
+
+def dot_text(graph: Graph, devices: Mapping[str, str], copies: Mapping[str, str]) -> str:
+    """The graph in the DOT language.
+
+    Args:
+        graph: the graph with copies as ops.
+        devices: op name to device, copies too.
+        copies: name of each copy to its label.
+    """
+    names = list(dict.fromkeys(devices.values()))
+    lines = [f"digraph {_quoted(graph.name)} {{", "  node [style=filled, fontcolor=white, shape=ellipse];"]
+    for op in graph.ops:
+        look = 'shape=box, style="filled,dashed"' if op.name in copies else "shape=ellipse"
+        label = copies.get(op.name, f"{op.name}\\n{devices[op.name]}")
+        lines.append(f'  {_quoted(op.name)} [label="{label}", fillcolor="{colour(names.index(devices[op.name]))}", {look}];')
+    for op in graph.ops:
+        for value in dict.fromkeys(op.inputs):
+            if value in graph.producer:
+                crosses = op.name in copies or graph.producer[value] in copies
+                lines.append(f"  {_quoted(graph.producer[value])} -> {_quoted(op.name)}{' [style=dashed]' if crosses else ''};")
+    return "\n".join([*lines, "}"])
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', "'") + '"'
+
+
+def draw(graph: Graph, devices: Mapping[str, str], copies: Mapping[str, str], title: str) -> Picture:
+    """The graph in reading order: ops in the colour of their device, copies as white squares with a dark border."""
+    layout = layout_of(graph)
+    names = list(dict.fromkeys(devices.values()))
+    width, height = size_of(layout, graph, None)
+    figure = Picture(figsize=(width, height + 0.22 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    draw_edges(axes, layout, {op: names.index(device) for op, device in devices.items()})
+    for is_copy in (False, True):
+        ops = [op for op in graph.ops if (op.name in copies) == is_copy]
+        if not ops:
+            continue
+        places = np.array([layout.positions[op.name] for op in ops])
+        shades = [colour(names.index(devices[op.name])) for op in ops]
+        axes.scatter(
+            places[:, 0],
+            places[:, 1],
+            s=30 if layout.width > 30 else 60,
+            c="white" if is_copy else shades,
+            edgecolors=shades if is_copy else "white",
+            linewidths=1.8 if is_copy else 0.6,
+            marker="s" if is_copy else "o",
+            zorder=4 if is_copy else 3,
+        )
+    for op in graph.ops if len(graph.ops) <= NAMED_OPS else ():
+        below(axes, layout.positions[op.name], elided(op.name))
+    axes.set_axis_off()
+    axes.set_xlim(-1.2, layout.width + 0.2)
+    axes.set_ylim(layout.height - 0.2, -0.8)
+    axes.set_title(title, fontsize=11, loc="left", color=DARK)
+    counts = {name: sum(device == name and op not in copies for op, device in devices.items()) for name in names}
+    marks = [mark(number, f"{name}: {counts[name]} ops") for number, name in enumerate(names)]
+    figure.legend(handles=marks, loc="outside lower left", ncols=1, frameon=False, fontsize=9)
+    return figure

@@ -1,0 +1,131 @@
+"""Run a placed graph in this process: each device has a thread, which runs its parts and copies in graph order."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from autosplit.backends.base import Runnable, get_backend
+from autosplit.devices.accelerators import PROVIDERS, open_accelerator
+from autosplit.errors import StageError
+from autosplit.placing.moves import DeviceCopy
+from autosplit.placing.parts import Part
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.devicecopies import copied_tensor
+from autosplit.tracing.splitting import StageProgram, place_stage, split
+from autosplit.values.machine import Machine
+
+Tensors = dict[tuple[str, str], "Future[torch.Tensor]"]
+"""(value, memory) to the tensor, once it is there."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A part as a function of tensors, and the names of its inputs and outputs."""
+
+    part: Part
+    memory: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    call: Runnable
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Runner:
+    """The parts in order, compiled for a number of torch threads, and the memory in which each value is made."""
+
+    parts: tuple[Compiled, ...]
+    homes: dict[str, str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    threads: int
+
+    @staticmethod
+    def of(traced: Traced, machine: Machine, parts: Sequence[Part], copies: Sequence[DeviceCopy]) -> "Runner":
+        """Compile every part. Raises: BackendError: a backend refuses its part."""
+        programs = split(traced, [part.ops for part in parts])
+        compiled = tuple(
+            Compiled(
+                part,
+                machine[part.site.device].memory,
+                tuple(spec.name for spec in program.inputs),
+                tuple(spec.name for spec in program.outputs),
+                *_compile(part, program),
+            )
+            for part, program in zip(parts, programs, strict=True)
+        )
+        made = {value: one.memory for one in compiled for value in one.outputs}
+        first = {value: one.memory for one in reversed(compiled) for value in one.inputs if value not in made}
+        homes = {**first, **made, **{copy.value: machine[copy.source].memory for copy in copies}}
+        return Runner(compiled, homes, traced.graph.inputs, traced.graph.outputs, torch.get_num_threads())
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The outputs of the model. Raises: StageError: a part failed."""
+        there: Tensors = {}
+        for name, tensor in zip(self.inputs, inputs, strict=True):
+            if name in self.homes:
+                there[name, self.homes[name]] = Future()
+                there[name, self.homes[name]].set_result(tensor)
+        devices = dict.fromkeys(part.part.site.device for part in self.parts)
+        pools = {device: ThreadPoolExecutor(1, f"autosplit-{device}") for device in devices}
+        try:
+            for part in self.parts:
+                self._submit(part, there, pools[part.part.site.device])
+            return tuple(there[name, self.homes[name]].result().cpu() for name in self.outputs)
+        finally:
+            for pool in pools.values():
+                pool.shutdown(cancel_futures=True)
+
+    def _submit(self, part: Compiled, there: Tensors, pool: ThreadPoolExecutor) -> None:
+        """Queue the part behind the copies that it is the first to read."""
+        for value in part.inputs:
+            if (value, part.memory) in there:
+                continue
+            source = there[value, self.homes[value]]
+            there[value, part.memory] = pool.submit(_copied, source, part.device)
+        given = [there[value, part.memory] for value in part.inputs]
+        done = pool.submit(_run, part, given)
+        for position, value in enumerate(part.outputs):
+            there[value, part.memory] = _nth(done, position)
+
+
+def _copied(source: "Future[torch.Tensor]", device: torch.device) -> torch.Tensor:
+    return copied_tensor(source.result(), device)
+
+
+def _run(part: Compiled, given: Sequence["Future[torch.Tensor]"]) -> Sequence[torch.Tensor]:
+    inputs = [tensor.result() for tensor in given]
+    try:
+        with torch.inference_mode():
+            return part.call(inputs)
+    except Exception as failure:
+        first, last = part.part.ops[0], part.part.ops[-1]
+        raise StageError(
+            f"{part.part.name} (ops '{first}' to '{last}' on {part.part.site}) failed: {type(failure).__name__}: {failure}"
+        ) from failure
+
+
+def _nth(done: "Future[Sequence[torch.Tensor]]", position: int) -> "Future[torch.Tensor]":
+    """One tensor of a result that comes later."""
+    one: Future[torch.Tensor] = Future()
+
+    def hand_over(result: "Future[Sequence[torch.Tensor]]") -> None:
+        if result.cancelled():
+            one.cancel()
+        elif failure := result.exception():
+            one.set_exception(failure)
+        else:
+            one.set_result(result.result()[position])
+
+    done.add_done_callback(hand_over)
+    return one
+
+
+def _compile(part: Part, program: StageProgram) -> tuple[Runnable, torch.device]:
+    """The part on its backend, and torch's device of its tensors; an accelerator that a provider serves gets its weights."""
+    device = torch.device("cpu")
+    if part.site.device.partition(":")[0] in PROVIDERS and (accelerator := open_accelerator(part.site.device)):
+        device, program = accelerator.device, place_stage(program, accelerator.device)
+    return get_backend(part.site.backend).compile(program, torch.get_num_threads(), part.site.precision), device

@@ -1,0 +1,79 @@
+"""Memory plans of random lives: no overlap, no peak below the bound, the optimum on small ones."""
+
+import random
+import time
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from autosplit.errors import PlanError
+from autosplit.memory.arena import MemoryPlan, Storage, bound_of, plan_of
+from autosplit.memory.lives import Life, Step, lives_of
+from autosplit.memory.offsets import ORDERS, plan_memory
+
+LIVES = st.lists(
+    st.tuples(st.integers(1, 8), st.integers(0, 12), st.integers(0, 6)).map(lambda t: Life(("v",), 64 * t[0], t[1], t[1] + t[2])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.generate])
+@given(LIVES)
+def test_greedy_plans_verify(lives):
+    for name in ORDERS:
+        plan = plan_memory(lives, time_limit_s=0, orders=[name])
+        assert plan.bound_bytes <= plan.verify().peak_bytes <= plan.sum_bytes
+
+
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])
+@given(LIVES)
+def test_the_solver_is_never_worse_and_proves_small_plans(lives):
+    greedy, best = plan_memory(lives, time_limit_s=0), plan_memory(lives, time_limit_s=5)
+    assert best.proved and best.bound_bytes <= best.verify().peak_bytes <= greedy.peak_bytes
+
+
+def test_the_solver_finds_what_no_greedy_order_does():
+    """Two sizes that only fit in one way; every greedy order leaves a gap."""
+    lives = [
+        Life(("a",), 64 * size, first, last)
+        for size, first, last in [(2, 0, 3), (3, 2, 6), (2, 5, 8), (3, 0, 1), (1, 4, 5), (3, 7, 9), (1, 0, 9), (2, 2, 4)]
+    ]
+    plan = plan_memory(lives, time_limit_s=5)
+    assert plan.proved and plan.peak_bytes <= plan_memory(lives, time_limit_s=0).peak_bytes
+
+
+def test_overlapping_storages_are_refused():
+    storages = (Storage(0, 0, 128, 0, 2, ("a",)), Storage(1, 64, 64, 1, 3, ("b",)), Storage(2, 32, 64, 9, 9, ("c",)))
+    with pytest.raises(PlanError) as caught:
+        MemoryPlan(storages, 192, "by hand", proved=False).verify()
+    assert "storages 0 and 1 overlap at 64 B while both are live" in str(caught.value)
+    assert "storage 2 begins at 32 B, which is not a multiple of 64 B" in str(caught.value)
+    assert "its peak of 128 B is below the bound of 192 B" in str(caught.value)
+
+
+def test_views_own_nothing_and_safe_results_overwrite():
+    steps = [Step(("x",), ("a",)), Step(("a",), ("v",)), Step(("v",), ("b",)), Step(("b", "x"), ("c",))]
+    sizes = {"x": 64, "a": 128, "v": 128, "b": 128, "c": 64}
+    lives = lives_of(steps, sizes, given=["x"], kept=["c"], views={"v": "a"}, overwrites={"b": ["v"], "c": ["x"]})
+    assert lives == [
+        Life(("x",), 64, 0, 3),
+        Life(("a", "v", "b"), 128, 0, 3),
+        Life(("c",), 64, 3, 4),
+    ]
+    assert bound_of(lives) == 256
+    assert plan_of(lives, [0, 64, 192], "by hand").proved
+
+
+def test_thirty_thousand_ops_are_planned_greedily_in_two_seconds():
+    choose = random.Random(0)
+    steps, sizes = [Step((), ("v0",))], {"v0": 64}
+    for number in range(1, 30_000):
+        reads = {f"v{max(0, number - choose.choice((1, 1, 1, 2, 3, 40)))}" for _ in range(2)}
+        steps.append(Step(tuple(reads), (f"v{number}",)))
+        sizes[f"v{number}"] = 64 * choose.randint(1, 1000)
+    begun_s = time.process_time()
+    plan = plan_memory(lives_of(steps, sizes, kept=["v29999"]), time_limit_s=0, orders=["greedy by size"])
+    assert time.process_time() - begun_s < 2
+    assert len(plan.storages) == 30_000
