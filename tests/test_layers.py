@@ -34,6 +34,7 @@ LAYERS = """
     deploying/    workspace setup service compiling checking microbatching sidebyside comparing
     measuring
     searching/    correcting candidates tuning loop
+    clusters/     frames hostlinks segments agent raynodes fleet hostprofile hostsfeed remote
     exporting
     api
     annotation
@@ -77,6 +78,7 @@ ALLOWED = {
     "typer": {"commands", "cli"},
     "rich": {"commands", "progress"},
     "transformers": {"tracing.architectures"},
+    "ray": {"clusters.raynodes"},
     "onnxruntime": {"backends", "exporting"},
     "openvino": {"backends", "exporting"},
 }

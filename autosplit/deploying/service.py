@@ -4,7 +4,7 @@ import asyncio
 import atexit
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
@@ -14,6 +14,7 @@ import torch
 
 from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
 from autosplit.reports.results import RunStats
+from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import AnswerFuture
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
@@ -34,11 +35,11 @@ class Service:
             print(model.stats().latency.p50_s)
     """
 
-    def __init__(self, traced: Traced, plan: Plan, machine: Machine) -> None:
+    def __init__(self, traced: Traced, plan: Plan, machine: Machine, opener: Callable[..., Pipeline] = Pipeline) -> None:
         self._traced = traced
         with ExitStack() as opened:
             workspace = opened.enter_context(Workspace())
-            self.host = opened.enter_context(HostManager())
+            self.host = opened.enter_context(HostManager(opener=opener))
             self.pipeline = deploy(self.host, traced.graph.name, traced, plan, machine, workspace)
             self._opened = opened.pop_all()
         atexit.register(self.close)  # a service that is never closed must end before the interpreter stops its threads

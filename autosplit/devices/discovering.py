@@ -121,9 +121,13 @@ def parse_memory(memory: str | Mapping[str, str | int], machine: Machine) -> dic
 
 
 def check_here(machine: Machine) -> None:
-    """Raise DeviceError, with every fault, unless this machine has the devices; null devices are everywhere."""
+    """Raise DeviceError, with every fault, unless this machine has the devices.
+
+    Null devices are everywhere. The hosts of a cluster were asked for theirs.
+    """
     available = affinity()
     faults = []
+    machine = replace(machine, devices=tuple(device for device in machine.devices if not device.host))
     for device in machine.devices:
         absent = sorted(set(device.cores) - set(available)) if device.kind == "cpu" else []
         if absent:

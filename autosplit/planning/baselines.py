@@ -150,7 +150,7 @@ def baselines_with(
 
     Args:
         graph: the model.
-        machine: its devices; ``all cores`` and ``streams`` are left out where they are not all CPU cores.
+        machine: its devices; ``all cores`` and ``streams`` are left out where they are not all CPU cores of one host.
         source: what the model was made from.
         backend: the backend of every stage.
         best_device: name of the device that is fastest on the whole model.
@@ -161,7 +161,7 @@ def baselines_with(
     plans: dict[str, Plan] = {}
     if any(device.name == best_device for device in fitting):
         plans[ONE_DEVICE] = _plan(graph, source, ONE_DEVICE, backend, [(everything, [machine[best_device]])])
-    if all(device.kind == "cpu" for device in machine.devices):
+    if all(device.kind == "cpu" and device.host == machine.devices[0].host for device in machine.devices):
         whole = union(machine.devices)
         if _fits(graph, everything, whole) and whole.name not in {device.name for device in machine.devices}:
             plans[ALL_CORES] = _plan(graph, source, ALL_CORES, backend, [(everything, [whole])])
@@ -259,7 +259,8 @@ def unmet_demands(
 
 def _places(device: str) -> set[str]:
     """The cores of a device, or the device itself if it has none; two devices that have one in common overlap."""
-    return {f"cpu:{core}" for core in parse_device(device).cores} or {device}
+    found = parse_device(device)
+    return {f"{found.host}/cpu:{core}" for core in found.cores} or {device}
 
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
@@ -55,13 +55,22 @@ class HostManager:
     Args:
         machine: the devices; each memory cap holds for all networks together. Without a machine, devices come with their
             networks and have no cap.
+        opener: makes the pipeline of a network; another one than ``Pipeline`` for devices on other hosts.
         limit: requests of ``submit``, ``run`` and ``run_async`` that may be without an answer in all networks together; None for
             no limit.
         when_full: what happens to a request beyond the limit: see ``Limit``.
     Raises: UsageError: the limit is below 1, or there is no such policy.
     """
 
-    def __init__(self, machine: Machine | None = None, *, limit: int | None = None, when_full: Policy = "block") -> None:
+    def __init__(
+        self,
+        machine: Machine | None = None,
+        opener: Callable[..., Pipeline] = Pipeline,
+        *,
+        limit: int | None = None,
+        when_full: Policy = "block",
+    ) -> None:
+        self._opener = opener
         self._limit = None if limit is None else Limit(limit, when_full, "request", self._check_thread)
         self.devices = {device.name: DeviceManager(device) for device in machine.devices} if machine else {}
         self._takes_any = machine is None
@@ -112,7 +121,7 @@ class HostManager:
         try:
             for (device, stage), num_bytes in placed.items():
                 self.devices[device].load(name, stage, num_bytes)
-            network.pipeline = Pipeline(stages, inputs, outputs, **settings)
+            network.pipeline = self._opener(stages, inputs, outputs, **settings)
         except BaseException:
             self._forget(name)
             with self._lock:

@@ -2,7 +2,8 @@
 
 The name of a device says its kind and number: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, ``npu:0``
 (an accelerator with rules of its own, simulated), or ``null:0`` (no hardware, for tests and simulations). The devices of one
-machine are disjoint.
+machine are disjoint. A cluster of hosts is a machine too: there the name of the host stands before that of the device, as in
+``node-a/cpu:0``.
 """
 
 import re
@@ -24,6 +25,9 @@ MAX_CORES = 2048
 """Most cores of one device."""
 MAX_DEVICES = 1024
 
+HOST_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+"""Pattern of the name of a host in a cluster."""
+
 _NUMBER = "(?:0|[1-9][0-9]{0,3})"
 """Pattern of a device number: decimal, no leading zero, at most four digits."""
 
@@ -33,8 +37,8 @@ class Device:
     """Where a stage runs.
 
     Attributes:
-        name: ``cpu:0-1``, ``cuda:0`` or ``null:0``.
-        kind: the part of the name before the colon.
+        name: ``cpu:0-1``, ``cuda:0`` or ``null:0``, in a cluster with the host before it: ``node-a/cpu:0-1``.
+        kind: the part of the name before the colon, without the host.
         cores: the CPU cores that its worker is pinned to; empty for ``null``. For a CUDA device, the core that feeds it, which
             discovery chooses (``discovering.with_feeding_cores``).
         index: the ordinal of a CUDA or null device, 0 for a core set.
@@ -46,6 +50,7 @@ class Device:
         min_ops: least number of ops of a connected part.
         shares: name of the device whose memory it uses; empty where it has its own. No copy is needed between the two.
         one_model: whether it runs one model at a time.
+        host: the host of a cluster that has it; empty for a device of this machine.
     """
 
     name: str
@@ -60,11 +65,22 @@ class Device:
     min_ops: int = 1
     shares: str = ""
     one_model: bool = False
+    host: str = ""
 
     @property
     def memory(self) -> str:
         """The name of the device in whose memory its values are."""
         return self.shares or self.name
+
+    def on_host(self, host: str) -> "Device":
+        """The device as a cluster names it, or with ``''`` as its own host names it.
+
+        >>> parse_device("cpu:0").on_host("node-a").name, parse_device("node-a/cpu:0").on_host("").name
+        ('node-a/cpu:0', 'cpu:0')
+        """
+        name, shares = (one.removeprefix(f"{self.host}/") for one in (self.name, self.shares))
+        before = f"{host}/" if host else ""
+        return replace(self, name=before + name, shares=shares and before + shares, host=host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +142,15 @@ class Machine:
         raise DeviceError(f"device '{name}' is not one of this machine's devices: {known}")
 
     def link(self, source: str, target: str) -> Link:
-        """The link from ``source`` to ``target`` (device names, or ``host``)."""
-        return self.links.get((source, target)) or shared_memory_link(source, target)
+        """The link from ``source`` to ``target`` (device names, or ``host``).
+
+        Devices without a link of their own have that of their hosts.
+        """
+        own = self.links.get((source, target))
+        if own is None and (source != HOST or target != HOST):
+            hosts = host_of(source), host_of(target)
+            own = self.links.get(hosts) if hosts[0] != hosts[1] else None
+        return own or shared_memory_link(source, target)
 
     def with_links(self, links: Iterable[Link]) -> "Machine":
         """The machine with these measured links in place of older links of the same pairs."""
@@ -157,13 +180,13 @@ class Machine:
             for device in self.devices
             if device.shares and device.shares not in memories
         ]
-        owner: dict[int, str] = {}
+        owner: dict[tuple[str, int], str] = {}
         shared: dict[tuple[str, str], list[int]] = {}
         for device in self.devices:
             if len(shared) > SHOWN_FAULTS:  # each further device may overlap all those before
                 break
             for core in device.cores if device.kind == "cpu" else ():
-                if (other := owner.setdefault(core, device.name)) != device.name:
+                if (other := owner.setdefault((device.host, core), device.name)) != device.name:
                     shared.setdefault((other, device.name), []).append(core)
         faults += [
             f"devices '{one}' and '{other}' overlap on core {span(cores, ', ')}; give each core to one device"
@@ -200,10 +223,13 @@ def parse_device(name: str) -> Device:
     Raises: DeviceError: the name is none of ``cpu:A``, ``cpu:A-B``, ``cpu:A-B+C``, ``cuda:N``, ``npu:N``, ``null:N``, or has too
         many cores.
 
-    >>> parse_device("cpu:0-2").cores, parse_device("cpu:0+2-3").cores
-    ((0, 1, 2), (0, 2, 3))
+    >>> parse_device("cpu:0-2").cores, parse_device("cpu:0+2-3").cores, parse_device("node-a/cpu:1").host
+    ((0, 1, 2), (0, 2, 3), 'node-a')
     """
     name = name.strip()
+    host, slash, rest = name.rpartition("/")
+    if slash and re.fullmatch(HOST_NAME, host):
+        return parse_device(rest).on_host(host)
     kinds: tuple[Kind, ...] = ("cuda", "npu", "null")
     for kind in kinds:
         if match := re.fullmatch(rf"{kind}:({_NUMBER})", name):
@@ -227,7 +253,7 @@ def parse_device(name: str) -> Device:
 
 
 def union(devices: Iterable[Device]) -> Device:
-    """One CPU device with the cores of all ``devices``, for a single process on the whole machine.
+    """One CPU device with the cores of all ``devices``, which are on one host, for a single process on the whole host.
 
     Its memory cap is the smallest cap of the devices.
 
@@ -238,7 +264,17 @@ def union(devices: Iterable[Device]) -> Device:
     cores = sorted(core for device in devices for core in device.cores)
     name = f"cpu:{span(cores, '+')}"
     caps = [device.memory_bytes for device in devices if device.memory_bytes is not None]
-    return Device(name, "cpu", cores=tuple(cores), memory_bytes=min(caps, default=None))
+    whole = Device(name, "cpu", cores=tuple(cores), memory_bytes=min(caps, default=None))
+    return whole.on_host(devices[0].host)
+
+
+def host_of(name: str) -> str:
+    """The host of a device by its name: ``host`` (this machine) unless the name says another one.
+
+    >>> host_of("node-a/cpu:0"), host_of("cpu:0"), host_of("host")
+    ('node-a', 'host', 'host')
+    """
+    return name.rpartition("/")[0] or HOST
 
 
 def span(cores: Collection[int], between: str = ",") -> str:

@@ -1,0 +1,17 @@
+"""Several hosts as one machine: agents on Ray, tensors over TCP, and one pipeline over all of them.
+
+::
+
+    frames      a connection between two hosts: frames of tensors, credits, a shared secret
+    hostlinks   latency and bandwidth of such a connection
+    segments    the stages of a plan, cut into what each host runs
+    agent       one process a host: the pipeline of its segment between two connections
+    raynodes    all use of Ray: its nodes, the agents on them, nodes on this machine for trying it out
+    hostprofile the profiles of all hosts as one
+    fleet       Cluster: the hosts, their agents, and the machine that they are together
+    hostsfeed   requests that are under way over hosts, in order
+    remote      HostsPipeline: a Pipeline whose stages run on several hosts
+
+Ray finds the hosts, starts and ends the agents, and carries stage files. No request passes it: a stage on a host hands its
+outputs to the agent there, which sends them to the next host over one plain TCP connection.
+"""

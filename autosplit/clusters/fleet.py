@@ -1,0 +1,179 @@
+"""Cluster: the hosts of a Ray cluster, an agent on each of them, and the one machine that they are together."""
+
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from autosplit.clusters import hostlinks
+from autosplit.clusters.agent import PROBE, PURPOSE, SENDER, Agent, Files, HostFacts
+from autosplit.clusters.frames import dial
+from autosplit.clusters.raynodes import ASK_S, Agents, connected
+from autosplit.errors import DeviceError
+from autosplit.files import content_hash
+from autosplit.values.machine import HOST, Link, Machine
+
+NUM_READINGS = 5
+"""Readings of another host's clock; the one with the shortest way counts."""
+
+
+class Cluster:
+    """The hosts of a Ray cluster; open until ``close``, best used in a ``with`` block.
+
+    Agents, their workers and local nodes end with it, and with this process, however that ends.
+
+    Args:
+        cluster: ``auto``, ``HOST:PORT``, or ``local:N`` for N nodes on this machine.
+    Raises: MissingExtraError: Ray is not installed. UsageError: another text. DeviceError: no cluster answers, or its hosts have
+        different versions of torch.
+
+    Attributes:
+        secret: every connection of this run must prove that it knows it.
+        hosts: by name.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        self.name = cluster
+        self.secret = secrets.token_bytes(32)
+        self._lost: dict[str, str] = {}
+        self._lock = threading.Lock()
+        with ExitStack() as opened:
+            nodes = opened.enter_context(connected(cluster))
+            if not nodes:
+                raise DeviceError(f"cluster '{cluster}' has no node with a processor; start one with `ray start`")
+            self._agents = Agents(nodes, Agent, self.secret)
+            opened.callback(self._agents.kill)
+            names = [node.name for node in nodes]
+            self.hosts: dict[str, HostFacts] = dict(
+                zip(names, self._agents.ask([(name, "facts") for name in names]), strict=True)
+            )
+            self._require_equal_torch()
+            self._links = self._measure_links()
+            self._opened = opened.pop_all()
+
+    @property
+    def machine(self) -> Machine:
+        """The devices of the hosts that were not lost. Each has an even share of its host's memory. Links join hosts."""
+        alive = [facts for name, facts in self.hosts.items() if name not in self._lost]
+        devices = [
+            replace(device, memory_bytes=device.memory_bytes or facts.memory_bytes // len(facts.devices)).on_host(facts.name)
+            for facts in alive
+            for device in facts.devices
+        ]
+        names = {HOST, *(facts.name for facts in alive)}
+        return Machine.of(devices, [link for link in self._links if {link.source, link.target} <= names])
+
+    @property
+    def lost(self) -> Mapping[str, str]:
+        """The hosts that were lost, and how."""
+        return dict(self._lost)
+
+    def lose(self, host: str, reason: str) -> None:
+        """Count a host as lost: it is asked nothing more, and its devices leave the machine."""
+        with self._lock:
+            self._lost.setdefault(host, reason)
+
+    def ask(self, calls: Sequence[tuple[Any, ...]], timeout_s: float = ASK_S) -> list[Any]:
+        """Call agents: see ``Agents.ask``."""
+        return self._agents.ask(calls, timeout_s)
+
+    def share(self, value: Any) -> Any:
+        """A value to be given to several agents, which travels once to each node."""
+        return self._agents.share(value)
+
+    def address(self, host: str) -> tuple[str, int]:
+        """Where the agent of a host listens."""
+        return self.hosts[host].address, self.hosts[host].port
+
+    def clock_offset_ns(self, host: str) -> tuple[int, int]:
+        """Nanoseconds by which a host's monotonic clock is ahead of this one's, and the most by which that may be wrong."""
+        best = (0, 1 << 62)
+        for _ in range(NUM_READINGS):
+            begun_ns = time.monotonic_ns()
+            [there_ns] = self.ask([(host, "clock_ns")])
+            way_ns = (time.monotonic_ns() - begun_ns) // 2
+            best = min(best, (there_ns - begun_ns - way_ns, way_ns), key=lambda reading: reading[1])
+        return best
+
+    def ship(self, folders: Mapping[str, Collection[Path]]) -> tuple[dict[Path, str], Files]:
+        """Bring folders to hosts, each file once to each host.
+
+        Args:
+            folders: by host, those that it needs.
+        Returns: the name of each folder on the hosts, which is a hash of its content; and its files there.
+        """
+        names: dict[Path, str] = {}
+        listing: Files = {}
+        content: dict[str, Path] = {}
+        for folder in set[Path]().union(*folders.values()):
+            files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+            hashes = {name: _hash_of(path) for name, path in files.items()}
+            content |= {hashes[name]: path for name, path in files.items()}
+            names[folder] = content_hash(sorted(hashes.items()))
+            listing[names[folder]] = hashes
+        needed = {host: sorted({one for f in mine for one in listing[names[f]].values()}) for host, mine in folders.items()}
+        missing = dict(zip(needed, self.ask([(host, "missing", hashes) for host, hashes in needed.items()]), strict=True))
+        for one in sorted({one for hashes in missing.values() for one in hashes}):
+            shared = self.share(content[one].read_bytes())
+            self.ask([(host, "take", one, shared) for host, hashes in missing.items() if one in hashes])
+        return names, listing
+
+    def close(self) -> None:
+        """End the agents with their workers, and the nodes if they were started for this cluster."""
+        self._opened.close()
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"Cluster({self.name!r}, {len(self.hosts)} hosts, {sum(len(facts.devices) for facts in self.hosts.values())} devices)"
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a host."""
+        return [
+            {
+                "host": facts.name,
+                "address": f"{facts.address}:{facts.port}",
+                "devices": len(facts.devices),
+                "cpu": facts.provenance.cpu,
+                "memory_bytes": facts.memory_bytes,
+                "calibration_s": facts.provenance.calibration_s,
+                "state": "lost" if facts.name in self._lost else "ready",
+            }
+            for facts in self.hosts.values()
+        ]
+
+    def _require_equal_torch(self) -> None:
+        versions = {name: facts.provenance.versions.get("torch", "") for name, facts in self.hosts.items()}
+        if len(set(versions.values())) > 1:
+            found = ", ".join(f"{version} on '{name}'" for name, version in versions.items())
+            raise DeviceError(
+                f"the hosts have different versions of torch: {found}. Stages of one model need one version everywhere."
+            )
+
+    def _measure_links(self) -> list[Link]:
+        """The links between this machine and each host, and of each ordered pair of hosts, one after the other."""
+        found = []
+        for name in self.hosts:
+            link = hostlinks.measure_link(HOST, name, dial(self.address(name), self.secret, {PURPOSE: PROBE, SENDER: HOST}))
+            found += [link, replace(link, source=name, target=HOST)]
+        for source, target in permutations(self.hosts, 2):
+            found += self.ask([(source, "link_to", target, self.address(target))])
+        return found
+
+
+def _hash_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

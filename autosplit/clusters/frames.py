@@ -1,0 +1,339 @@
+"""Connection: frames of tensors between two hosts over one TCP connection, into slots that the receiver has ready.
+
+::
+
+    sender      REQUEST 7  REQUEST 8             REQUEST 9
+    receiver                          CREDIT 1                  (a slot is free again)
+
+The layout of the tensors is known to both ends, so a frame is a header of 32 bytes and the bytes of the tensors. A sender
+needs a credit for each frame with tensors, and has as many as the receiver has slots. Nothing that comes in is unpickled, and
+both ends prove that they know the secret of the run before anything else is read. An end that is idle sends a frame every
+``BEAT_S``. An end that hears nothing for ``SILENCE_S`` gives the connection up.
+"""
+
+import contextlib
+import hmac
+import json
+import math
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from autosplit.errors import WorkerError
+from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, extent_bytes, laid_out, storage_bytes, view_storage
+
+REQUEST, ERROR, CANCEL, BROKEN, CREDIT, BEAT = range(6)
+"""Kinds of frames: tensors; the text of an error in their place; a request to end; a lost host; free slots; a sign of life."""
+
+BEAT_S, SILENCE_S = 0.5, 5.0
+CONNECT_S = 10.0
+"""Seconds for connecting and for proving the secret."""
+
+MAX_TEXT_BYTES = 64 * 1024
+NONCE_BYTES = 32
+BUFFER_BYTES = 4 << 20
+"""Bytes of a socket's buffers that are asked for; the kernel may give less."""
+
+_HEADER = struct.Struct("<BxxxiQdQ")
+
+
+class Frame(NamedTuple):
+    """A header: for REQUEST the number, the priority and the seconds until the deadline (0: none); the bytes that follow."""
+
+    kind: int
+    priority: int = 0
+    number: int = 0
+    left_s: float = 0.0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Memory for the tensors of one frame: the tensors, and the bytes of each."""
+
+    tensors: tuple[torch.Tensor, ...]
+    buffers: tuple[memoryview, ...]
+
+    @staticmethod
+    def of(specs: Sequence[TensorSpec]) -> "Slot":
+        """A slot for tensors of these specs."""
+        sizes = [-(-storage_bytes(spec) // ALIGNMENT) * ALIGNMENT for spec in specs]
+        memory = torch.zeros(max(1, sum(sizes)), dtype=torch.uint8)
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        tensors = tuple(view_storage(memory[start:], spec) for start, spec in zip(starts, specs, strict=True))
+        return Slot(tensors, tuple(bytes_of(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)))
+
+
+def bytes_of(tensor: torch.Tensor, spec: TensorSpec) -> memoryview:
+    """The bytes of a tensor from its first to its last element in the layout of its spec, copied if its own layout differs."""
+    if tensor.stride() != spec.stride or tensor.is_neg() or tensor.is_conj():
+        tensor = laid_out(tensor.resolve_neg().resolve_conj(), spec)
+    num_elements = extent_bytes(spec) // tensor.itemsize
+    flat = tensor.as_strided((num_elements,), (1,), tensor.storage_offset())
+    return flat.view(torch.uint8).numpy().data if num_elements else memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A frame that waits to be sent: what it carries, its deadline in monotonic nanoseconds, and what to do once it is sent."""
+
+    kind: int
+    number: int = 0
+    priority: int = 0
+    deadline_ns: int = 0
+    tensors: Sequence[torch.Tensor] = ()
+    text: bytes = b""
+    sent: Callable[[], None] | None = None
+
+
+class Receiver:
+    """The receiving end's reactions; called in the connection's reading thread, which must not wait for long."""
+
+    def request(self, connection: "Connection", frame: Frame, slot: Slot) -> None:
+        """Tensors came. The slot is this receiver's until it calls ``connection.release(slot)``."""
+
+    def error(self, connection: "Connection", frame: Frame, text: str) -> None:
+        """A request failed before it came here."""
+
+    def cancel(self, connection: "Connection", frame: Frame) -> None:
+        """A request is not wanted any more."""
+
+    def broken(self, connection: "Connection", text: str) -> None:
+        """The host at the other end tells that its connection to another one broke: the name of that one, and the reason."""
+
+    def lost(self, connection: "Connection", reason: str) -> None:
+        """The connection ended, and not by ``close``."""
+
+
+class Connection:
+    """One end of a connection whose ends have proved the secret. Two threads serve it until it ends.
+
+    Args:
+        sock: the connected socket; the connection owns it.
+        peer: name of the host at the other end, for messages.
+        receiver: hears of all that comes.
+        specs: tensors of a request, in either direction.
+        num_slots: slots of this end, which receives; 0 for the end that sends.
+        num_credits: slots of the other end.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        receiver: Receiver,
+        specs: Sequence[TensorSpec] = (),
+        num_slots: int = 0,
+        num_credits: int = 0,
+    ) -> None:
+        sock.settimeout(SILENCE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer = peer
+        self._sock, self._receiver, self._specs = sock, receiver, tuple(specs)
+        self._num_bytes = sum(extent_bytes(spec) for spec in specs)
+        self._free = deque(Slot.of(specs) for _ in range(num_slots))
+        self._credits = num_credits
+        self._owed = 0
+        self._queue: deque[Outgoing] = deque()
+        self._changed = threading.Condition()
+        self._open = True
+        self._threads = [threading.Thread(target=run, name=f"autosplit-{peer}", daemon=True) for run in (self._read, self._write)]
+        for thread in self._threads:
+            thread.start()
+
+    def post(self, frame: Outgoing) -> None:
+        """Send a frame once all frames before it are sent; does not wait. A connection that has ended drops it."""
+        with self._changed:
+            if self._open:
+                self._queue.append(frame)
+                self._changed.notify()
+
+    def release(self, slot: Slot) -> None:
+        """Give a slot back, so that the other end may send one more request."""
+        with self._changed:
+            self._free.append(slot)
+            self._owed += 1
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the connection without a word to its receiver; frames that were not sent are dropped."""
+        with self._changed:
+            self._open = False
+            self._queue.clear()
+            self._changed.notify()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        self._sock.close()
+
+    def _lose(self, reason: str) -> None:
+        with self._changed:
+            was_open, self._open = self._open, False
+            self._changed.notify()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if was_open:
+            self._receiver.lost(self, reason)
+
+    def _write(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(self._sendable, BEAT_S)
+                    if not self._open:
+                        return
+                    owed, self._owed = self._owed, 0
+                    following = self._queue.popleft() if self._queue and self._may_send(self._queue[0]) else None
+                    self._credits -= following is not None and following.kind == REQUEST
+                if owed or following is None:
+                    self._send([_HEADER.pack(*Frame(CREDIT if owed else BEAT, number=owed))])
+                if following is not None:
+                    self._send(self._parts(following))
+                    if following.sent is not None:
+                        following.sent()
+        except OSError as failure:
+            self._lose(_reason(failure))
+
+    def _sendable(self) -> bool:
+        return not self._open or self._owed > 0 or (bool(self._queue) and self._may_send(self._queue[0]))
+
+    def _may_send(self, frame: Outgoing) -> bool:
+        return frame.kind != REQUEST or self._credits > 0
+
+    def _parts(self, frame: Outgoing) -> list[bytes | memoryview]:
+        left_s = 0.0 if not frame.deadline_ns else max(1e-9, (frame.deadline_ns - time.monotonic_ns()) / 1e9)
+        parts: list[bytes | memoryview] = [frame.text] if frame.text else []
+        if frame.kind == REQUEST:
+            parts += [bytes_of(tensor, spec) for tensor, spec in zip(frame.tensors, self._specs, strict=True)]
+        num_bytes = sum(map(len, parts))
+        return [_HEADER.pack(*Frame(frame.kind, frame.priority, frame.number, left_s, num_bytes)), *parts]
+
+    def _send(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Send all bytes. Each call of the kernel has ``SILENCE_S``."""
+        left = [memoryview(part) for part in parts if len(part)]
+        while left:
+            num_sent = self._sock.sendmsg(left)
+            while left and num_sent >= len(left[0]):
+                num_sent -= len(left.pop(0))
+            if left:
+                left[0] = left[0][num_sent:]
+
+    def _read(self) -> None:
+        header = memoryview(bytearray(_HEADER.size))
+        try:
+            while self._open:
+                receive_into(self._sock, header)
+                frame = Frame(*_HEADER.unpack(header))
+                if frame.kind == CREDIT:
+                    with self._changed:
+                        self._credits += frame.number
+                        self._changed.notify()
+                elif frame.kind == REQUEST:
+                    if frame.num_bytes != self._num_bytes or not self._free:
+                        raise ConnectionError(f"it sent {frame.num_bytes} bytes where {self._num_bytes} and a credit are due")
+                    slot = self._free.popleft()
+                    for buffer in slot.buffers:
+                        receive_into(self._sock, buffer)
+                    self._receiver.request(self, frame, slot)
+                elif frame.kind == ERROR:
+                    self._receiver.error(self, frame, self._read_text(frame))
+                elif frame.kind == BROKEN:
+                    self._receiver.broken(self, self._read_text(frame))
+                elif frame.kind == CANCEL:
+                    self._receiver.cancel(self, frame)
+        except OSError as failure:
+            self._lose(_reason(failure))
+
+    def _read_text(self, frame: Frame) -> str:
+        text = memoryview(bytearray(_bounded(frame.num_bytes)))
+        receive_into(self._sock, text)
+        return bytes(text).decode(errors="replace")
+
+
+def receive_into(sock: socket.socket, buffer: memoryview) -> None:
+    """Fill the buffer. Raises: ConnectionError: the other end closed. TimeoutError: it was silent for the socket's time limit."""
+    while len(buffer):
+        num_bytes = sock.recv_into(buffer)
+        if not num_bytes:
+            raise ConnectionError("it closed the connection")
+        buffer = buffer[num_bytes:]
+
+
+def dial(address: tuple[str, int], secret: bytes, hello: Mapping[str, Any]) -> socket.socket:
+    """Connect to a listener, prove the secret, and say what the connection is for.
+
+    Raises: WorkerError: nobody listens there, or the listener does not know the secret.
+    """
+    try:
+        sock = socket.create_connection(address, timeout=CONNECT_S)
+        try:
+            _enlarge(sock)
+            _prove(sock, secret, mine=b"dials", theirs=b"listens")
+            text = json.dumps(hello).encode()
+            sock.sendall(struct.pack("<Q", len(text)) + text)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as failure:
+        raise WorkerError(f"no connection to {address[0]}:{address[1]}: {_reason(failure)}") from None
+    return sock
+
+
+def welcome(sock: socket.socket, secret: bytes) -> dict[str, Any]:
+    """The listener's part of ``dial``: what the connection is for. Raises: OSError, ValueError: the other end is a stranger."""
+    sock.settimeout(CONNECT_S)
+    _enlarge(sock)
+    _prove(sock, secret, mine=b"listens", theirs=b"dials")
+    size = memoryview(bytearray(8))
+    receive_into(sock, size)
+    text = memoryview(bytearray(_bounded(struct.unpack("<Q", size)[0])))
+    receive_into(sock, text)
+    hello = json.loads(bytes(text))
+    if not isinstance(hello, dict):
+        raise ValueError("the greeting is not a mapping")
+    return hello
+
+
+def _prove(sock: socket.socket, secret: bytes, mine: bytes, theirs: bytes) -> None:
+    """Exchange random numbers, and answer the other end's with a keyed hash of both; the two ends hash different words."""
+    own = secrets.token_bytes(NONCE_BYTES)
+    sock.sendall(own)
+    other, proof = memoryview(bytearray(NONCE_BYTES)), memoryview(bytearray(32))
+    receive_into(sock, other)
+    first, second = (own, bytes(other)) if mine == b"dials" else (bytes(other), own)
+    sock.sendall(hmac.digest(secret, mine + first + second, "sha256"))
+    receive_into(sock, proof)
+    if not hmac.compare_digest(bytes(proof), hmac.digest(secret, theirs + first + second, "sha256")):
+        raise ConnectionError("the other end does not know the secret of this run")
+
+
+def _enlarge(sock: socket.socket) -> None:
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+
+
+def _bounded(num_bytes: int) -> int:
+    if num_bytes > MAX_TEXT_BYTES:
+        raise ConnectionError(f"it sent a text of {num_bytes} bytes, and {MAX_TEXT_BYTES} are allowed")
+    return num_bytes
+
+
+def _reason(failure: OSError) -> str:
+    if isinstance(failure, TimeoutError):
+        return f"it was silent for {SILENCE_S:g} s"
+    return str(failure) if type(failure) is ConnectionError else (failure.strerror or str(failure)).lower()
+
+
+def left_ns(left_s: float) -> int:
+    """Seconds until a deadline, as they come in a frame, as a monotonic deadline; 0 stands for none."""
+    return time.monotonic_ns() + int(left_s * 1e9) if left_s > 0 and math.isfinite(left_s) else 0

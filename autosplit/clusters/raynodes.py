@@ -1,0 +1,186 @@
+"""All use of Ray: its nodes, an agent on each of them in one placement group, and nodes on this machine for trying it out.
+
+Ray's classes for several nodes on one machine (``ray.cluster_utils``) are its own test tools. Only ``local_nodes`` uses them.
+"""
+
+import contextlib
+import os
+import string
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autosplit.devices.limits import affinity
+from autosplit.errors import AutosplitError, DeviceError, MissingExtraError, UsageError, WorkerError
+from autosplit.scratch import scratch_folder
+
+LOOPBACK = "127.0.0.1"
+LABEL = "autosplit-host"
+"""The label of a local node that gives its name."""
+
+OBJECT_STORE_BYTES = 96 << 20
+"""Shared memory of a local node for files on their way; Ray writes what exceeds it to disk."""
+
+START_S, ASK_S = 60.0, 600.0
+MAX_LOCAL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of Ray: its id, its name among the hosts, its address and its processors as Ray counts them."""
+
+    id: str
+    name: str
+    address: str
+    num_cpus: float
+
+
+@contextlib.contextmanager
+def connected(cluster: str) -> Iterator[list[Node]]:
+    """Yield the nodes of a cluster, by name.
+
+    Args:
+        cluster: ``auto`` for the one that this machine belongs to, ``HOST:PORT``, or ``local:N`` for N nodes on this machine,
+            which are started, and ended at the end.
+    Raises: MissingExtraError: Ray is not installed. UsageError: another form. DeviceError: no cluster answers.
+    """
+    ray = _ray()
+    kind, _, count = cluster.partition(":")
+    with contextlib.ExitStack() as stack:
+        address = cluster
+        if kind == "local":
+            if not (count.isdecimal() and 1 <= int(count) <= MAX_LOCAL):
+                raise UsageError(f"cluster '{cluster}' is not understood; write local:1 to local:{MAX_LOCAL}")
+            address = stack.enter_context(_local_nodes(int(count)))
+        elif cluster != "auto" and not count.isdecimal():
+            raise UsageError(f"cluster '{cluster}' is not understood; write auto, HOST:PORT or local:3")
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="autosplit")
+        except (ConnectionError, TimeoutError, RuntimeError) as failure:
+            raise DeviceError(f"no Ray cluster answers at '{cluster}': {failure}. Start one with `ray start --head`.") from None
+        stack.callback(ray.shutdown)
+        yield _nodes(ray)
+
+
+class Agents:
+    """An actor on each node of a cluster. They end with this process, however it ends.
+
+    Args:
+        nodes: the nodes.
+        kind: the class whose objects the actors are; it is called with a node's name, its address and ``arguments``.
+        arguments: more arguments.
+    Raises: DeviceError: a node has no processor free for its agent.
+    """
+
+    def __init__(self, nodes: Sequence[Node], kind: type, *arguments: Any) -> None:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._ray = _ray()
+        bundles = [{"CPU": 1.0} for _ in nodes]
+        labels = [{"ray.io/node-id": node.id} for node in nodes]
+        group = placement_group(bundles, strategy="STRICT_SPREAD", bundle_label_selector=labels)
+        if not group.wait(START_S):
+            busy = ", ".join(node.name for node in nodes)
+            raise DeviceError(
+                f"the hosts {busy} have no processor free for an agent each after {START_S:.0f} s; end other jobs there"
+            )
+        actor = self._ray.remote(kind)
+        self._handles = {
+            node.name: actor.options(
+                num_cpus=1, max_concurrency=8, scheduling_strategy=PlacementGroupSchedulingStrategy(group, number)
+            ).remote(node.name, node.address, *arguments)
+            for number, node in enumerate(nodes)
+        }
+
+    def ask(self, calls: Sequence[tuple[Any, ...]], timeout_s: float = ASK_S) -> list[Any]:
+        """Call methods of agents, all at once: each call is a host, the name of a method and its arguments.
+
+        An argument from ``share`` travels once to each node.
+
+        Returns: the answers, in the order of the calls.
+        Raises: the error that a method raised; WorkerError: an agent died or did not answer in time.
+        """
+        asked = [getattr(self._handles[host], method).remote(*given) for host, method, *given in calls]
+        return [self._answer(host, method, answer, timeout_s) for (host, method, *_), answer in zip(calls, asked, strict=True)]
+
+    def _answer(self, host: str, method: str, answer: Any, timeout_s: float) -> Any:
+        failures = self._ray.exceptions
+        try:
+            return self._ray.get(answer, timeout=timeout_s)
+        except failures.RayTaskError as failure:
+            if isinstance(failure.cause, AutosplitError):
+                raise type(failure.cause)(f"host '{host}': {failure.cause}") from None
+            raise WorkerError(f"the agent on host '{host}' failed in {method}: {failure}") from None
+        except failures.GetTimeoutError:
+            raise WorkerError(f"the agent on host '{host}' gave no answer to {method} in {timeout_s:g} s") from None
+        except failures.RayError as failure:
+            first = str(failure).partition("\n")[0]
+            raise WorkerError(f"the agent on host '{host}' died during {method}: {first}") from None
+
+    def share(self, value: Any) -> Any:
+        """A value in Ray's object store, to be given to several agents."""
+        return self._ray.put(value)
+
+    def kill(self) -> None:
+        """End all agents and, with them, their workers."""
+        for handle in self._handles.values():
+            self._ray.kill(handle)
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtraError("a cluster of hosts needs Ray: pip install 'autosplit[ray]'") from None
+    return ray
+
+
+def _nodes(ray: Any) -> list[Node]:
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    names = Counter(node["NodeManagerHostname"] for node in alive)
+    found = []
+    for node in alive:
+        host, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
+        name = node["Labels"].get(LABEL) or (host if names[host] == 1 else f"{host}-{address}")
+        found.append(Node(node["NodeID"], name, address, node["Resources"].get("CPU", 0.0)))
+    return sorted((node for node in found if node.num_cpus >= 1), key=lambda node: node.name)
+
+
+@contextlib.contextmanager
+def _local_nodes(count: int) -> Iterator[str]:
+    """Start nodes on this machine that listen on loopback alone, and yield the address of the first.
+
+    Each node has its share of the cores; where there are fewer cores than nodes, nodes share them.
+    """
+    import ray._private.ray_constants as constants
+    from ray.cluster_utils import Cluster
+
+    cores = affinity()
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder())
+        # Ray would replace 127.0.0.1 by an address that other machines reach, and listen there.
+        stack.callback(setattr, constants, "ENABLE_RAY_CLUSTER", constants.ENABLE_RAY_CLUSTER)
+        constants.ENABLE_RAY_CLUSTER = False
+        cluster = Cluster()
+        stack.callback(cluster.shutdown)
+        stack.callback(os.sched_setaffinity, 0, cores)
+        for number in range(count):
+            share = cores[number::count] or [cores[number % len(cores)]]
+            os.sched_setaffinity(0, share)  # the processes of the node inherit it
+            cluster.add_node(
+                wait=False,
+                num_cpus=len(share),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                include_log_monitor=False,
+                no_monitor=True,
+                node_ip_address=LOOPBACK,
+                temp_dir=str(folder),
+                labels={LABEL: f"node-{string.ascii_lowercase[number]}"},
+            )
+        os.sched_setaffinity(0, cores)
+        cluster.wait_for_nodes(START_S)
+        yield cluster.address

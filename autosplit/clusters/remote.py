@@ -1,0 +1,347 @@
+"""HostsPipeline: a Pipeline whose stages run on several hosts, and which goes on without a host that is lost."""
+
+import contextlib
+import itertools
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from autosplit.clusters.agent import ANSWERS, CONTROL, DRIVER, NETWORK, PURPOSE, REQUESTS, SENDER, SegmentOrder
+from autosplit.clusters.fleet import Cluster
+from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, dial
+from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
+from autosplit.clusters.segments import Segment, segments_of
+from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError
+from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.running.messages import WorkerEvent
+from autosplit.running.modules import StageFolder
+from autosplit.running.monitor import WorkerHealth
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.wiring import StagePlacement, Wiring, wire
+from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
+from autosplit.values.machine import Machine
+
+Replan = Callable[[Machine], Sequence[StagePlacement]]
+"""Stages for the hosts that are left. Raises: AutosplitError: they cannot run the model."""
+
+IN_TRANSIT = 2
+"""Slots of a segment beside those of its pipeline, for requests that come and answers that go."""
+
+ENDING_S = 5.0
+
+_numbers = itertools.count()
+
+
+class HostsPipeline(Pipeline):
+    """A pipeline over the hosts of a cluster, with the calls of a Pipeline.
+
+    Where a host is lost, its stages move to other hosts if ``replan`` finds room there, and requests without a result run again.
+    Otherwise every request fails with a WorkerError that names the host.
+
+    Args:
+        cluster: the hosts.
+        stages, inputs, outputs: as for Pipeline; each device is on a host.
+        replan: finds stages for the hosts that are left; None gives up with the first host.
+        settings: ``room`` and ``in_order``, as for Pipeline.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stages: Sequence[StagePlacement],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        replan: Replan | None = None,
+        room: int | None = None,
+        in_order: bool = True,
+    ) -> None:
+        self._cluster, self._replan = cluster, replan
+        self.replanned: list[str] = []
+        """A sentence for each host that was lost and replaced."""
+        super().__init__(stages, inputs, outputs, room=room, in_order=in_order)
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each worker on its own host, in the order of stages and replicas."""
+        return [worker.pid for worker in self.health()]
+
+    def reopen(self) -> None:
+        """Raises: UsageError: a pipeline over hosts is not opened again; make a new one."""
+        raise UsageError("a pipeline over hosts cannot be opened again; make a new one")
+
+    def swap(self, group: str, weights: Mapping[str, torch.Tensor], folder: Path) -> int:
+        """Raises: UsageError: weights are not swapped over hosts."""
+        raise UsageError("a pipeline over hosts cannot swap weights while it runs; open a new one")
+
+    def _open(self, wiring: Wiring) -> None:
+        inbox: Inbox = Inbox()
+        deployment = HostsDeployment(self._cluster, wiring, inbox)
+        feed = HostsFeed(deployment, inbox, wiring.outputs, room=self._room, in_order=wiring.in_order, replace=self._without)
+        self._inbox = inbox
+        self._deployment = self._monitor = deployment  # type: ignore[assignment]
+        self._executor = deployment.feed = feed  # type: ignore[assignment]
+
+    def _without(self, lost: Lost, route: Route) -> Route:
+        """A deployment on the hosts that are left. Raises: AutosplitError: there is none; the message names the lost host."""
+        self._cluster.lose(lost.host, lost.reason)
+        route.close(timeout_s=ENDING_S)
+        what = f"host '{lost.host}' was lost: {lost.reason}"
+        if self._replan is None:
+            raise WorkerError(f"{what}. Its stages have no other host; open the pipeline again without it.")
+        try:
+            stages = self._replan(self._cluster.machine)
+            wiring = wire(stages, self.wiring.inputs, self.wiring.outputs, None, self.wiring.in_order)
+            deployment = HostsDeployment(self._cluster, wiring, self._inbox)
+        except AutosplitError as failure:
+            raise WorkerError(f"{what}, and the hosts that are left cannot take its stages: {failure}") from None
+        deployment.feed, self.wiring = self._executor, wiring  # type: ignore[assignment]
+        self._deployment = self._monitor = deployment  # type: ignore[assignment]
+        placed = ", ".join(f"{stage.name} on {'+'.join(device.name for device in stage.devices)}" for stage in stages)
+        self.replanned.append(f"{what}; planned anew: {placed}")
+        return deployment
+
+
+class WorkerRow(Protocol):
+    """What an agent tells of one worker."""
+
+    @property
+    def stage(self) -> str:
+        """Its stage."""
+
+    @property
+    def device(self) -> str:
+        """Its device, as its host names it."""
+
+
+_R = TypeVar("_R", bound=WorkerRow)
+
+
+class _Timed(NamedTuple):
+    stage: str
+    device: str
+    events: list[WorkerEvent]
+
+
+@dataclass(slots=True)
+class _Returns(Receiver):
+    """Puts what comes from hosts into the inbox: answers, failures, and the loss of a host, of which the first counts."""
+
+    inbox: Inbox
+    outputs: Sequence[TensorSpec]
+    closing: bool = False
+
+    def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
+        """An answer came: copy it out of its slot."""
+        values = {}
+        for spec, tensor in zip(self.outputs, slot.tensors, strict=True):
+            values[spec.name] = empty_like_spec(spec)
+            copy_into(values[spec.name], tensor)
+        connection.release(slot)
+        self.inbox.put(Answered(frame.number, values, ""))
+
+    def error(self, connection: Connection, frame: Frame, text: str) -> None:
+        """A request failed."""
+        self.inbox.put(Answered(frame.number, None, text))
+
+    def broken(self, connection: Connection, text: str) -> None:
+        """A host tells that its connection to another one broke."""
+        host, _, reason = text.partition("\n")
+        self._tell(connection.peer if host == DRIVER else host, f"host '{connection.peer}' says that {reason}")
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """A connection to a host broke."""
+        self._tell(connection.peer, reason)
+
+    def _tell(self, host: str, reason: str) -> None:
+        if not self.closing:
+            self.closing = True
+            self.inbox.put(Lost(host, reason))
+
+
+class HostsDeployment:
+    """The segments of a pipeline, loaded on their hosts and connected.
+
+    Args:
+        cluster: the hosts.
+        wiring: the stages.
+        inbox: where answers and the loss of a host are told.
+    Raises: AutosplitError: a stage could not be loaded, or hosts could not be connected. Nothing is left running.
+    """
+
+    feed: HostsFeed
+
+    def __init__(self, cluster: Cluster, wiring: Wiring, inbox: Inbox) -> None:
+        self._cluster, self._wiring = cluster, wiring
+        self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs)
+        deployment = next(_numbers)
+        self._networks = [f"deployment-{deployment}.{number}" for number in range(len(self._segments))]
+        self._slots = [_num_slots(segment) for segment in self._segments]
+        self._places = [(number, host) for number, segment in enumerate(self._segments) for host in dict.fromkeys(segment.hosts)]
+        """Each segment on each of its hosts."""
+        self._positions = [wiring.inputs.index(spec.name) for spec in self._segments[0].inputs]
+        self._control: list[Connection] = []
+        self._answers: list[Connection] = []
+        self._requests: dict[str, Connection] = {}
+        self._returns = _Returns(inbox, self._segments[-1].outputs)
+        self._started = time.monotonic()
+        self.window = sum(self._slots[number] for number, _ in self._places)
+        try:
+            self._load()
+            self._connect()
+        except BaseException:
+            self.close(timeout_s=ENDING_S)
+            raise
+
+    def send(self, number: int, inputs: Sequence[torch.Tensor], priority: int, deadline_ns: int) -> None:
+        """Send a request to the first host; does not wait."""
+        tensors = tuple(inputs[position] for position in self._positions)
+        self._first(number).post(Outgoing(REQUEST, number, priority, deadline_ns, tensors))
+
+    def cancel(self, number: int) -> None:
+        """Tell the hosts that a request is not wanted any more."""
+        self._first(number).post(Outgoing(CANCEL, number))
+
+    def close(self, timeout_s: float) -> None:
+        """End the connections, and the segments on hosts that were not lost."""
+        self._returns.closing = True
+        for connection in (*self._control, *self._answers, *self._requests.values()):
+            connection.close()
+        for number, host in self._places:
+            if host not in self._cluster.lost:
+                with contextlib.suppress(AutosplitError):
+                    self._cluster.ask([(host, "close_segment", self._networks[number])], timeout_s=timeout_s)
+
+    def latency(self, last: int = 16_384) -> LatencyStats:
+        """Seconds from the first stage to the answer, for the ``last`` requests."""
+        return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in self.feed.last_times()[-last:]])
+
+    def made_ns(self, count: int) -> list[list[int]]:
+        """When the answers of the last ``count`` requests came to this machine, ascending, in monotonic nanoseconds."""
+        return [sorted(one.made_ns for one in self.feed.last_times()[-count:])]
+
+    def health(self, network: str = "") -> list[WorkerHealth]:
+        """The state of each worker, in the order of stages and replicas."""
+        rows = self._by_worker(self._ask("health"))
+        return [replace(one, network=network, replica=replica, device=device) for (_, device, replica), one in rows.items()]
+
+    def stats(self, restarts: int, *, clear: bool = False) -> RunStats:
+        """Latency, and the times of each worker, in the order of stages and replicas."""
+        now = time.monotonic()
+        elapsed_s, times = now - self._started, self.feed.take_times(clear=clear)
+        self._started = now if clear else self._started
+        found: list[RunStats] = self._ask("stats", clear)
+        rows = self._by_worker([one.stages for one in found])
+        return RunStats(
+            num_requests=len(times),
+            elapsed_s=elapsed_s,
+            latency=LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times]),
+            waiting=LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times]),
+            stages=tuple(replace(one, replica=replica, device=device) for (_, device, replica), one in rows.items()),
+            restarts=restarts + sum(one.restarts for one in found),
+        )
+
+    def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
+        """The times of the last requests in each worker, on this machine's clock (see ``Cluster.clock_offset_ns``)."""
+        ahead_ns = {host: self._cluster.clock_offset_ns(host)[0] for _, host in self._places}
+        workers, events = self._ask("health"), self._ask("events", clear)
+        by_worker = self._by_worker(
+            [
+                [
+                    _Timed(worker.stage, worker.device, [_shifted(event, ahead_ns[host]) for event in times])
+                    for worker, times in zip(mine, theirs, strict=True)
+                ]
+                for (_, host), mine, theirs in zip(self._places, workers, events, strict=True)
+            ]
+        )
+        return [one.events for one in by_worker.values()]
+
+    def _by_worker(self, rows: Sequence[Sequence[_R]]) -> dict[tuple[str, str, int], _R]:
+        """(stage, device, replica) to its row, in the order of stages and replicas; ``rows`` are those of each place."""
+        named = {
+            (row.stage, f"{host}/{row.device}"): row for (_, host), mine in zip(self._places, rows, strict=True) for row in mine
+        }
+        return {
+            (stage.name, device.name, replica): named[stage.name, device.name]
+            for stage in self._wiring.stages
+            for replica, device in enumerate(stage.devices)
+        }
+
+    def _ask(self, method: str, *given: object) -> list[Any]:
+        return self._cluster.ask([(host, method, self._networks[number], *given) for number, host in self._places])
+
+    def _first(self, number: int) -> Connection:
+        hosts = self._segments[0].hosts
+        return self._requests[hosts[number % len(hosts)]]
+
+    def _load(self) -> None:
+        """Bring the stage files to the hosts, and start the workers of all segments side by side."""
+        segments = self._segments
+        folders = {host: {_folder(stage) for s in segments if host in s.hosts for stage in s.stages} for _, host in self._places}
+        names, files = self._cluster.ship(folders)
+        orders = []
+        for number, host in self._places:
+            segment, is_last = segments[number], number == len(segments) - 1
+            stages = tuple(
+                replace(stage, module=replace(stage.module, folder=Path(names[_folder(stage)])))  # type: ignore[type-var]
+                for stage in segment.on(host)
+            )
+            order = SegmentOrder(
+                network=self._networks[number],
+                next_network="" if is_last else self._networks[number + 1],
+                stages=stages,
+                inputs=segment.inputs,
+                outputs=segment.outputs,
+                num_slots=self._slots[number],
+                route=() if is_last else segments[number + 1].hosts,
+            )
+            own = {names[folder]: files[names[folder]] for folder in map(_folder, segment.stages)}
+            orders.append((host, "open_segment", order, own))
+        self._cluster.ask(orders)
+
+    def _connect(self) -> None:
+        """Connect the hosts: this machine to all, each segment to the next, and this machine to the first and the last ones."""
+        cluster, last = self._cluster, len(self._segments) - 1
+        for number, host in self._places:
+            self._control.append(Connection(self._dial(number, host, CONTROL), host, self._returns))
+        calls = []
+        for number, host in self._places:
+            if number < last:
+                targets = {one: (cluster.address(one), self._slots[number + 1]) for one in self._segments[number + 1].hosts}
+                calls.append((host, "connect", self._networks[number], targets))
+        cluster.ask(calls)
+        for host in dict.fromkeys(self._segments[last].hosts):
+            sock = self._dial(last, host, ANSWERS, num_slots=self.window)
+            self._answers.append(Connection(sock, host, self._returns, self._segments[last].outputs, num_slots=self.window))
+        for host in dict.fromkeys(self._segments[0].hosts):
+            sock = self._dial(0, host, REQUESTS)
+            self._requests[host] = Connection(sock, host, self._returns, self._segments[0].inputs, num_credits=self._slots[0])
+
+    def _dial(self, number: int, host: str, purpose: str, **more: int) -> socket.socket:
+        hello = {PURPOSE: purpose, NETWORK: self._networks[number], SENDER: DRIVER, **more}
+        return dial(self._cluster.address(host), self._cluster.secret, hello)
+
+
+def _folder(stage: StagePlacement) -> Path:
+    """The folder of a stage. Raises: PlanError: its module is none, and cannot run on another host."""
+    if not isinstance(stage.module, StageFolder):
+        raise PlanError(f"stage '{stage.name}' is {type(stage.module).__name__}, and only stage folders run on other hosts")
+    return stage.module.folder
+
+
+def _num_slots(segment: Segment) -> int:
+    """Requests that one host may have of a segment: enough to keep its workers at work, and some on their way."""
+    num_hosts = len(set(segment.hosts))
+    at_work = sum(len(stage.devices) * (stage.streams + max(1, stage.queue_depth // 2)) for stage in segment.stages)
+    return -(-at_work // num_hosts) + IN_TRANSIT
+
+
+def _shifted(event: WorkerEvent, ahead_ns: int) -> WorkerEvent:
+    """The event on a clock that is ``ahead_ns`` behind; ``blocked_ns`` is a duration, and the first two fields are not times."""
+    times = {name: getattr(event, name) - ahead_ns for name in event._fields if name.endswith("_ns") and name != "blocked_ns"}
+    return event._replace(**times)
