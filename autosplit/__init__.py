@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autosplit.api import run as run
     from autosplit.api import search as search
     from autosplit.api import trace as trace
+    from autosplit.clusters.cluster import Cluster as Cluster
     from autosplit.deploying.service import Service as Service
     from autosplit.deploying.service import open_pipeline as open_pipeline
     from autosplit.deploying.setup import Budget as Budget
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "annotation": "annotate",
+    "clusters.cluster": "Cluster",
     "api": "AutoResult auto export measure predict run search trace",
     "deploying.service": "Service open_pipeline",
     "deploying.setup": "Budget Setup",

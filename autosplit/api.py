@@ -15,7 +15,7 @@ from autosplit.backends.base import absent_runtimes, installed
 from autosplit.deploying.comparing import MOST_BESIDE, ROUND_S, Subject, run_beside
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.service import Service, open_pipeline
-from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
+from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup
 from autosplit.deploying.workspace import Workspace, machine_of_plan
 from autosplit.devices.discovering import as_machine
 from autosplit.devices.processes import prepare_to_spawn
@@ -84,7 +84,9 @@ def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setu
     """
     from autosplit.measuring.profiler import measure as measure_ops
 
-    machine = as_machine(devices)
+    machine = _machine(devices, setup)
+    if setup.hosts is not None:
+        return setup.hosts.measure(traced, setup.considered, setup.precision)
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
     with shown(setup.progress) as progress:
         return measure_ops(
@@ -124,7 +126,7 @@ def search(
     """
     from autosplit.searching import candidates, loop
 
-    machine, wanted = as_machine(devices), constraints or Constraints()
+    machine, wanted = _machine(devices, setup), constraints or Constraints()
     measured = measured_backends(profile, machine)
     parts = _Microbatches(traced, machine, replace(setup, progress=False, remeasure=False))
     job = candidates.Job(
@@ -147,10 +149,18 @@ def search(
             budget_s=budget.search_s,
             journal=setup.journal,
             workspace=setup.workspace,
+            hosts=setup.hosts,
             progress=progress,
         )
     versions = {name: version(name) for name in ("autosplit", "torch")}
     return replace(result, plan=replace(result.plan, versions=versions))
+
+
+def _machine(devices: Machine | str | None, setup: Setup) -> Machine:
+    """The devices that are meant: of this machine, or of the hosts of the setup."""
+    if setup.hosts is None or isinstance(devices, Machine):
+        return as_machine(devices)
+    return setup.hosts.machine if devices is None else setup.hosts.machine.only(name.strip() for name in devices.split(","))
 
 
 def _may_cut(traced: Traced, profile: Profile, budget: Budget) -> bool:
@@ -198,7 +208,7 @@ def run(
         budget: rounds, requests, and seconds for compiling.
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
-    machine = machine_of_plan(plan, devices)
+    machine = machine_of_plan(plan, devices) if setup.hosts is None else _machine(devices, setup)
     known = profile or stored_profile(traced, plan, machine, setup)
     subjects = {plan.microbatch: (traced, known)}
     return run_subjects(subjects, plan, machine, constraints, setup=setup, budget=budget, baselines=baselines)
@@ -226,7 +236,7 @@ def run_subjects(
 
 def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -> Profile | None:
     """What the store holds of a model, measured on this machine with these versions in the plan's precision; None if nothing."""
-    if setup.store is None:
+    if setup.store is None or setup.hosts is not None:
         return None
     store = measuring.Store(Path(setup.store))
     settings = [Setting(device.name, backend, 1) for device in machine.devices for backend in installed()]
@@ -264,6 +274,7 @@ class AutoResult:
     search: "SearchResult"
     report: RunReport
     traced: Traced
+    hosts: Hosts | None = None
 
     @property
     def plan(self) -> Plan:
@@ -272,7 +283,7 @@ class AutoResult:
 
     def open(self) -> Service:
         """The plan to use as a running service."""
-        return open_pipeline(self.traced, self.plan, None)
+        return open_pipeline(self.traced, self.plan, hosts=self.hosts, profile=self.profile)
 
     def __repr__(self) -> str:
         return f"AutoResult({self.report!r})"
@@ -310,7 +321,7 @@ def auto(
         budget: what may be spent. The search takes ``search_s``; tracing, measuring and comparing come on top.
     Raises: the errors of the calls that it makes.
     """
-    wanted, machine = constraints or Constraints(), as_machine(devices)
+    wanted, machine = constraints or Constraints(), _machine(devices, setup)
     prepare_to_spawn()
     with shown(setup.progress) as progress, Workspace() as own:
         announce(setup.progress, expectation(machine, setup, budget))
@@ -330,7 +341,7 @@ def auto(
     absent = absent_runtimes() if setup.backends is None else ()
     notes = (*absent, *traced.notes, *wanted.notes(traced.graph), *report.notes, *keep_search(found, setup))
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced
-    return AutoResult(machine, found.profile, found, replace(report, notes=notes), used)
+    return AutoResult(machine, found.profile, found, replace(report, notes=notes), used, setup.hosts)
 
 
 def expectation(machine: Machine, setup: Setup, budget: Budget) -> str:

@@ -34,7 +34,7 @@ LAYERS = """
     deploying/    workspace setup service compiling checking microbatching sidebyside comparing
     measuring
     searching/    correcting candidates tuning loop
-    clusters/     frames hostlinks segments agent raynodes fleet hostprofile hostsfeed remote
+    clusters/     frames hostlinks segments agent raynodes fleet hostprofile hostsfeed replanning remote cluster
     exporting
     api
     annotation

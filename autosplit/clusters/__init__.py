@@ -8,9 +8,11 @@
     agent       one process a host: the pipeline of its segment between two connections
     raynodes    all use of Ray: its nodes, the agents on them, nodes on this machine for trying it out
     hostprofile the profiles of all hosts as one
-    fleet       Cluster: the hosts, their agents, and the machine that they are together
+    fleet       Fleet: the hosts, their agents, and the machine that they are together
     hostsfeed   requests that are under way over hosts, in order
+    replanning  a plan for the hosts that are left
     remote      HostsPipeline: a Pipeline whose stages run on several hosts
+    cluster     Cluster: a Fleet that profiles models and runs plans
 
 Ray finds the hosts, starts and ends the agents, and carries stage files. No request passes it: a stage on a host hands its
 outputs to the agent there, which sends them to the next host over one plain TCP connection.

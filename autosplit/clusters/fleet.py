@@ -1,4 +1,4 @@
-"""Cluster: the hosts of a Ray cluster, an agent on each of them, and the one machine that they are together."""
+"""Fleet: the hosts of a Ray cluster, an agent on each of them, and the one machine that they are together."""
 
 import hashlib
 import secrets
@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from autosplit.clusters import hostlinks
 from autosplit.clusters.agent import PROBE, PURPOSE, SENDER, Agent, Files, HostFacts
@@ -24,7 +24,7 @@ NUM_READINGS = 5
 """Readings of another host's clock; the one with the shortest way counts."""
 
 
-class Cluster:
+class Fleet:
     """The hosts of a Ray cluster; open until ``close``, best used in a ``with`` block.
 
     Agents, their workers and local nodes end with it, and with this process, however that ends.
@@ -129,16 +129,15 @@ class Cluster:
         """End the agents with their workers, and the nodes if they were started for this cluster."""
         self._opened.close()
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return (
-            f"Cluster({self.name!r}, {len(self.hosts)} hosts, {sum(len(facts.devices) for facts in self.hosts.values())} devices)"
-        )
+        num_devices = sum(len(facts.devices) for facts in self.hosts.values())
+        return f"{type(self).__name__}({self.name!r}, {len(self.hosts)} hosts, {num_devices} devices)"
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a host."""

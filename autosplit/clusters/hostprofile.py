@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import permutations
 
 from autosplit.clusters.agent import HostFacts, Subject
-from autosplit.clusters.fleet import Cluster
+from autosplit.clusters.fleet import Fleet
 from autosplit.deploying.workspace import Workspace
 from autosplit.measuring.calibration import DRIFT_LIMIT, drift
 from autosplit.tracing.capturing import Traced
@@ -19,7 +19,7 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
 
-def measure(traced: Traced, cluster: Cluster, backends: Sequence[str], precision: Precision = "f32") -> Profile:
+def measure(traced: Traced, cluster: Fleet, backends: Sequence[str], precision: Precision = "f32") -> Profile:
     """Seconds of every op on the devices of all hosts, and the links between these devices.
 
     Args:

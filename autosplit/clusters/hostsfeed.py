@@ -271,6 +271,8 @@ class HostsFeed:
                 request.fed_ns = time.monotonic_ns()
                 self._num_fed += 1
                 self._running[request.number] = request, priority
+                if request.future is not None:
+                    request.future.number = request.number
                 self._route.send(request.number, request.inputs, priority, request.deadline_ns)
         return late
 

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 from autosplit.clusters.agent import ANSWERS, CONTROL, DRIVER, NETWORK, PURPOSE, REQUESTS, SENDER, SegmentOrder
-from autosplit.clusters.fleet import Cluster
+from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, dial
 from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
+from autosplit.clusters.replanning import Replanner
 from autosplit.clusters.segments import Segment, segments_of
 from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError
 from autosplit.reports.results import LatencyStats, RunStats
@@ -24,10 +25,6 @@ from autosplit.running.monitor import WorkerHealth
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement, Wiring, wire
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
-from autosplit.values.machine import Machine
-
-Replan = Callable[[Machine], Sequence[StagePlacement]]
-"""Stages for the hosts that are left. Raises: AutosplitError: they cannot run the model."""
 
 IN_TRANSIT = 2
 """Slots of a segment beside those of its pipeline, for requests that come and answers that go."""
@@ -52,12 +49,12 @@ class HostsPipeline(Pipeline):
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: Fleet,
         stages: Sequence[StagePlacement],
         inputs: Sequence[str],
         outputs: Sequence[str],
         *,
-        replan: Replan | None = None,
+        replan: Replanner | None = None,
         room: int | None = None,
         in_order: bool = True,
     ) -> None:
@@ -65,6 +62,14 @@ class HostsPipeline(Pipeline):
         self.replanned: list[str] = []
         """A sentence for each host that was lost and replaced."""
         super().__init__(stages, inputs, outputs, room=room, in_order=in_order)
+
+    def close(self, *, drain: bool = True) -> None:
+        """End as ``Pipeline.close``, on all hosts."""
+        try:
+            super().close(drain=drain)
+        finally:
+            if self._replan is not None:
+                self._replan.close()
 
     @property
     def pids(self) -> list[int]:
@@ -176,7 +181,7 @@ class HostsDeployment:
 
     feed: HostsFeed
 
-    def __init__(self, cluster: Cluster, wiring: Wiring, inbox: Inbox) -> None:
+    def __init__(self, cluster: Fleet, wiring: Wiring, inbox: Inbox) -> None:
         self._cluster, self._wiring = cluster, wiring
         self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs)
         deployment = next(_numbers)

@@ -7,15 +7,18 @@ from autosplit.commands.console import err, say, say_reused, show, trace
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
 
-FOR_MODELS = ("devices", "machine", "memory", "batch", "seq_len", "trust", "backend", "remeasure", "precision")
+FOR_MODELS = ("cluster", "devices", "machine", "memory", "batch", "seq_len", "trust", "backend", "remeasure", "precision")
 """Flags that say something about what is measured."""
 
 SHOWN = 40
 """Runs that are listed; --json gives all."""
 
 
-def devices(given: options.Output) -> None:
-    """List the devices of this machine, its limits, and the backends that are installed."""
+def devices(given: options.Clustered) -> None:
+    """List the devices of this machine, its limits, and the backends that are installed; or the hosts of a cluster."""
+    if given.cluster is not None:
+        _hosts(given, given.cluster)
+        return
     from autosplit.backends.base import states
     from autosplit.commands.report import table
     from autosplit.devices.discovering import describe
@@ -24,6 +27,21 @@ def devices(given: options.Output) -> None:
     facts = [{"fact": key.replace("_", " "), "value": value} for key, value in found.facts.items()]
     views = table(facts, "machine"), table(found.devices, "devices"), table(found.backends, "backends")
     show(given, found.to_dict(), *views)
+
+
+def _hosts(given: options.Clustered, name: str) -> None:
+    """The hosts of a cluster, their devices, and the links between them."""
+    from autosplit.clusters.cluster import Cluster
+    from autosplit.commands.report import table
+
+    with Cluster(name) as cluster:
+        hosts, machine = cluster.rows(), cluster.machine
+    links = [
+        {"from": one.source, "to": one.target, "latency_s": one.latency_s, "bytes_per_s": 1 / one.send_s_per_byte}
+        for one in machine.links.values()
+    ]
+    views = table(hosts, "hosts"), table(machine.rows(), "devices"), table(links, "links")
+    show(given, {"hosts": hosts, "devices": machine.rows(), "links": links}, *views)
 
 
 def profile(given: options.Measure) -> None:
@@ -37,15 +55,15 @@ def profile(given: options.Measure) -> None:
     if not given.model:
         raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
     from autosplit import api
+    from autosplit.commands.machines import placed
     from autosplit.commands.report import table
-    from autosplit.devices.discovering import machine_for
     from autosplit.devices.processes import prepare_to_spawn
 
     started = api.now()
-    with bars(err) as progress:
-        prepare_to_spawn()  # the fork server imports torch while the model is loaded
+    prepare_to_spawn()  # the fork server imports torch while the model is loaded
+    with placed(given) as (machine, hosts), bars(err) as progress:
         timed = StepTimes(progress)
-        machine, setup = machine_for(given.devices, given.machine, given.memory), given.setup(timed)
+        setup = given.setup(timed, hosts=hosts)
         traced = trace(given, timed)
         measured = api.measure(traced, machine, setup=setup)
     say_reused(measured, given.profiles, started)

@@ -22,7 +22,7 @@ from autosplit.values.plan import MAX_QUEUE_DEPTH
 from autosplit.values.samples import BACKENDS, Precision, backend_fault
 
 if TYPE_CHECKING:
-    from autosplit.deploying.setup import Budget, Setup
+    from autosplit.deploying.setup import Budget, Hosts, Setup
 
 BACKENDS_DEFAULT = "usual"
 PLAN_FILE = Path("plan.yaml")
@@ -95,7 +95,16 @@ class Status(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices(Output):
+class Clustered(Output):
+    """Hosts."""
+
+    cluster: Annotated[
+        str | None, typer.Option(help="Hosts on Ray: auto, HOST:PORT, or local:3 for three nodes on this machine.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices(Clustered):
     """Devices."""
 
     devices: Annotated[str | None, typer.Option(help="cpu:0,cpu:1 or cpu:0-1 or cuda:0; default: each usable core.")] = None
@@ -131,7 +140,7 @@ class Profile(Devices):
             raise UsageError(f"{fault}; give names with commas between, or 'usual' or 'all' alone")
         return names
 
-    def setup(self, progress: Progress, log: Callable[[str], None] | None = None) -> "Setup":
+    def setup(self, progress: Progress, log: Callable[[str], None] | None = None, hosts: "Hosts | None" = None) -> "Setup":
         """How to measure. Raises: UsageError: a backend that does not exist. MissingExtraError: it is not installed."""
         from autosplit.deploying.setup import Setup
 
@@ -142,6 +151,7 @@ class Profile(Devices):
             remeasure=self.remeasure,
             progress=progress,
             log=log,
+            hosts=hosts,
         )
 
 
@@ -184,9 +194,9 @@ class Search(Profile):
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
     dot: Dot = None
 
-    def setup(self, progress: Progress, log: Callable[[str], None] | None = None) -> "Setup":
+    def setup(self, progress: Progress, log: Callable[[str], None] | None = None, hosts: "Hosts | None" = None) -> "Setup":
         """How to measure and plan; errors as for ``Profile.setup``."""
-        return dataclasses.replace(super().setup(progress, log), queue_depth=self.queue_depth, seed=self.seed)
+        return dataclasses.replace(super().setup(progress, log, hosts), queue_depth=self.queue_depth, seed=self.seed)
 
     def spending(self) -> "Budget":
         """What the search may spend, and the report where there is one."""

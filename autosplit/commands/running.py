@@ -15,6 +15,7 @@ from autosplit.commands.console import (
     write_picture,
     write_trace,
 )
+from autosplit.commands.machines import placed
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
 from autosplit.progress import bars
@@ -26,24 +27,23 @@ def run(given: options.Run) -> None:
     from autosplit.backends.base import get_backend
     from autosplit.commands.report import baselines_table, run_table
     from autosplit.deploying.setup import Budget, Setup
-    from autosplit.devices.discovering import machine_for
     from autosplit.errors import each
     from autosplit.loadedplan import load
     from autosplit.values.planfile import read_plan
 
-    with bars(err) as progress:
-        progress("load", 0.0, f"reading '{given.plan}' and tracing its model")
-        file = read_plan(given.plan)
-        each(f"plan '{given.plan}' cannot run here", get_backend, file.backends)  # tracing takes a while
-        machine = machine_for(given.devices or (None if given.machine else ",".join(file.devices)), given.machine, given.memory)
-        loaded = load(given.plan, given.model, devices=machine)
-    plan, traced = loaded.plan, loaded.traced
-    if given.precision not in (None, plan.precision):
-        plan = replace(plan, precision=given.precision or "f32").unpredicted()
-    with watched(err, given.watch) as (progress, observe):
-        setup = Setup(store=given.profiles, progress=progress, observe=observe)
-        budget = Budget(num_rounds=given.rounds, num_requests=given.requests)
-        report = api.run(traced, plan, machine, baselines=given.baselines, setup=setup, budget=budget)
+    file = read_plan(given.plan)
+    each(f"plan '{given.plan}' cannot run here", get_backend, file.backends)  # tracing takes a while
+    with placed(given, ",".join(file.devices)) as (machine, hosts):
+        with bars(err) as progress:
+            progress("load", 0.0, f"reading '{given.plan}' and tracing its model")
+            loaded = load(given.plan, given.model, devices=machine)
+        plan, traced = loaded.plan, loaded.traced
+        if given.precision not in (None, plan.precision):
+            plan = replace(plan, precision=given.precision or "f32").unpredicted()
+        with watched(err, given.watch) as (progress, observe):
+            setup = Setup(store=given.profiles, progress=progress, observe=observe, hosts=hosts)
+            budget = Budget(num_rounds=given.rounds, num_requests=given.requests)
+            report = api.run(traced, plan, machine, baselines=given.baselines, setup=setup, budget=budget)
     for note in (*traced.notes, *report.notes):
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.plan)}
@@ -64,13 +64,12 @@ def auto(given: options.Auto) -> None:
     """Do everything: trace, profile, search, run, compare; the best plan is written."""
     from autosplit import api
     from autosplit.commands.report import baselines_table, plan_table, run_table
-    from autosplit.devices.discovering import machine_for
     from autosplit.values.planfile import write_plan
 
     started = api.now()
-    with bars(err) as progress:
-        machine, wanted, budget = machine_for(given.devices, given.machine, given.memory), given.constraints(), given.spending()
-        setup = given.setup(progress, log(given))
+    wanted, budget = given.constraints(), given.spending()
+    with placed(given) as (machine, hosts), bars(err) as progress:
+        setup = given.setup(progress, log(given), hosts)
         say(api.expectation(machine, setup, budget))
         result = api.auto(trace(given, progress), machine, wanted, setup=setup, budget=budget)
     report = result.report

@@ -17,6 +17,7 @@ from autosplit.commands.console import (
     write_dot,
     write_simulation,
 )
+from autosplit.commands.machines import placed
 from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
 from autosplit.progress import bars
@@ -29,14 +30,13 @@ def search(given: options.Plans) -> None:
         return
     from autosplit import api
     from autosplit.commands.report import plan_table, table
-    from autosplit.devices.discovering import machine_for
     from autosplit.values.planfile import write_plan
 
     given.require_for_models()
     started = api.now()
-    machine, wanted, budget = machine_for(given.devices, given.machine, given.memory), given.constraints(), given.spending()
-    with bars(err) as progress:
-        setup = given.setup(progress, log(given))
+    wanted, budget = given.constraints(), given.spending()
+    with placed(given) as (machine, hosts), bars(err) as progress:
+        setup = given.setup(progress, log(given), hosts)
         traced = trace(given, progress)
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)

@@ -162,7 +162,7 @@ def compare(
     same_as: dict[str, str] = {}
     reasons = dict(baselines.left_out)
     keep, forced = without_autosplit(baselines.plans), constraints is None
-    with SideBySide(machine, setup.workspace) as bench:
+    with SideBySide(machine, setup.workspace, setup.hosts) as bench:
         if setup.observe is not None:
             setup.observe(bench.host)
         contest = _Contest(bench, len(baselines.plans), plan.objective, keep)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
 from autosplit.reports.results import RunStats
 from autosplit.running.pipeline import Pipeline
@@ -20,6 +21,7 @@ from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
 
 
 class Service:
@@ -121,15 +123,26 @@ class Service:
         return f"Service({self._traced.graph.name!r}, {len(self.pipeline.pids)} workers)"
 
 
-def open_pipeline(traced: Traced, plan: Plan, devices: Machine | str | None = None) -> Service:
+def open_pipeline(
+    traced: Traced,
+    plan: Plan,
+    devices: Machine | str | None = None,
+    *,
+    hosts: Hosts | None = None,
+    profile: Profile | None = None,
+) -> Service:
     """The plan as a running service; its workers live until ``close`` or the end of the ``with`` block.
 
     Args:
         traced: the model, traced for the plan's microbatch.
         plan: the plan.
         devices: the devices, or their names with commas between; by default those that the plan names.
+        hosts: the hosts of the plan, if it is on a ``Cluster``.
+        profile: lets a plan on a cluster go on after a host was lost: it is planned anew for the others.
     Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
     """
+    if hosts is not None:
+        return Service(traced, plan, hosts.machine, hosts.opener(traced, plan, profile))
     return Service(traced, plan, machine_of_plan(plan, devices))
 
 

@@ -4,17 +4,37 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from autosplit.backends.base import get_backend, usual
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import UsageError, listed, raise_faults
 from autosplit.progress import Progress
-from autosplit.values.plan import MAX_QUEUE_DEPTH
+from autosplit.running.pipeline import Pipeline
+from autosplit.tracing.capturing import Traced
+from autosplit.values.machine import Machine
+from autosplit.values.plan import MAX_QUEUE_DEPTH, Plan
+from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
 COMPILE_BUDGETS = 2.0
 """Compiling a baseline may take this many times the seconds of the search, unless its own limit is given."""
+
+
+class Hosts(Protocol):
+    """Hosts that are one machine together."""
+
+    @property
+    def machine(self) -> Machine:
+        """Their devices, and the links between hosts."""
+
+    def measure(self, traced: Traced, backends: Sequence[str], precision: Precision) -> Profile:
+        """Profile a model on all of them."""
+
+    def opener(
+        self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
+    ) -> Callable[..., Pipeline]:
+        """What makes pipelines there; given the model, its plan and its profile, pipelines that plan anew if a host is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +54,7 @@ class Setup:
         journal: file of the trials, with which a search that was stopped goes on.
         workspace: where stages are saved and prepared, to be shared between calls.
         observe: called once with the HostManager on which a plan and its baselines run.
+        hosts: the hosts on which to measure and run, such as a ``Cluster``; None for this machine.
     Raises: UsageError, MissingExtraError: with every fault, a value that cannot be used or a backend that is not installed.
     """
 
@@ -48,6 +69,7 @@ class Setup:
     journal: str | Path | None = None
     workspace: Workspace | None = None
     observe: Callable[[Any], None] | None = None
+    hosts: Hosts | None = None
 
     def __post_init__(self) -> None:
         faults = []

@@ -8,6 +8,7 @@ from statistics import median
 from types import TracebackType
 
 from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Microbatch, Reference, blame, is_exact, limit_of
+from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats
@@ -138,12 +139,13 @@ class SideBySide:
     Args:
         machine: the devices.
         workspace: where stages are saved and prepared, to be shared with others; by default one of its own.
+        hosts: the hosts of the devices, if they are not this machine's.
     """
 
-    def __init__(self, machine: Machine, workspace: Workspace | None = None) -> None:
+    def __init__(self, machine: Machine, workspace: Workspace | None = None, hosts: Hosts | None = None) -> None:
         self.machine = machine
         self.loaded: dict[str, Contender] = {}
-        self.host = HostManager()
+        self.host = HostManager(opener=Pipeline if hosts is None else hosts.opener())
         self._workspace = workspace or Workspace()
         self._owns_workspace = workspace is None
         self._references: list[Reference] = []

@@ -14,6 +14,7 @@ from typing import Any
 import optuna
 
 from autosplit import tables
+from autosplit.deploying.setup import Hosts
 from autosplit.deploying.sidebyside import Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
@@ -77,6 +78,7 @@ def search(
     budget_s: float = 30.0,
     journal: str | Path | None = None,
     workspace: Workspace | None = None,
+    hosts: Hosts | None = None,
     progress: Progress = quiet,
 ) -> SearchResult:
     """The plan that measures best within the budget.
@@ -87,7 +89,7 @@ def search(
         budget_s: seconds for measuring candidates; 0 returns the planner's answer from the profile alone.
         journal: a file of Optuna's trials, so that a search that was stopped goes on where it was; one of another model, or
             with other devices or demands, begins anew there.
-        workspace: as for ``SideBySide``.
+        workspace, hosts: as for ``SideBySide``.
         progress: called with the share of the step ``search``, which is the share of the budget that is spent.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
@@ -100,7 +102,7 @@ def search(
         progress("search", 1.0, "done")
         return SearchResult(plan, *subject)
     first = _first(job, limited, subject)
-    with SideBySide(job.machine, workspace) as bench:
+    with SideBySide(job.machine, workspace, hosts) as bench:
         hunt = _Hunt(job, subject, bench, budget_s, progress)
         hunt.correct(first)
         hunt.tune(journal)

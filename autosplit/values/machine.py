@@ -141,6 +141,10 @@ class Machine:
         known = ", ".join(device.name for device in self.devices)
         raise DeviceError(f"device '{name}' is not one of this machine's devices: {known}")
 
+    def only(self, names: Iterable[str]) -> "Machine":
+        """The machine with these devices alone. Raises: DeviceError: it does not have one."""
+        return replace(self, devices=tuple(each("the devices are not of this machine", self.__getitem__, names))).verify()
+
     def link(self, source: str, target: str) -> Link:
         """The link from ``source`` to ``target`` (device names, or ``host``).
 

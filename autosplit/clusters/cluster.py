@@ -1,0 +1,38 @@
+"""Cluster: several hosts that profile a model and run its plans as one machine."""
+
+import functools
+from collections.abc import Callable, Sequence
+
+from autosplit.clusters import hostprofile
+from autosplit.clusters.fleet import Fleet
+from autosplit.clusters.remote import HostsPipeline
+from autosplit.clusters.replanning import Replanner
+from autosplit.running.pipeline import Pipeline
+from autosplit.tracing.capturing import Traced
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Precision
+
+
+class Cluster(Fleet):
+    """The hosts of a Ray cluster, given to calls as ``Setup(hosts=cluster)``; best used in a ``with`` block. ::
+
+    with autosplit.Cluster("local:2") as cluster:
+        result = autosplit.auto(module, inputs=(x,), setup=autosplit.Setup(hosts=cluster))
+        with result.open() as model:
+            y = model(x)
+    """
+
+    def measure(self, traced: Traced, backends: Sequence[str], precision: Precision) -> Profile:
+        """Profile a model on all hosts: see ``hostprofile.measure``."""
+        return hostprofile.measure(traced, self, backends, precision)
+
+    def opener(
+        self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
+    ) -> Callable[..., Pipeline]:
+        """What makes pipelines on these hosts, in place of ``Pipeline``.
+
+        With all three arguments, a pipeline plans anew for the hosts that are left when one is lost.
+        """
+        replan = Replanner(traced, plan, profile) if traced and plan and profile else None
+        return functools.partial(HostsPipeline, self, replan=replan)

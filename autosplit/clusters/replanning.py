@@ -1,0 +1,54 @@
+"""Plan anew for the hosts that are left, from the profile that is there."""
+
+from collections.abc import Sequence
+
+from autosplit.deploying.workspace import Workspace, place
+from autosplit.planning.plans import plan_model
+from autosplit.planning.predicting import measured_backends
+from autosplit.running.wiring import StagePlacement
+from autosplit.tracing.capturing import Traced
+from autosplit.values.constraints import Constraints
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+
+TIME_LIMIT_S = 1.0
+"""Seconds for the planner: requests wait for it."""
+
+
+class Replanner:
+    """Finds the best plan of a model on other devices than those of its plan.
+
+    Args:
+        traced: the model, traced for the plan's microbatch.
+        plan: the plan that runs; its objective, microbatch, queue depth and precision stay.
+        profile: seconds of the ops on all devices.
+    """
+
+    def __init__(self, traced: Traced, plan: Plan, profile: Profile) -> None:
+        self._traced, self._plan, self._profile = traced, plan, profile
+        self._workspace = Workspace()
+
+    def __call__(self, machine: Machine) -> Sequence[StagePlacement]:
+        """The stages of the best plan on a machine.
+
+        Raises: InfeasibleError: its devices cannot hold the model. ProfileError: they were not measured. BackendError: a
+            backend refuses a stage.
+        """
+        profile = self._profile.on(machine)
+        plan = plan_model(
+            self._traced.graph,
+            machine,
+            profile,
+            self._plan.source,
+            Constraints(objective="latency" if self._plan.objective == "latency" else "throughput"),
+            measured_backends(profile, machine),
+            queue_depth=self._plan.queue_depth,
+            microbatch=self._plan.microbatch,
+            time_limit_s=TIME_LIMIT_S,
+        )
+        return place(self._traced, plan, machine, self._workspace)
+
+    def close(self) -> None:
+        """Remove the stage files."""
+        self._workspace.close()

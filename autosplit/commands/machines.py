@@ -1,0 +1,40 @@
+"""The machine that a command is given: devices of this machine, or the hosts of a cluster, open while the command needs them."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from autosplit.commands import options
+from autosplit.commands.console import say
+from autosplit.errors import UsageError
+from autosplit.values.machine import Machine
+
+if TYPE_CHECKING:
+    from autosplit.deploying.setup import Hosts
+
+
+@contextlib.contextmanager
+def placed(given: options.Devices, devices: str | None = None) -> "Iterator[tuple[Machine, Hosts | None]]":
+    """Yield the devices that a command names, and the hosts that they are on, if it names a cluster.
+
+    Args:
+        given: the command's options.
+        devices: names of devices that count where the options name none.
+    Raises: UsageError: a cluster and a machine file. Other errors as ``machine_for`` and ``Cluster``.
+    """
+    from autosplit.devices.discovering import machine_for, parse_memory
+
+    named = given.devices or (None if given.machine else devices)
+    if given.cluster is None:
+        yield machine_for(named, given.machine, given.memory), None
+        return
+    from autosplit.clusters.cluster import Cluster
+
+    if given.machine is not None:
+        raise UsageError("devices are given twice, by --cluster and by a machine file; leave one of them out")
+    with Cluster(given.cluster) as cluster:
+        machine = cluster.machine if named is None else cluster.machine.only(name.strip() for name in named.split(","))
+        if given.memory is not None:
+            machine = machine.with_memory(parse_memory(given.memory, machine))
+        say(f"cluster {given.cluster}: {', '.join(cluster.hosts)}")
+        yield machine, cluster

@@ -1,0 +1,146 @@
+"""Two Ray nodes on this machine: profile, plan, run, and go on when a process dies.
+
+One cluster serves all tests of this file, because its start takes most of their time. Tests that end hosts come last.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+import torch
+
+import autosplit
+from autosplit.deploying.service import open_pipeline
+from autosplit.values.machine import HOST
+from autosplit.values.plan import UNKNOWN, Plan, Stage
+
+pytest.importorskip("ray", reason="a cluster of hosts needs Ray: pip install 'autosplit[ray]'")
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[autosplit.Cluster]:
+    with autosplit.Cluster("local:2") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def traced() -> autosplit.Traced:
+    return autosplit.trace("autosplit.examples.mlp:mlp?depth=4&width=32")
+
+
+@pytest.fixture(scope="module")
+def profile(traced: autosplit.Traced, cluster: autosplit.Cluster) -> autosplit.Profile:
+    return autosplit.measure(traced, setup=autosplit.Setup(backends=("eager",), hosts=cluster, progress=False))
+
+
+def halves(traced: autosplit.Traced, cluster: autosplit.Cluster, stages: int = 2) -> Plan:
+    """A plan with a stage on each device in turn."""
+    names, ops = [device.name for device in cluster.machine.devices], [op.name for op in traced.graph.ops]
+    ends = [round(len(ops) * number / stages) for number in range(stages + 1)]
+    placed = tuple(
+        Stage(f"stage{number}", tuple(ops[ends[number] : ends[number + 1]]), (names[number % len(names)],))
+        for number in range(stages)
+    )
+    return Plan(traced.source, traced.graph.hash, "", placed, UNKNOWN)
+
+
+def test_hosts_are_one_machine(cluster: autosplit.Cluster) -> None:
+    machine = cluster.machine
+    assert {device.host for device in machine.devices} == {"node-a", "node-b"}
+    assert all(device.name.startswith(f"{device.host}/cpu:") and device.memory_bytes for device in machine.devices)
+    pairs = {(one, other) for one in (HOST, "node-a", "node-b") for other in (HOST, "node-a", "node-b") if one != other}
+    assert pairs == set(machine.links)
+    assert all(link.latency_s > 0 and link.send_s_per_byte > 0 for link in machine.links.values())
+
+
+def test_only_loopback_is_listened_on(cluster: autosplit.Cluster) -> None:
+    assert {facts.address for facts in cluster.hosts.values()} == {"127.0.0.1"}
+
+
+def test_every_host_is_profiled(profile: autosplit.Profile, cluster: autosplit.Cluster) -> None:
+    names = {device.name for device in cluster.machine.devices}
+    assert {setting.device for setting in profile.measured} == names
+    assert {(link.source, link.target) for link in profile.links} >= {(a, b) for a in names | {HOST} for b in names if a != b}
+
+
+def test_a_searched_plan_gives_the_answers_of_the_model(
+    traced: autosplit.Traced, profile: autosplit.Profile, cluster: autosplit.Cluster
+) -> None:
+    setup = autosplit.Setup(hosts=cluster, progress=False)
+    demands = autosplit.Constraints(num_stages=2, max_replicas=1)
+    found = autosplit.search(traced, profile, None, demands, setup=setup, budget=autosplit.Budget(search_s=0))
+    assert {name.partition("/")[0] for stage in found.plan.stages for name in stage.devices} == {"node-a", "node-b"}
+    inputs = [torch.randn_like(traced.example_inputs[0]) for _ in range(50)]
+    with open_pipeline(traced, found.plan, hosts=cluster) as model:
+        for x, y in zip(inputs, model.stream(inputs), strict=True):
+            assert torch.equal(y, traced.run(x))
+        rows = model.stats().rows()
+    assert [row["requests"] for row in rows] == [50, 50]
+    assert [row["device"] for row in rows] == [stage.devices[0] for stage in found.plan.stages]
+
+
+def test_a_plan_may_come_back_to_a_host_and_have_replicas_on_both(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
+    plan = halves(traced, cluster, stages=4)
+    a, b = (device.name for device in cluster.machine.devices)
+    stages = list(plan.stages)
+    stages[1] = Stage("stage1", stages[1].ops, (b, a))
+    plan = Plan(traced.source, traced.graph.hash, "", tuple(stages), UNKNOWN)
+    inputs = [torch.randn_like(traced.example_inputs[0]) for _ in range(20)]
+    with open_pipeline(traced, plan, hosts=cluster) as model:
+        answers = list(model.stream(inputs))
+        assert [row["requests"] for row in model.stats().rows()] == [20, 10, 10, 20, 20]
+    assert all(torch.equal(y, traced.run(x)) for x, y in zip(inputs, answers, strict=True))
+
+
+def test_deadlines_and_refusals_hold_over_hosts(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
+    [x] = traced.example_inputs
+    with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
+        with pytest.raises(autosplit.DeadlineError):
+            model.submit(x, deadline_s=1e-9).result(30)
+        with pytest.raises(autosplit.UsageError, match="do not fit"):
+            model.submit(torch.zeros(3))
+        answers = [model.submit(x) for _ in range(200)]  # more than the window and the queue
+        assert all(torch.equal(answer.result(30), traced.run(x)) for answer in answers)
+    with pytest.raises(autosplit.RefusedError, match="closed"):
+        model.submit(x)
+
+
+def test_a_dead_worker_is_replaced_on_its_host(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
+    [x] = traced.example_inputs
+    with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
+        answers = [model.submit(x) for _ in range(20)]
+        os.kill(model.pipeline.pids[1], signal.SIGKILL)
+        answers += [model.submit(x) for _ in range(20)]
+        assert all(torch.equal(answer.result(60), traced.run(x)) for answer in answers)
+        assert model.stats().restarts == 1
+
+
+def test_a_lost_host_is_named_or_replaced(
+    traced: autosplit.Traced, profile: autosplit.Profile, cluster: autosplit.Cluster
+) -> None:
+    """The last test: it ends the agent of a host."""
+    [x] = traced.example_inputs
+    plan = halves(traced, cluster)
+    with (
+        open_pipeline(traced, plan, hosts=cluster) as alone,
+        open_pipeline(traced, plan, hosts=cluster, profile=profile) as spare,
+    ):
+        answers: dict[Any, list[Future[Any]]] = {model: [model.submit(x) for _ in range(30)] for model in (alone, spare)}
+        begun_s = time.monotonic()
+        os.kill(cluster.hosts["node-b"].pid, signal.SIGKILL)
+        with pytest.raises(autosplit.WorkerError, match="host 'node-b' was lost"):
+            for _ in range(1000):
+                alone(x)
+        assert time.monotonic() - begun_s < 1.0, "a lost host is found within a second"
+        for answer in answers[alone]:
+            assert answer.exception(1) is None or "node-b" in str(answer.exception(1))
+        assert all(torch.equal(answer.result(60), traced.run(x)) for answer in [*answers[spare], spare.submit(x)])
+        [note] = spare.pipeline.replanned
+        assert "host 'node-b' was lost" in note
+        assert {row["device"].partition("/")[0] for row in spare.stats().rows()} == {"node-a"}
+    assert set(cluster.lost) == {"node-b"}
