@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def placed(given: options.Devices, devices: str | None = None) -> "Iterator[tuple[Machine, Hosts | None]]":
+def opened_machine(given: options.Devices, devices: str | None = None) -> "Iterator[tuple[Machine, Hosts | None]]":
     """Yield the devices that a command names, and the hosts that they are on, if it names a cluster.
 
     Args:

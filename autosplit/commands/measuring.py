@@ -55,13 +55,13 @@ def profile(given: options.Measure) -> None:
     if not given.model:
         raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
     from autosplit import api
-    from autosplit.commands.machines import placed
+    from autosplit.commands.machines import opened_machine
     from autosplit.commands.report import table
     from autosplit.devices.processes import prepare_to_spawn
 
     started = api.now()
     prepare_to_spawn()  # the fork server imports torch while the model is loaded
-    with placed(given) as (machine, hosts), bars(err) as progress:
+    with opened_machine(given) as (machine, hosts), bars(err) as progress:
         timed = StepTimes(progress)
         setup = given.setup(timed, hosts=hosts)
         traced = trace(given, timed)

@@ -15,7 +15,7 @@ from autosplit.commands.console import (
     write_picture,
     write_trace,
 )
-from autosplit.commands.machines import placed
+from autosplit.commands.machines import opened_machine
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
 from autosplit.progress import bars
@@ -33,7 +33,7 @@ def run(given: options.Run) -> None:
 
     file = read_plan(given.plan)
     each(f"plan '{given.plan}' cannot run here", get_backend, file.backends)  # tracing takes a while
-    with placed(given, ",".join(file.devices)) as (machine, hosts):
+    with opened_machine(given, ",".join(file.devices)) as (machine, hosts):
         with bars(err) as progress:
             progress("load", 0.0, f"reading '{given.plan}' and tracing its model")
             loaded = load(given.plan, given.model, devices=machine)
@@ -68,7 +68,7 @@ def auto(given: options.Auto) -> None:
 
     started = api.now()
     wanted, budget = given.constraints(), given.spending()
-    with placed(given) as (machine, hosts), bars(err) as progress:
+    with opened_machine(given) as (machine, hosts), bars(err) as progress:
         setup = given.setup(progress, log(given), hosts)
         say(api.expectation(machine, setup, budget))
         result = api.auto(trace(given, progress), machine, wanted, setup=setup, budget=budget)

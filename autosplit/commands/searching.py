@@ -17,7 +17,7 @@ from autosplit.commands.console import (
     write_dot,
     write_simulation,
 )
-from autosplit.commands.machines import placed
+from autosplit.commands.machines import opened_machine
 from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
 from autosplit.progress import bars
@@ -35,7 +35,7 @@ def search(given: options.Plans) -> None:
     given.require_for_models()
     started = api.now()
     wanted, budget = given.constraints(), given.spending()
-    with placed(given) as (machine, hosts), bars(err) as progress:
+    with opened_machine(given) as (machine, hosts), bars(err) as progress:
         setup = given.setup(progress, log(given), hosts)
         traced = trace(given, progress)
         wanted.verify(traced.graph, machine)
