@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from autosplit.api import run as run
     from autosplit.api import search as search
     from autosplit.api import trace as trace
+    from autosplit.bundling.bundler import write_bundle as write_bundle
+    from autosplit.bundling.openbundle import OpenBundle as OpenBundle
+    from autosplit.bundling.openbundle import load_bundle as load_bundle
     from autosplit.clusters.cluster import Cluster as Cluster
     from autosplit.deploying.service import Service as Service
     from autosplit.deploying.service import open_pipeline as open_pipeline
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from autosplit.devices.discovering import machine_for as machine_for
     from autosplit.errors import AutosplitError as AutosplitError
     from autosplit.errors import BackendError as BackendError
+    from autosplit.errors import BundleError as BundleError
     from autosplit.errors import DeadlineError as DeadlineError
     from autosplit.errors import DeviceError as DeviceError
     from autosplit.errors import GraphError as GraphError
@@ -63,11 +67,14 @@ _NAMES = {
     "annotation": "annotate",
     "clusters.cluster": "Cluster",
     "api": "AutoResult auto export measure predict run search trace",
+    "bundling.bundler": "write_bundle",
+    "bundling.openbundle": "OpenBundle load_bundle",
     "deploying.service": "Service open_pipeline",
     "deploying.setup": "Budget Setup",
     "devices.discovering": "machine_for",
-    "errors": "AutosplitError BackendError DeadlineError DeviceError GraphError InfeasibleError MissingExtraError ModelError "
-    "PlanError ProfileError RefusedError StageError TraceError UsageError WorkerError",
+    "errors": "AutosplitError BackendError BundleError DeadlineError DeviceError GraphError "
+    "InfeasibleError MissingExtraError ModelError PlanError ProfileError RefusedError StageError TraceError UsageError "
+    "WorkerError",
     "loadedplan": "LoadedPlan load",
     "pages.writing": "write_report",
     "placing.placed": "Placed",

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from autosplit.commands import flagfaults, flags
+from autosplit.commands.bundles import bundle
 from autosplit.commands.console import answered, say, show
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.reasons import is_expected, reason, require_address_space
@@ -72,7 +73,7 @@ def _app(
     """Split a PyTorch model over the devices of a machine, prove the plan, run it, and show measured beside predicted."""
 
 
-for command in (devices, profile, search, evaluate, run, auto, report, export, status):
+for command in (devices, profile, search, evaluate, run, auto, report, export, bundle, status):
     app.command(command.__name__)(flags.command(_guarded(command)))
 
 

@@ -48,6 +48,10 @@ class PlanError(AutosplitError):
     """A plan does not fit its graph, its machine or its profile."""
 
 
+class BundleError(AutosplitError):
+    """A bundle is truncated, edited, of another version, or needs what the loading process does not have or allow."""
+
+
 class InfeasibleError(AutosplitError):
     """No plan meets the constraints; the message names those that cannot hold together.
 

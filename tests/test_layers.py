@@ -36,6 +36,8 @@ LAYERS = """
     searching/    correcting candidates tuning loop
     clusters/     frames hostlinks segments agent raynodes fleet hostprofile hostsfeed replanning remote cluster
     exporting
+    bundling/     driver manifest weightpool packing drafting bundler bundlepart mapping inline openbundle
+    bundling/     crosscheck showing
     api
     annotation
     loadedplan
@@ -79,8 +81,8 @@ ALLOWED = {
     "rich": {"commands", "progress"},
     "transformers": {"tracing.architectures"},
     "ray": {"clusters.raynodes"},
-    "onnxruntime": {"backends", "exporting"},
-    "openvino": {"backends", "exporting"},
+    "onnxruntime": {"backends", "bundling.driver", "exporting"},
+    "openvino": {"backends", "bundling.driver", "exporting"},
 }
 """Package to the layers that may import it; where a layer may at all, it may in a function too."""
 

@@ -28,7 +28,7 @@ def align(path: Path) -> None:
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)
-    outside = [tensor for tensor in _tensors(model.graph) if tensor.external_data]
+    outside = [tensor for tensor in tensors_of(model.graph) if tensor.external_data]
     shapes = [tensor for tensor in outside if tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) == 1]
     for tensor in shapes:
         onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
@@ -44,7 +44,7 @@ def align(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
+def tensors_of(graph: Any) -> Iterator[Any]:
     """The tensors of a graph and of the graphs inside its nodes."""
     yield from graph.initializer
     for node in graph.node:
@@ -52,7 +52,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
             if attribute.HasField("t"):
                 yield attribute.t
             if attribute.HasField("g"):
-                yield from _tensors(attribute.g)
+                yield from tensors_of(attribute.g)
 
 
 def _offsets(tensor: Any) -> Iterator[int]:

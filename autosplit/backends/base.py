@@ -138,7 +138,7 @@ class StreamingBackend(Backend, Protocol):
 
 def get_backend(name: str) -> Backend:
     """Import the backend called ``name``. Raises: UsageError: there is none. MissingExtraError: its runtime is not installed."""
-    backend = _backend(name)
+    backend = named_backend(name)
     missing = backend.missing()
     if missing:
         raise MissingExtraError(missing)
@@ -152,7 +152,7 @@ def usual() -> list[str]:
 
 def installed() -> list[str]:
     """The backends that can run here, in the order of BACKENDS."""
-    return [name for name in BACKENDS if _backend(name).missing() is None]
+    return [name for name in BACKENDS if named_backend(name).missing() is None]
 
 
 def states() -> tuple[dict[str, str], ...]:
@@ -161,7 +161,7 @@ def states() -> tuple[dict[str, str], ...]:
         {
             "backend": name,
             "version": version_of(PACKAGES[name][0]) or "-",
-            "state": (_backend(name).missing() or "installed").removeprefix(f"backend '{name}' "),
+            "state": (named_backend(name).missing() or "installed").removeprefix(f"backend '{name}' "),
         }
         for name in BACKENDS
     )
@@ -170,7 +170,7 @@ def states() -> tuple[dict[str, str], ...]:
 def absent_runtimes() -> tuple[str, ...]:
     """A sentence that names the optional runtimes that are not installed and what they may bring; none if all are there."""
     absent = {"onnxruntime": "onnx", "openvino": "openvino"}
-    absent = {name: extra for name, extra in absent.items() if _backend(name).missing()}
+    absent = {name: extra for name, extra in absent.items() if named_backend(name).missing()}
     if not absent:
         return ()
     return (
@@ -192,7 +192,7 @@ def has_streams(name: str) -> bool:
     >>> [name for name in BACKENDS if has_streams(name)]
     ['openvino']
     """
-    return isinstance(_backend(name), StreamingBackend)
+    return isinstance(named_backend(name), StreamingBackend)
 
 
 def require_streams(backend: Backend) -> StreamingBackend:
@@ -315,7 +315,8 @@ def _torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _backend(name: str) -> Backend:
+def named_backend(name: str) -> Backend:
+    """Import the backend called ``name``, whose packages may be missing. Raises: UsageError: there is no such backend."""
     if fault := backend_fault(name):
         raise UsageError(fault)
     module = importlib.import_module(f"autosplit.backends.{name}")

@@ -39,15 +39,15 @@ class EagerBackend:
         """Load the stage with its weights mapped from the file."""
         require_precision(self, precision)
         if precision == "f32":
-            return _runnable(load_stage(folder), threads)
+            return program_runnable(load_stage(folder), threads)
         if not (folder / LOWERED).is_dir():
             raise BackendError(f"stage folder '{folder}' is not prepared for eager in bf16: prepare the stage")
-        return _runnable(load_stage(folder / LOWERED), threads)
+        return program_runnable(load_stage(folder / LOWERED), threads)
 
     def compile(self, program: StageProgram, threads: int, precision: Precision = "f32") -> Runnable:
         """Return the stage's forward."""
         require_precision(self, precision)
-        return _runnable(in_precision(program, precision), threads)
+        return program_runnable(in_precision(program, precision), threads)
 
     def refuses_kind(self, kind: str) -> str | None:
         """Return None: torch runs everywhere."""
@@ -58,7 +58,8 @@ class EagerBackend:
         return placed_module(folder, accelerator, precision), True
 
 
-def _runnable(program: StageProgram, threads: int) -> Runnable:
+def program_runnable(program: StageProgram, threads: int) -> Runnable:
+    """The stage's forward on ``threads`` threads."""
     forward = program.module.forward
     return on_threads(lambda inputs: forward(*inputs), threads)
 

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,13 +27,20 @@ ACCELERATOR_MODE = "default"
 
 LIBRARIES: dict[Precision, str] = {"f32": "inductor.so", "bf16": "inductor-bf16.so"}
 
-OPTIONS = {
+OPTIONS: Mapping[str, Any] = {
     "freezing": True,
     "cpp.dynamic_threads": True,
     # Precompiled headers take 100 MB of torch's cache for each set of options, and save a second.
     "aot_inductor.precompile_headers": False,
     "cpp_cache_precompile_headers": False,
 }
+
+WITHOUT_WEIGHTS: Mapping[str, Any] = {
+    **OPTIONS,
+    "freezing": False,
+    "aot_inductor.package_constants_in_so": False,
+}
+"""Options of a library that takes its weights from outside. Freezing would pack them into a form that only one process has."""
 
 
 class InductorBackend(FileBackend):
@@ -84,7 +92,7 @@ class InductorBackend(FileBackend):
         return torch.compile(module, fullgraph=True, dynamic=False, mode=ACCELERATOR_MODE), True
 
 
-def compile_library(program: StageProgram, folder: Path) -> Path:
+def compile_library(program: StageProgram, folder: Path, options: Mapping[str, Any] = OPTIONS) -> Path:
     """Compile the stage to a library in ``folder``, and return its path.
 
     All files of the compilation are in ``folder`` too: torch's cache would keep half a gigabyte a stage.
@@ -95,7 +103,7 @@ def compile_library(program: StageProgram, folder: Path) -> Path:
     try:
         with quiet(), torch.no_grad():
             exported = torch.export.export(program.module, examples, strict=False)
-            made = torch._inductor.aot_compile(exported.module(), examples, options=OPTIONS | there)
+            made = torch._inductor.aot_compile(exported.module(), examples, options={**options, **there})
     except Exception as failure:
         lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or [type(failure).__name__]
         reason = next((line for line in lines if "error: " in line), lines[0])  # the compiler's own word
@@ -103,15 +111,30 @@ def compile_library(program: StageProgram, folder: Path) -> Path:
     return Path(str(made))
 
 
-def library_runnable(path: Path, threads: int) -> Runnable:
-    """Load the compiled library as a function. Raises: BackendError: inductor refuses it."""
+def library_runnable(path: Path, threads: int, weights: Mapping[str, torch.Tensor] | None = None) -> Runnable:
+    """Load the compiled library as a function.
+
+    Args:
+        path: the library.
+        threads: threads of each call.
+        weights: for a library compiled ``WITHOUT_WEIGHTS``, all its weights by name; it reads them where they lie.
+    Raises: BackendError: inductor refuses it, or a weight is missing.
+    """
     try:
         with quiet():
-            # ``aoti_load_package`` would unpack an archive that a killed worker leaves behind.
-            model = torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
-    except RuntimeError as failure:
+            model = open_library(path)
+            if weights is not None:
+                names = model.get_constant_names_to_original_fqns()
+                model.update_constant_buffer({name: weights[weight] for name, weight in names.items()}, False, True, True)
+    except (RuntimeError, KeyError) as failure:
         raise BackendError(f"inductor cannot load '{path}': {failure}") from failure
-    return on_threads(lambda inputs: model.run(list(inputs)), threads)
+    held = weights  # the library does not own them
+    return on_threads(lambda inputs: (held, model.run(list(inputs)))[1], threads)
+
+
+def open_library(path: Path) -> Any:
+    """The runner of a compiled library. ``aoti_load_package`` would unpack an archive that a killed worker leaves behind."""
+    return torch._C._aoti.AOTIModelContainerRunnerCpu(str(path), 1)
 
 
 BACKEND: Backend = InductorBackend()

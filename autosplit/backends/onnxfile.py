@@ -133,13 +133,13 @@ def refused_by_onnx(program: StageProgram, load: Callable[[Path], object]) -> di
     return {}
 
 
-def _load(exported: torch.onnx.ONNXProgram, load: Callable[[Path], object]) -> None:
+def _load(exported: "torch.onnx.ONNXProgram", load: Callable[[Path], object]) -> None:
     with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
         exported.save(Path(name) / "model.onnx", external_data=True)
         load(Path(name) / "model.onnx")
 
 
-def _export(program: StageProgram, dense: bool) -> torch.onnx.ONNXProgram:
+def _export(program: StageProgram, dense: bool) -> "torch.onnx.ONNXProgram":
     inputs, outputs = _ports(program.inputs), _ports(program.outputs)
     module = DenseStage(program.module, inputs, outputs) if dense else LogicalStage(program.module, inputs)
     shapes = [source.dense_shape if dense else source.spec.shape for source in inputs]
@@ -149,7 +149,7 @@ def _export(program: StageProgram, dense: bool) -> torch.onnx.ONNXProgram:
     return exported
 
 
-def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> torch.onnx.ONNXProgram:
+def _convert(module: torch.nn.Module, examples: Sequence[torch.Tensor]) -> "torch.onnx.ONNXProgram":
     from onnxscript import optimizer
 
     with quiet(), torch.no_grad():

@@ -108,15 +108,8 @@ def optimise(source: Path, target: Path) -> None:
     Raises: BackendError: ONNX Runtime refuses the file. OSError: the disk is full.
     """
     for packed in ("1", "0"):
-        options = session_options(1)
-        options.optimized_model_filepath = str(target)
-        entries = {
-            "session.optimized_model_external_initializers_file_name": f"{target.name}.data",
-            "session.optimized_model_external_initializers_min_size_in_bytes": "1024",
-            "session.save_external_prepacked_constant_initializers": packed,
-        }
-        for key, value in entries.items():
-            options.add_session_config_entry(key, value)
+        options = _writing_options(target)
+        options.add_session_config_entry("session.save_external_prepacked_constant_initializers", packed)
         try:
             _open_session(source, options)
         except BackendError as failure:
@@ -125,6 +118,33 @@ def optimise(source: Path, target: Path) -> None:
         with contextlib.suppress(ValueError):
             return align(target)
     raise BackendError(f"the file that ONNX Runtime {version('onnxruntime')} optimised from '{source}' cannot be read")
+
+
+def fuse(source: Path, target: Path) -> None:
+    """Write the graph with fused ops, for any processor, to ``target``, and its weights to ``target`` + '.data'.
+
+    Weights are neither packed nor transposed: a tied weight stays one, and stays the model's own where no op was fused into it.
+    Raises: BackendError: ONNX Runtime refuses the file. OSError: the disk is full.
+    """
+    import onnxruntime
+
+    options = _writing_options(target)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    try:
+        _open_session(source, options, disabled=["ConstantFolding"])
+    except BackendError as failure:
+        require_room(target, source)
+        raise failure
+    align(target)
+
+
+def _writing_options(target: Path) -> Any:
+    """Options of a session that writes its graph to ``target`` and large tensors beside it."""
+    options = session_options(1)
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{target.name}.data")
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    return options
 
 
 def require_room(target: Path, source: Path) -> None:
@@ -137,12 +157,15 @@ def require_room(target: Path, source: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _open_session(path: Path, options: Any, providers: Sequence[tuple[str, dict[str, str]]] = ()) -> Any:
-    """Open an InferenceSession. Raises: BackendError: ONNX Runtime refuses the file."""
+def _open_session(
+    path: Path, options: Any, providers: Sequence[tuple[str, dict[str, str]]] = (), disabled: Sequence[str] | None = None
+) -> Any:
+    """Open an InferenceSession without the ``disabled`` optimisers. Raises: BackendError: ONNX Runtime refuses the file."""
     import onnxruntime
 
+    chosen = list(dict([*providers, (CPU_PROVIDER, {})]).items())
     try:
-        return onnxruntime.InferenceSession(path, options, providers=list(dict([*providers, (CPU_PROVIDER, {})]).items()))
+        return onnxruntime.InferenceSession(path, options, providers=chosen, disabled_optimizers=disabled)
     except Exception as failure:
         raise BackendError(f"ONNX Runtime refuses '{path}': {failure}") from failure
 
@@ -161,12 +184,13 @@ def session_options(threads: int, shared: bool = True) -> Any:
     return options
 
 
-def session_runnable(stage: OnnxStage, threads: int, shared: bool) -> Runnable:
-    """Open the optimised file as a function. Raises: BackendError: ONNX Runtime refuses the file."""
+def session_runnable(stage: OnnxStage, threads: int, shared: bool, optimised: bool = True) -> Runnable:
+    """Open a file as a function; one ``optimised`` for this processor is taken as it is. Raises: BackendError: it is refused."""
     import onnxruntime
 
     options = session_options(threads, shared)
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return bound_runnable(_open_session(stage.path, options), stage, torch.device("cpu"))
 
 

@@ -4,6 +4,8 @@ The precision is always stated, because OpenVINO's default is bfloat16 on proces
 memory with torch. Every process packs the weights anew, from any kind of file; only the streams of one process share them.
 """
 
+import contextlib
+import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
@@ -20,6 +22,9 @@ from autosplit.backends.quiet import quiet
 from autosplit.devices.accelerators import Accelerator, Queue
 from autosplit.errors import BackendError
 from autosplit.tracing.splitting import StageProgram
+
+WEIGHTLESS: Mapping[str, Any] = {"CACHE_MODE": "OPTIMIZE_SIZE"}
+"""Settings of a compiled blob without weights."""
 
 
 class OpenVinoBackend(FileBackend):
@@ -46,12 +51,14 @@ class OpenVinoBackend(FileBackend):
     def load(self, folder: Path, threads: int, precision: Precision = "f32", shared: bool = True) -> Runnable:
         """Compile the ONNX file."""
         require_precision(self, precision)
-        return compiled_runnable(open_onnx(folder), threads, precision)
+        stage = open_onnx(folder)
+        return compiled_runnable(stage, compiled_model(stage, settings(threads, precision)))
 
     def load_streams(self, folder: Path, threads: int, streams: int, precision: Precision = "f32") -> Streams:
         """Compile the ONNX file for ``streams`` requests at once."""
         require_precision(self, precision)
-        return OpenVinoStreams(open_onnx(folder), threads, streams, precision)
+        stage = open_onnx(folder)
+        return OpenVinoStreams(stage, compiled_model(stage, settings(threads, precision, streams)), streams)
 
     def refuses_kind(self, kind: str) -> str | None:
         """Refuse every accelerator."""
@@ -119,8 +126,7 @@ class OpenVinoRequest:
 class OpenVinoStreams:
     """A stage that computes ``streams`` requests at once; one more is queued, so that no stream waits for the caller."""
 
-    def __init__(self, stage: OnnxStage, threads: int, streams: int, precision: Precision) -> None:
-        compiled = compiled_model(stage, settings(threads, precision, streams))
+    def __init__(self, stage: OnnxStage, compiled: Compiled, streams: int) -> None:
         self.num_contexts = streams + 1
         self._turns = cycle([OpenVinoRequest(stage, compiled) for _ in range(self.num_contexts)])
 
@@ -141,10 +147,56 @@ class OpenVinoStreams:
 
 def compiled_model(stage: OnnxStage, chosen: Mapping[str, Any]) -> Compiled:
     """Compile the stage's file. Raises: BackendError: OpenVINO refuses it."""
+    _require_numpy(stage)
+    return _compile(stage.path, chosen)
+
+
+def write_ir(stage: OnnxStage, chosen: Mapping[str, Any], path: Path) -> Collection[int]:
+    """Write the stage's file as OpenVINO's own, ``path`` (.xml) and its weights (.bin), in f32 and as it compiles best.
+
+    Returns: the numbers of the outputs that come with channels last. Raises: BackendError: OpenVINO refuses the file.
+    """
+    import openvino
+    from openvino._offline_transformations import apply_moc_transformations
+
+    turned = compiled_model(stage, chosen).turned
+    model = with_channels_last(core().read_model(stage.path), turned)
+    apply_moc_transformations(model, False)  # else the compiler folds batch norms, and its blob holds a second copy of weights
+    openvino.save_model(model, path, compress_to_fp16=False)
+    return turned
+
+
+def export_blob(path: Path, weights: Path, chosen: Mapping[str, Any]) -> bytes:
+    """Compile OpenVINO's own file with its weights; the blob holds none of them, for whoever imports it maps them."""
+    with quiet():
+        model = core().compile_model(core().read_model(path, weights), "CPU", {**chosen, **WEIGHTLESS})
+        blob: bytes = model.export_model().getvalue()
+        return blob
+
+
+def open_ir(stage: OnnxStage, weights: Path, chosen: Mapping[str, Any], blob: Path | None = None) -> Compiled:
+    """Compile OpenVINO's own file, ``stage.path``, with its weights, or take the blob that was compiled of it.
+
+    Raises: BackendError: OpenVINO refuses the file.
+    """
+    _require_numpy(stage)
+    with quiet():
+        if blob is not None:
+            # A blob of another processor or another version is refused; the file itself is for all of them.
+            with contextlib.suppress(RuntimeError):
+                given = {**chosen, **WEIGHTLESS, "WEIGHTS_PATH": str(weights)}
+                return Compiled(core().import_model(io.BytesIO(blob.read_bytes()), "CPU", given))
+        try:
+            return Compiled(core().compile_model(core().read_model(stage.path, weights), "CPU", dict(chosen)))
+        except RuntimeError as failure:
+            raise BackendError(f"OpenVINO refuses '{stage.path.name}': {_reason(str(failure))}") from None
+
+
+def _require_numpy(stage: OnnxStage) -> None:
+    """Raises: BackendError: a value has a dtype that numpy does not have."""
     for port in (*stage.inputs, *stage.outputs):
         if port.dtype not in ELEMENT_TYPES or port.dtype == torch.bfloat16:
             raise BackendError(f"OpenVINO cannot share '{port.name}' with torch: numpy has no {port.dtype}")
-    return _compile(stage.path, chosen)
 
 
 @cache
@@ -188,9 +240,9 @@ def _reason(text: str) -> str:
     return " ".join((telling or lines)[:2])[:300]
 
 
-def compiled_runnable(stage: OnnxStage, threads: int, precision: Precision) -> Runnable:
-    """Compile the stage as a function. Raises: BackendError: OpenVINO refuses the file."""
-    context = OpenVinoRequest(stage, compiled_model(stage, settings(threads, precision)))
+def compiled_runnable(stage: OnnxStage, compiled: Compiled) -> Runnable:
+    """A compiled stage as a function."""
+    context = OpenVinoRequest(stage, compiled)
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         context.bind(inputs)

@@ -127,12 +127,7 @@ class StageFolder:
         """Run the stage op by op, in eager, up to the one that raises."""
         from autosplit.tracing.splitting import load_stage
 
-        walk = _Walk(load_stage(self.folder).module)
-        try:
-            walk.run(*inputs)
-        except Exception:
-            return walk.op
-        return None
+        return failing_node(load_stage(self.folder).module, inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +217,16 @@ def check_allowed(path: str, allowed: Sequence[str]) -> tuple[str, str]:
         known = ", ".join(allowed) or "none is allowed"
         raise UsageError(f"function '{path}' is not in an allowed module ({known}); allow its module if you trust it")
     return module, name
+
+
+def failing_node(module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str | None:
+    """Run a graph op by op up to the one that raises, and return its name."""
+    walk = _Walk(module)
+    try:
+        walk.run(*inputs)
+    except Exception:
+        return walk.op
+    return None
 
 
 class _Walk(torch.fx.Interpreter):

@@ -202,15 +202,26 @@ def load_stage(folder: Path) -> StageProgram:
     try:
         specs = {kind: tuple(spec_from_dict(spec) for spec in data[kind]) for kind in ("inputs", "outputs", "weights")}
         weights = map_weights(folder / WEIGHTS, data["key"], data["weights_file_bytes"], specs["weights"])
-        for name in data["requires_grad"]:
-            weights[name] = weights[name].detach().requires_grad_()  # else its views ask the mapped tensor
         graph = programs.decode(data["nodes"])
         faults = [f"'{name}' is not among its weights" for name in programs.weight_names(graph) if name not in weights]
         raise_faults(PlanError, f"stage folder '{folder}' does not fit together", faults)
-        module = fx.GraphModule(weights, graph, class_name="Stage")
+        return assemble(str(data["name"]), graph, weights, data["requires_grad"], specs["inputs"], specs["outputs"])
     except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
         raise _incomplete(folder, failure) from None
-    return StageProgram(str(data["name"]), module, specs["inputs"], specs["outputs"])
+
+
+def assemble(
+    name: str,
+    graph: fx.Graph,
+    weights: dict[str, torch.Tensor],
+    requires_grad: Sequence[str],
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+) -> StageProgram:
+    """A stage of a graph that was read and its weights; those of ``requires_grad`` are made to ask for gradients."""
+    for weight in requires_grad:
+        weights[weight] = weights[weight].detach().requires_grad_()  # else its views ask the mapped tensor
+    return StageProgram(name, fx.GraphModule(weights, graph, class_name="Stage"), inputs, outputs)
 
 
 def saved_weight_bytes(folder: Path) -> int:

@@ -66,14 +66,22 @@ def write_weights(path: Path, key: str, weights: Mapping[str, torch.Tensor], spe
         for spec in specs:
             if spec.name in entries and extent_bytes(spec):
                 begin, end = entries[spec.name]["data_offsets"]
-                file.write(_bytes_of(laid_out(weights[spec.name], spec)))
+                file.write(bytes_of(laid_out(weights[spec.name], spec)))
                 file.write(bytes(end - begin - extent_bytes(spec)))
         return file.tell()
 
 
-def map_weights(path: Path, key: str, num_bytes: int, specs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+def map_weights(
+    path: Path, key: str, num_bytes: int, specs: Sequence[TensorSpec], stored: Mapping[str, str] | None = None
+) -> dict[str, torch.Tensor]:
     """Map the weights from the file: they are read on first use, and all processes that map the file share them.
 
+    Args:
+        path: the file.
+        key: as it was written.
+        num_bytes: size of the file.
+        specs: the weights to map.
+        stored: weight name to its name in the file, where these differ.
     Raises: PlanError: the file is missing, truncated, of another stage, or lacks a weight.
     """
     try:
@@ -89,7 +97,11 @@ def map_weights(path: Path, key: str, num_bytes: int, specs: Sequence[TensorSpec
                 raise PlanError(
                     f"weights file '{path}' belongs to another stage than 'stage.json' beside it. Save the stage again."
                 )
-            return {spec.name: _shaped(file.get_tensor(metadata.get(f".{spec.name}", spec.name)), spec) for spec in specs}
+            found = {}
+            for spec in specs:
+                name = (stored or {}).get(spec.name, spec.name)
+                found[spec.name] = _shaped(file.get_tensor(metadata.get(f".{name}", name)), spec)
+            return found
     except OSError as failure:
         raise PlanError(f"weights file '{path}' cannot be read: {failure.strerror or failure}. Save the stage again.") from None
     except (SafetensorError, ValueError) as failure:
@@ -108,7 +120,7 @@ def weight_starts(path: Path) -> dict[str, int]:
     return starts | {name[1:]: starts[kept] for name, kept in metadata.items() if name != STAGE}
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a tensor, gaps included, without a copy."""
     count = extent_bytes(spec_of("", tensor)) // tensor.itemsize
     return tensor.detach().as_strided((count,), (1,)).view(torch.uint8).numpy().data

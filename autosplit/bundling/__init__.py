@@ -1,0 +1,12 @@
+"""A plan as a bundle: ready-made parts and one copy of the weights, which run without the model, tracing or a compiler.
+
+Modules in the order of their use::
+
+    driver       runs a bundle without torch; a copy lies in every bundle
+    manifest     Manifest: the table of parts, and the hash of every file
+    weightpool   weights by content; packing: a bundle as one file
+    drafting     the files of one part for its backend; bundler: write_bundle()
+    bundlepart   a part as a worker loads it; mapping: the plan's devices to those that are there
+    inline       stages in the caller's process; openbundle: load_bundle()
+    crosscheck   answers of a bundle beside those of the model; showing: a manifest for people
+"""

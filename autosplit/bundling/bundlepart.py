@@ -1,0 +1,141 @@
+"""BundlePart: a part of a bundle as a worker, or the caller's own process, loads it. It pickles as a plain value."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autosplit.bundling.manifest import WEIGHTS, Part
+from autosplit.devices.accelerators import open_accelerator
+from autosplit.errors import BackendError, BundleError
+from autosplit.running.modules import failing_node
+from autosplit.values.samples import Precision
+
+if TYPE_CHECKING:
+    from autosplit.backends.base import Runnable
+    from autosplit.tracing.splitting import StageProgram
+
+
+@dataclass(frozen=True, slots=True)
+class BundlePart:
+    """A part in the folder of its bundle.
+
+    Attributes:
+        folder: the folder; its manifest was read, and its files were compared with it.
+        weights_key, weights_bytes: key and size of the weights file.
+        part: the row of the table.
+        precision: of the network.
+        same_machine: whether the processor and the versions are those of the machine that made the bundle.
+        packages: modules that register the custom operators of the part.
+    """
+
+    folder: Path
+    weights_key: str
+    weights_bytes: int
+    part: Part
+    precision: Precision
+    same_machine: bool
+    packages: tuple[str, ...] = ()
+    warms_up: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The backend's name."""
+        return self.part.backend
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.part.weight_bytes
+
+    def import_packages(self) -> None:
+        """Import the backend and the user's operators."""
+        from autosplit.backends.base import named_backend
+
+        named_backend(self.part.backend)
+        for package in self.packages:
+            importlib.import_module(package)
+
+    def load(self, threads: int, device: str, shared: bool) -> "Runnable":
+        """Load the part. Raises: BackendError: its runtime refuses it, or it has no form for this device."""
+        from autosplit.backends import inductor
+        from autosplit.backends.eager import program_runnable
+        from autosplit.bundling.drafting import LIBRARY
+
+        part = self.part
+        if accelerator := open_accelerator(device):
+            return self._place(accelerator, device)
+        if part.backend == "eager":
+            return program_runnable(self.program(), threads)
+        if part.backend == "inductor":
+            return inductor.library_runnable(self.folder / part.files[LIBRARY], threads, self._weights())
+        return self._session(threads, shared)
+
+    def _session(self, threads: int, shared: bool) -> "Runnable":
+        """The part on ONNX Runtime or OpenVINO."""
+        from autosplit.backends import onnxruntime, openvino
+        from autosplit.backends.onnxfile import OnnxStage
+        from autosplit.backends.ports import port
+        from autosplit.bundling.drafting import BLOB, IR, ONNX
+
+        part = self.part
+        inputs, outputs = (tuple(map(port, specs)) for specs in (part.inputs, part.outputs))
+        if part.backend == "onnxruntime":
+            stage = OnnxStage(self.folder / part.files[ONNX], inputs, outputs)
+            return onnxruntime.session_runnable(stage, threads, shared, optimised=False)
+        stage = OnnxStage(self.folder / part.files[IR], inputs, outputs)
+        turned = [k for k, (one, order) in enumerate(zip(outputs, part.output_orders, strict=True)) if tuple(order) != one.order]
+        blob = self.folder / part.files[BLOB] if self.same_machine and BLOB in part.files else None
+        chosen = openvino.settings(threads, self.precision, part.streams)
+        compiled = openvino.open_ir(stage, self.folder / WEIGHTS, chosen, blob)._replace(turned=turned)
+        if part.streams > 1:
+            return openvino.OpenVinoStreams(stage, compiled, part.streams)
+        return openvino.compiled_runnable(stage, compiled)
+
+    def _place(self, accelerator: Any, device: str) -> "Runnable":
+        from autosplit.backends.placing import place_runnable
+        from autosplit.tracing.splitting import place_stage
+
+        if self.part.backend != "eager":
+            raise BackendError(
+                f"part '{self.part.name}' is ready-made for {self.part.backend} on CPU cores, and '{device}' is none; load the "
+                "bundle on CPU devices, or make it of a plan with backend eager there"
+            )
+        forward = place_stage(self.program(), accelerator.device).module.forward
+        return place_runnable(
+            accelerator, lambda *_: (lambda inputs: forward(*inputs), True), self.part.inputs, self.part.outputs
+        )
+
+    def program(self) -> "StageProgram":
+        """The graph of an eager part with its weights mapped. Raises: BundleError: it is damaged, or lacks an operator."""
+        from autosplit.bundling.drafting import PROGRAM
+        from autosplit.files import read_data
+        from autosplit.parsing import MALFORMED
+        from autosplit.tracing import programs
+        from autosplit.tracing.splitting import assemble
+
+        path = self.folder / self.part.files[PROGRAM]
+        data = read_data(path, "part", BundleError)
+        try:
+            graph, weights = programs.decode(data["nodes"]), self._weights()
+            missing = [name for name in programs.weight_names(graph) if name not in weights]
+            if missing:
+                raise BundleError(f"part file '{path}' names the weight '{missing[0]}', which the manifest does not list")
+            return assemble(self.part.name, graph, weights, data["requires_grad"], self.part.inputs, self.part.outputs)
+        except (*MALFORMED, RuntimeError, SyntaxError) as failure:  # the last two are torch's, of a layout or a graph
+            raise BundleError(f"part file '{path}' is damaged: {str(failure).partition(chr(10))[0]}") from None
+
+    def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
+        """The op of an eager part that raises on these inputs; None for a part without its graph."""
+        return failing_node(self.program().module, inputs) if self.part.backend == "eager" else None
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        """The weights of the part by name, mapped from the bundle's file."""
+        from autosplit.tracing.weightsfile import map_weights
+
+        specs = [replace(weight.spec, name=weight.name) for weight in self.part.weights]
+        stored = {weight.name: weight.content for weight in self.part.weights}
+        return map_weights(self.folder / WEIGHTS, self.weights_key, self.weights_bytes, specs, stored)

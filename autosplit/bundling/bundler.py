@@ -1,0 +1,111 @@
+"""Write plans as a bundle: the parts of every network drafted, their weights written once, then their files and the manifest."""
+
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from autosplit.bundling.drafting import Draft, draft
+from autosplit.bundling.manifest import MANIFEST, Manifest, Network, file_of, write_manifest
+from autosplit.bundling.packing import pack
+from autosplit.bundling.weightpool import WeightPool
+from autosplit.devices.discovering import cpu_name, versions
+from autosplit.errors import UsageError
+from autosplit.exporting.containers import output_containers
+from autosplit.files import hidden_beside, unwritable
+from autosplit.progress import Progress, quiet
+from autosplit.scratch import scratch_folder
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.splitting import split
+from autosplit.values.plan import Plan
+
+HERE, DRIVER = Path(__file__).parent, "driver.py"
+
+
+def write_bundle(
+    networks: Mapping[str, tuple[Traced, Plan]], path: Path, *, zipped: bool = False, progress: Progress = quiet
+) -> Manifest:
+    """Write plans as one bundle; weights of equal bytes are in it once. It appears whole or not at all.
+
+    Args:
+        networks: the entry points: the name of each, its model, and its plan, which was verified.
+        path: the folder to make, or the file if ``zipped``; nothing may be there yet.
+        zipped: one uncompressed file in place of a folder.
+        progress: called with the share of the parts that are made, for the step ``bundle``.
+    Raises: UsageError: ``path`` is there or cannot be written. BackendError: a backend refuses a stage. MissingExtraError: a
+        backend is not installed.
+    """
+    path = Path(path)
+    require_absent(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder() as scratch, _whole(path, zipped) as folder:
+        pool, drafts = WeightPool(), dict[str, list[Draft]]()
+        num_parts = sum(len(plan.stages) for _, plan in networks.values())
+        for name, (traced, plan) in networks.items():
+            drafts[name] = []
+            for program, stage in zip(split(traced, [stage.ops for stage in plan.stages]), plan.stages, strict=True):
+                number = sum(map(len, drafts.values()))
+                progress("bundle", number / num_parts, f"network '{name}', {stage.name} for {stage.backend}")
+                place = scratch / f"part{number}"
+                place.mkdir()
+                drafts[name].append(draft(program, stage, plan.precision, pool, place))
+        key, starts = pool.write(folder)
+        made: dict[str, Network] = {}
+        for name, (traced, plan) in networks.items():
+            made[name] = _network(traced, plan, drafts[name], folder, f"n{len(made)}", starts)
+        shutil.copyfile(HERE / DRIVER, folder / DRIVER)
+        backends = sorted({stage.backend for _, plan in networks.values() for stage in plan.stages})
+        manifest = Manifest(
+            networks=made,
+            files={file.name: file_of(file) for file in sorted(folder.iterdir())},
+            weights_key=key,
+            versions={"python": platform.python_version(), **versions(backends)},
+            cpu=cpu_name(),
+        )
+        write_manifest(manifest, folder)
+    return manifest
+
+
+def require_absent(path: Path) -> None:
+    """Raises: UsageError: something is there, or it cannot be written."""
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"'{path}' is there already: give another name for the bundle, or remove it")
+    if why := unwritable(path):
+        raise UsageError(f"bundle '{path}' cannot be written: {why}; give another name")
+
+
+def _network(traced: Traced, plan: Plan, drafts: Sequence[Draft], folder: Path, stem: str, starts: Mapping[str, int]) -> Network:
+    parts = tuple(one.part(one.finish(folder, f"{stem}p{number}", starts)) for number, one in enumerate(drafts))
+    return Network(
+        source=plan.source,
+        graph=traced.graph.hash,
+        plan=plan.hash,
+        precision=plan.precision,
+        microbatch=plan.microbatch,
+        queue_depth=plan.queue_depth,
+        inputs=traced.graph.inputs,
+        outputs=traced.graph.outputs,
+        parts=parts,
+        answer=output_containers(traced),
+    )
+
+
+@contextmanager
+def _whole(path: Path, zipped: bool) -> Iterator[Path]:
+    """A hidden folder beside ``path`` to build in, which becomes the bundle at the end."""
+    building = hidden_beside(path)
+    building.mkdir()
+    try:
+        yield building
+        if zipped:
+            packed = hidden_beside(path)
+            try:
+                pack(building, packed, first=MANIFEST)
+                packed.rename(path)
+            finally:
+                packed.unlink(missing_ok=True)
+        else:
+            building.rename(path)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)

@@ -1,0 +1,163 @@
+"""Make the files of one part: weights go to the pool, and what is left is written once the places of all weights are known."""
+
+import json
+import mmap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import torch
+
+from autosplit.backends import inductor, openvino
+from autosplit.backends.aligning import tensors_of
+from autosplit.backends.base import Precision, get_backend, require_precision, require_streams
+from autosplit.backends.channels import last
+from autosplit.backends.lowering import in_precision
+from autosplit.backends.onnxfile import OnnxStage, write_onnx
+from autosplit.backends.onnxruntime import fuse
+from autosplit.backends.ports import port
+from autosplit.bundling.manifest import WEIGHTS, Part, StoredWeight
+from autosplit.bundling.weightpool import WeightPool
+from autosplit.errors import BackendError
+from autosplit.tracing import programs
+from autosplit.tracing.splitting import StageProgram
+from autosplit.values.plan import Stage
+
+Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
+"""Writes the files of a part: from the folder, the stem of their names and the places of weights to file names by role."""
+
+PROGRAM, ONNX, IR, BLOB, LIBRARY = "program", "onnx", "ir", "blob", "library"
+"""Roles of files: the graph for eager, the fused ONNX file, OpenVINO's own file and its compiled form, native code."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A part whose weights are in the pool, and whose files are not written yet."""
+
+    program: StageProgram
+    stage: Stage
+    finish: Finish
+    weights: tuple[StoredWeight, ...] = ()
+    output_orders: tuple[tuple[int, ...], ...] = ()
+
+    def part(self, files: Mapping[str, str]) -> Part:
+        """The part with its files."""
+        program, stage = self.program, self.stage
+        return Part(
+            name=stage.name,
+            backend=stage.backend,
+            devices=stage.devices,
+            threads=stage.threads,
+            streams=stage.streams,
+            load_s=stage.load_s,
+            inputs=program.inputs,
+            outputs=program.outputs,
+            input_orders=tuple(port(spec).order for spec in program.inputs),
+            output_orders=self.output_orders or tuple(port(spec).order for spec in program.outputs),
+            files=dict(files),
+            weights=self.weights,
+            weight_bytes=program.weight_bytes,
+            operators=program.packages,
+        )
+
+
+def draft(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+    """Export or compile a part in an empty folder, which must stay until the weights are written.
+
+    Raises: BackendError: the backend refuses the stage. MissingExtraError: it is not installed.
+    """
+    backend = get_backend(stage.backend)
+    require_precision(backend, precision)
+    if stage.streams > 1:
+        require_streams(backend)
+    made = {"eager": _eager, "onnxruntime": _onnxruntime, "openvino": _openvino, "inductor": _inductor}
+    return made[stage.backend](program, stage, precision, pool, scratch)
+
+
+def _eager(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+    lowered = in_precision(program, precision)
+    weights = lowered.weights
+    data = {
+        "requires_grad": [name for name, tensor in weights.items() if tensor.requires_grad],
+        "nodes": programs.encode(lowered.module.graph),
+    }
+
+    def finish(folder: Path, stem: str, starts: Mapping[str, int]) -> dict[str, str]:
+        (folder / f"{stem}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
+        return {PROGRAM: f"{stem}.json"}
+
+    return Draft(program, stage, finish, pool.add_all(weights))
+
+
+def _onnxruntime(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+    import onnx
+
+    write_onnx(program, scratch / "exported.onnx")
+    fuse(scratch / "exported.onnx", scratch / "fused.onnx")
+    model = onnx.load(str(scratch / "fused.onnx"), load_external_data=False)
+    outside = [tensor for tensor in tensors_of(model.graph) if tensor.external_data]
+    data = _mapped(scratch / "fused.onnx.data") if outside else b""
+    contents = []
+    for tensor in outside:
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        contents.append(_add(pool, data, int(fields.get("offset", 0)), int(fields["length"])))
+
+    def finish(folder: Path, stem: str, starts: Mapping[str, int]) -> dict[str, str]:
+        for tensor, content in zip(outside, contents, strict=True):
+            for entry in tensor.external_data:
+                entry.value = {"location": WEIGHTS, "offset": str(starts[content])}.get(entry.key, entry.value)
+        (folder / f"{stem}.onnx").write_bytes(model.SerializeToString())
+        return {ONNX: f"{stem}.onnx"}
+
+    return Draft(program, stage, finish)
+
+
+def _openvino(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+    inputs, outputs = (tuple(map(port, specs)) for specs in (program.inputs, program.outputs))
+    write_onnx(program, scratch / "exported.onnx")
+    chosen = openvino.settings(stage.threads, precision, stage.streams)
+    turned = openvino.write_ir(OnnxStage(scratch / "exported.onnx", inputs, outputs), chosen, scratch / "model.xml")
+    orders = tuple(last(one.order) if number in turned else one.order for number, one in enumerate(outputs))
+    tree = ElementTree.parse(scratch / "model.xml")
+    places = [layer.find("data") for layer in tree.iter("layer") if layer.get("type") == "Const"]
+    constants = [place for place in places if place is not None and int(place.get("size", 0))]
+    data = _mapped(scratch / "model.bin") if constants else b""
+    contents = [_add(pool, data, int(place.get("offset", 0)), int(place.get("size", 0))) for place in constants]
+
+    def finish(folder: Path, stem: str, starts: Mapping[str, int]) -> dict[str, str]:
+        for place, content in zip(constants, contents, strict=True):
+            place.set("offset", str(starts[content]))
+        tree.write(folder / f"{stem}.xml", encoding="utf-8", xml_declaration=True)
+        blob = openvino.export_blob(folder / f"{stem}.xml", folder / WEIGHTS, chosen)
+        (folder / f"{stem}.blob").write_bytes(blob)
+        return {IR: f"{stem}.xml", BLOB: f"{stem}.blob"}
+
+    return Draft(program, stage, finish, output_orders=orders)
+
+
+def _inductor(program: StageProgram, stage: Stage, precision: Precision, pool: WeightPool, scratch: Path) -> Draft:
+    lowered = in_precision(program, precision)
+    library = inductor.compile_library(lowered, scratch, inductor.WITHOUT_WEIGHTS)
+    read = inductor.open_library(library).get_constant_names_to_original_fqns().values()
+    if strange := sorted(set(read) - set(lowered.weights)):
+        raise BackendError(
+            f"inductor made constants of stage '{program.name}' that are not its weights: {', '.join(strange[:5])}"
+        )
+    weights = pool.add_all({name: lowered.weights[name] for name in read})
+
+    def finish(folder: Path, stem: str, starts: Mapping[str, int]) -> dict[str, str]:
+        library.replace(folder / f"{stem}.so")
+        return {LIBRARY: f"{stem}.so"}
+
+    return Draft(program, stage, finish, weights)
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _add(pool: WeightPool, data: mmap.mmap | bytes, start: int, num_bytes: int) -> str:
+    """Take in a part of a mapped file."""
+    return pool.add(torch.frombuffer(data, dtype=torch.uint8, count=num_bytes, offset=start))

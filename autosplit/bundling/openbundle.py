@@ -1,0 +1,182 @@
+"""load_bundle(): a network of a bundle as an object that runs, on devices and by a policy that are chosen now."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, get_args
+
+import torch
+
+from autosplit.backends.base import named_backend
+from autosplit.bundling.bundlepart import BundlePart
+from autosplit.bundling.driver import filled
+from autosplit.bundling.inline import InlineEngine
+from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, check_files, read_manifest
+from autosplit.bundling.mapping import mapped_devices
+from autosplit.bundling.packing import unpacked
+from autosplit.devices.discovering import PACKAGES, as_machine, cpu_name, discover, version_of
+from autosplit.devices.limits import affinity
+from autosplit.errors import BundleError, MissingExtraError, UsageError
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.wiring import StagePlacement
+from autosplit.values.machine import Device, Machine, parse_device
+
+Policy = Literal["serial", "threads", "processes"]
+
+
+class OpenBundle:
+    """A network of a bundle that runs; open until ``close``, best used in a ``with`` block.
+
+    ``engine`` takes requests as a Pipeline does: ``run``, ``run_many``, ``stream`` and ``submit`` of flat tensors. Its answers
+    are tuples of tensors in the order of ``outputs``.
+    """
+
+    def __init__(self, manifest: Manifest, name: str, engine: Any, opened: ExitStack) -> None:
+        self.manifest = manifest
+        self.name = name
+        self.engine = engine
+        self._opened = opened
+
+    @property
+    def network(self) -> Network:
+        """The row of the manifest."""
+        return self.manifest.networks[self.name]
+
+    def __call__(self, *args: torch.Tensor, **named: torch.Tensor) -> Any:
+        """What the model returns for one request, whose tensors are given in order or by name; objects with fields are dicts."""
+        if args and named:
+            raise UsageError(f"give the inputs in order or by name, not both; they are {', '.join(self.network.inputs)}")
+        answer = self.run(named or args)
+        return filled(self.network.answer, dict(zip(self.network.outputs, answer, strict=True)))
+
+    def run(self, inputs: Sequence[torch.Tensor] | Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """One request, start to end: tensors in the order of the network's inputs, or by name."""
+        if isinstance(inputs, Mapping):
+            if set(inputs) != set(self.network.inputs):
+                raise UsageError(f"the inputs are {', '.join(self.network.inputs)}, and given are {', '.join(inputs)}")
+            inputs = [inputs[name] for name in self.network.inputs]
+        return tuple(self.engine.run(inputs))
+
+    def close(self) -> None:
+        """End the engine and remove the files that were unpacked."""
+        self._opened.close()
+
+    def __enter__(self) -> "OpenBundle":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._opened.__exit__(kind, value, trace)
+
+    def __repr__(self) -> str:
+        return f"OpenBundle({self.name!r}, {len(self.network.parts)} parts)"
+
+
+def load_bundle(
+    path: str | Path,
+    *,
+    network: str | None = None,
+    policy: Policy = "serial",
+    devices: Machine | str | None = None,
+    allow_native: bool = False,
+    verify: bool = True,
+) -> OpenBundle:
+    """Open a network of a bundle. Nothing is traced, exported or compiled, and no code of the model's maker runs.
+
+    Args:
+        path: the folder, or the file of ``--zip``.
+        network: the entry point; may be left out where there is only one.
+        policy: ``serial`` runs the parts one by one in the caller's thread, ``threads`` each in a thread of its own,
+            ``processes`` each in a pinned process of its own, with replicas and restarts.
+        devices: the devices, or their names with commas between; by default those of the plan if they are here, else all.
+            With fewer devices than the plan has, parts share them; with more, the slowest parts get replicas (``processes``).
+        allow_native: whether native code in the bundle may run, which parts for inductor need.
+        verify: False leaves out the hashes of the files, which takes about a second for each 1.5 GB.
+    Raises: BundleError: the bundle is damaged, of another version, or needs native code or custom operators. BackendError: a
+        runtime is not installed or refuses a part. DeviceError: a device is not here.
+    """
+    if policy not in get_args(Policy):
+        raise UsageError(f"policy must be one of {', '.join(get_args(Policy))}, but is {policy!r}")
+    with ExitStack() as stack:
+        folder = stack.enter_context(unpacked(Path(path)))
+        manifest = read_manifest(folder)
+        name = manifest.network(network)
+        check_files(folder, manifest.files, hashed=verify)
+        require_runtimes(manifest.networks[name])
+        require_trust(manifest.networks[name], allow_native)
+        placements = place_parts(folder, manifest, name, devices)
+        chosen = manifest.networks[name]
+        engine: Any
+        if policy == "processes":
+            engine = stack.enter_context(Pipeline(placements, chosen.inputs, chosen.outputs))
+        else:
+            engine = stack.enter_context(InlineEngine(placements, chosen.inputs, chosen.outputs))
+        return OpenBundle(manifest, name, engine, stack.pop_all())
+
+
+def require_runtimes(network: Network) -> None:
+    """Raises: MissingExtraError: a runtime is not installed. The packages that export and compile are not needed."""
+    absent = [name for name in dict.fromkeys(part.backend for part in network.parts) if find_spec(PACKAGES[name][0]) is None]
+    if absent:
+        names = " ".join(PACKAGES[name][0] for name in absent)
+        raise MissingExtraError(f"the bundle has parts for {' and '.join(absent)}, which is not installed: pip install {names}")
+
+
+def require_trust(network: Network, allow_native: bool) -> None:
+    """Raises: BundleError: a part is native code, which is not allowed, or needs operators that nobody has imported."""
+    native = [part.name for part in network.parts if named_backend(part.backend).native]
+    if native and not allow_native:
+        raise BundleError(
+            f"part '{native[0]}' of the bundle is native code (an AOTInductor library), which can do all that you can; give "
+            "allow_native=True (--allow-native) if you trust the maker of the bundle"
+        )
+    absent = {module for part in network.parts for module in part.operators if module not in sys.modules}
+    if absent:
+        raise BundleError(
+            f"the bundle calls custom operators of {', '.join(sorted(absent))}, and a bundle imports no code by itself; import "
+            "that module first"
+        )
+
+
+def place_parts(folder: Path, manifest: Manifest, name: str, devices: Machine | str | None) -> list[StagePlacement]:
+    """The parts of a network as the runtime takes them."""
+    network = manifest.networks[name]
+    there = _devices(network, devices)
+    same = manifest.cpu == cpu_name() and all(version_of(package) == found for package, found in _versions(manifest).items())
+    return [
+        StagePlacement(
+            name=part.name,
+            module=BundlePart(
+                folder=folder.resolve(),
+                weights_key=manifest.weights_key,
+                weights_bytes=manifest.files[WEIGHTS].num_bytes,
+                part=part,
+                precision=network.precision,
+                same_machine=same,
+                packages=part.operators,
+            ),
+            inputs=part.inputs,
+            outputs=part.outputs,
+            devices=on,
+            threads=max(1, min(part.threads, *(len(device.cores) or part.threads for device in on))),
+            queue_depth=network.queue_depth,
+            streams=part.streams,
+        )
+        for part, on in zip(network.parts, mapped_devices(network.parts, there), strict=True)
+    ]
+
+
+def _devices(network: Network, devices: Machine | str | None) -> tuple[Device, ...]:
+    if devices is not None:
+        return as_machine(devices).devices
+    planned = [parse_device(name) for name in dict.fromkeys(name for part in network.parts for name in part.devices)]
+    here = set(affinity())
+    if all(device.kind == "cpu" and set(device.cores) <= here for device in planned):
+        return tuple(planned)
+    return discover().devices
+
+
+def _versions(manifest: Manifest) -> dict[str, str]:
+    return {package: found for package, found in manifest.versions.items() if package != "python"}

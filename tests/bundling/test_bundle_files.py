@@ -1,0 +1,246 @@
+"""A plan becomes a bundle, and the bundle runs: on any backend, by any policy, without the model."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from autosplit.bundling.bundler import write_bundle
+from autosplit.bundling.crosscheck import check_bundle
+from autosplit.bundling.manifest import WEIGHTS, check_files, read_manifest
+from autosplit.bundling.openbundle import load_bundle
+from autosplit.errors import BundleError, UsageError
+from autosplit.files import content_hash
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import unsplit
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+
+
+class Skips(nn.Module):
+    """Values that skip a part, a late input, a transposed value across a cut, a tied weight, and a dict as the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.third.weight = self.first.weight
+
+    def forward(self, x, scale):
+        early = self.first(x).transpose(1, 2)
+        middle = self.second(early.transpose(1, 2)).relu()
+        return {"early": early.sum(2), "late": self.third(middle + early.transpose(1, 2)) * scale}
+
+
+def plan_of(traced, backends, devices=("cpu:0", "cpu:1")):
+    """As many stages as backends, in graph order."""
+    ops = [op.name for op in traced.graph.ops]
+    cuts = [len(ops) * k // len(backends) for k in range(len(backends) + 1)]
+    stages = tuple(
+        Stage(f"stage{k}", tuple(ops[cuts[k] : cuts[k + 1]]), (devices[k % len(devices)],), backend)
+        for k, backend in enumerate(backends)
+    )
+    return Plan(Source("skips"), traced.graph.hash, "", stages, UNKNOWN)
+
+
+@pytest.fixture(scope="module")
+def skips():
+    torch.manual_seed(0)
+    inputs = (torch.randn(2, 3, 64), torch.full((1,), 3.0))
+    return trace(load_model(Skips().eval(), inputs=inputs, name="skips"))
+
+
+@pytest.fixture(scope="module")
+def folder(skips, tmp_path_factory):
+    """Two networks of one model: one on eager, one on the runtimes that need no torch."""
+    path = tmp_path_factory.mktemp("bundle") / "app.asb"
+    networks = {
+        "eager": (skips, plan_of(skips, ["eager", "eager", "eager"])),
+        "mixed": (skips, plan_of(skips, ["onnxruntime", "openvino", "onnxruntime"])),
+    }
+    write_bundle(networks, path)
+    errors = check_bundle(path, networks)
+    assert errors["eager"].relative == 0 and errors["mixed"].relative < 1e-5
+    return path
+
+
+def answers_of(traced, requests):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        found = [traced.program(*request) for request in requests]
+    torch.set_num_threads(before)
+    return found
+
+
+def requests_of(count):
+    return [(torch.randn(2, 3, 64), torch.full((1,), float(k))) for k in range(count)]
+
+
+def test_eager_parts_equal_the_model_bit_for_bit(skips, folder):
+    requests = requests_of(3)
+    with load_bundle(folder, network="eager") as bundle:
+        for found, wanted in zip(bundle.engine.run_many(requests), answers_of(skips, requests), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        named = bundle(scale=requests[0][1], x=requests[0][0])
+        assert list(named) == ["early", "late"] and torch.equal(named["late"], bundle(*requests[0])["late"])
+
+
+def test_weights_are_in_the_bundle_once(skips, folder):
+    manifest = read_manifest(folder)
+    weights = sum({tensor.data_ptr(): tensor.nbytes for tensor in unsplit(skips).weights.values()}.values())
+    # Two networks of three parts, and a tied weight: all share one copy.
+    assert manifest.files[WEIGHTS].num_bytes < weights + 8192
+    assert len(list(manifest.parts)) == 6
+
+
+def test_the_driver_runs_where_torch_cannot_be_imported(skips, folder, tmp_path):
+    requests = requests_of(4)
+    np.savez(tmp_path / "in.npz", **{f"{k}.{j}": t.numpy() for k, request in enumerate(requests) for j, t in enumerate(request)})
+    script = """
+import sys
+for name in ("torch", "onnx", "onnxscript", "autosplit", "transformers"):
+    sys.modules[name] = None
+import numpy as np
+from driver import Bundle
+stored = np.load(sys.argv[1])
+requests = [[stored[f"{k}.0"], stored[f"{k}.1"]] for k in range(4)]
+bundle = Bundle(network="mixed")
+serial, threads = bundle.run_many(requests), bundle.run_many(requests, policy="threads")
+assert all(np.array_equal(a[name], b[name]) for a, b in zip(serial, threads, strict=True) for name in a)
+np.savez(sys.argv[2], **{f"{k}.{name}": v for k, answer in enumerate(threads) for name, v in answer.items()})
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = np.load(tmp_path / "out.npz")
+    for k, (early, late) in enumerate(answers_of(skips, requests)):
+        np.testing.assert_allclose(found[f"{k}.early"], early.numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found[f"{k}.late"], late.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_loading_imports_no_tracer_and_no_transformers(folder):
+    script = """
+import os, sys
+for name in ("transformers", "torch._dynamo", "torch._inductor", "torch.onnx", "onnx", "onnxscript"):
+    sys.modules[name] = None
+os.environ["PATH"] = ""
+import torch
+from autosplit.bundling.openbundle import load_bundle
+for network in ("eager", "mixed"):
+    with load_bundle(sys.argv[1], network=network) as bundle:
+        bundle(torch.zeros(2, 3, 64), torch.zeros(1))
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def small(skips, tmp_path):
+    """A bundle of its own, and a function that edits its manifest and makes the key fit again."""
+    path = tmp_path / "app.asb"
+    write_bundle({"skips": (skips, plan_of(skips, ["eager"]))}, path)
+    manifest = path / "manifest.json"
+
+    def edit(change):
+        data = json.loads(manifest.read_text())
+        change(data)
+        data["key"] = content_hash({name: value for name, value in data.items() if name not in ("schema", "key")})
+        manifest.write_text(json.dumps(data))
+
+    return path, edit
+
+
+def rename_file(data, name):
+    data["files"][name] = data["files"].pop("n0p0.json")
+    data["networks"]["skips"]["parts"][0]["files"]["program"] = name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(schema=2), "schema version 2, and this autosplit reads version 1"),
+        (lambda data: rename_file(data, "../n0p0.json"), r"file '../n0p0.json' is not a plain name"),
+        (lambda data: rename_file(data, "/etc/passwd"), r"file '/etc/passwd' is not a plain name"),
+        (lambda data: data["files"].pop(WEIGHTS), f"it lists no '{WEIGHTS}'"),
+        (lambda data: data["networks"]["skips"]["parts"][0].update(backend="pickle"), "backend 'pickle' does not exist"),
+        (lambda data: data["networks"]["skips"].update(answer={"value": "nothing"}), "an answer that cannot be built"),
+    ],
+)
+def test_a_manifest_that_does_not_hold_is_refused(small, change, message):
+    path, edit = small
+    edit(change)
+    with pytest.raises(BundleError, match=message):
+        load_bundle(path)
+
+
+def test_files_that_are_not_those_of_the_manifest_are_refused(small, tmp_path):
+    path, _ = small
+    weights, program, manifest = path / WEIGHTS, path / "n0p0.json", path / "manifest.json"
+    whole, text = weights.read_bytes(), program.read_text()
+    weights.write_bytes(whole[:-8])
+    with pytest.raises(BundleError, match=r"'weights.safetensors' has \d+ bytes, and the manifest says \d+: it is truncated"):
+        load_bundle(path)
+    weights.write_bytes(whole[:-8] + b"\1" * 8)
+    with pytest.raises(BundleError, match=r"'weights.safetensors' was changed after it was written"):
+        load_bundle(path)
+    weights.write_bytes(whole)
+    (tmp_path / "elsewhere").write_text(text)
+    program.unlink()
+    program.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BundleError, match=r"'n0p0.json' is a link, which may lead out of the bundle"):
+        load_bundle(path)
+    manifest.write_text(manifest.read_text().replace('"threads": 1', '"threads": 2'))
+    with pytest.raises(BundleError, match="was changed after it was written"):
+        load_bundle(path)
+    manifest.write_text(manifest.read_text()[:50])
+    with pytest.raises(BundleError, match="truncated or not valid JSON"):
+        load_bundle(path)
+    with pytest.raises(BundleError, match="does not exist"):
+        load_bundle(tmp_path / "none.asb")
+
+
+def test_verifying_reads_every_file(small):
+    path, _ = small
+    manifest = read_manifest(path)
+    check_files(path, manifest.files, hashed=True)
+    (path / "driver.py").write_text((path / "driver.py").read_text().replace("class Bundle", "class Bumble"))
+    with pytest.raises(BundleError, match=r"'driver.py' was changed"):
+        check_files(path, manifest.files, hashed=True)
+
+
+def test_one_file_runs_as_the_folder_does_unless_it_is_cut(skips, tmp_path):
+    path = tmp_path / "app.zip"
+    write_bundle({"skips": (skips, plan_of(skips, ["eager"]))}, path, zipped=True)
+    [request] = requests_of(1)
+    with load_bundle(path) as bundle:
+        assert all(torch.equal(a, b) for a, b in zip(bundle.run(request), answers_of(skips, [request])[0], strict=True))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["app.zip"]
+    with pytest.raises(UsageError, match=r"app.zip' is there already"):
+        write_bundle({}, path)
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(BundleError, match="truncated or not a bundle"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("../escaped", zipfile.ZIP_STORED, "which is not a plain name"),
+        ("/escaped", zipfile.ZIP_STORED, "which is not a plain name"),
+        ("large", zipfile.ZIP_DEFLATED, "holds 'large' compressed"),
+    ],
+)
+def test_a_hostile_archive_writes_nothing_outside(tmp_path, name, kind, message):
+    path = tmp_path / "app.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", "{}")
+        archive.writestr(name, b"\0" * 1000, kind)
+    with pytest.raises(BundleError, match=message):
+        load_bundle(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["app.zip"] and not Path("/escaped").exists()
