@@ -1,5 +1,6 @@
 """Fleet: the hosts of a Ray cluster, an agent on each of them, and the one machine that they are together."""
 
+import contextlib
 import hashlib
 import secrets
 import threading
@@ -16,10 +17,11 @@ from autosplit.clusters import hostlinks
 from autosplit.clusters.agent import PROBE, PURPOSE, SENDER, Agent, Files, HostFacts
 from autosplit.clusters.frames import dial
 from autosplit.clusters.raynodes import ASK_S, Agents, connected
-from autosplit.errors import DeviceError
+from autosplit.errors import AutosplitError, DeviceError
 from autosplit.files import content_hash
 from autosplit.values.machine import HOST, Link, Machine
 
+ENDING_S = 5.0
 NUM_READINGS = 5
 """Readings of another host's clock; the one with the shortest way counts."""
 
@@ -42,6 +44,7 @@ class Fleet:
     def __init__(self, cluster: str) -> None:
         self.name = cluster
         self.secret = secrets.token_bytes(32)
+        self.hosts: dict[str, HostFacts] = {}
         self._lost: dict[str, str] = {}
         self._lock = threading.Lock()
         with ExitStack() as opened:
@@ -50,10 +53,9 @@ class Fleet:
                 raise DeviceError(f"cluster '{cluster}' has no node with a processor; start one with `ray start`")
             self._agents = Agents(nodes, Agent, self.secret)
             opened.callback(self._agents.kill)
+            opened.callback(self._end_agents)
             names = [node.name for node in nodes]
-            self.hosts: dict[str, HostFacts] = dict(
-                zip(names, self._agents.ask([(name, "facts") for name in names]), strict=True)
-            )
+            self.hosts |= dict(zip(names, self._agents.ask([(name, "facts") for name in names]), strict=True))
             self._require_equal_torch()
             self._links = self._measure_links()
             self._opened = opened.pop_all()
@@ -153,6 +155,12 @@ class Fleet:
             }
             for facts in self.hosts.values()
         ]
+
+    def _end_agents(self) -> None:
+        """Let the agents remove their files. Those of killed agents go when the next process of autosplit starts there."""
+        for host in self.hosts.keys() - self._lost.keys():
+            with contextlib.suppress(AutosplitError):
+                self.ask([(host, "close")], timeout_s=ENDING_S)
 
     def _require_equal_torch(self) -> None:
         versions = {name: facts.provenance.versions.get("torch", "") for name, facts in self.hosts.items()}

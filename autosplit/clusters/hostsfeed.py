@@ -58,7 +58,11 @@ class Lost(NamedTuple):
     reason: str
 
 
-Inbox = queue.SimpleQueue[Answered | Lost | None]
+class Look(NamedTuple):
+    """It is time to look for waiting requests whose deadline has passed."""
+
+
+Inbox = queue.SimpleQueue[Answered | Lost | Look | None]
 
 
 @dataclass(slots=True)
@@ -130,6 +134,8 @@ class HostsFeed:
                 raise type(self.failure)(str(self.failure))
             self._queue.push(request, priority)
             late = self._feed_waiting()
+            if request.deadline_ns and request.number < 0:
+                self._inbox.put(Look())  # the thread may wait for something later
         self._answers.deliver(late)
 
     def result(self, request: Request) -> Tensors:
@@ -189,14 +195,14 @@ class HostsFeed:
         except BaseException as failure:
             self._fail(WorkerError(f"the pipeline over hosts stopped: {failure!r}"))
 
-    def _next_event(self) -> Answered | Lost | bool | None:
-        """The next event; None for the end, and True when the deadline of a waiting request has passed."""
+    def _next_event(self) -> Answered | Lost | Look | None:
+        """The next event; None for the end."""
         with self._lock:
             alarm_ns = self._queue.next_deadline_ns()
         try:
             return self._inbox.get(timeout=None if math.isinf(alarm_ns) else max(0.0, (alarm_ns - time.monotonic_ns()) / 1e9))
         except queue.Empty:
-            return True
+            return Look()
 
     def _expire(self) -> list[Request]:
         with self._lock:

@@ -1,0 +1,167 @@
+"""Connections between two ends in this process: layouts, credits, proofs, and how an end learns that the other one is gone."""
+
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from autosplit.clusters import frames
+from autosplit.clusters.frames import CANCEL, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, dial, welcome
+from autosplit.errors import WorkerError
+from autosplit.tracing.tensorspec import spec_of
+
+SECRET = b"secret of the run"
+WAIT_S = 5.0
+
+
+class Log(Receiver):
+    """Notes what comes."""
+
+    def __init__(self) -> None:
+        self.came: queue.Queue[Any] = queue.Queue()
+
+    def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
+        self.came.put((frame, [tensor.clone() for tensor in slot.tensors], slot))
+
+    def error(self, connection: Connection, frame: Frame, text: str) -> None:
+        self.came.put((frame.number, text))
+
+    def cancel(self, connection: Connection, frame: Frame) -> None:
+        self.came.put(frame.number)
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        self.came.put(reason)
+
+    def next(self) -> Any:
+        return self.came.get(timeout=WAIT_S)
+
+
+@contextmanager
+def ends(values: list[torch.Tensor], num_slots: int) -> Iterator[tuple[Connection, Connection, Log, Log]]:
+    """A sender and a receiver, and what each hears."""
+    specs = [spec_of(f"value{number}", value) for number, value in enumerate(values)]
+    one, two = _tcp_pair()
+    logs = Log(), Log()
+    sender = Connection(one, "there", logs[0], specs, num_credits=num_slots)
+    receiver = Connection(two, "here", logs[1], specs, num_slots=num_slots)
+    try:
+        yield sender, receiver, *logs
+    finally:
+        sender.close()
+        receiver.close()
+
+
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        return one, listener.accept()[0]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(12.0).reshape(3, 4).t(),
+        torch.arange(4.0).expand(3, 4),
+        torch.arange(12, dtype=torch.int16)[::2],
+        torch.tensor(3.5, dtype=torch.bfloat16),
+        torch.zeros(0, 4),
+        torch.tensor([True, False]),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(3_000_000),
+    ],
+    ids=["transposed", "expanded", "strided", "scalar", "empty", "bool", "conjugated", "12 MB"],
+)
+def test_tensors_keep_their_values_and_strides(value: torch.Tensor) -> None:
+    with ends([value, torch.ones(2)], num_slots=1) as (sender, _, _, log):
+        sender.post(Outgoing(REQUEST, 7, priority=-2, tensors=[value, torch.ones(2)]))
+        frame, [found, other], _ = log.next()
+    assert (frame.number, frame.priority, frame.left_s) == (7, -2, 0.0)
+    assert torch.equal(found, value) and torch.equal(other, torch.ones(2))
+    assert found.is_contiguous() or found.stride() == value.stride() or 0 in value.stride()
+
+
+def test_a_sender_waits_for_credits_and_says_other_things_meanwhile() -> None:
+    with ends([torch.zeros(1)], num_slots=2) as (sender, receiver, _, log):
+        for number in range(3):
+            sender.post(Outgoing(REQUEST, number, tensors=[torch.full((1,), float(number))]))
+        slots = [log.next()[2] for _ in range(2)]
+        with pytest.raises(queue.Empty):
+            log.came.get(timeout=0.05)
+        receiver.release(slots[0])
+        assert log.next()[0].number == 2
+        sender.post(Outgoing(ERROR, 3, text=b"StageError\nwrong"))
+        sender.post(Outgoing(CANCEL, 1))
+        assert [log.next(), log.next()] == [(3, "StageError\nwrong"), 1]
+
+
+def test_the_other_end_hears_at_once_that_one_is_gone() -> None:
+    with ends([torch.zeros(1)], num_slots=1) as (sender, _, _, log):
+        sender.close()
+        assert "closed the connection" in log.next()
+
+
+def test_a_silent_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "SILENCE_S", 0.2)
+    one, two = _tcp_pair()
+    log = Log()
+    connection = Connection(one, "there", log)
+    assert log.next() == "it was silent for 0.2 s"
+    connection.close()
+    two.close()
+
+
+def test_a_live_end_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "SILENCE_S", 0.3)
+    monkeypatch.setattr(frames, "BEAT_S", 0.05)
+    with ends([torch.zeros(1)], num_slots=1) as (sender, _, mine, log):
+        with pytest.raises(queue.Empty):
+            log.came.get(timeout=0.6)
+        sender.post(Outgoing(CANCEL, 1))
+        assert log.next() == 1
+        assert mine.came.empty()
+
+
+def test_more_than_was_agreed_ends_the_connection() -> None:
+    with ends([torch.zeros(1)], num_slots=1) as (sender, _, _, log):
+        sender._credits = 5  # a sender that does not wait
+        for number in range(2):
+            sender.post(Outgoing(REQUEST, number, tensors=[torch.zeros(1)]))
+        log.next()
+        assert "a credit are due" in log.next()
+
+
+@pytest.mark.parametrize("theirs,fits", [(SECRET, True), (b"another", False)])
+def test_both_ends_prove_that_they_know_the_secret(theirs: bytes, fits: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        heard: list[Any] = []
+
+        def listen() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                try:
+                    heard.append(welcome(sock, SECRET))
+                except OSError as failure:
+                    heard.append(failure)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        address = listener.getsockname()
+        if fits:
+            dial(address, theirs, {"purpose": "requests"}).close()
+        else:
+            with pytest.raises(WorkerError, match="does not know the secret"):
+                dial(address, theirs, {"purpose": "requests"})
+        thread.join(WAIT_S)
+    assert heard == [{"purpose": "requests"}] if fits else isinstance(heard[0], OSError)
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    with pytest.raises(WorkerError, match="connection refused"):
+        dial(address, SECRET, {})

@@ -1,0 +1,169 @@
+"""Segments of a plan, and the requests over them, without any host."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
+from autosplit.clusters.segments import segments_of
+from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, WorkerError
+from autosplit.running.modules import LocalFunction
+from autosplit.running.request import Request, monotonic_deadline
+from autosplit.running.wiring import StagePlacement
+from autosplit.tracing.tensorspec import TensorSpec
+from autosplit.values.machine import parse_device
+
+
+def spec(name: str) -> TensorSpec:
+    return TensorSpec(name, (1,), (1,), "float32")
+
+
+def stage(name: str, inputs: str, outputs: str, *devices: str) -> StagePlacement:
+    values = [tuple(map(spec, names)) for names in (inputs, outputs)]
+    return StagePlacement(name, LocalFunction(lambda: None), *values, tuple(map(parse_device, devices)))
+
+
+def names(specs: Sequence[TensorSpec]) -> str:
+    return "".join(one.name for one in specs)
+
+
+def test_segments_hand_on_what_later_ones_read() -> None:
+    stages = [
+        stage("one", "x", "ab", "a/cpu:0"),
+        stage("two", "a", "c", "a/cpu:1"),
+        stage("three", "cy", "d", "b/cpu:0"),
+        stage("four", "dx", "e", "b/cpu:0", "a/cpu:0"),
+    ]
+    found = segments_of(stages, ["x", "y", "unread"], ["e", "b", "e"])
+    assert [(names(one.inputs), names(one.outputs), one.hosts) for one in found] == [
+        ("xy", "xybc", ("a",)),
+        ("xybc", "xbd", ("b",)),
+        ("xbd", "eb", ("b", "a")),
+    ]
+    assert [[device.name for device in one.devices] for one in found[2].on("a")] == [["cpu:0"]]
+
+
+def test_a_stage_on_this_machine_is_refused() -> None:
+    with pytest.raises(PlanError, match="device without a host"):
+        segments_of([stage("one", "x", "y", "cpu:0")], ["x"], ["y"])
+
+
+class FakeRoute(Route):
+    """Keeps what is sent."""
+
+    window = 2
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.cancelled: list[int] = []
+
+    def send(self, number: int, inputs: Sequence[torch.Tensor], priority: int, deadline_ns: int) -> None:
+        self.sent.append(number)
+
+    def cancel(self, number: int) -> None:
+        self.cancelled.append(number)
+
+    def close(self, timeout_s: float) -> None:
+        pass
+
+
+def none(lost: Lost, route: Route) -> Route:
+    raise WorkerError(f"host '{lost.host}' was lost: {lost.reason}")
+
+
+class Bench:
+    """A feed on a fake route; it answers with the value ``10 * number``."""
+
+    def __init__(self, replace: Callable[[Lost, Route], Route] = none, room: int = 8, in_order: bool = True) -> None:
+        self.inbox, self.route = Inbox(), FakeRoute()
+        self.feed = HostsFeed(self.route, self.inbox, ["y"], room=room, in_order=in_order, replace=replace)
+
+    def request(self, deadline_s: float | None = None) -> Request:
+        return Request((torch.zeros(1),), monotonic_deadline(deadline_s), 0)
+
+    def submit(self, priority: int = 0, timeout_s: float | None = 0.0, deadline_s: float | None = None):  # type: ignore[no-untyped-def]
+        return self.feed.submit(self.request(deadline_s), priority, timeout_s)
+
+    def answer(self, number: int) -> None:
+        self.inbox.put(Answered(number, {"y": torch.tensor(10.0 * number)}, ""))
+
+
+def test_answers_keep_the_order_of_admission() -> None:
+    bench = Bench()
+    first, second = bench.submit(), bench.submit()
+    bench.answer(1)
+    assert not first.done() and not second.done()
+    bench.answer(0)
+    assert [float(future.result(5)[0]) for future in (first, second)] == [0.0, 10.0]
+    bench.feed.close(drain=True)
+
+
+def test_answers_out_of_order_come_at_once() -> None:
+    bench = Bench(in_order=False)
+    first, second = bench.submit(), bench.submit()
+    bench.answer(1)
+    assert float(second.result(5)[0]) == 10.0 and not first.done()
+    bench.feed.close(drain=False)
+    with pytest.raises(RefusedError, match="closed before"):
+        first.result(5)
+
+
+def test_the_window_the_queue_and_priorities() -> None:
+    bench = Bench(room=2)
+    futures = [bench.submit(), bench.submit(), bench.submit(priority=5), bench.submit(priority=1)]
+    assert bench.route.sent == [0, 1]
+    with pytest.raises(RefusedError, match=r"2 requests are running \(limit 2\) and 2 are waiting \(limit 2\)"):
+        bench.submit()
+    for number in range(4):
+        bench.answer(number)
+    assert [float(future.result(5)[0]) for future in futures] == [0.0, 10.0, 30.0, 20.0], "the more urgent one is fed first"
+    bench.feed.close(drain=True)
+
+
+def test_deadlines_in_the_queue_and_cancelling() -> None:
+    bench = Bench()
+    running = [bench.submit(), bench.submit()]
+    late, unwanted = bench.submit(deadline_s=0.05), bench.submit()
+    with pytest.raises(DeadlineError):
+        late.result(5)
+    assert unwanted.cancel() and running[0].cancel()
+    assert bench.route.cancelled == [0]
+    bench.answer(0)
+    bench.inbox.put(Answered(1, None, "StageError\nhost 'b': op 'fc' failed"))
+    with pytest.raises(StageError, match="host 'b': op 'fc' failed"):
+        running[1].result(5)
+    bench.feed.close(drain=True)
+    assert bench.route.sent == [0, 1]
+
+
+def test_a_lost_host_fails_what_it_had_and_all_that_comes() -> None:
+    bench = Bench()
+    future = bench.submit()
+    bench.inbox.put(Lost("b", "it closed the connection"))
+    with pytest.raises(WorkerError, match="host 'b' was lost"):
+        future.result(5)
+    with pytest.raises(WorkerError, match="host 'b' was lost"):
+        bench.submit()
+    bench.feed.close(drain=True)
+
+
+def test_requests_run_again_on_another_route() -> None:
+    again, ready = FakeRoute(), threading.Event()
+
+    def replace(lost: Lost, route: Route) -> Route:
+        ready.set()
+        return again
+
+    bench = Bench(replace)
+    futures = [bench.submit() for _ in range(3)]
+    bench.answer(1)
+    bench.inbox.put(Lost("b", "it was silent"))
+    assert ready.wait(5)
+    for number in (0, 2):
+        bench.answer(number)
+    assert [float(future.result(5)[0]) for future in futures] == [0.0, 10.0, 20.0]
+    assert bench.route.sent == [0, 1] and again.sent == [0, 2], "the request with a result does not run again"
+    assert bench.feed.restarts == 1
+    bench.feed.close(drain=True)
