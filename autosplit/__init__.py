@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from autosplit.serving.hostmanager import HostManager as HostManager
     from autosplit.serving.pipelineconfig import PipelineConfig as PipelineConfig
     from autosplit.serving.session import Session as Session
+    from autosplit.splitjudge import judge as judge
     from autosplit.tracing.capturing import Traced as Traced
     from autosplit.tracing.devicecopies import copy_to as copy_to
     from autosplit.values.constraints import Constraints as Constraints
@@ -76,6 +77,7 @@ _NAMES = {
     "InfeasibleError MissingExtraError ModelError PlanError ProfileError RefusedError StageError TraceError UsageError "
     "WorkerError",
     "loadedplan": "LoadedPlan load",
+    "splitjudge": "judge",
     "pages.writing": "write_report",
     "placing.placed": "Placed",
     "planning.explaining": "explain",

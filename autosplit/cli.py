@@ -15,12 +15,12 @@ import typer
 from autosplit.commands import flagfaults, flags
 from autosplit.commands.bundles import bundle
 from autosplit.commands.console import answered, say, show
+from autosplit.commands.evaluating import evaluate
 from autosplit.commands.measuring import devices, profile
 from autosplit.commands.reasons import is_expected, reason, require_address_space
 from autosplit.commands.running import auto, export, report, run
 from autosplit.commands.searching import search
 from autosplit.commands.watching import status
-from autosplit.commands.workloadfiles import evaluate
 from autosplit.errors import AutosplitError, is_interrupt
 from autosplit.progress import stopped
 

@@ -508,9 +508,9 @@ def test_a_workload_is_planned_and_its_answer_evaluates_to_the_same(tmp_path: Pa
     assert inside(*words, cwd=tmp_path, monkeypatch=monkeypatch).exit_code == 0
     unknown = inside("evaluate", str(WORKLOAD), cwd=tmp_path, monkeypatch=monkeypatch)
     assert unknown.exit_code == 1 and "one of acc0, acc1" in unknown.stderr
-    shown = inside("evaluate", str(WORKLOAD), "split.json", cwd=tmp_path, monkeypatch=monkeypatch)
+    shown = inside("evaluate", str(WORKLOAD), "--split", "split.json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert shown.stdout.startswith("layer-bert24_inference: 17.7899\n")
-    judged = inside("evaluate", str(WORKLOAD), "split.json", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    judged = inside("evaluate", str(WORKLOAD), "--split", "split.json", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert json.loads(judged.stdout)["loads"] == pytest.approx(answer["loads"])
 
 

@@ -19,7 +19,7 @@ LAYERS = """
     costs/        problem cost simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays
     planners/     noncontiguous contiguous cpsat latency infeasible portfolio pareto warming
-    planning/     moduleunits charging predicting baselines backends plans recutting explaining
+    planning/     moduleunits charging predicting baselines backends plans recutting explaining peers givensplits splitjudging
     reports/      results outcomes judging runreport accuracy status health
     -- torch --
     figures
@@ -41,6 +41,7 @@ LAYERS = """
     api
     annotation
     loadedplan
+    splitjudge
     pages/        contents charts document writing
     commands
     cli

@@ -1,7 +1,7 @@
-"""Plan or judge a planner's workload file, which needs no model; judge a plan file by the store."""
+"""Plan or judge a planner's workload file, which needs no model."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,6 +17,21 @@ FOR_MODELS = (
     "seq_len", "trust", "profiles", "remeasure", "budget", "queue_depth", "dot",
 )  # fmt: skip
 """Flags that say something about a model or its machine."""
+
+FOR_EVALUATED_MODELS = (
+    "devices",
+    "machine",
+    "memory",
+    "model",
+    "batch",
+    "seq_len",
+    "trust",
+    "backend",
+    "run",
+    "rounds",
+    "time_limit",
+)
+"""Flags of evaluate that say something about a model or its machine."""
 
 PLAN_SHARE = 2 / 3
 """Share of the time limit for a plan that is to be explained; the explanation has the rest."""
@@ -120,21 +135,18 @@ def _placed(problem: Any, solution: Any) -> dict[str, Any]:
     return {"assignment": {op: names[0] if len(names) == 1 else names for op, names in homes.items()}, "stages": stages}
 
 
-def evaluate(given: options.Evaluate) -> None:
-    """Judge a plan.yaml by what the profile store holds, or any split of a planner's workload file by its loads."""
-    if given.workload.suffix in (".yaml", ".yml"):
-        _evaluate_plan(given)
-        return
+def evaluate_workload(given: options.Evaluate) -> None:
+    """Judge a split of a planner's workload file by its loads."""
     from autosplit.commands.report import table
     from autosplit.costs.cost import evaluate as compute_loads
     from autosplit.costs.workloads import read_split
 
-    problem = _read(given.workload, given)
+    given.require_default(FOR_EVALUATED_MODELS, "a workload file names its own devices and ops, and nothing is measured")
+    path = Path(given.subject)
+    problem = _read(path, given)
     if given.split is None:
-        raise UsageError(
-            f"name a split of '{given.workload}': a JSON file from op to device, one of {', '.join(problem.devices)}"
-        )
-    split = read_data(given.split, "split", UsageError, parse_json)
+        raise UsageError(f"name a split of '{path}': --split FILE, JSON from op to device, one of {', '.join(problem.devices)}")
+    split = read_data(Path(given.split), "split", UsageError, parse_json)
     try:
         blocks = read_split(problem, split)
     except PlanError as failure:
@@ -145,24 +157,5 @@ def evaluate(given: options.Evaluate) -> None:
     title = f"{problem.name}: {max(loads.values()):.6g}"
     views = [table([{"device": name, "load": load} for name, load in loads.items()], title)]
     simulated = add_simulation(given, _simulation(problem, blocks), data, views)
-    show(given, data, *views)
+    show(given, json_safe(data), *views)
     write_simulation(given.trace, simulated)
-
-
-def _evaluate_plan(given: options.Evaluate) -> None:
-    """Predict a plan file, as it is or as it was edited, and show its stages."""
-    from autosplit import api
-    from autosplit.commands.report import plan_table
-    from autosplit.deploying.setup import Setup
-    from autosplit.loadedplan import load
-
-    given.require_default(
-        ("split", "format", "num_devices", "bandwidth", "simulate", "arrival_rate", "trace"), "a plan names its own stages"
-    )
-    loaded = load(given.workload, given.model)
-    profile = api.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
-    if profile is None:
-        raise UsageError(f"the store '{given.profiles}' holds no measurement of this model here: autosplit profile makes one")
-    plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
-    data = {"plan": str(given.workload), **asdict(plan.prediction), "stages": plan.rows()}
-    show(given, data, plan_table(plan, given.verbose))

@@ -1,1 +1,1 @@
-"""A plan's stages as files for another runtime, which runs them without torch and without autosplit: one runtime a file."""
+"""A plan's stages as files for another runtime, which runs them without autosplit: one runtime a file. And stages read back."""

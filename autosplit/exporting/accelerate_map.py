@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from autosplit.exporting.base import Job, Target, loss_note, refusals_of, relabelled, write_json
-from autosplit.planning.moduleunits import module_units, snapped
+from autosplit.planning.moduleunits import joined, module_units, snapped
 from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
 
@@ -67,22 +67,7 @@ def with_weights(graph: Graph, modules: dict[str, int], devices: dict[str, int])
         for weight in op.weights:
             if not any(weight == name or weight.startswith(f"{name}.") for name in modules):
                 modules = {**modules, weight: devices[op.name]}
-    while True:
-        parents = {name.rpartition(".")[0] for name in modules} - {""}
-        joined = next((parent for parent in sorted(parents) if len(_inside(modules, parent)) == 1), None)
-        if joined is None:
-            return modules
-        [number] = _inside(modules, joined)
-        first = next(name for name in modules if name.startswith(f"{joined}."))
-        modules = {
-            (joined if name == first else name): place
-            for name, place in modules.items()
-            if name == first or not name.startswith(f"{joined}.")
-        } | {joined: number}
-
-
-def _inside(modules: dict[str, int], parent: str) -> set[int]:
-    return {number for name, number in modules.items() if name.startswith(f"{parent}.")}
+    return joined(modules)
 
 
 TARGET: Target = AccelerateTarget()

@@ -157,22 +157,22 @@ def baselines_with(
         streams: whether the backend can work on several requests at once.
     """
     everything = tuple(op.name for op in graph.ops)
-    fitting = [device for device in machine.devices if _fits(graph, everything, device)]
+    fitting = [device for device in machine.devices if fits(graph, everything, device)]
     plans: dict[str, Plan] = {}
     if any(device.name == best_device for device in fitting):
-        plans[ONE_DEVICE] = _plan(graph, source, ONE_DEVICE, backend, [(everything, [machine[best_device]])])
+        plans[ONE_DEVICE] = baseline_plan(graph, source, ONE_DEVICE, backend, [(everything, [machine[best_device]])])
     if all(device.kind == "cpu" and device.host == machine.devices[0].host for device in machine.devices):
         whole = union(machine.devices)
-        if _fits(graph, everything, whole) and whole.name not in {device.name for device in machine.devices}:
-            plans[ALL_CORES] = _plan(graph, source, ALL_CORES, backend, [(everything, [whole])])
-        if streams and len(whole.cores) > 1 and _fits(graph, everything, whole):
-            plan = _plan(graph, source, STREAMS, backend, [(everything, [whole])])
+        if fits(graph, everything, whole) and whole.name not in {device.name for device in machine.devices}:
+            plans[ALL_CORES] = baseline_plan(graph, source, ALL_CORES, backend, [(everything, [whole])])
+        if streams and len(whole.cores) > 1 and fits(graph, everything, whole):
+            plan = baseline_plan(graph, source, STREAMS, backend, [(everything, [whole])])
             plans[STREAMS] = replace(plan, stages=tuple(replace(stage, streams=stage.threads) for stage in plan.stages))
     if len(fitting) > 1:
-        plans[REPLICAS] = _plan(graph, source, REPLICAS, backend, [(everything, fitting)])
+        plans[REPLICAS] = baseline_plan(graph, source, REPLICAS, backend, [(everything, fitting)])
     parts = list(zip(_even(everything, len(machine.devices)), machine.devices, strict=False))
-    if len(parts) > 1 and all(_fits(graph, ops, device) for ops, device in parts):
-        plans[EVEN_SPLIT] = _plan(graph, source, EVEN_SPLIT, backend, [(ops, [device]) for ops, device in parts])
+    if len(parts) > 1 and all(fits(graph, ops, device) for ops, device in parts):
+        plans[EVEN_SPLIT] = baseline_plan(graph, source, EVEN_SPLIT, backend, [(ops, [device]) for ops, device in parts])
     return plans
 
 
@@ -280,13 +280,15 @@ def _even(ops: Sequence[str], num_parts: int) -> list[tuple[str, ...]]:
     return [tuple(ops[a:b]) for a, b in pairwise(ends) if b > a]
 
 
-def _fits(graph: Graph, ops: tuple[str, ...], device: Device) -> bool:
+def fits(graph: Graph, ops: tuple[str, ...], device: Device) -> bool:
+    """Whether the weights of the ops fit the device's cap."""
     return device.memory_bytes is None or graph.stage_bytes(ops) <= device.memory_bytes
 
 
-def _plan(
+def baseline_plan(
     graph: Graph, source: Source, name: str, backend: str, placed: Sequence[tuple[tuple[str, ...], Sequence[Device]]]
 ) -> Plan:
+    """A plan with these ops on these devices, stage by stage, one thread for each core; nothing is predicted."""
     stages = tuple(
         Stage(f"stage{number}", ops, tuple(d.name for d in devices), backend, threads=max(1, min(len(d.cores) for d in devices)))
         for number, (ops, devices) in enumerate(placed)

@@ -5,10 +5,13 @@ are. So modules whose values meet in a loose op belong together, unless a module
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from autosplit.values.graph import Graph, Op
+
+T = TypeVar("T")
 
 _CALL = re.compile(r"@\d+")
 """A module that is called again has a number behind its path."""
@@ -165,6 +168,28 @@ def layer_units(graph: Graph, path: str) -> tuple[Unit, ...]:
     for op in graph.ops:
         names[number[op.name]].append(op.name)
     return tuple(Unit((f"{dot}{layer}",), tuple(ops)) for layer, ops in names.items() if ops)
+
+
+def joined(places: Mapping[str, T]) -> dict[str, T]:
+    """Module path to place, with a module in place of its parts where all of them have one place.
+
+    >>> joined({"a.0": 1, "a.1": 1, "b.0": 1, "b.1": 2})
+    {'a': 1, 'b.0': 1, 'b.1': 2}
+    """
+    found = dict(places)
+    for name in sorted(places, key=lambda name: -name.count(".")):
+        parent = name.rpartition(".")[0]
+        while parent:
+            inside = [other for other in found if other.startswith(f"{parent}.")]
+            if not inside or any(found[other] != found[inside[0]] for other in inside):
+                break
+            found = {
+                (parent if other == inside[0] else other): place
+                for other, place in found.items()
+                if other == inside[0] or other not in inside
+            }
+            parent = parent.rpartition(".")[0]
+    return found
 
 
 def snapped(graph: Graph, units: Sequence[Unit], stages: Sequence[Sequence[str]]) -> list[int]:

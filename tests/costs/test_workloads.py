@@ -347,7 +347,7 @@ def test_replicas_of_an_answer_are_judged_as_replicas(tmp_path):
     answer = autosplit("search", tmp_path / "graph.txt", *assumed, "--max-replicas", 3).stdout
     assert list(json.loads(answer)["loads"]) == ["acc0", "acc1", "acc2"]
     (tmp_path / "split.json").write_text(answer)
-    judged = json.loads(autosplit("evaluate", tmp_path / "graph.txt", tmp_path / "split.json", *assumed).stdout)
+    judged = json.loads(autosplit("evaluate", tmp_path / "graph.txt", "--split", tmp_path / "split.json", *assumed).stdout)
     assert judged["loads"] == json.loads(answer)["loads"] and judged["objective"] == 1.0
 
 
@@ -364,8 +364,11 @@ def test_flags_that_mean_nothing_for_a_workload_are_refused(tmp_path, words, mes
     done = autosplit("search", tmp_path / "small.json", "--format", "dnn-partitioning", *words)
     assert done.exit_code == 1 and message in done.stderr
     (tmp_path / "split.json").write_text("{}")
-    assert "is on no device" in autosplit("evaluate", tmp_path / "small.json", tmp_path / "split.json").stderr
-    assert "'x' is not known" in autosplit("evaluate", tmp_path / "small.json", tmp_path / "split.json", "--format", "x").stderr
+    assert "is on no device" in autosplit("evaluate", tmp_path / "small.json", "--split", tmp_path / "split.json").stderr
+    assert (
+        "'x' is not known"
+        in autosplit("evaluate", tmp_path / "small.json", "--split", tmp_path / "split.json", "--format", "x").stderr
+    )
 
 
 def parts_of(data, path=()):
@@ -402,7 +405,7 @@ def test_any_part_may_be_anything_and_the_fault_is_named(data):
 def test_a_split_is_simulated_at_full_load_and_under_a_rate(tmp_path):
     (tmp_path / "small.json").write_text(json.dumps(small()))
     (tmp_path / "split.json").write_text(json.dumps({"5": "acc0", "7": "acc1", "6": "cpu0"}))
-    words = ["evaluate", tmp_path / "small.json", tmp_path / "split.json", "--json"]
+    words = ["evaluate", tmp_path / "small.json", "--split", tmp_path / "split.json", "--json"]
     full = json.loads(autosplit(*words, "--simulate", 200).stdout)
     assert full["simulated"]["per_s"] == pytest.approx(1 / full["objective"])
     done = autosplit(*words, "--arrival-rate", 0.1, "--seed", 3, "--trace", tmp_path / "trace.json")

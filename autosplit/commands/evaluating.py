@@ -1,0 +1,80 @@
+"""Judge a plan file, a split of a model that another tool made, or a split of a planner's workload file."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autosplit.commands import options
+from autosplit.commands.console import err, say, show
+from autosplit.commands.workloadfiles import evaluate_workload
+from autosplit.errors import UsageError
+from autosplit.parsing import json_safe
+from autosplit.progress import bars
+
+FOR_WORKLOADS = ("format", "num_devices", "bandwidth", "simulate", "arrival_rate", "trace")
+"""Flags that say something about a planner's workload file."""
+
+FOR_SPLITS = ("split", "devices", "machine", "memory", "run", "rounds", "batch", "seq_len", "trust", "backend", "time_limit")
+"""Flags that say something about a split of a model."""
+
+
+def evaluate(given: options.Evaluate) -> None:
+    """Judge a split: one of a model that another tool made, a plan.yaml, or one of a planner's workload file."""
+    path = Path(given.subject)
+    if path.suffix in (".yaml", ".yml"):
+        _evaluate_plan(given, path)
+    elif path.suffix == ".pt2" or ":" in given.subject:
+        _evaluate_split(given)
+    else:
+        evaluate_workload(given)
+
+
+def _evaluate_plan(given: options.Evaluate, path: Path) -> None:
+    """Predict a plan file, as it is or as it was edited, and show its stages."""
+    from autosplit import api
+    from autosplit.commands.report import plan_table
+    from autosplit.deploying.setup import Setup
+    from autosplit.loadedplan import load
+
+    given.require_default((*FOR_WORKLOADS, *FOR_SPLITS), "a plan names its own stages")
+    loaded = load(path, given.model)
+    profile = api.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
+    if profile is None:
+        raise UsageError(f"the store '{given.profiles}' holds no measurement of this model here: autosplit profile makes one")
+    plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
+    data = {"plan": str(path), **asdict(plan.prediction), "stages": plan.rows()}
+    show(given, json_safe(data), plan_table(plan, given.verbose))
+
+
+def _evaluate_split(given: options.Evaluate) -> None:
+    """Judge a split of a model beside the best one under the same rules, and measure them where that is asked for."""
+    from autosplit import api
+    from autosplit.backends.base import get_backend
+    from autosplit.commands.report import table
+    from autosplit.deploying.setup import Setup
+    from autosplit.devices.discovering import machine_for
+    from autosplit.splitjudge import judge, measured_rows, run_judged
+
+    given.require_default((*FOR_WORKLOADS, "model"), "a model is measured on the devices of this machine")
+    if given.split is None:
+        raise UsageError("name the split: --split 16,32, device_map.json, split_spec.yaml, stages.txt or a folder of ONNX files")
+    get_backend(given.backend)
+    machine = machine_for(given.devices, given.machine, given.memory)
+    with bars(err) as progress:
+        setup = Setup(store=given.profiles, progress=progress)
+        progress("trace", 0.0, "loading the model and capturing its graph")
+        traced = api.trace(given.subject, batch=given.batch, seq_len=given.seq_len, trust=given.trust)
+        progress("trace", 1.0, "done")
+        limit_s = options.seconds(given.time_limit)
+        judged = judge(traced, given.split, machine, backend=given.backend, setup=setup, time_limit_s=limit_s)
+        report = run_judged(traced, judged, machine, setup=setup, num_rounds=given.rounds) if given.run else None
+    for note in (*traced.notes, *judged.split.notes):
+        say(f"note: {note}")
+    data: dict[str, Any] = {"model": traced.graph.name, **judged.to_dict()}
+    rows = judged.rows()
+    if report is not None:
+        rows = measured_rows(judged, report)
+        data |= {"plans": rows, "outputs_equal": report.plan.outputs_equal}
+    left_out = [f"'{name}' was left out: {why}" for name, why in judged.left_out.items()]
+    below = "\n".join([judged.sentence, *judged.why, *left_out])
+    show(given, json_safe(data), table(rows, f"{traced.graph.name}: a split beside others", below))

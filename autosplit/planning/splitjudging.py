@@ -1,0 +1,231 @@
+"""Judge a split that another tool made: what it reaches, the best split under the same rules, what is lost, and why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from autosplit.costs.cost import evaluate
+from autosplit.errors import InfeasibleError
+from autosplit.planners.portfolio import solve
+from autosplit.planning.baselines import baseline_plan
+from autosplit.planning.givensplits import GivenSplit
+from autosplit.planning.moduleunits import joined
+from autosplit.planning.peers import FASTEST_ONLY, peer_baselines
+from autosplit.planning.plans import plan_model
+from autosplit.planning.predicting import blocks_of, predict, predicted, problem_on, settings_of, threads_on
+from autosplit.tables import bytes_text, number_text, seconds_text
+from autosplit.values.constraints import Constraints, Demands
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan, Source
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Setting
+
+GIVEN = "the split"
+SAME_RULES = "best under the same rules"
+ANY_RULES = "best of any kind"
+
+LEVEL = 0.01
+"""Share of the throughput below which a difference is not worth a word."""
+
+SHOWN = 3
+"""Most units that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A split beside others, all predicted with one profile.
+
+    Attributes:
+        split: the split that was given.
+        plans: name to plan; ``the split`` comes first.
+        lost: share of the throughput that the split loses to the best one under its own rules.
+        why: sentences that say what bounds the split, and what the best one does otherwise.
+        left_out: the rules of other tools that do not apply, each with the reason.
+    """
+
+    split: GivenSplit
+    plans: Mapping[str, Plan]
+    lost: float
+    why: tuple[str, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bottleneck(self) -> str:
+        """The device with the largest load."""
+        loads_s = self.plans[GIVEN].loads_s
+        return max(loads_s, key=loads_s.__getitem__)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        given, best = (self.plans[name].prediction for name in (GIVEN, SAME_RULES))
+        rate = (
+            f"{self.split.kind}: {number_text(given.throughput_per_s)} items/s predicted, '{self.bottleneck}' is the bottleneck"
+        )
+        if self.lost < LEVEL:
+            return f"{rate}; no split under the same rules is more than {LEVEL:.0%} better."
+        return (
+            f"{rate}; the best split under the same rules reaches {number_text(best.throughput_per_s)}: {self.lost:.1%} are lost."
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a plan: its predicted figures, and its throughput as a multiple of the split's."""
+        given_per_s = self.plans[GIVEN].prediction.throughput_per_s
+        return [
+            {
+                "plan": name,
+                "devices": len({device for stage in plan.stages for device in stage.devices}),
+                "stages": len(plan.stages),
+                "items_per_s": plan.prediction.throughput_per_s,
+                "of_split": plan.prediction.throughput_per_s / given_per_s,
+                "latency_s": plan.prediction.latency_s,
+                "bottleneck": max(plan.loads_s, key=plan.loads_s.__getitem__),
+            }
+            for name, plan in self.plans.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "split": self.split.kind,
+            "bottleneck": self.bottleneck,
+            "predicted_per_s": self.plans[GIVEN].prediction.throughput_per_s,
+            "best_per_s": self.plans[SAME_RULES].prediction.throughput_per_s,
+            "lost": self.lost,
+            "why": list(self.why),
+            "plans": self.rows(),
+            "left_out": dict(self.left_out),
+            "notes": list(self.split.notes),
+        }
+
+
+def judge_split(
+    split: GivenSplit,
+    graph: Graph,
+    machine: Machine,
+    profile: Profile,
+    source: Source,
+    backend: str,
+    *,
+    time_limit_s: float = 10.0,
+) -> Judgement:
+    """Predict a split, its rivals, and the best split under the same rules.
+
+    Args:
+        split: what was given.
+        graph: the model.
+        machine: the devices.
+        profile: seconds of the ops with the backend on each device.
+        source: what the model was made from.
+        backend: the backend of every stage.
+        time_limit_s: seconds for the planner.
+    Raises: ProfileError: the profile lacks a measurement. InfeasibleError: the model does not fit the devices' memory.
+    """
+    placed = [(ops, [machine[device]]) for ops, device in zip(split.stages, split.devices, strict=True)]
+    given = predict(baseline_plan(graph, source, GIVEN, backend, placed).verify(graph, machine), graph, machine, profile)
+    best = best_under_rules(split, given, graph, machine, profile, time_limit_s / 2)
+    fastest = min(machine.devices, key=lambda device: profile.whole_s(device.name, backend)).name
+    peers = peer_baselines(graph, machine, source, backend, fastest)
+    plans = {GIVEN: given, SAME_RULES: best}
+    plans |= {name: predict(plan, graph, machine, profile) for name, plan in peers.plans.items()}
+    plans[ANY_RULES] = plan_model(graph, machine, profile, source, Constraints(), [backend], time_limit_s=time_limit_s / 2)
+    lost = max(0.0, 1 - given.prediction.throughput_per_s / best.prediction.throughput_per_s)
+    return Judgement(split, plans, lost, tuple(_why(split, plans, graph, machine, profile, lost)), peers.left_out)
+
+
+def best_under_rules(
+    split: GivenSplit, given: Plan, graph: Graph, machine: Machine, profile: Profile, time_limit_s: float
+) -> Plan:
+    """The best plan with the units and the order of a split, on any of the devices; the split itself where none is better."""
+    backend = given.stages[0].backend
+    settings = [Setting(device.name, backend, threads_on(machine, device.name)) for device in machine.devices]
+    problem = problem_on(graph, machine, profile, Constraints(), settings)
+    groups = tuple(tuple(graph.index[op] for op in unit.ops) for unit in split.units)
+    order = tuple((before[-1], after[0]) for before, after in pairwise(groups)) if split.in_order else ()
+    ruled = replace(problem, groups=tuple(group for group in groups if len(group) > 1), order=(*problem.order, *order)).verify()
+    demands = Demands(contiguous=split.in_order, max_replicas=1)
+    try:
+        solution = solve(ruled, demands, time_limit_s=time_limit_s)
+    except InfeasibleError:
+        if evaluate(problem, blocks_of(given, graph, settings)).bottleneck_s < float("inf"):
+            return given
+        raise
+    placed = [
+        (tuple(graph.ops[op].name for op in block.ops), [machine[settings[device].device] for device in block.devices])
+        for block in solution.blocks
+    ]
+    plan = baseline_plan(graph, given.source, SAME_RULES, backend, placed)
+    plan = replace(plan, method=solution.method, status="feasible")
+    found = predicted(plan, problem, solution.blocks, settings, solution.bound_s)
+    return given if given.prediction.bottleneck_s <= found.prediction.bottleneck_s else found
+
+
+def _why(
+    split: GivenSplit, plans: Mapping[str, Plan], graph: Graph, machine: Machine, profile: Profile, lost: float
+) -> list[str]:
+    """What bounds the split, what the best does otherwise, and what the rules themselves cost."""
+    given, best, free = plans[GIVEN], plans[SAME_RULES], plans[ANY_RULES]
+    settings = settings_of(given)
+    problem = problem_on(graph, machine, profile, Constraints(), settings)
+    loads = evaluate(problem, blocks_of(given, graph, settings))
+    worst = int(loads.device_s.argmax())
+    name, load_s = settings[worst].device, float(loads.device_s[worst])
+    idle = 1 - float(loads.device_s.sum()) / (len(machine.devices) * load_s)
+    compute, moving = seconds_text(float(loads.compute_s[worst])), seconds_text(float(loads.transfer_s[worst]))
+    found = [
+        f"'{name}' is busy for {seconds_text(load_s)} of each request ({compute} in ops, {moving} in transfers); meanwhile the "
+        f"devices are idle for {idle:.0%} of their time."
+    ]
+    held = {
+        stage.devices[0]: tuple(op for s in given.stages if s.devices == stage.devices for op in s.ops) for stage in given.stages
+    }
+    total_bytes, compute_s = graph.weight_bytes or 1, float(loads.compute_s.sum())
+    share, time_share = graph.stage_bytes(held[name]) / total_bytes, float(loads.compute_s[worst]) / compute_s
+    if len(held) > 1:
+        found.append(f"It has {share:.0%} of the weights and {time_share:.0%} of the time in ops.")
+    if lost >= LEVEL:
+        found += _moves(split, given, best)
+        mine, theirs = (crossing_bytes(plan, graph) for plan in (given, best))
+        if mine != theirs:
+            found.append(
+                f"The split moves {bytes_text(mine)} over its cuts for each request, and the best one {bytes_text(theirs)}."
+            )
+    cost = 1 - best.prediction.throughput_per_s / free.prediction.throughput_per_s
+    if cost >= LEVEL:
+        way = "replicas or stages with replicas" if any(len(stage.devices) > 1 for stage in free.stages) else "other cuts"
+        found.append(
+            f"The rules themselves cost {cost:.1%}: {way} reach {number_text(free.prediction.throughput_per_s)} items/s."
+        )
+    if plans[FASTEST_ONLY].prediction.throughput_per_s > given.prediction.throughput_per_s * (1 + LEVEL):
+        found.append("Not to split at all is faster: one device alone does more.")
+    return found
+
+
+def _moves(split: GivenSplit, given: Plan, best: Plan) -> list[str]:
+    """Which units the best split puts on another device."""
+    before, after = ({op: stage.devices[0] for stage in plan.stages for op in stage.ops} for plan in (given, best))
+    places = {unit.modules[0] or unit.ops[0]: (before[unit.ops[0]], after[unit.ops[0]]) for unit in split.units}
+    moves: dict[tuple[str, str], list[str]] = {}
+    for name, (source, target) in joined(places).items():
+        if source != target:
+            moves.setdefault((source, target), []).append(name)
+    sentences = []
+    for (source, target), names in moves.items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        listed = ", ".join(f"'{name}'" for name in names[:SHOWN])
+        sentences.append(f"The best split moves {listed}{more} from '{source}' to '{target}'.")
+    return sentences
+
+
+def crossing_bytes(plan: Plan, graph: Graph) -> int:
+    """Bytes of a request that go from a device to another one, each value once for each device that receives it."""
+    homes: dict[str, Sequence[str]] = {op: stage.devices for stage in plan.stages for op in stage.ops}
+    moved = {
+        (value, homes[op.name][0])
+        for op in graph.ops
+        for value in op.inputs
+        if value in graph.producer and homes[graph.producer[value]] != homes[op.name]
+    }
+    return sum(graph.values[value].num_bytes for value, _ in moved)
