@@ -4,8 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autosplit.commands import options
 from autosplit.commands.console import err, say, show
+from autosplit.commands.exchangeoptions import Evaluate
+from autosplit.commands.options import seconds
 from autosplit.commands.workloadfiles import evaluate_workload
 from autosplit.errors import UsageError
 from autosplit.parsing import json_safe
@@ -14,11 +15,24 @@ from autosplit.progress import bars
 FOR_WORKLOADS = ("format", "num_devices", "bandwidth", "simulate", "arrival_rate", "trace")
 """Flags that say something about a planner's workload file."""
 
-FOR_SPLITS = ("split", "devices", "machine", "memory", "run", "rounds", "batch", "seq_len", "trust", "backend", "time_limit")
+FOR_SPLITS = (
+    "split",
+    "cluster",
+    "devices",
+    "machine",
+    "memory",
+    "run",
+    "rounds",
+    "batch",
+    "seq_len",
+    "trust",
+    "backend",
+    "time_limit",
+)
 """Flags that say something about a split of a model."""
 
 
-def evaluate(given: options.Evaluate) -> None:
+def evaluate(given: Evaluate) -> None:
     """Judge a split: one of a model that another tool made, a plan.yaml, or one of a planner's workload file."""
     path = Path(given.subject)
     if path.suffix in (".yaml", ".yml"):
@@ -29,7 +43,7 @@ def evaluate(given: options.Evaluate) -> None:
         evaluate_workload(given)
 
 
-def _evaluate_plan(given: options.Evaluate, path: Path) -> None:
+def _evaluate_plan(given: Evaluate, path: Path) -> None:
     """Predict a plan file, as it is or as it was edited, and show its stages."""
     from autosplit import api
     from autosplit.commands.report import plan_table
@@ -46,7 +60,7 @@ def _evaluate_plan(given: options.Evaluate, path: Path) -> None:
     show(given, json_safe(data), plan_table(plan, given.verbose))
 
 
-def _evaluate_split(given: options.Evaluate) -> None:
+def _evaluate_split(given: Evaluate) -> None:
     """Judge a split of a model beside the best one under the same rules, and measure them where that is asked for."""
     from autosplit import api
     from autosplit.backends.base import get_backend
@@ -55,7 +69,7 @@ def _evaluate_split(given: options.Evaluate) -> None:
     from autosplit.devices.discovering import machine_for
     from autosplit.splitjudge import judge, measured_rows, run_judged
 
-    given.require_default((*FOR_WORKLOADS, "model"), "a model is measured on the devices of this machine")
+    given.require_default((*FOR_WORKLOADS, "model", "cluster"), "a model is measured on the devices of this machine")
     if given.split is None:
         raise UsageError("name the split: --split 16,32, device_map.json, split_spec.yaml, stages.txt or a folder of ONNX files")
     get_backend(given.backend)
@@ -65,7 +79,7 @@ def _evaluate_split(given: options.Evaluate) -> None:
         progress("trace", 0.0, "loading the model and capturing its graph")
         traced = api.trace(given.subject, batch=given.batch, seq_len=given.seq_len, trust=given.trust)
         progress("trace", 1.0, "done")
-        limit_s = options.seconds(given.time_limit)
+        limit_s = seconds(given.time_limit)
         judged = judge(traced, given.split, machine, backend=given.backend, setup=setup, time_limit_s=limit_s)
         report = run_judged(traced, judged, machine, setup=setup, num_rounds=given.rounds) if given.run else None
     for note in (*traced.notes, *judged.split.notes):

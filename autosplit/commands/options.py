@@ -317,46 +317,6 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluate(Simulated, Assumed, Devices):
-    """What to judge."""
-
-    subject: Annotated[str, typer.Argument(help="A model, as for profile; a plan.yaml; or a planner's workload file.")]
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="For a model: device_map.json, split_spec.yaml, stages.txt (last op of each stage), a folder of ONNX stages, or "
-            "numbers of layers such as 16,32. For a workload: JSON from node id to device name."
-        ),
-    ] = None
-    run: Annotated[bool, typer.Option("--run", help="For a model: also measure the split beside the best and other tools'.")] = (
-        False
-    )
-    rounds: Annotated[int, typer.Option(min=1, help="For --run: interleaved rounds.")] = 3
-    model: PlansModel = None
-    batch: Annotated[int, typer.Option(min=1, help="For a model: items in one request.")] = 1
-    seq_len: Annotated[int | None, typer.Option(min=1, help="For a model: tokens in one item.")] = None
-    trust: Annotated[bool, typer.Option("--trust", help="Read a .pt2 file, which can run code of its maker.")] = False
-    backend: Annotated[str, typer.Option(help="For a model: the backend that runs every stage.")] = "eager"
-    profiles: Annotated[Path, typer.Option(help="For a model or a plan: folder of the profile store.")] = Path("profiles")
-    time_limit: Annotated[str, typer.Option(help="For a model: most time for the planner.")] = PLANNER_TIME
-    format: Annotated[str, typer.Option(help="dnn-partitioning or pipedream.")] = "dnn-partitioning"
-    seed: Annotated[int, typer.Option(help="Seed of the arrivals.")] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Export(Output):
-    """Export."""
-
-    plan: Annotated[Path | None, typer.Argument(help="A plan.yaml.")] = None
-    folder: Annotated[Path | None, typer.Argument(help="The folder to make.")] = None
-    to: Annotated[str, typer.Option(help="The runtime; 'list' names all, with what each writes and lacks.")] = "onnxruntime"
-    model: PlansModel = None
-    profiles: Annotated[Path, typer.Option(help="Profile store, from which the cost of the runtime's rules is computed.")] = Path(
-        "profiles"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Report(Output):
     """What to draw a page of."""
 

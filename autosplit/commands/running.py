@@ -15,6 +15,7 @@ from autosplit.commands.console import (
     write_picture,
     write_trace,
 )
+from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
@@ -107,7 +108,7 @@ def report(given: options.Report) -> None:
     show(given, {"page": str(page)}, f"wrote {page}")
 
 
-def export(given: options.Export) -> None:
+def export(given: Export) -> None:
     """Write a plan for another runtime, or list the runtimes with --to list."""
     from autosplit import api
     from autosplit.commands.report import table

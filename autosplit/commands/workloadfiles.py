@@ -8,6 +8,7 @@ from typing import Any
 
 from autosplit.commands import options
 from autosplit.commands.console import add_explanation, add_simulation, log, say, show, write_simulation
+from autosplit.commands.exchangeoptions import Evaluate
 from autosplit.errors import InfeasibleError, PlanError, UsageError
 from autosplit.files import read_data, write_atomic
 from autosplit.parsing import json_safe, parse_json
@@ -19,6 +20,7 @@ FOR_MODELS = (
 """Flags that say something about a model or its machine."""
 
 FOR_EVALUATED_MODELS = (
+    "cluster",
     "devices",
     "machine",
     "memory",
@@ -98,7 +100,7 @@ def search_workload(given: options.Plans) -> None:
         write_simulation(given.trace, simulated)
 
 
-def _read(path: Path, given: options.Plans | options.Evaluate, others: str = "") -> Any:
+def _read(path: Path, given: options.Plans | Evaluate, others: str = "") -> Any:
     """The problem in a workload file. Raises: UsageError: an unknown format, or every fault of the file."""
     from autosplit.costs.workloads import read_workload
 
@@ -135,7 +137,7 @@ def _placed(problem: Any, solution: Any) -> dict[str, Any]:
     return {"assignment": {op: names[0] if len(names) == 1 else names for op, names in homes.items()}, "stages": stages}
 
 
-def evaluate_workload(given: options.Evaluate) -> None:
+def evaluate_workload(given: Evaluate) -> None:
     """Judge a split of a planner's workload file by its loads."""
     from autosplit.commands.report import table
     from autosplit.costs.cost import evaluate as compute_loads

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autosplit.errors import PlanError, raise_faults
 from autosplit.exporting.base import Job, Target, loss_note, refusals_of, relabelled
-from autosplit.planning.moduleunits import layer_lists, layer_units, snapped
+from autosplit.planning.moduleunits import layer_lists, layer_units, named_list, snapped
 from autosplit.values.plan import Plan
 
 VARIABLE = "VLLM_PP_LAYER_PARTITION"
@@ -31,19 +31,19 @@ class VllmTarget:
         graph, stages = job.traced.graph, job.plan.stages
         lists = layer_lists(graph)
         if len(lists) != 1:
-            found = ", ".join(f"'{path}' of {count}" for path, count in lists.items()) or "none"
+            found = ", ".join(f"{named_list(path)} of {count}" for path, count in lists.items()) or "none"
             raise PlanError(f"vllm splits one list of layers, and '{graph.name}' has: {found}; export to another target")
         [path] = lists
         units = layer_units(graph, path)
         places = sorted(snapped(graph, units, [stage.ops for stage in stages]))
         counts = [places.count(number) for number in range(len(stages))]
         empty = [f"stage '{stage.name}' has most of no layer" for stage, count in zip(stages, counts, strict=True) if not count]
-        raise_faults(PlanError, f"vllm needs a layer of '{path}' on each rank; plan again with fewer stages", empty)
+        raise_faults(PlanError, f"vllm needs a layer of {named_list(path)} on each rank; plan again with fewer stages", empty)
         text = ",".join(map(str, counts))
         (folder / "vllm.env").write_text(f"# vllm serve MODEL --pipeline-parallel-size {len(counts)}\n{VARIABLE}={text}\n")
         homes = {op: place for unit, place in zip(units, places, strict=True) for op in unit.ops}
         note = loss_note(job, relabelled(job, homes), "vllm cuts only between layers")
-        return [f"layers of '{path}' on each rank: {text}", note]
+        return [f"layers of {named_list(path)} on each rank: {text}", note]
 
 
 TARGET: Target = VllmTarget()

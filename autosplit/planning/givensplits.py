@@ -14,7 +14,7 @@ from typing import Any
 from autosplit.errors import UsageError, close_names, raise_faults
 from autosplit.files import read_data
 from autosplit.parsing import MAX_YAML_BYTES, read_text, shown
-from autosplit.planning.moduleunits import Unit, layer_lists, layer_units, module_units, path_of
+from autosplit.planning.moduleunits import Unit, layer_lists, layer_units, module_units, named_list, path_of
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 
@@ -84,12 +84,12 @@ def from_partition(counts: Sequence[int], graph: Graph, machine: Machine) -> Giv
     """vLLM's ``VLLM_PP_LAYER_PARTITION``: the number of layers on each rank. Raises: UsageError: it does not fit."""
     lists = layer_lists(graph)
     if len(lists) != 1:
-        found = ", ".join(f"'{path}' of {count}" for path, count in lists.items()) or "none"
+        found = ", ".join(f"{named_list(path)} of {count}" for path, count in lists.items()) or "none"
         raise UsageError(f"a layer partition needs a model with one list of layers, and '{graph.name}' has: {found}")
     [(path, num_layers)] = lists.items()
     faults = [f"rank {rank} has no layer" for rank, count in enumerate(counts) if count < 1]
     if sum(counts) != num_layers:
-        faults.append(f"the numbers add up to {sum(counts)}, and '{path}' has {num_layers} layers")
+        faults.append(f"the numbers add up to {sum(counts)}, and {named_list(path)} has {num_layers} layers")
     faults += _too_many(len(counts), machine)
     raise_faults(UsageError, f"partition '{','.join(map(str, counts))}' does not fit '{graph.name}'", faults)
     units = layer_units(graph, path)

@@ -142,6 +142,11 @@ def layer_lists(graph: Graph) -> dict[str, int]:
     return {path: len(layers[path]) for path in ranked if ops[path] >= LIST_SHARE * most}
 
 
+def named_list(path: str) -> str:
+    """A list of layers in a message."""
+    return f"'{path}'" if path else "the model"
+
+
 def layer_units(graph: Graph, path: str) -> tuple[Unit, ...]:
     """The layers of the list at ``path`` as units, with what is around them.
 

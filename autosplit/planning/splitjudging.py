@@ -204,7 +204,11 @@ def _why(
 
 
 def _moves(split: GivenSplit, given: Plan, best: Plan) -> list[str]:
-    """Which units the best split puts on another device."""
+    """What the best split does otherwise: its cuts, or the units that it puts on another device."""
+    if split.in_order and len(best.stages) > 1:
+        cuts = [", ".join(f"'{stage.ops[-1]}'" for stage in plan.stages[:-1]) or "nothing" for plan in (given, best)]
+        parts = ", ".join(f"{len(stage.ops)} ops on '{stage.devices[0]}'" for stage in best.stages)
+        return [f"The best split cuts after {cuts[1]} and not after {cuts[0]}: {parts}."]
     before, after = ({op: stage.devices[0] for stage in plan.stages for op in stage.ops} for plan in (given, best))
     places = {unit.modules[0] or unit.ops[0]: (before[unit.ops[0]], after[unit.ops[0]]) for unit in split.units}
     moves: dict[tuple[str, str], list[str]] = {}

@@ -114,7 +114,7 @@ def test_layers_of_two_speeds_are_judged_by_time() -> None:
     assert "the best split under the same rules reaches" in found.sentence
     text = " ".join(found.why)
     assert "It has 50% of the weights and 75% of the time in ops." in text
-    assert "moves 'layers.3', 'layers.4'" in text and "from 'cpu:1' to 'cpu:0'" in text
+    assert "and not after 'layers_2_down'" in text and "3 ops on 'cpu:1'" in text
     assert found.plans[EVEN_LAYERS].stages == given.stages
     assert "Not to split at all is faster" in text and found.plans[FASTEST_ONLY].prediction.bottleneck_s < 21e-3
 
@@ -127,6 +127,14 @@ def test_the_best_split_obeys_the_rules(tmp_path: Path) -> None:
     free = judged(read_given(written(tmp_path, "ops.txt", "layers_4_down"), GRAPH, TWO))
     assert sorted(len(stage.ops) for stage in free.plans[SAME_RULES].stages) in ([4, 10], [3, 11])
     assert free.lost < 0.05 and free.plans[ANY_RULES].prediction.throughput_per_s >= free.plans[GIVEN].prediction.throughput_per_s
+
+
+def test_modules_that_the_best_map_moves_are_named(tmp_path: Path) -> None:
+    """All is on the slow device but the head; modules that move as a whole have one name."""
+    found = judged(read_given(written(tmp_path, "map.json", {"": 1, "head": 0}), GRAPH, TWO))
+    moves = [sentence for sentence in found.why if "The best split moves" in sentence]
+    assert moves and all("from 'cpu:1' to 'cpu:0'" in sentence for sentence in moves)
+    assert found.lost > 0.5
 
 
 def test_bytes_of_cuts_are_counted_once_for_each_device() -> None:
