@@ -17,6 +17,7 @@ from autosplit.commands.bundles import bundle
 from autosplit.commands.console import answered, say, show
 from autosplit.commands.evaluating import evaluate
 from autosplit.commands.measuring import devices, profile
+from autosplit.commands.placing import annotate, memory
 from autosplit.commands.reasons import is_expected, reason, require_address_space
 from autosplit.commands.running import auto, export, report, run
 from autosplit.commands.searching import search
@@ -73,7 +74,7 @@ def _app(
     """Split a PyTorch model over the devices of a machine, prove the plan, run it, and show measured beside predicted."""
 
 
-for command in (devices, profile, search, evaluate, run, auto, report, export, bundle, status):
+for command in (devices, profile, search, evaluate, run, auto, annotate, memory, report, export, bundle, status):
     app.command(command.__name__)(flags.command(_guarded(command)))
 
 

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "autosplit"
 LAYERS = """
     errors parsing files scratch tables progress
     values/       graph machine samples machinefile fitting profile constraints explanation plan planfile timeline dot
-    memory/       lives arena packing offsets
+    memory/       lives arena packing offsets stages
     costs/        problem cost simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays
     planners/     noncontiguous contiguous cpsat latency infeasible portfolio pareto warming

@@ -219,7 +219,7 @@ class Search(Profile):
             num_stages=self.stages,
             max_stages=self.max_stages,
             max_replicas=self.max_replicas or ANY_NUMBER,
-            pins=_pins(self.pin),
+            pins=pins_of(self.pin),
             forbids=_device_lists(self.forbid, "--forbid"),
             allows=_device_lists(self.allow, "--allow"),
             together=tuple(self.together or ()),
@@ -348,12 +348,12 @@ class Run(Running, Devices):
     )
 
 
-def _pins(texts: list[str] | None) -> dict[str, str]:
+def pins_of(texts: list[str] | None, flag: str = "--pin") -> dict[str, str]:
     """Pattern to device. Raises: UsageError: a pair without ``=``, or a pattern on two devices."""
     pins: dict[str, str] = {}
-    for pattern, device in _pairs(texts, "--pin"):
+    for pattern, device in _pairs(texts, flag):
         if pins.setdefault(pattern, device) != device:
-            raise UsageError(f"--pin '{pattern}' is given with '{pins[pattern]}' and with '{device}'; ops run on one device")
+            raise UsageError(f"{flag} '{pattern}' is given with '{pins[pattern]}' and with '{device}'; ops run on one device")
     return pins
 
 

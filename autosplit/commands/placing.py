@@ -1,0 +1,108 @@
+"""Place the ops of a model on devices, and show the memory of a plan."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autosplit.commands.console import err, log, say, show, trace
+from autosplit.commands.options import Dot, Output, PlansModel, Profile, pins_of
+from autosplit.errors import UsageError
+from autosplit.progress import bars
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annotate(Profile):
+    """Places."""
+
+    place: Annotated[
+        list[str] | None,
+        typer.Option(help="PATTERN=DEVICE, PATTERN=DEVICE,BACKEND or PATTERN=DEVICE,BACKEND,PRECISION (again for more)."),
+    ] = None
+    default: Annotated[str | None, typer.Option(help="Where other ops go: a device, or 'auto'; default: the first device.")] = (
+        None
+    )
+    fallback: Annotated[str | None, typer.Option(help="Where ops go that their device cannot run.")] = None
+    priority: Annotated[list[str] | None, typer.Option(help="A pattern that wins over others (again for more).")] = None
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the parts as a plan file.")] = None
+    picture: Annotated[Path | None, typer.Option(help="Draw the placed graph as an SVG file.")] = None
+    dot: Dot = None
+
+    def places(self) -> dict[str, str | tuple[str, ...]]:
+        """Pattern to site. Raises: UsageError: a pair without ``=``, or a pattern with two sites."""
+        return {pattern: _site(text) for pattern, text in pins_of(self.place, "--place").items()}
+
+    def site(self, text: str | None, flag: str) -> str | tuple[str, ...] | None:
+        """The site that a flag names. Raises: UsageError: it names none."""
+        if text is not None and not text.strip():
+            raise UsageError(f"{flag} names no device; write {flag} cpu:0")
+        return _site(text) if text is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Output):
+    """Memory."""
+
+    plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
+    model: PlansModel = None
+
+
+def _site(text: str) -> str | tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(","))
+    return parts if len(parts) > 1 else parts[0]
+
+
+def annotate(given: Annotate) -> None:
+    """Put every op of a model on a device: by patterns, by a default, or by cost."""
+    import autosplit.annotation as annotation
+    from autosplit.commands.report import table
+    from autosplit.devices.discovering import machine_for
+    from autosplit.files import write_atomic
+    from autosplit.values.planfile import write_plan
+
+    machine, places = machine_for(given.devices, given.machine, given.memory), given.places()
+    with bars(err) as progress:
+        traced = trace(given, progress)
+        placed = annotation.annotate(
+            traced,
+            places,
+            given.site(given.default, "--default"),
+            given.site(given.fallback, "--fallback"),
+            machine,
+            priority=given.priority or (),
+            setup=given.setup(progress, log(given)),
+        )
+    for note in (*traced.notes, *(f"removed: {text}" for text in placed.removed)):
+        say(f"note: {note}")
+    data: dict[str, Any] = {"summary": placed.summary(), "ops": placed.rows(), "removed": list(placed.removed)}
+    data["memory"] = {
+        name: {"peak_bytes": plan.peak_bytes, "bound_bytes": plan.bound_bytes} for name, plan in placed.memory.items()
+    }
+    data["why"] = {op.name: placed.why(op.name) for op in placed.graph.ops}
+    views: list[Any] = [placed.text()] if given.verbose else []
+    rows = [{"device": name, **plan} for name, plan in data["memory"].items()]
+    views += [table(rows, "memory of the values"), placed.summary()]
+    try:
+        show(given, data, *views)
+    finally:
+        for path, text in ((given.picture, lambda: placed.picture().svg()), (given.dot, placed.dot)):
+            if path is not None:
+                write_atomic(path, text())
+                say(f"wrote {path}")
+        if given.output is not None:
+            write_plan(placed.plan(), traced.graph, given.output)
+            say(f"wrote {given.output}")
+
+
+def memory(given: Memory) -> None:
+    """Show what each stage of a plan holds: weights, values at their peak, slots of rings."""
+    from autosplit.commands.report import table
+    from autosplit.loadedplan import load
+    from autosplit.memory.stages import stage_memories
+    from autosplit.tracing.aliasing import aliases_of
+
+    loaded = load(given.plan, given.model)
+    aliases = aliases_of(loaded.traced)
+    rows = [one.row() for one in stage_memories(loaded.traced.graph, loaded.plan, aliases.num_bytes, aliases.views)]
+    show(given, {"stages": rows}, table(rows, "memory of each replica, beside what its process takes"))

@@ -1,0 +1,50 @@
+"""default='auto': the planner places what no pattern names, with a bound, and says what the next best device costs."""
+
+from math import isclose
+
+import pytest
+
+from autosplit.errors import InfeasibleError, UsageError
+from autosplit.placing.annotating import annotate
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.values.machine import Link, Machine, parse_device
+from autosplit.values.profile import Profile
+
+MACHINE = Machine.of(
+    map(parse_device, ("null:0", "null:1")),
+    [Link(a, b, 0, 1e-4, 0, 1e-4, 0) for a, b in (("null:0", "null:1"), ("null:1", "null:0"))],
+)
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=8"))
+
+
+@pytest.fixture(scope="module")
+def profile(traced: Traced) -> Profile:
+    return Profile.given(traced.graph, {(op.name, device.name): 1e-3 for op in traced.graph.ops for device in MACHINE.devices})
+
+
+def test_the_planner_places_the_rest_with_patterns_as_pins_and_a_bound(traced: Traced, profile: Profile) -> None:
+    placed = annotate(traced, {"linear": "null:1"}, default="auto", machine=MACHINE, profile=profile, planner_s=30)
+    assert placed.devices["linear"] == "null:1" and placed.choices["linear"].kind == "pattern"
+    assert {choice.kind for choice in placed.choices.values()} == {"pattern", "planner"}
+    assert placed.planned is not None and placed.planned.status == "optimal"
+    counts = [list(placed.devices.values()).count(device.name) for device in MACHINE.devices]
+    assert sorted(counts) == [3, 5]  # seven ops and one copy
+    plan = placed.plan()
+    assert isclose(plan.prediction.bottleneck_s, placed.planned.prediction.bottleneck_s)
+    assert 0 < plan.prediction.bound_s <= plan.prediction.bottleneck_s
+    why = placed.why("relu")
+    assert "by the planner (optimal, gap 0.0%); it takes 1.00 ms there, and its copies 0.0 us" in why
+    assert "; on null:0 1.00 ms, and its copies 400.0 us" in why
+    assert annotate(placed, {"linear": "null:1"}, default="auto", machine=MACHINE, planner_s=30) is placed
+
+
+def test_pins_that_cannot_hold_and_a_missing_profile_are_named(traced: Traced, profile: Profile) -> None:
+    with pytest.raises(UsageError, match="default='auto' needs the seconds of the ops"):
+        annotate(traced, default="auto", machine=MACHINE)
+    with pytest.raises(InfeasibleError, match="the largest cap is 100 B"):
+        annotate(traced, default="auto", machine=MACHINE.with_memory({"null:0": 100, "null:1": 100}), profile=profile)
