@@ -28,6 +28,7 @@ def annotate(
     objective: Objective = "throughput",
     setup: Setup = SETUP,
     budget: Budget = BUDGET,
+    max_error: float | None = None,
 ) -> Placed:
     """Give every op of a model one device and one backend, and put copies where values change devices.
 
@@ -49,9 +50,11 @@ def annotate(
         objective: what the planner minimizes.
         setup: how ``auto`` measures.
         budget: seconds of the planner.
+        max_error: largest error against f32 that is allowed, relative to the largest value; None for any.
     Raises:
         UsageError: every fault of the map, and every op that its device cannot run where there is no fallback.
-        PlanError: a placed graph or a plan of another model.
+        PlanError: a plan of another model.
+        BackendError: a backend refuses its part, or the error is above ``max_error``.
         InfeasibleError: the planner finds no place for the ops that are left to it.
     """
     known = model.machine if isinstance(model, Placed) and machine is None else as_machine(machine)
@@ -70,4 +73,5 @@ def annotate(
         profile=profile,
         objective=objective,
         planner_s=10.0 if budget.planner_s is None else budget.planner_s,
+        max_error=max_error,
     )

@@ -28,7 +28,8 @@ LAYERS = """
     tracing/      capturing aliasing weightsfile splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
     backends
-    placing/      sites patterns moves parts costs storages drawing interpreting placed arenas refusals annotating
+    placing/      sites patterns moves parts costs storages drawing interpreting placed arenas
+    placing/      precisions refusals rules annotating
     running
     serving
     deploying/    workspace setup service compiling checking microbatching sidebyside comparing

@@ -1,6 +1,6 @@
 """Place the ops of a model on devices, and show the memory of a plan."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,9 @@ class Annotate(Profile):
         None
     )
     fallback: Annotated[str | None, typer.Option(help="Where ops go that their device cannot run.")] = None
+    max_error: Annotated[
+        float | None, typer.Option(min=0, help="Largest error against f32, as a share of the largest value.")
+    ] = None
     priority: Annotated[list[str] | None, typer.Option(help="A pattern that wins over others (again for more).")] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the parts as a plan file.")] = None
     picture: Annotated[Path | None, typer.Option(help="Draw the placed graph as an SVG file.")] = None
@@ -59,6 +62,7 @@ def annotate(given: Annotate) -> None:
     from autosplit.commands.report import table
     from autosplit.devices.discovering import machine_for
     from autosplit.files import write_atomic
+    from autosplit.placing.precisions import errors_of
     from autosplit.values.planfile import write_plan
 
     machine, places = machine_for(given.devices, given.machine, given.memory), given.places()
@@ -72,6 +76,7 @@ def annotate(given: Annotate) -> None:
             machine,
             priority=given.priority or (),
             setup=given.setup(progress, log(given)),
+            max_error=given.max_error,
         )
     for note in (*traced.notes, *(f"removed: {text}" for text in placed.removed)):
         say(f"note: {note}")
@@ -83,6 +88,9 @@ def annotate(given: Annotate) -> None:
     views: list[Any] = [placed.text()] if given.verbose else []
     rows = [{"device": name, **plan} for name, plan in data["memory"].items()]
     views += [table(rows, "memory of the values"), placed.summary()]
+    if any(part.site.precision != "f32" for part in placed.parts):
+        data["errors"] = [asdict(error) for error in errors_of(placed)]
+        views.append(table(data["errors"], "error against f32"))
     try:
         show(given, data, *views)
     finally:

@@ -1,12 +1,17 @@
 """Put every op of a model on a device: by hand, by cost, or both. Copies between devices are ops of the placed graph.
 
 sites         Site: device, backend and precision of an op; Choice: a site with its reason
-patterns      a map of patterns becomes choices; every fault of the map at once
-placed        Placed: the placed graph; text, table, why an op is where it is
+patterns      a map of patterns, and explicit copies in the model, become choices; every fault at once
 moves         the copies that a placement needs, and the graph with them as ops
 parts         the connected parts on each device: the stages of a pipeline
-annotating    annotate(): patterns, explicit copies, default, fallback, planner
-interpreting  run a placed graph in this process, with a thread for each device
-arenas        the same with an arena for each device, which finds a missing copy; for tests
+costs         what an op costs where it is, and elsewhere
+storages      the memory plan of each device
 drawing       DOT, and a picture with a colour for each device
+interpreting  run a placed graph in this process, with a thread for each device
+placed        Placed: the placed graph; text, table, why an op is where it is, as a plan
+arenas        an interpreter with an arena for each device, which finds a missing copy; for tests
+precisions    the error of parts in a lower precision against f32
+refusals      ops that their device cannot run fall back
+rules         rules of accelerators: number and size of subgraphs
+annotating    annotate(): patterns, explicit copies, default, fallback, planner, rules
 """

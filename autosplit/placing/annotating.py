@@ -7,7 +7,9 @@ from autosplit.errors import PlanError, UsageError, raise_faults
 from autosplit.placing.moves import homes_of
 from autosplit.placing.patterns import by_explicit_copies, by_pattern
 from autosplit.placing.placed import Placed
+from autosplit.placing.precisions import require_error
 from autosplit.placing.refusals import fall_back
+from autosplit.placing.rules import keep_rules
 from autosplit.placing.sites import AUTO, Choice, Site, SiteText, parse_site
 from autosplit.planning.plans import plan_model
 from autosplit.tracing.capturing import Traced
@@ -31,12 +33,14 @@ def annotate(
     profile: Profile | None = None,
     objective: Objective = "throughput",
     planner_s: float = 10.0,
+    max_error: float | None = None,
 ) -> Placed:
     """Place every op of a model; see ``autosplit.annotate``.
 
     Raises:
         UsageError: every fault of the map, and every op that its device cannot run where there is no fallback.
-        PlanError: a placed graph or a plan of another model.
+        PlanError: a plan of another model.
+        BackendError: the error against f32 is above ``max_error``.
         InfeasibleError: the planner finds no place for the ops that it was left.
     """
     if isinstance(model, Placed):
@@ -44,7 +48,7 @@ def annotate(
             return model
         again = annotate(
             model.traced, patterns, default=default, fallback=fallback, machine=machine, priority=priority,
-            profile=profile or model.profile, objective=objective, planner_s=planner_s,
+            profile=profile or model.profile, objective=objective, planner_s=planner_s, max_error=max_error,
         )  # fmt: skip
         return model if again.same_as(model) else again
     if isinstance(patterns, Plan):
@@ -72,6 +76,10 @@ def annotate(
         if profile is None:
             raise UsageError("default='auto' needs the seconds of the ops; give a profile, or call autosplit.annotate")
         planned, choices = by_planner(model, choices, machine, profile, objective, planner_s)
+    elsewhere = next((device.name for device in machine.devices if device.max_subgraphs is None and device.min_ops == 1), None)
+    spare = sites.get("fallback") or (parse_site(elsewhere, machine) if default == AUTO and elsewhere else None)
+    choices, wrong = keep_rules(model.graph, {op.name: choices[op.name] for op in model.graph.ops}, spare, machine)
+    raise_faults(UsageError, f"'{model.graph.name}' cannot be placed", wrong)
     ordered = {op.name: choices[op.name] for op in model.graph.ops}
     homes = homes_of(model.graph, ordered)
     removed += [
@@ -79,7 +87,8 @@ def annotate(
         for (_, value), chain in model.copied.items()
         if value in homes and homes[value] == chain[-1]
     ]
-    return Placed(model, machine, ordered, tuple(dict.fromkeys(removed)), profile, planned)
+    placed = Placed(model, machine, ordered, tuple(dict.fromkeys(removed)), profile, planned)
+    return placed if max_error is None else require_error(placed, max_error)
 
 
 def by_planner(

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 
@@ -15,6 +17,9 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.devicecopies import copied_tensor
 from autosplit.tracing.splitting import StageProgram, place_stage, split
 from autosplit.values.machine import Machine
+
+_LOCKS: dict[str, Lock] = {}
+"""The lock of each device that runs one model at a time; locks are taken in the order of names, so none waits for ever."""
 
 Tensors = dict[tuple[str, str], "Future[torch.Tensor]"]
 """(value, memory) to the tensor, once it is there."""
@@ -41,6 +46,7 @@ class Runner:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     threads: int
+    locks: tuple[Lock, ...] = ()
 
     @staticmethod
     def of(traced: Traced, machine: Machine, parts: Sequence[Part], copies: Sequence[DeviceCopy]) -> "Runner":
@@ -59,10 +65,18 @@ class Runner:
         made = {value: one.memory for one in compiled for value in one.outputs}
         first = {value: one.memory for one in reversed(compiled) for value in one.inputs if value not in made}
         homes = {**first, **made, **{copy.value: machine[copy.source].memory for copy in copies}}
-        return Runner(compiled, homes, traced.graph.inputs, traced.graph.outputs, torch.get_num_threads())
+        alone = sorted({part.site.device for part in parts if machine[part.site.device].one_model})
+        locks = tuple(_LOCKS.setdefault(name, Lock()) for name in alone)
+        return Runner(compiled, homes, traced.graph.inputs, traced.graph.outputs, torch.get_num_threads(), locks)
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs of the model. Raises: StageError: a part failed."""
+        with ExitStack() as held:
+            for lock in self.locks:
+                held.enter_context(lock)
+            return self._run(inputs)
+
+    def _run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         there: Tensors = {}
         for name, tensor in zip(self.inputs, inputs, strict=True):
             if name in self.homes:

@@ -1,0 +1,81 @@
+"""Rules of accelerators: at most so many subgraphs, each with at least so many ops. Ops that break a rule fall back.
+
+Where a device has few ops, every subset of them is tried, so that as many ops as possible stay. Where it has many, its smallest
+parts go first, which is not always the best choice.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+
+from autosplit.placing.parts import Part, parts_of
+from autosplit.placing.sites import Choice, Site
+from autosplit.values.graph import Graph
+from autosplit.values.machine import Device, Machine
+
+MAX_TRIED_OPS = 10
+"""Most ops on a device for which every subset is tried."""
+
+
+def keep_rules(
+    graph: Graph, choices: Mapping[str, Choice], fallback: Site | None, machine: Machine
+) -> tuple[dict[str, Choice], list[str]]:
+    """The choices with ops moved to the fallback where a rule binds, and a sentence for each rule that binds without one.
+
+    Args:
+        graph: the model.
+        choices: op name to choice, for every op.
+        fallback: where ops go; None where there is no such place.
+        machine: the devices and their rules.
+    """
+    found, faults = dict(choices), []
+    for device in machine.devices:
+        broken = broken_rules(device, parts_on(graph, found, device))
+        if not broken:
+            continue
+        if fallback is None or fallback.device == device.name:
+            faults += [f"{reason}; give a fallback that may run it" for reason in dict.fromkeys(broken.values())]
+            continue
+        kept = _largest_kept(graph, found, fallback, device)
+        for op, choice in found.items():
+            if choice.site.device == device.name and op not in kept:
+                reason = broken.get(op) or next(iter(broken.values()))
+                found[op] = Choice(fallback, "fallback", f"fallback: {reason}; op '{op}' runs on {fallback.device}")
+    return found, faults
+
+
+def parts_on(graph: Graph, choices: Mapping[str, Choice], device: Device) -> list[Part]:
+    """The connected parts on a device."""
+    return [part for part in parts_of(graph, choices) if part.site.device == device.name]
+
+
+def broken_rules(device: Device, parts: Iterable[Part]) -> dict[str, str]:
+    """Op name to the rule that its part breaks, in words. The largest parts are within the number of subgraphs."""
+    broken: dict[str, str] = {}
+    for number, part in enumerate(sorted(parts, key=lambda part: -len(part.ops)), start=1):
+        if len(part.ops) < device.min_ops:
+            ops = "1 op" if len(part.ops) == 1 else f"{len(part.ops)} ops"
+            reason = (
+                f"the part of {ops} from '{part.ops[0]}' is too small for {device.name}, which takes {device.min_ops} or more"
+            )
+        elif device.max_subgraphs is not None and number > device.max_subgraphs:
+            reason = f"the part from '{part.ops[0]}' is subgraph {number} for {device.name}, which takes {device.max_subgraphs}"
+        else:
+            continue
+        broken |= dict.fromkeys(part.ops, reason)
+    return broken
+
+
+def _largest_kept(graph: Graph, choices: Mapping[str, Choice], fallback: Site, device: Device) -> frozenset[str]:
+    """The ops that stay on the device: as many as keep its rules."""
+    mine = [op for op, choice in choices.items() if choice.site.device == device.name]
+
+    def without(kept: frozenset[str]) -> dict[str, Choice]:
+        return {op: Choice(fallback, "fallback", "") if op in mine and op not in kept else one for op, one in choices.items()}
+
+    if len(mine) <= MAX_TRIED_OPS:
+        subsets = (frozenset(kept) for count in range(len(mine) - 1, -1, -1) for kept in combinations(mine, count))
+        return next(kept for kept in subsets if not broken_rules(device, parts_on(graph, without(kept), device)))
+    kept = frozenset(mine)
+    while broken := broken_rules(device, parts_on(graph, without(kept), device)):
+        kept -= broken.keys()
+    return kept
