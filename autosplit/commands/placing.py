@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from autosplit.commands.console import err, log, say, show, trace
+from autosplit.commands.machines import opened_machine
 from autosplit.commands.options import Dot, Output, PlansModel, Profile, pins_of
 from autosplit.errors import UsageError
 from autosplit.progress import bars
@@ -60,13 +61,12 @@ def annotate(given: Annotate) -> None:
     """Put every op of a model on a device: by patterns, by a default, or by cost."""
     import autosplit.annotation as annotation
     from autosplit.commands.report import table
-    from autosplit.devices.discovering import machine_for
     from autosplit.files import write_atomic
     from autosplit.placing.precisions import errors_of
     from autosplit.values.planfile import write_plan
 
-    machine, places = machine_for(given.devices, given.machine, given.memory), given.places()
-    with bars(err) as progress:
+    places = given.places()
+    with opened_machine(given) as (machine, hosts), bars(err) as progress:
         traced = trace(given, progress)
         placed = annotation.annotate(
             traced,
@@ -75,7 +75,7 @@ def annotate(given: Annotate) -> None:
             given.site(given.fallback, "--fallback"),
             machine,
             priority=given.priority or (),
-            setup=given.setup(progress, log(given)),
+            setup=given.setup(progress, log(given), hosts),
             max_error=given.max_error,
         )
     for note in (*traced.notes, *(f"removed: {text}" for text in placed.removed)):
