@@ -32,7 +32,7 @@ LAYERS = """
     placing/      precisions refusals rules annotating
     running
     serving
-    deploying/    workspace setup service compiling checking microbatching sidebyside comparing
+    deploying/    workspace setup calling service compiling checking microbatching sidebyside comparing
     measuring
     searching/    correcting candidates tuning loop
     clusters/     frames hostlinks segments agent raynodes fleet hostprofile hostsfeed replanning remote cluster

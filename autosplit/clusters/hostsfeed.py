@@ -98,7 +98,7 @@ class HostsFeed:
         self._thread = threading.Thread(target=self._run, name="autosplit-hosts", daemon=True)
         self._lock = threading.Condition()
         self._route, self._inbox, self._replace, self._room, self._in_order = route, inbox, replace, room, in_order
-        self._queue, self._answers = AdmissionQueue(), Answers(outputs, self._thread)
+        self._queue, self._answers = AdmissionQueue(), Answers(outputs, [self._thread])
         self._running: dict[int, tuple[Request, int]] = {}
         self._done: set[int] = set()
         """Numbers of running requests whose result is here and which wait for earlier ones."""
@@ -143,7 +143,8 @@ class HostsFeed:
         if not request.answered:
             self.check_thread()
             request.wait()
-        return self._answers.result(request)
+        outputs: Tensors = self._answers.result(request)
+        return outputs
 
     def check_thread(self) -> None:
         """Raises: UsageError: this is a callback of an answer, which must not wait for the pipeline."""

@@ -193,10 +193,12 @@ class Search(Profile):
     )
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0
     dot: Dot = None
+    isolate: Annotated[bool, typer.Option("--isolate", help="Keep the model out of the process that calls it.")] = False
 
     def setup(self, progress: Progress, log: Callable[[str], None] | None = None, hosts: "Hosts | None" = None) -> "Setup":
         """How to measure and plan; errors as for ``Profile.setup``."""
-        return dataclasses.replace(super().setup(progress, log, hosts), queue_depth=self.queue_depth, seed=self.seed)
+        setup = super().setup(progress, log, hosts)
+        return dataclasses.replace(setup, queue_depth=self.queue_depth, seed=self.seed, isolate=self.isolate)
 
     def spending(self) -> "Budget":
         """What the search may spend, and the report where there is one."""

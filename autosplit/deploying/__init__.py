@@ -4,7 +4,7 @@ Modules in the order of the steps::
 
     workspace      saves and prepares stages, places them, loads them as a network
     setup          Setup and Budget: how the calls measure and plan, and what they may spend
-    service        Service: a plan as a running model
+    service        Service: a plan as a running model; calling: the tensors of a call
     compiling      compiles a model in a process of its own, within a time limit
     checking       compares answers with the unsplit model; microbatching: whether requests may be cut
     sidebyside     runs plans side by side; comparing: interleaved rounds of a plan and its baselines

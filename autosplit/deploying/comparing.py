@@ -123,10 +123,11 @@ def _baselines(
     assert setup.workspace is not None
     compiled, failed = compile_baselines(others, subject, plan, machine, setup.workspace, budget.compiling_s, progress)
     streaming = [name for name in installed() if has_streams(name)]
-    found = baselines_of(traced.graph, plan, machine, profile, compiled=compiled, streaming=streaming)
+    isolate = setup.isolate or setup.hosts is not None  # the caller is on one host
+    found = baselines_of(traced.graph, plan, machine, profile, compiled=compiled, streaming=streaming, isolate=setup.isolate)
     if plan.microbatch < plan.source.batch and plan.source.batch in subjects:
         whole, whole_profile = subjects[plan.source.batch]
-        found = with_whole_requests(found, whole.graph, plan, machine, whole_profile, streaming)
+        found = with_whole_requests(found, whole.graph, plan, machine, whole_profile, streaming, isolate)
     return Baselines(found.plans, {**found.left_out, **failed})
 
 
@@ -197,6 +198,9 @@ def compare(
     if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):
         again = f" Workers died and were started again {restarts} times; their requests ran again."
         verdict = replace(verdict, sentence=verdict.sentence + again)
+    if outcomes[verdict.chosen].plan.process == "caller":
+        price = " It runs in the process that calls it, so a crash of the model ends that process; --isolate rules it out."
+        verdict = replace(verdict, sentence=verdict.sentence + price)
     progress("run", 1.0, "done")
     traced = subjects[plan.microbatch][0]
     error = traced.module_error.relative if traced.module_error is not None else None

@@ -2,9 +2,8 @@
 
 import asyncio
 import atexit
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
@@ -12,11 +11,12 @@ from typing import Any
 
 import torch
 
+from autosplit.deploying.calling import plain_call
 from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
 from autosplit.reports.results import RunStats
+from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.request import AnswerFuture
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
@@ -25,7 +25,7 @@ from autosplit.values.profile import Profile
 
 
 class Service:
-    """A plan that runs: one process a stage replica, open until ``close``, best used in a ``with`` block.
+    """A plan that runs: in a process for each replica of a stage, or in this one; open until ``close``, best in a ``with`` block.
 
     A request takes and returns what the model does. ``pipeline`` is the runtime's own object, which takes flat tensors;
     ``Batcher(service.pipeline)`` and ``Session(service.pipeline)`` are made of it. ::
@@ -37,14 +37,12 @@ class Service:
             print(model.stats().latency.p50_s)
     """
 
-    def __init__(self, traced: Traced, plan: Plan, machine: Machine, opener: Callable[..., Pipeline] = Pipeline) -> None:
-        self._traced = traced
-        with ExitStack() as opened:
-            workspace = opened.enter_context(Workspace())
-            self.host = opened.enter_context(HostManager(opener=opener))
-            self.pipeline = deploy(self.host, traced.graph.name, traced, plan, machine, workspace)
-            self._opened = opened.pop_all()
-        atexit.register(self.close)  # a service that is never closed must end before the interpreter stops its threads
+    def __init__(self, traced: Traced, pipeline: Engine, opened: ExitStack | None = None) -> None:
+        """``opened``: closes the pipeline and what it needs; by default others do."""
+        self._traced, self.pipeline, self._opened = traced, pipeline, opened or ExitStack()
+        self._plain = plain_call(traced)
+        if opened is not None:
+            atexit.register(self.close)  # a service that is never closed must end before the interpreter stops its threads
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One request, start to end."""
@@ -63,24 +61,14 @@ class Service:
             kwargs: the model's keyword arguments.
         Raises: UsageError: the arguments do not fit the trace. RefusedError: there is no room, or the service is closed.
         """
-        answer: Future[Any] = Future()
-
-        def deliver(done: "Future[Any]") -> None:
-            if not answer.set_running_or_notify_cancel():
-                return
-            try:
-                result = self._traced.unflatten_outputs(done.result())
-            except Exception as failure:
-                answer.set_exception(failure)
-            else:
-                answer.set_result(result)
-
-        inputs = self._traced.flatten_inputs(*args, **kwargs)
-        running = self.pipeline.submit(inputs, priority=priority, deadline_s=deadline_s, timeout_s=timeout_s)
-        asked = weakref.ref(running)  # a strong reference in both directions would keep the answer in memory
-        answer.add_done_callback(lambda whole: _cancel(whole, asked))
-        running.add_done_callback(deliver)
-        return answer
+        inputs = self._plain(args, kwargs)
+        return self.pipeline.submit(
+            self._traced.flatten_inputs(*args, **kwargs) if inputs is None else inputs,
+            priority=priority,
+            deadline_s=deadline_s,
+            timeout_s=timeout_s,
+            returns=self._traced.unflatten_outputs,
+        )
 
     async def call_async(self, *args: Any, **kwargs: Any) -> Any:
         """One request, awaited; arguments as for ``submit``. Waiting for room does not hold up the event loop."""
@@ -120,7 +108,7 @@ class Service:
         self._opened.__exit__(kind, value, trace)
 
     def __repr__(self) -> str:
-        return f"Service({self._traced.graph.name!r}, {len(self.pipeline.pids)} workers)"
+        return f"Service({self._traced.graph.name!r}, {len(self.pipeline.pids)} copies of stages)"
 
 
 def open_pipeline(
@@ -141,12 +129,10 @@ def open_pipeline(
         profile: lets a plan on a cluster go on after a host was lost: it is planned anew for the others.
     Raises: PlanError, BackendError, WorkerError: as ``deploy``. DeviceError, UsageError: as ``machine_for``.
     """
-    if hosts is not None:
-        return Service(traced, plan, hosts.machine, hosts.opener(traced, plan, profile))
-    return Service(traced, plan, machine_of_plan(plan, devices))
-
-
-def _cancel(whole: "Future[Any]", asked: "weakref.ref[AnswerFuture]") -> None:
-    running = asked()
-    if whole.cancelled() and running is not None:
-        running.cancel()
+    machine = hosts.machine if hosts is not None else machine_of_plan(plan, devices)
+    opener = hosts.opener(traced, plan, profile) if hosts is not None else Pipeline
+    with ExitStack() as opened:
+        workspace = opened.enter_context(Workspace())
+        host = opened.enter_context(HostManager(opener=opener))
+        pipeline = deploy(host, traced.graph.name, traced, plan, machine, workspace)
+        return Service(traced, pipeline, opened.pop_all())

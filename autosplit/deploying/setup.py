@@ -46,6 +46,7 @@ class Setup:
         precision: what every stage computes in: ``f32`` (the model's own dtypes) or ``bf16``.
         store: folder where measurements and runs are kept and found again; None keeps nothing.
         remeasure: measure again what the store holds.
+        isolate: rule out the caller's process as a place for a model, so that a crash of the model cannot end the caller.
         queue_depth: slots of each ring, to begin with.
         seed: seed of every random choice.
         progress: True draws bars in a terminal or notebook, False shows nothing. A function is called with the step, its share
@@ -62,6 +63,7 @@ class Setup:
     precision: Precision = "f32"
     store: str | Path | None = None
     remeasure: bool = False
+    isolate: bool = False
     queue_depth: int = 4
     seed: int = 0
     progress: bool | Progress = True

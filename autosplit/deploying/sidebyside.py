@@ -12,6 +12,7 @@ from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.reports.outcomes import Outcome
 from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
@@ -43,7 +44,7 @@ class Contender:
     """
 
     plan: Plan
-    pipeline: Pipeline
+    pipeline: Engine
     microbatches: Sequence[Microbatch]
     error: NumericalError
     fault: str
@@ -202,7 +203,7 @@ class SideBySide:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _check(self, plan: Plan, pipeline: Pipeline, traced: Traced) -> Contender:
+    def _check(self, plan: Plan, pipeline: Engine, traced: Traced) -> Contender:
         reference = self._reference(plan, traced)
         work, expected = reference.work, reference.expected
         passes = 2 if len(work) == NUM_DISTINCT else 1
@@ -227,7 +228,7 @@ class SideBySide:
         return found
 
 
-def _alone_s(plan: Plan, pipeline: Pipeline, work: Sequence[Microbatch], seconds: float, least: int = 1) -> list[float]:
+def _alone_s(plan: Plan, pipeline: Engine, work: Sequence[Microbatch], seconds: float, least: int = 1) -> list[float]:
     """Seconds of single requests: as many as fit into ``seconds``, and at least ``least`` if the first one fits."""
     num_parts = plan.source.batch // plan.microbatch
     found: list[float] = []

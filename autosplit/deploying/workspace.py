@@ -11,8 +11,8 @@ from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import as_machine, check_here
 from autosplit.files import content_hash
 from autosplit.planning.baselines import machine_of
+from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
-from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement
 from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
@@ -100,12 +100,13 @@ def _module(
     return replace(workspace.add(program, stage.ops, stage.backend, precision, devices), streams=stage.streams)
 
 
-def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Pipeline:
+def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Engine:
     """The plan as a network of a host, waiting for requests: flat tensors for ``graph.inputs``, answers for ``graph.outputs``.
 
     Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
     """
-    return host.add_network(name, place(traced, plan, machine, workspace), traced.graph.inputs, traced.graph.outputs)
+    stages = place(traced, plan, machine, workspace)
+    return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process)
 
 
 def machine_of_plan(plan: Plan, devices: Machine | str | None = None) -> Machine:

@@ -18,6 +18,14 @@ ALL_CORES = "all cores"
 REPLICAS = "replicas"
 STREAMS = "streams"
 EVEN_SPLIT = "even split"
+IN_CALLER = "in the caller"
+CALLER_THREADS = "threads of the caller"
+
+OWN_THREADS = ("onnxruntime", "openvino")
+"""Backends whose number of threads is that of a session; torch has one for the whole process, which is the caller's."""
+
+CALLER_S = 0.1
+"""Where a request takes longer than these seconds, the caller's process is not tried: a worker costs less than 1 %."""
 
 UNCERTAIN = 1.3
 """Most that a baseline may be faster than its prediction, or than one thread times its number of threads: a factor."""
@@ -42,6 +50,7 @@ def baselines_of(
     *,
     compiled: Sequence[str] = (),
     streaming: Collection[str] = (),
+    isolate: bool = False,
 ) -> Baselines:
     """The baselines of a model with every backend that may win: those of plan and profile, those compiled, and eager.
 
@@ -52,6 +61,7 @@ def baselines_of(
         profile: gives the baselines their prediction, and says which device is the fastest.
         compiled: backends without a profile for which the whole model was compiled.
         streaming: the backends that can work on several requests at once.
+        isolate: whether the caller's process is ruled out as a place for the model.
     """
     known = measured_backends(profile, machine) if profile is not None else ()
     refusing = {name: found for name in known if profile is not None and (found := profile.refused(name))}
@@ -64,7 +74,10 @@ def baselines_of(
         there = [device.name for device in machine.devices if _is_measured(profile, device.name, main)]
         fastest = min(there, key=lambda name: profile.whole_s(name, main))
         alone_s = {b: profile.whole_s(fastest, b, busy=False) for b in known if _is_measured(profile, fastest, b)}
-    plans = baselines_by_backend(graph, machine, plan.source, [*known, *used, *compiled, "eager"], main, fastest, streaming)
+    quick = 0 < min(alone_s.values(), default=0.0) < CALLER_S
+    in_caller = OWN_THREADS if quick and not isolate else ()
+    names = [*known, *used, *compiled, "eager"]
+    plans = baselines_by_backend(graph, machine, plan.source, names, main, fastest, streaming, in_caller)
     shared = {key: getattr(plan, key) for key in ("microbatch", "objective", "precision", "profile_hash", "versions")}
     for name, baseline in plans.items():
         plans[name] = baseline = replace(baseline, **shared, status="measured")
@@ -84,7 +97,13 @@ def baselines_of(
 
 
 def with_whole_requests(
-    cut: Baselines, graph: Graph, plan: Plan, machine: Machine, profile: Profile | None, streaming: Collection[str] = ()
+    cut: Baselines,
+    graph: Graph,
+    plan: Plan,
+    machine: Machine,
+    profile: Profile | None,
+    streaming: Collection[str] = (),
+    isolate: bool = False,
 ) -> Baselines:
     """The baselines of a plan that cuts requests: those that cut them too, and those that do not.
 
@@ -95,9 +114,10 @@ def with_whole_requests(
         machine: the devices.
         profile: the profile of whole requests.
         streaming: the backends that can work on several requests at once.
+        isolate: whether the caller's process is ruled out.
     """
     uncut = replace(plan, microbatch=plan.source.batch, prediction=replace(plan.prediction, bound_s=0.0))
-    whole = baselines_of(graph, uncut, machine, profile, streaming=streaming)
+    whole = baselines_of(graph, uncut, machine, profile, streaming=streaming, isolate=isolate)
     parts = f", {plan.microbatch} at a time"
     return Baselines(
         {**whole.plans, **{f"{name}{parts}": baseline for name, baseline in cut.plans.items()}},
@@ -113,6 +133,7 @@ def baselines_by_backend(
     main: str,
     best_device: str,
     streaming: Collection[str] = (),
+    in_caller: Collection[str] = (),
 ) -> dict[str, Plan]:
     """All baselines with the main backend, and for each other backend the baselines that use the whole machine.
 
@@ -124,12 +145,13 @@ def baselines_by_backend(
         main: the backend whose baselines are all wanted.
         best_device: name of the device that is fastest on the whole model.
         streaming: the backends that can work on several requests at once.
+        in_caller: the backends that may run in the caller's process.
     Returns: plans by name, which says the backend: ``replicas (openvino)``.
     """
     named = {}
     for backend in dict.fromkeys([main, *backends]):
-        plans = baselines_with(graph, machine, source, backend, best_device, backend in streaming)
-        whole = {ALL_CORES if ALL_CORES in plans else ONE_DEVICE, REPLICAS, STREAMS}
+        plans = baselines_with(graph, machine, source, backend, best_device, backend in streaming, backend in in_caller)
+        whole = {ALL_CORES if ALL_CORES in plans else ONE_DEVICE, REPLICAS, STREAMS, IN_CALLER, CALLER_THREADS}
         for name, plan in plans.items():
             if backend == main or name in whole:
                 title = f"{name} ({backend})"
@@ -138,7 +160,13 @@ def baselines_by_backend(
 
 
 def baselines_with(
-    graph: Graph, machine: Machine, source: Source, backend: str, best_device: str, streams: bool = False
+    graph: Graph,
+    machine: Machine,
+    source: Source,
+    backend: str,
+    best_device: str,
+    streams: bool = False,
+    in_caller: bool = False,
 ) -> dict[str, Plan]:
     """The baselines with one backend whose weights fit the memory caps.
 
@@ -146,6 +174,7 @@ def baselines_with(
     - all cores: the whole model in one process that has every CPU core of the machine;
     - streams: the same process works on a request for each core at once, with the weights in memory once;
     - replicas: the whole model on each device, requests in turn;
+    - in the caller, threads of the caller: ``all cores`` and ``replicas`` without a process of their own;
     - even split: as many stages as devices, equal numbers of ops in graph order.
 
     Args:
@@ -155,6 +184,7 @@ def baselines_with(
         backend: the backend of every stage.
         best_device: name of the device that is fastest on the whole model.
         streams: whether the backend can work on several requests at once.
+        in_caller: whether it may run in the caller's process.
     """
     everything = tuple(op.name for op in graph.ops)
     fitting = [device for device in machine.devices if fits(graph, everything, device)]
@@ -170,6 +200,9 @@ def baselines_with(
             plans[STREAMS] = replace(plan, stages=tuple(replace(stage, streams=stage.threads) for stage in plan.stages))
     if len(fitting) > 1:
         plans[REPLICAS] = baseline_plan(graph, source, REPLICAS, backend, [(everything, fitting)])
+    if in_caller and all(device.kind == "cpu" for device in machine.devices):
+        ways = {IN_CALLER: plans.get(ALL_CORES, plans.get(ONE_DEVICE)), CALLER_THREADS: plans.get(REPLICAS)}
+        plans |= {name: replace(plan, process="caller", chosen=name) for name, plan in ways.items() if plan is not None}
     parts = list(zip(_even(everything, len(machine.devices)), machine.devices, strict=False))
     if len(parts) > 1 and all(fits(graph, ops, device) for ops, device in parts):
         plans[EVEN_SPLIT] = baseline_plan(graph, source, EVEN_SPLIT, backend, [(ops, [device]) for ops, device in parts])

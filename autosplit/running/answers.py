@@ -3,9 +3,10 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
-from autosplit.running.request import Request, RequestTimes, Tensors
+from autosplit.running.request import Request, RequestTimes
 
 NUM_TIMES = 16_384
 
@@ -17,16 +18,16 @@ class Answers:
 
     Args:
         outputs: names of the pipeline's outputs, in the order in which answers bring them.
-        thread: the executor's thread, which no callback may end.
+        threads: those that deliver answers, which no callback may end.
 
     Attributes:
         times: the times of the last ``NUM_TIMES`` requests.
     """
 
-    def __init__(self, outputs: Sequence[str], thread: threading.Thread) -> None:
+    def __init__(self, outputs: Sequence[str], threads: Collection[threading.Thread]) -> None:
         self.times: deque[RequestTimes] = deque(maxlen=NUM_TIMES)
         self._outputs = outputs
-        self._thread = thread
+        self._threads = threads
 
     def deliver(self, requests: Sequence[Request]) -> None:
         """Answer requests; those that have an answer already are left out."""
@@ -41,21 +42,24 @@ class Answers:
             if future is None or not future.set_running_or_notify_cancel():
                 continue
             try:
-                if request.error is not None:
-                    future.set_exception(request.error)
+                try:
+                    result = self.result(request)
+                except Exception as failure:
+                    future.set_exception(failure)
                 else:
-                    future.set_result(self.result(request))
+                    future.set_result(result)
             except BaseException:  # a callback raised SystemExit, for example; a future catches every Exception
-                if threading.current_thread() is not self._thread:
+                if threading.current_thread() not in self._threads:
                     raise
                 log.exception("a callback of request %d ended its thread, which goes on with the other requests", request.number)
 
-    def result(self, request: Request) -> Tensors:
-        """The outputs of an answered request. Raises: the error with which it failed."""
+    def result(self, request: Request) -> Any:
+        """The outputs of an answered request, or what it returns in their place. Raises: the error with which it failed."""
         if request.error is not None:
             raise request.error
         values = request.values
-        return tuple([values[name] for name in self._outputs])
+        outputs = tuple([values[name] for name in self._outputs])
+        return outputs if request.returns is None else request.returns(outputs)
 
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
         """The times of the last requests; with ``clear``, each comes once."""

@@ -68,7 +68,7 @@ class Executor:
         self._results = ResultRings(deployment)
         inputs = InputRings(deployment, room)
         self._admission = Admission(self._in_flight, inputs, room, self._results.wake, self.check_thread)
-        self._answers = Answers(deployment.wiring.outputs, self._thread)
+        self._answers = Answers(deployment.wiring.outputs, [self._thread])
         self._recovery = Recovery(deployment, max_restarts)
         self._control_lock = deployment.control_lock
         self._stopping = deployment.stopping
@@ -115,7 +115,8 @@ class Executor:
         if not request.answered:
             self.check_thread()
             request.wait()
-        return self._answers.result(request)
+        outputs: Tensors = self._answers.result(request)
+        return outputs
 
     def check_thread(self) -> None:
         """Raises: UsageError: this is a callback, for the end of which all requests wait, so it must wait for none."""

@@ -44,6 +44,17 @@ class Module(Protocol):
         """The name of the op that raises on these inputs, or None if it is not known."""
 
 
+def failure_text(place: str, number: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> str:
+    """The text of a StageError: the stage, the request, the op if it is known, the cause, and the traceback."""
+    try:
+        op = module.failing_op(inputs)
+    except Exception:
+        op = None
+    where = f" while executing '{op}'" if op else ""
+    cause = trace.strip().splitlines()[-1]
+    return f"{place} failed on request {number}{where}: {cause}\nThe worker's traceback follows.\n{trace}"
+
+
 @dataclass(frozen=True, slots=True)
 class StageFolder:
     """A stage that was saved with ``splitting.save_stage`` and prepared for its backend."""

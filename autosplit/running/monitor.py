@@ -6,14 +6,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autosplit.devices.processes import Worker, proportional_bytes, resident_bytes
+from autosplit.devices.processes import proportional_bytes, resident_bytes
 from autosplit.errors import RefusedError, WorkerError
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running import statusblock
 from autosplit.running.executor import Executor
 from autosplit.running.flow import Flow
-from autosplit.running.messages import Events, SendEvents, WorkerEvent
+from autosplit.running.messages import Events, Ready, SendEvents, WorkerEvent
 from autosplit.running.provisioner import Deployment
+
+Words = Sequence[int] | memoryview
+"""The words of a worker in the status block."""
 
 
 @dataclass(eq=False)
@@ -61,17 +64,23 @@ class WorkerHealth:
 
 
 def worker_health(
-    network: str, stage: str, replica: int, device: str, worker: Worker, status: memoryview, num_queued: int
+    network: str,
+    stage: str,
+    replica: int,
+    device: str,
+    pid: int,
+    alive: bool,
+    status: Words,
+    num_queued: int,
 ) -> WorkerHealth:
     """The health of a worker, from its words of the status block."""
-    alive = worker.alive()
     since_s = (time.monotonic_ns() - status[statusblock.SINCE_NS]) / 1e9 if status[statusblock.SINCE_NS] else 0.0
     return WorkerHealth(
         network,
         stage,
         replica,
         device,
-        worker.pid,
+        pid,
         statusblock.STATES[status[statusblock.STATE]] if alive else "dead",
         since_s,
         status[statusblock.DONE],
@@ -82,7 +91,7 @@ def worker_health(
         status[statusblock.TRANSFER_NS] / 1e9,
         status[statusblock.QUEUE_NS] / 1e9,
         num_queued,
-        resident_bytes(worker.pid) if alive else 0,
+        resident_bytes(pid) if alive else 0,
     )
 
 
@@ -117,7 +126,8 @@ class Monitor:
         for number, (config, worker) in enumerate(zip(self._deployment.worker_configs, self._deployment.workers, strict=True)):
             status = self._deployment.status_block.status(number)
             num_queued = self._flow.num_queued(number, places, self._executor.lanes.nexts)
-            found.append(worker_health(network, config.stage, config.replica, config.device, worker, status, num_queued))
+            place = config.stage, config.replica, config.device
+            found.append(worker_health(network, *place, worker.pid, worker.alive(), status, num_queued))
         return found
 
     def stats(self, restarts: int, *, clear: bool = False) -> RunStats:
@@ -151,23 +161,39 @@ class Monitor:
 
     def _stage_stats(self, number: int, events: Sequence[WorkerEvent]) -> StageStats:
         config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
-        status = self._deployment.status_block.status(number)
-        return StageStats(
-            stage=config.stage,
-            device=config.device,
-            replica=config.replica,
-            backend=config.module.kind,
-            threads=config.threads,
-            num_requests=status[statusblock.DONE],
-            num_failed=status[statusblock.FAILED],
-            num_skipped=status[statusblock.SKIPPED],
-            busy=LatencyStats.of([(event.ran_ns - event.got_ns) / 1e9 for event in events]),
-            wait=LatencyStats.of([(event.got_ns - event.asked_ns + event.blocked_ns) / 1e9 for event in events]),
-            transfer=LatencyStats.of([(event.sent_ns - event.ran_ns - event.blocked_ns) / 1e9 for event in events]),
-            queue=LatencyStats.of([max(0, event.got_ns - event.posted_ns) / 1e9 for event in events]),
-            resident_before_bytes=ready.resident_before_bytes,
-            resident_after_bytes=ready.resident_after_bytes,
-            load_s=ready.load_s,
-            note=ready.note,
-            proportional_bytes=proportional_bytes(self._deployment.workers[number].pid),
-        )
+        status, pid = self._deployment.status_block.status(number), self._deployment.workers[number].pid
+        place = config.stage, config.device, config.replica, config.module.kind, config.threads
+        return stage_stats(place, status, events, ready, proportional_bytes(pid))
+
+
+def stage_stats(
+    place: tuple[str, str, int, str, int],
+    status: Words,
+    events: Sequence[WorkerEvent],
+    ready: Ready,
+    proportional: int,
+) -> StageStats:
+    """What one copy of a stage did.
+
+    Args:
+        place: stage, device, replica, backend, threads.
+        status: its words of the status block.
+        events: the times of its last requests.
+        ready: its memory and seconds when it was loaded.
+        proportional: physical memory of its process now, in bytes, shared pages divided among their users.
+    """
+    return StageStats(
+        *place,
+        num_requests=status[statusblock.DONE],
+        num_failed=status[statusblock.FAILED],
+        num_skipped=status[statusblock.SKIPPED],
+        busy=LatencyStats.of([(event.ran_ns - event.got_ns) / 1e9 for event in events]),
+        wait=LatencyStats.of([(event.got_ns - event.asked_ns + event.blocked_ns) / 1e9 for event in events]),
+        transfer=LatencyStats.of([(event.sent_ns - event.ran_ns - event.blocked_ns) / 1e9 for event in events]),
+        queue=LatencyStats.of([max(0, event.got_ns - event.posted_ns) / 1e9 for event in events]),
+        resident_before_bytes=ready.resident_before_bytes,
+        resident_after_bytes=ready.resident_after_bytes,
+        load_s=ready.load_s,
+        note=ready.note,
+        proportional_bytes=proportional,
+    )

@@ -2,25 +2,25 @@
 
 import os
 import threading
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError, UsageError, listed, raise_faults
 from autosplit.reports.results import LatencyStats, RunStats
 from autosplit.running.executor import Executor
+from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, Monitor, WorkerHealth
 from autosplit.running.provisioner import provision
 from autosplit.running.request import AnswerFuture, Request, Tensors, monotonic_deadline
 from autosplit.running.swapping import swap_weights
 from autosplit.running.wiring import StagePlacement, Wiring, wire
-from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
 
 class Pipeline:
@@ -73,9 +73,7 @@ class Pipeline:
         self._lifecycle = threading.Lock()
         """Held while the pipeline is opened again or closed."""
         self._open(self.wiring)
-        specs = self.wiring.input_specs
-        self._checks = [(at, specs[name].shape, specs[name].torch_dtype) for at, name in enumerate(inputs) if name in specs]
-        self._unread = [(at, name) for at, name in enumerate(inputs) if name not in specs]
+        self._intake = Intake(self.wiring)
         self._closed = False
         self._owner = os.getpid()
 
@@ -115,6 +113,7 @@ class Pipeline:
         priority: int = 0,
         deadline_s: float | None = None,
         timeout_s: float | None = None,
+        returns: Callable[[Tensors], Any] | None = None,
     ) -> AnswerFuture:
         """Take in one request and return its future; the caller may write to the inputs once this returns.
 
@@ -125,6 +124,7 @@ class Pipeline:
             priority: lower is sooner, then arrival counts: in the admission queue, and at every stage if not ``in_order``.
             deadline_s: seconds from now after which no stage begins the request; a request in its last stage is answered.
             timeout_s: seconds to wait for room in the admission queue; None waits without limit, 0 refuses at once.
+            returns: makes the future's result of the outputs; by default they are the result.
         Raises:
             UsageError: the inputs do not fit, or a setting is not understood.
             RefusedError: no room within ``timeout_s`` (the message has the numbers), or the pipeline is closed.
@@ -132,18 +132,20 @@ class Pipeline:
         """
         if not isinstance(priority, int):
             raise UsageError(f"priority must be a whole number, lower is sooner, but is {priority!r}")
-        return self._executor.submit(self._request(inputs, monotonic_deadline(deadline_s)), priority, timeout_s)
+        request = self._intake(inputs, monotonic_deadline(deadline_s))
+        request.returns = returns
+        return self._executor.submit(request, priority, timeout_s)
 
     def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> AnswerFuture:
         """Take in tensors that will not change any more, whether there is room or not: the caller bounds their number.
 
         Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
         """
-        return self._executor.submit(self._request(inputs, deadline_ns, borrowed=True), priority, None)
+        return self._executor.submit(self._intake(inputs, deadline_ns, borrowed=True), priority, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Submit one request and wait for its answer."""
-        request = self._request(inputs)
+        request = self._intake(inputs)
         self._executor.enter(request)
         return self._executor.result(request)
 
@@ -152,7 +154,7 @@ class Pipeline:
 
         Raises: StageError, WorkerError: the first request that failed, once all are done.
         """
-        taken = [self._request(inputs, borrowed=True) for inputs in requests]
+        taken = [self._intake(inputs, borrowed=True) for inputs in requests]
         for request in taken:
             self._executor.enter(request)
         for request in reversed(taken):  # most of the others are done when the last one is
@@ -168,7 +170,7 @@ class Pipeline:
         """
         under_way: deque[Request] = deque()
         for inputs in requests:
-            request = self._request(inputs, borrowed=True)
+            request = self._intake(inputs, borrowed=True)
             self._executor.enter(request)
             under_way.append(request)
             while len(under_way) >= 2 * self._executor.pace.size:
@@ -290,20 +292,3 @@ class Pipeline:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(drain=kind is None)
-
-    def _request(self, inputs: Sequence[torch.Tensor], deadline_ns: int = 0, *, borrowed: bool = False) -> Request:
-        names = self.wiring.inputs
-        if not isinstance(inputs, Sequence):
-            raise UsageError(f"a request is a list of tensors, one for each input, but is {kind_of(inputs) or 'one tensor'}")
-        if len(inputs) != len(names):
-            raise UsageError(f"{len(inputs)} inputs were given, and the pipeline takes {len(names)}: {', '.join(names)}")
-        for position, shape, dtype in self._checks:
-            value = inputs[position]
-            if not is_dense(value) or value.shape != shape or value.dtype != dtype:
-                specs = [self.wiring.input_specs[names[at]] for at, _, _ in self._checks]
-                faults = differences(specs, [inputs[at] for at, _, _ in self._checks])
-                raise_faults(UsageError, "the inputs do not fit the pipeline", faults)
-        for position, name in self._unread:
-            if not is_dense(inputs[position]):
-                raise UsageError(f"input '{name}' is {kind_of(inputs[position])}, and a dense tensor is expected")
-        return Request(tuple(inputs), deadline_ns, time.monotonic_ns(), borrowed=borrowed)

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from autosplit.running.engine import Engine
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.pipeline import Pipeline
 from autosplit.running.ring import DATA
 from autosplit.values.timeline import Action
 
 
-def record(pipeline: Pipeline, *, clear: bool = False) -> tuple[Action, ...]:
+def record(pipeline: Engine, *, clear: bool = False) -> tuple[Action, ...]:
     """The last actions of each worker of a running pipeline, by start; request 0 is the first that is still known.
 
     Args:
@@ -19,7 +19,7 @@ def record(pipeline: Pipeline, *, clear: bool = False) -> tuple[Action, ...]:
     return actions_of(workers, pipeline.events(clear=clear))
 
 
-def record_all(pipelines: Mapping[str, Pipeline], *, clear: bool = False) -> tuple[Action, ...]:
+def record_all(pipelines: Mapping[str, Engine], *, clear: bool = False) -> tuple[Action, ...]:
     """The last actions of the workers of several networks on one time axis; stages are called ``network/stage``."""
     workers = [(f"{name}/{worker.stage}", worker.replica) for name, one in pipelines.items() for worker in one.health()]
     return actions_of(workers, [events for one in pipelines.values() for events in one.events(clear=clear)])

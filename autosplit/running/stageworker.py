@@ -28,7 +28,7 @@ from autosplit.running.messages import (
     Using,
     WorkerConfig,
 )
-from autosplit.running.modules import Module
+from autosplit.running.modules import Module, failure_text
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, Slot
 from autosplit.running.stagerings import StageRings
 from autosplit.running.statusblock import StatusBlock, WorkerStatus
@@ -209,13 +209,5 @@ class StageWorker:
 
     def _explain(self, sequence: int, module: Module, inputs: Sequence[torch.Tensor], trace: str) -> bytes:
         config = self._config
-        try:
-            op = module.failing_op(inputs)
-        except Exception:
-            op = None
-        where = f" while executing '{op}'" if op else ""
-        cause = trace.strip().splitlines()[-1]
-        return (
-            f"stage '{config.stage}' (replica {config.replica} of {config.num_replicas}, device '{config.device}') failed on "
-            f"request {self._status_block.number(sequence)}{where}: {cause}\nThe worker's traceback follows.\n{trace}"
-        ).encode()
+        place = f"stage '{config.stage}' (replica {config.replica} of {config.num_replicas}, device '{config.device}')"
+        return failure_text(place, self._status_block.number(sequence), module, inputs, trace).encode()

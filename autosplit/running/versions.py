@@ -40,7 +40,7 @@ class Versions:
             run = module.load(self._config.threads, self._config.device, shared=self._config.spin_s == 0)
         self._loaded = module, run
         if module.warms_up:
-            _warm_up(run, zeros())
+            warm_up(run, zeros())
 
     def use(self, first: int) -> None:
         """From request ``first`` on use the module that was loaded last."""
@@ -58,7 +58,7 @@ class Versions:
         return next(one for one in reversed(used) if one[0].first <= sequence)
 
 
-def _warm_up(run: "Runnable", inputs: Sequence[torch.Tensor]) -> None:
+def warm_up(run: "Runnable", inputs: Sequence[torch.Tensor]) -> None:
     """Run a few passes; if one raises, the first request will show it."""
     until = time.monotonic() + _WARM_UP_S
     for _ in range(_WARM_UP_PASSES):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.engine import Engine
 from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
@@ -56,7 +56,7 @@ class Batcher:
     Raises: UsageError: an unknown name, no batched input, or batched inputs and outputs that differ in their rows.
     """
 
-    def __init__(self, pipeline: Pipeline, *, shared: Sequence[str] = (), window_s: float = 0.0) -> None:
+    def __init__(self, pipeline: Engine, *, shared: Sequence[str] = (), window_s: float = 0.0) -> None:
         if not window_s >= 0:
             raise UsageError(f"window_s must be at least 0 seconds, but is {window_s}")
         self._pipeline = pipeline
@@ -226,7 +226,7 @@ def _cancel(whole: "Future[Tensors]", running: "weakref.ref[AnswerFuture]") -> N
         future.cancel()
 
 
-def _num_rows(pipeline: Pipeline, shared: Sequence[str]) -> int:
+def _num_rows(pipeline: Engine, shared: Sequence[str]) -> int:
     """The number of rows of the batched inputs and of all outputs of the pipeline."""
     wiring = pipeline.wiring
     unknown = [name for name in shared if name not in wiring.inputs]

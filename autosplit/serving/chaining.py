@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.engine import Engine
 from autosplit.running.request import Tensors, monotonic_deadline
 from autosplit.tracing.tensorspec import TensorSpec, layout
 
@@ -41,7 +41,7 @@ class Chain:
     Raises: UsageError: there are no networks, or outputs do not fit inputs; the message has them all.
     """
 
-    def __init__(self, networks: Sequence[tuple[str, Pipeline]]) -> None:
+    def __init__(self, networks: Sequence[tuple[str, Engine]]) -> None:
         if not networks:
             raise UsageError("a chain needs at least one network; name them in the order in which requests pass them")
         self._names = [name for name, _ in networks]

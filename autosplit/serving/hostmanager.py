@@ -13,6 +13,8 @@ import torch
 
 from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
+from autosplit.running.engine import Engine
+from autosplit.running.inprocess import InProcess
 from autosplit.running.monitor import WorkerHealth
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record_all
@@ -24,6 +26,7 @@ from autosplit.serving.limit import Limit, Policy
 from autosplit.serving.metrics import prometheus_text
 from autosplit.serving.saturation import saturated
 from autosplit.values.machine import Machine
+from autosplit.values.plan import Process
 from autosplit.values.timeline import Action
 
 NetworkState = Literal["starting", "ready", "draining", "failed"]
@@ -38,7 +41,7 @@ class Network:
 
     phase: Literal["starting", "ready", "draining"]
     devices: tuple[str, ...]
-    pipeline: Pipeline | None = None
+    pipeline: Engine | None = None
 
     @property
     def state(self) -> NetworkState:
@@ -86,8 +89,9 @@ class HostManager:
         outputs: Sequence[str],
         *,
         saturate: bool = False,
+        process: Process = "workers",
         **settings: Any,
-    ) -> Pipeline:
+    ) -> Engine:
         """Load a network, all of it or nothing; the others run meanwhile.
 
         Args:
@@ -96,7 +100,8 @@ class HostManager:
             inputs: names of the inputs.
             outputs: names of the outputs.
             saturate: whether further replicas of the whole network take the devices of the host that no network uses.
-            settings: further arguments of Pipeline.
+            process: ``workers``, a process for each replica of a stage; or ``caller``, the only stage runs in this process.
+            settings: further arguments of Pipeline, or of InProcess.
         Raises:
             UsageError: the name is taken, or a device is not one of the host's.
             DeviceError: memory is short; the message has the numbers.
@@ -121,7 +126,8 @@ class HostManager:
         try:
             for (device, stage), num_bytes in placed.items():
                 self.devices[device].load(name, stage, num_bytes)
-            network.pipeline = self._opener(stages, inputs, outputs, **settings)
+            engine: Callable[..., Engine] = self._opener if process == "workers" else InProcess
+            network.pipeline = engine(stages, inputs, outputs, **settings)
         except BaseException:
             self._forget(name)
             with self._lock:
@@ -155,7 +161,7 @@ class HostManager:
         finally:
             self._forget(name)
 
-    def __getitem__(self, name: str) -> Pipeline:
+    def __getitem__(self, name: str) -> Engine:
         """The pipeline of a network. Raises: UsageError: no such network. RefusedError: it is not ready."""
         with self._lock:
             network = self._known(name)
@@ -180,7 +186,8 @@ class HostManager:
 
     def run(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
         """Submit one request and wait for its answer."""
-        return self.submit(name, inputs, **settings).result()
+        outputs: Tensors = self.submit(name, inputs, **settings).result()
+        return outputs
 
     async def run_async(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
         """Submit one request and await its answer; waiting for room in the queue does not block the event loop either."""
@@ -251,7 +258,7 @@ class HostManager:
         for pipeline in self._ready().values():
             pipeline.check_thread()
 
-    def _ready(self) -> dict[str, Pipeline]:
+    def _ready(self) -> dict[str, Engine]:
         with self._lock:
             return {name: one.pipeline for name, one in self._networks.items() if one.pipeline and one.phase == "ready"}
 

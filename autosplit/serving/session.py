@@ -11,7 +11,7 @@ from concurrent.futures import Future
 import torch
 
 from autosplit.errors import RefusedError, UsageError, raise_faults
-from autosplit.running.pipeline import Pipeline
+from autosplit.running.engine import Engine
 from autosplit.running.request import Tensors
 from autosplit.serving.limit import Limit, Policy
 from autosplit.tracing.tensorspec import differences
@@ -28,7 +28,7 @@ class Session:
     Raises: UsageError: the limit is below 1, or there is no such policy.
     """
 
-    def __init__(self, pipeline: Pipeline, *, limit: int = 64, when_full: Policy = "block") -> None:
+    def __init__(self, pipeline: Engine, *, limit: int = 64, when_full: Policy = "block") -> None:
         self._pipeline = pipeline
         self._limit = Limit(limit, when_full, "run", pipeline.check_thread)
         self._inputs: dict[str, deque[torch.Tensor]] = {name: deque() for name in pipeline.wiring.inputs}

@@ -16,6 +16,13 @@ from autosplit.values.samples import Precision, Setting, backend_fault
 Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
 """How good a plan is; ``shared``: devices hold several stages because no chain with one stage on a device was found."""
 
+Process = Literal["workers", "caller"]
+"""Where a plan runs: each replica of a stage in a process of its own, or its only stage in the process of the caller.
+
+In the caller's process a request passes no ring, and a crash of the stage takes the caller along. A stage on one device is
+computed by the thread that calls, and replicas have a thread each.
+"""
+
 MAX_QUEUE_DEPTH = 1024
 """Largest number of slots of a ring. Each slot takes memory from the start, and more slots only make requests wait longer."""
 
@@ -83,7 +90,7 @@ class Plan:
 
     ``microbatch`` is the number of items that pass the stages together; a request of ``source.batch`` items is cut into
     ``source.batch / microbatch`` microbatches. ``queue_depth`` is the number of slots of each ring. ``why`` explains the plan;
-    ``explain()`` returns it if it belongs to these stages. All stages compute in ``precision``.
+    ``explain()`` returns it if it belongs to these stages. All stages compute in ``precision``. ``process`` says where they run.
     """
 
     source: Source
@@ -101,6 +108,7 @@ class Plan:
     loads_s: Mapping[str, float] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     why: Explanation | None = None
+    process: Process = "workers"
 
     @property
     def workers(self) -> list[tuple[Stage, Setting]]:
@@ -109,9 +117,10 @@ class Plan:
 
     @property
     def hash(self) -> str:
-        """Identity of placement: stages, devices, backends, threads, streams, microbatch, queue depth, precision."""
+        """Identity of placement: stages, devices, backends, threads, streams, microbatch, queue depth, precision, process."""
         stages = [[s.ops, s.devices, s.backend, s.threads, *([s.streams] if s.streams > 1 else [])] for s in self.stages]
-        return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision])
+        process = [] if self.process == "workers" else [self.process]
+        return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision, *process])
 
     def unpredicted(self) -> "Plan":
         """The plan without its prediction."""
@@ -136,6 +145,8 @@ class Plan:
             faults.append(f"microbatch {self.microbatch} does not divide the batch of {self.source.batch} items")
         if not 1 <= self.queue_depth <= MAX_QUEUE_DEPTH:
             faults.append(f"queue_depth must be at least 1 and at most {MAX_QUEUE_DEPTH}, but is {self.queue_depth}")
+        if self.process == "caller":
+            faults += _caller_faults(self.stages, machine)
         raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
         return self
 
@@ -181,6 +192,7 @@ class Plan:
         status = "no chain with one stage on a device found, devices shared" if self.status == "shared" else self.status
         proof = f"{status}, gap {self.prediction.gap:.2%}" if self.prediction.bound_s > 0 else f"{status}, no bound"
         where += "" if self.precision == "f32" else f" in {self.precision}"
+        where += "" if self.process == "workers" else " in the caller's process"
         per_s = self.prediction.throughput_per_s
         return f"{where}: {f'{tables.number_text(per_s)} items/s' if per_s else 'nothing'} predicted ({proof}, {self.method})"
 
@@ -244,6 +256,21 @@ def ops_are(where: str, ops: Sequence[str]) -> str:
         return f"op '{ops[0]}' is {where}"
     first = ", ".join(f"'{op}'" for op in ops[:SHOWN_OPS])
     return f"{len(ops)} ops are {where}: {first}{f' and {len(ops) - SHOWN_OPS} more' if len(ops) > SHOWN_OPS else ''}"
+
+
+def _caller_faults(stages: Sequence[Stage], machine: Machine) -> list[str]:
+    """Why stages cannot run in the process of the caller."""
+    faults = [f"the caller's process can hold one stage, and the plan has {len(stages)}"] if len(stages) > 1 else []
+    for stage in stages:
+        if stage.streams > 1:
+            faults.append(f"stage '{stage.name}' wants {stage.streams} streams, and in the caller's process replicas do that")
+        known = {device.name: device.kind for device in machine.devices}
+        faults += [
+            f"'{name}' is not made of cores, which the caller's process computes on"
+            for name in stage.devices
+            if known.get(name, "cpu") not in ("cpu", "null")
+        ]
+    return faults
 
 
 def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> list[str]:

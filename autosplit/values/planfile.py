@@ -21,7 +21,7 @@ from autosplit.values.constraints import Objective, matching_ops
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan, Prediction, Source, Stage, Status, check_graph, ops_are, unknown_op
+from autosplit.values.plan import Plan, Prediction, Process, Source, Stage, Status, check_graph, ops_are, unknown_op
 from autosplit.values.samples import Precision, backend_fault
 
 SCHEMA = 1
@@ -51,6 +51,7 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
         "microbatch": plan.microbatch,
         "queue_depth": plan.queue_depth,
         "precision": plan.precision,
+        "process": plan.process,
         "stages": [
             {
                 "name": stage.name,
@@ -145,6 +146,7 @@ class PlanFile(_Strict):
     microbatch: int = Field(default=1, ge=1)
     queue_depth: int = Field(default=4, ge=1)
     precision: Precision = "f32"
+    process: Process = "workers"
     loads_s: dict[str, float] = {}
     why: Explanation | None = None
 
@@ -192,6 +194,7 @@ class PlanFile(_Strict):
             loads_s=self.loads_s,
             versions=self.made_from.versions,
             why=self.why,
+            process=self.process,
         )
         as_written = self.made_from.plan in ("", plan.hash) and self.made_from.figures in ("", _figures(plan))
         return plan if as_written else plan.unpredicted()

@@ -142,6 +142,16 @@ def test_a_plan_says_its_streams_and_none_is_without_a_thread(tmp_path: Path) ->
         replace(plan, stages=(replace(both, threads=1),)).verify(GRAPH, machine)
 
 
+def test_a_plan_says_that_it_runs_in_the_callers_process(tmp_path: Path) -> None:
+    one = replace(GOOD, stages=(replace(GOOD.stages[0], ops=tuple(GRAPH.index)),), process="caller").verify(GRAPH, MACHINE)
+    write_plan(one, GRAPH, tmp_path / "plan.yaml")
+    assert "process: caller" in (tmp_path / "plan.yaml").read_text()
+    assert read_plan(tmp_path / "plan.yaml").resolve(GRAPH).hash == one.hash != replace(one, process="workers").hash
+    assert "in the caller's process" in one.summary()
+    with pytest.raises(PlanError, match="can hold one stage, and the plan has 2"):
+        replace(GOOD, process="caller").verify(GRAPH, MACHINE)
+
+
 def test_spans_name_runs_of_graph_order() -> None:
     assert spans(("a0", "a1", "a3"), GRAPH) == ["a0 .. a1", "a3"]
 

@@ -1,0 +1,46 @@
+"""plain_call(): the tensors of the usual call of a model, without the walk through its containers that other calls need."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autosplit.running.request import Checked
+from autosplit.tracing.capturing import Traced
+from autosplit.tracing.tensorspec import ALIGNMENT, is_dense
+
+PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], Checked | None]
+
+
+def plain_call(traced: Traced) -> PlainCall:
+    """A function that gives the tensors of a call as the trace was called, or None where ``flatten_inputs`` must look at it.
+
+    The walk takes 40 us, as long as a small model. It is left out where every argument is a tensor with the layout of the trace.
+    """
+    positional, by_name = traced.in_spec.children()
+    leaves = [*positional.children(), *by_name.children()]
+    names, count = tuple(by_name.context or ()), positional.num_children
+    named = [leaf for leaf in traced.in_leaves if isinstance(leaf, str)]
+    if not all(leaf.num_children == 0 and leaf.num_leaves == 1 for leaf in leaves) or len(named) != len(traced.in_leaves):
+        return lambda args, kwargs: None
+    specs = [traced.specs[name] for name in traced.graph.inputs]
+    layouts = [(spec.shape, spec.stride, spec.torch_dtype, spec.offset_bytes) for spec in specs]
+
+    def tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Checked | None:
+        if len(args) != count or len(kwargs) != len(names):
+            return None
+        values = (*args, *[kwargs.get(name) for name in names]) if names else tuple(args)
+        for value, (shape, stride, dtype, offset_bytes) in zip(values, layouts, strict=True):
+            if (
+                not is_dense(value)
+                or not value.is_cpu
+                or value.requires_grad
+                or value.is_neg()
+                or value.is_conj()
+                or value.shape != shape
+                or value.stride() != stride
+                or value.dtype != dtype
+                or value.data_ptr() % ALIGNMENT != offset_bytes
+            ):
+                return None
+        return Checked(values)
+
+    return tensors

@@ -1,0 +1,177 @@
+"""StageCopy: one loaded copy of a stage in the caller's process, for one thread at a time."""
+
+import os
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from autosplit.devices.processes import resident_bytes
+from autosplit.errors import AutosplitError, BackendError, DeadlineError, StageError
+from autosplit.planning.baselines import OWN_THREADS
+from autosplit.reports.results import StageStats
+from autosplit.running import statusblock
+from autosplit.running.answers import NUM_TIMES
+from autosplit.running.copying import CopyPool
+from autosplit.running.messages import Ready, WorkerEvent
+from autosplit.running.modules import failure_text
+from autosplit.running.monitor import WorkerHealth, stage_stats, worker_health
+from autosplit.running.request import Checked, Request
+from autosplit.running.ring import DATA, ERROR, SKIPPED
+from autosplit.running.statusblock import STATUS_WORDS
+from autosplit.running.versions import warm_up
+from autosplit.running.wiring import Wiring
+from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, laid_out, zeros
+
+if TYPE_CHECKING:
+    from autosplit.backends.base import Runnable
+
+
+class StageCopy:
+    """The only stage of a network, loaded in this process with its backend; it counts what workers count.
+
+    Args:
+        wiring: a network of one stage.
+        replica: which of the stage's devices it is for. The cores are those of the thread that makes the copy.
+    Raises: BackendError: the stage cannot be loaded.
+    """
+
+    def __init__(self, wiring: Wiring, replica: int) -> None:
+        [stage] = wiring.stages
+        self._stage, self.replica, self.device = stage, replica, stage.devices[replica]
+        self.threads = stage.threads or max(1, len(self.device.cores))
+        self._words = [0] * STATUS_WORDS
+        """As in the status block of a pipeline."""
+        self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
+        self._sources = [(wiring.inputs.index(spec.name), spec, spec.stride) for spec in stage.inputs]
+        self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
+        before, begun_s = resident_bytes(), time.perf_counter()
+        try:
+            stage.module.import_packages()
+            with torch.inference_mode(False):
+                run = stage.module.load(self.threads, self.device.name, shared=len(stage.devices) > 1)
+            self._run = run if stage.module.kind in OWN_THREADS else _with_threads_kept(run)
+            example = [zeros(spec) for spec in stage.inputs]
+            if stage.module.warms_up:
+                warm_up(self._run, example)
+            shared = [True] * len(stage.outputs)
+            if stage.module.warms_up:
+                shared = _shared_outputs(self._run, example, len(stage.outputs))
+        except AutosplitError:
+            raise
+        except Exception as failure:
+            raise BackendError(f"stage '{stage.name}' could not be loaded in the caller's process: {failure}") from failure
+        most = 4 * wiring.most_in_flight
+        pools = [CopyPool(spec, most) if used else None for spec, used in zip(stage.outputs, shared, strict=True)]
+        self._targets = [(spec.name, pool) for spec, pool in zip(stage.outputs, pools, strict=True)]
+        self.ready = Ready(before, resident_bytes(), time.perf_counter() - begun_s, str(getattr(self._run, "note", "")))
+        self._words[statusblock.STATE] = statusblock.WAITING
+        self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
+
+    def serve(self, request: Request) -> None:
+        """Compute the answer of a request, or its error, in this thread."""
+        words, number = self._words, request.number
+        got = words[statusblock.SINCE_NS] = time.monotonic_ns()
+        words[statusblock.STATE], words[statusblock.SEQUENCE] = statusblock.RUNNING, number
+        flag, ran = DATA, got
+        if 0 < request.deadline_ns <= got:
+            request.error = DeadlineError(f"request {number} was skipped: its deadline passed before its stage began")
+            flag = SKIPPED
+        else:
+            try:
+                given = request.inputs
+                if given.__class__ is Checked:
+                    inputs = [given[at] for at, _, _ in self._sources]
+                else:
+                    inputs = [_as_traced(given[at], spec, stride) for at, spec, stride in self._sources]
+                outputs = self._run(inputs)
+                ran = time.monotonic_ns()
+                for (name, copies), value in zip(self._targets, outputs, strict=True):
+                    request.values[name] = value if copies is None else copies.copy(value)
+                for name, position in self._passed:
+                    request.values[name] = given[position].clone()
+            except Exception:
+                flag, ran = ERROR, time.monotonic_ns()
+                request.error = StageError(self._explain(request, traceback.format_exc()))
+        request.inputs = ()
+        request.made_ns = sent = words[statusblock.SINCE_NS] = time.monotonic_ns()
+        words[statusblock.STATE] = statusblock.WAITING
+        asked, posted = self._idle_ns, request.submitted_ns
+        self._events.append((number, flag, asked, posted, got, ran, sent, 0))
+        words[statusblock.DONE + flag] += 1
+        words[statusblock.BUSY_NS] += ran - got
+        words[statusblock.WAIT_NS] += got - asked
+        words[statusblock.TRANSFER_NS] += sent - ran
+        words[statusblock.QUEUE_NS] += max(0, got - posted)
+        self._idle_ns = sent
+
+    def events(self, *, clear: bool) -> list[WorkerEvent]:
+        """The times of its last requests; with ``clear``, each comes once."""
+        rows = [self._events.popleft() for _ in range(len(self._events))] if clear else list(self._events)
+        return [WorkerEvent(*row) for row in rows]
+
+    def stats(self, events: Sequence[WorkerEvent]) -> StageStats:
+        """What it did; its process holds more than the stage, so the memory is that of the whole process."""
+        place = self._stage.name, self.device.name, self.replica, self._stage.module.kind, self.threads
+        return stage_stats(place, self._words, events, self.ready, resident_bytes())
+
+    def health(self, network: str) -> WorkerHealth:
+        """Its state and sums, as those of a worker."""
+        return worker_health(network, self._stage.name, self.replica, self.device.name, os.getpid(), True, self._words, 0)
+
+    def unload(self) -> None:
+        """Let go of the weights; there are no more requests."""
+        del self._run
+
+    def _explain(self, request: Request, trace: str) -> str:
+        stage, inputs = self._stage, [request.inputs[at] for at, _, _ in self._sources]
+        place = f"stage '{stage.name}' (replica {self.replica} of {len(stage.devices)}, device '{self.device.name}')"
+        return failure_text(place, request.number, stage.module, inputs, trace)
+
+
+def _with_threads_kept(run: "Runnable") -> "Runnable":
+    """The function, after which torch has the number of threads that it had before: it is one for the whole process."""
+
+    def kept(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        before = torch.get_num_threads()
+        try:
+            return run(inputs)
+        finally:
+            if torch.get_num_threads() != before:
+                torch.set_num_threads(before)
+
+    return kept
+
+
+def _as_traced(value: torch.Tensor, spec: TensorSpec, stride: tuple[int, ...]) -> torch.Tensor:
+    """The tensor if a backend may read it in place, else a copy as in the trace."""
+    if (
+        value.stride() == stride
+        and value.__class__ is torch.Tensor
+        and value.is_cpu
+        and not (value.requires_grad or value.is_neg() or value.is_conj())
+        and value.data_ptr() % ALIGNMENT == spec.offset_bytes
+    ):
+        return value
+    return laid_out(value.detach().resolve_conj().resolve_neg(), spec)
+
+
+def _shared_outputs(run: "Runnable", inputs: Sequence[torch.Tensor], num_outputs: int) -> list[bool]:
+    """For each output whether an answer needs a copy of it.
+
+    It does if its memory is that of an input, a weight or another output, or is used again, or if autograd refuses the tensor.
+    """
+    try:
+        first = run(inputs)
+        second = run(inputs)
+    except Exception:  # the first request will show it
+        return [True] * num_outputs
+    places = [value.untyped_storage().data_ptr() for value in second]
+    taken = {value.untyped_storage().data_ptr() for value in (*inputs, *first)}
+    return [
+        value.is_inference() or value.requires_grad or place in taken or places.count(place) > 1
+        for value, place in zip(second, places, strict=True)
+    ]

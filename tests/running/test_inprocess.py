@@ -1,0 +1,133 @@
+"""A stage in the caller's own process: the same requests and answers as from workers, without rings."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+import torch
+from pipelines import Gate, double, fail_on_7, local, request
+
+from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, UsageError
+from autosplit.running.engine import Engine
+from autosplit.running.inprocess import InProcess
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.recording import record
+from autosplit.serving.batching import Batcher
+from autosplit.serving.session import Session
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(params=[1, 3], ids=["in the calling thread", "three threads"])
+def engine(request: pytest.FixtureRequest) -> InProcess:
+    return InProcess([local("a", double, "x", "y", replicas=request.param)], ["x"], ["y"])
+
+
+@pytest.mark.parametrize("make", [Pipeline, InProcess])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_future_holds_what_is_made_of_the_outputs_or_why_it_cannot_be_made(make: Callable[..., Any], replicas: int) -> None:
+    with make([local("a", double, "x", "y", replicas=replicas)], ["x"], ["y"]) as engine:
+        assert engine.submit(request(4), returns=lambda outputs: outputs[0].sum().item()).result(10) == 32
+        with pytest.raises(IndexError):
+            engine.submit(request(4), returns=lambda outputs: outputs[1]).result(10)
+        assert engine.run(request(1))[0][0] == 2
+
+
+def test_every_way_to_ask_gives_the_same_answers(engine: Engine) -> None:
+    requests = [request(number) for number in range(20)]
+    expected = [2.0 * number for number in range(20)]
+    with engine:
+        futures = [engine.submit(inputs) for inputs in requests]
+        assert [float(future.result(10)[0][0]) for future in futures] == expected
+        assert [float(answer[0][0]) for answer in engine.run_many(requests)] == expected
+        assert [float(answer[0][0]) for answer in engine.stream(iter(requests))] == expected
+        assert float(engine.run(requests[3])[0][0]) == 6
+        assert not wait(futures).not_done and all(future.done() and future.exception() is None for future in futures)
+        session, batcher = Session(engine), Batcher(engine)
+        session.set_input("x", request(5)[0])
+        session.run()
+        assert session.get_output(10)[0][0] == 10 and batcher.run([torch.ones(6)])[0].tolist() == [2.0] * 6
+        assert engine.num_answered == 20 * 3 + 4 and engine.num_running == engine.num_waiting == 0
+
+
+def test_an_answer_does_not_change_with_the_inputs_nor_with_later_answers(engine: Engine) -> None:
+    with engine:
+        value = torch.ones(4)
+        first = engine.submit([value])
+        value.fill_(5)
+        second = engine.submit([value])
+        value.fill_(9)
+        assert first.result(10)[0].tolist() == [2.0] * 4 and second.result(10)[0].tolist() == [10.0] * 4
+
+
+def test_an_input_that_is_returned_as_it_is_is_the_answers_own() -> None:
+    with InProcess([local("a", lambda x: x, "x", "y")], ["x"], ["x", "y"]) as engine:
+        [value] = request(1)
+        passed, same = engine.run([value])
+        value.fill_(9)
+        assert passed.tolist() == same.tolist() == [1.0] * 4
+
+
+def test_a_request_that_fails_or_is_late_hurts_nobody_else() -> None:
+    with InProcess([local("a", fail_on_7, "x", "y")], ["x"], ["y"]) as engine:
+        failed, late, good = (engine.submit(request(7)), engine.submit(request(1), deadline_s=1e-9), engine.submit(request(2)))
+        with pytest.raises(StageError, match=r"stage 'a' .* failed on request 0: ValueError"):
+            failed.result()
+        with pytest.raises(DeadlineError, match="request 1 was skipped"):
+            late.result()
+        assert good.result()[0][0] == 3
+        [stage] = engine.stats(clear=True).stages
+        assert (stage.num_requests, stage.num_failed, stage.num_skipped) == (1, 1, 1)
+        with pytest.raises(UsageError, match="float32"):
+            engine.submit([torch.zeros(3)])
+
+
+def test_more_urgent_requests_of_other_threads_come_first_and_a_full_engine_refuses() -> None:
+    gate = Gate()
+    with InProcess([local("a", gate, "x", "y")], ["x"], ["y"]) as engine:
+        threads = [threading.Thread(target=engine.submit, args=(request(0),))]
+        threads[0].start()
+        assert gate.entered.acquire(timeout=10)
+        for number, priority in [(1, 5), (2, -1)]:
+            threads.append(threading.Thread(target=engine.submit, args=(request(number),), kwargs={"priority": priority}))
+            threads[-1].start()
+            while engine.num_waiting < number:
+                pass
+        with pytest.raises(RefusedError, match=r"1 requests are running \(limit 1\)"):
+            engine.submit(request(3), timeout_s=0)
+        gate.opened.set()
+        for thread in threads:
+            thread.join(10)
+    assert gate.seen == [0, 2, 1]
+
+
+def test_threads_wait_for_room_and_give_up_what_was_cancelled() -> None:
+    gate = Gate()
+    with InProcess([local("a", gate, "x", "y", replicas=2)], ["x"], ["y"], room=1) as engine:
+        futures = [engine.submit(request(number)) for number in range(2)]
+        assert gate.entered.acquire(timeout=10) and gate.entered.acquire(timeout=10)
+        futures.append(engine.submit(request(2)))
+        with pytest.raises(RefusedError, match=r"2 requests are running \(limit 2\) and 1 are waiting \(limit 1\)"):
+            engine.submit(request(3), timeout_s=0)
+        assert futures[2].cancel() and engine.num_waiting == 0
+        gate.opened.set()
+        assert [float(future.result(10)[0][0]) for future in futures[:2]] == [1, 2]
+    assert sorted(gate.seen) == [0, 1]
+    with pytest.raises(RefusedError, match="the pipeline is closed"):
+        engine.submit(request(0))
+
+
+def test_it_tells_what_workers_tell(engine: Engine) -> None:
+    with engine:
+        engine.run_many([request(number) for number in range(6)])
+        stats = engine.stats()
+        assert stats.num_requests == sum(stage.num_requests for stage in stats.stages) == 6 and stats.latency.count == 6
+        assert {worker.state for worker in engine.health("net")} == {"waiting"} and len(engine.pids) == engine.window
+        assert len(engine.made_ns(4)[0]) == 4 and len(record(engine)) == 12
+
+
+def test_what_cannot_be_in_the_callers_process_is_refused() -> None:
+    with pytest.raises(PlanError, match="can hold one stage, and there are 2"):
+        InProcess([local("a", double, "x", "u"), local("b", double, "u", "y")], ["x"], ["y"])
