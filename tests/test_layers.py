@@ -37,8 +37,8 @@ LAYERS = """
     searching/    correcting candidates tuning loop
     clusters/     frames hostlinks segments agent raynodes fleet hostprofile hostsfeed replanning remote cluster
     exporting
-    bundling/     driver manifest weightpool packing drafting bundler bundlepart mapping inline openbundle
-    bundling/     crosscheck showing
+    bundling/     driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping inline openbundle
+    bundling/     dumps crosscheck showing
     api
     annotation
     loadedplan

@@ -5,8 +5,9 @@ Modules in the order of their use::
     driver       runs a bundle without torch; a copy lies in every bundle
     manifest     Manifest: the table of parts, and the hash of every file
     weightpool   weights by content; packing: a bundle as one file
-    drafting     the files of one part for its backend; bundler: write_bundle()
+    drafting     the files of one part for its backend; nativedriver: C++ sources; bundler: write_bundle()
     bundlepart   a part as a worker loads it; mapping: the plan's devices to those that are there
     inline       stages in the caller's process; openbundle: load_bundle()
+    dumps        every tensor on a cut, and where two runs differ
     crosscheck   answers of a bundle beside those of the model; showing: a manifest for people
 """

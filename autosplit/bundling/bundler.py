@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autosplit.bundling.drafting import Draft, draft
 from autosplit.bundling.manifest import MANIFEST, Manifest, Network, file_of, write_manifest
+from autosplit.bundling.nativedriver import write_native_driver
 from autosplit.bundling.packing import pack
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.devices.discovering import cpu_name, versions
@@ -55,6 +56,7 @@ def write_bundle(
         for name, (traced, plan) in networks.items():
             made[name] = _network(traced, plan, drafts[name], folder, f"n{len(made)}", starts)
         shutil.copyfile(HERE / DRIVER, folder / DRIVER)
+        write_native_driver(folder, made, starts)
         backends = sorted({stage.backend for _, plan in networks.values() for stage in plan.stages})
         manifest = Manifest(
             networks=made,

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -82,6 +82,7 @@ def load_bundle(
     devices: Machine | str | None = None,
     allow_native: bool = False,
     verify: bool = True,
+    cuts: bool = False,
 ) -> OpenBundle:
     """Open a network of a bundle. Nothing is traced, exported or compiled, and no code of the model's maker runs.
 
@@ -93,12 +94,12 @@ def load_bundle(
         devices: the devices, or their names with commas between; by default those of the plan if they are here, else all.
             With fewer devices than the plan has, parts share them; with more, the slowest parts get replicas (``processes``).
         allow_native: whether native code in the bundle may run, which parts for inductor need.
-        verify: False leaves out the hashes of the files, which takes about a second for each 1.5 GB.
+        verify: False leaves out the hashes of the files.
+        cuts: whether ``engine`` answers with the outputs of every part, in the order of the parts, for ``dumps.write_dump``.
     Raises: BundleError: the bundle is damaged, of another version, or needs native code or custom operators. BackendError: a
         runtime is not installed or refuses a part. DeviceError: a device is not here.
     """
-    if policy not in get_args(Policy):
-        raise UsageError(f"policy must be one of {', '.join(get_args(Policy))}, but is {policy!r}")
+    policy = policy_of(policy)
     with ExitStack() as stack:
         folder = stack.enter_context(unpacked(Path(path)))
         manifest = read_manifest(folder)
@@ -109,11 +110,19 @@ def load_bundle(
         placements = place_parts(folder, manifest, name, devices)
         chosen = manifest.networks[name]
         engine: Any
+        outputs = [spec.name for part in chosen.parts for spec in part.outputs] if cuts else chosen.outputs
         if policy == "processes":
-            engine = stack.enter_context(Pipeline(placements, chosen.inputs, chosen.outputs))
+            engine = stack.enter_context(Pipeline(placements, chosen.inputs, outputs))
         else:
-            engine = stack.enter_context(InlineEngine(placements, chosen.inputs, chosen.outputs))
+            engine = stack.enter_context(InlineEngine(placements, chosen.inputs, outputs, threaded=policy == "threads"))
         return OpenBundle(manifest, name, engine, stack.pop_all())
+
+
+def policy_of(text: str) -> Policy:
+    """The policy of this name. Raises: UsageError: there is none."""
+    if text not in get_args(Policy):
+        raise UsageError(f"policy must be one of {', '.join(get_args(Policy))}, but is {text!r}")
+    return cast(Policy, text)
 
 
 def require_runtimes(network: Network) -> None:

@@ -1,5 +1,6 @@
 """Make a bundle of plans, show it, or verify it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,20 +9,23 @@ from autosplit.commands.console import err, say, show
 from autosplit.errors import UsageError
 from autosplit.progress import bars
 
-NUM_WORDS = {"show": 1, "verify": 1}
-"""What can be done with bundles, and the number of bundles that it takes."""
+NUM_WORDS = {"show": 1, "verify": 1, "run": 1, "compare": 2}
+"""What can be done with bundles and dumps, and the number of names that it takes."""
 
 
 def bundle(given: Bundle) -> None:
-    """Make plans a bundle, which runs without the model; or show, verify one: bundle PLAN... BUNDLE, bundle show BUNDLE."""
+    """Make plans a bundle, which runs without the model; show, verify or run one; compare what two runs kept."""
     action, *rest = given.words
     if action not in NUM_WORDS:
         if not rest:
             raise UsageError(f"'{action}' alone says too little; write: autosplit bundle {action} app.asb")
         return _make(given, given.words[:-1], Path(given.words[-1]))
     if len(rest) != NUM_WORDS[action]:
-        raise UsageError(f"'bundle {action}' takes {NUM_WORDS[action]} names of bundles, and {len(rest)} are given")
-    return {"show": _show, "verify": _verify}[action](given, *map(Path, rest))
+        raise UsageError(
+            f"'bundle {action}' takes {NUM_WORDS[action]} name{'s' * (NUM_WORDS[action] > 1)}, and {len(rest)} are given"
+        )
+    actions: dict[str, Callable[..., None]] = {"show": _show, "verify": _verify, "run": _run, "compare": _compare}
+    return actions[action](given, *map(Path, rest))
 
 
 def _make(given: Bundle, plans: list[str], path: Path) -> None:
@@ -64,6 +68,63 @@ def _verify(given: Bundle, path: Path) -> None:
         check_files(folder, manifest.files, hashed=True)
     _show_manifest(given, path, manifest)
     say(f"every file of '{path}' has the size and the hash that the manifest says")
+
+
+def _run(given: Bundle, path: Path) -> None:
+    import time
+
+    from autosplit.bundling.dumps import example_inputs, read_dump, write_dump
+    from autosplit.bundling.openbundle import load_bundle, policy_of
+
+    kept = read_dump(given.inputs) if given.inputs else None
+    started = time.perf_counter()
+    with load_bundle(
+        path,
+        network=given.network,
+        policy=policy_of(given.policy),
+        devices=given.devices,
+        allow_native=given.allow_native,
+        cuts=given.dump is not None,
+    ) as bundle:
+        inputs = [kept.values[name] for name in bundle.network.inputs] if kept else example_inputs(bundle.network)
+        if given.dump is not None:
+            write_dump(bundle, given.policy, inputs, given.dump)
+        else:
+            bundle.run(inputs)
+        first_s = time.perf_counter() - started
+        started = time.perf_counter()
+        bundle.engine.run(inputs)
+        next_s = time.perf_counter() - started
+    data = {
+        "network": bundle.name,
+        "policy": given.policy,
+        "first_answer_s": first_s,
+        "next_answer_s": next_s,
+        "dump": given.dump,
+    }
+    where = f"; every tensor on a cut is in '{given.dump}'" if given.dump else ""
+    text = (
+        f"'{bundle.name}' ({given.policy}): first answer {first_s:.3f} s after loading began, the next in {next_s * 1e3:.3g} ms"
+    )
+    show(given, data, f"{text}{where}")
+
+
+def _compare(given: Bundle, one: Path, other: Path) -> None:
+    from dataclasses import asdict
+
+    from autosplit.bundling.dumps import differences_of, read_dump
+    from autosplit.commands.report import table
+
+    found = differences_of(read_dump(one), read_dump(other))
+    first = next((row for row in found if row.absolute), None)
+    text = f"'{one}' and '{other}' are equal, bit for bit, in all {len(found)} parts that they have in common"
+    if first is not None:
+        text = (
+            f"the first part that differs is '{first.part}' ({first.backend} and {first.other_backend}): '{first.value}' is "
+            f"off by {first.absolute:.3g}, {first.relative:.3g} of its largest value"
+        )
+    rows = [asdict(row) for row in found]
+    show(given, {"first": asdict(first) if first else None, "parts": rows}, table(rows, "", text))
 
 
 def _show_manifest(given: Bundle, path: Path, manifest: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,16 @@ from torch import nn
 
 from autosplit.bundling.bundler import write_bundle
 from autosplit.bundling.crosscheck import check_bundle
-from autosplit.bundling.manifest import WEIGHTS, check_files, read_manifest
+from autosplit.bundling.dumps import differences_of, example_inputs, read_dump, write_dump
+from autosplit.bundling.manifest import WEIGHTS, Part, check_files, read_manifest
+from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.openbundle import load_bundle
-from autosplit.errors import BundleError, UsageError
+from autosplit.errors import BundleError, RefusedError, StageError, UsageError
 from autosplit.files import content_hash
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import unsplit
+from autosplit.values.machine import parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 
 
@@ -244,3 +248,66 @@ def test_a_hostile_archive_writes_nothing_outside(tmp_path, name, kind, message)
     with pytest.raises(BundleError, match=message):
         load_bundle(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["app.zip"] and not Path("/escaped").exists()
+
+
+def test_serial_threads_and_processes_give_equal_answers(skips, folder):
+    requests = requests_of(6)
+    answers = {}
+    for policy in ("serial", "threads", "processes"):
+        with load_bundle(folder, network="eager", policy=policy) as bundle:
+            answers[policy] = [*bundle.engine.stream(requests), bundle.engine.submit(requests[0]).result(20)]
+    for found in answers.values():
+        for one, wanted in zip(found, answers_of(skips, [*requests, requests[0]]), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, wanted, strict=True))
+
+
+@pytest.mark.parametrize("policy", ["serial", "threads"])
+def test_a_wrong_request_names_the_op_and_later_ones_are_answered(skips, folder, policy):
+    lookup = trace(load_model(nn.Embedding(4, 8).eval(), inputs=(torch.zeros(2, dtype=torch.int64),), name="lookup"))
+    path = folder.with_name(f"lookup-{policy}.asb")
+    write_bundle({"lookup": (lookup, plan_of(lookup, ["eager"]))}, path)
+    with load_bundle(path, policy=policy) as bundle:
+        with pytest.raises(StageError, match="stage 'stage0' failed while executing 'embedding': IndexError"):
+            bundle.run([torch.full((2,), 99)])
+        with pytest.raises(UsageError, match=r"'input_1' is float32\[2\], and int64\[2\] is expected"):
+            bundle.run([torch.zeros(2)])
+        assert bundle(torch.zeros(2, dtype=torch.int64)).shape == (2, 8)
+    with pytest.raises(RefusedError, match="is closed"):
+        bundle.run([torch.zeros(2, dtype=torch.int64)])
+
+
+def test_a_comparison_names_the_first_part_that_differs(folder, tmp_path):
+    dumps = {}
+    for network, policy in (("eager", "serial"), ("eager", "threads"), ("mixed", "serial")):
+        with load_bundle(folder, network=network, policy=policy, cuts=True) as bundle:
+            place = tmp_path / f"{network}-{policy}"
+            write_dump(bundle, policy, example_inputs(bundle.network), place)
+            dumps[network, policy] = read_dump(place)
+    one = dumps["eager", "serial"]
+    assert [row.absolute for row in differences_of(one, dumps["eager", "threads"])] == [0.0] * 3
+    values = {**one.values, "relu": one.values["relu"] + 0.5}
+    rows = differences_of(one, replace(dumps["mixed", "serial"], values=values))
+    assert [row.part for row in rows if row.absolute] == [part for part, _, made in one.parts if "relu" in made]
+    with pytest.raises(UsageError, match="are of different inputs: 'x' differs"):
+        differences_of(one, replace(one, values={**one.values, "x": one.values["x"] + 1}))
+    (tmp_path / "eager-serial" / "values.safetensors").write_bytes(b"\0" * 20)
+    with pytest.raises(BundleError, match="is damaged"):
+        read_dump(tmp_path / "eager-serial")
+
+
+def part_of(name, devices, load_s):
+    return Part(name, "eager", devices, 1, 1, load_s, (), (), (), (), {}, (), 0)
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted"),
+    [
+        ("cpu:0 cpu:1", ["cpu:0", "cpu:1", "cpu:0 cpu:1"]),  # those of the plan stay
+        ("cpu:4", ["cpu:4", "cpu:4", "cpu:4"]),  # all share one
+        ("cpu:4 cpu:5 cpu:6", ["cpu:4", "cpu:5 cpu:6", "cpu:4 cpu:5"]),  # the slowest part gets the one that is left
+    ],
+)
+def test_the_devices_of_the_plan_are_mapped_to_those_that_are_there(there, wanted):
+    parts = [part_of("a", ("cpu:0",), 0.1), part_of("b", ("cpu:1",), 0.3), part_of("c", ("cpu:0", "cpu:1"), 0.2)]
+    found = mapped_devices(parts, [parse_device(name) for name in there.split()])
+    assert [" ".join(device.name for device in devices) for devices in found] == wanted

@@ -1,0 +1,54 @@
+"""Parts of native code, in Python and in a C++ driver that is built from the bundle. The compilers take most of the time."""
+
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from autosplit.backends.inductor import BACKEND
+from autosplit.bundling.bundler import write_bundle
+from autosplit.bundling.manifest import WEIGHTS, read_manifest
+from autosplit.bundling.openbundle import load_bundle
+from autosplit.errors import BundleError
+from autosplit.tracing.capturing import trace
+from autosplit.tracing.loading import load_model
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+
+
+@pytest.mark.skipif(BACKEND.missing() is not None, reason="no C++ compiler")
+@pytest.mark.timeout(500)
+def test_a_library_takes_its_weights_from_the_bundle_in_python_and_in_cpp(tmp_path, monkeypatch):
+    traced = trace(load_model("autosplit.examples.mlp:mlp?depth=3&width=256"))
+    ops = tuple(op.name for op in traced.graph.ops)
+    stages = (Stage("first", ops[:2], ("cpu:0",), "inductor"), Stage("second", ops[2:], ("cpu:0",), "inductor"))
+    path = tmp_path / "app.asb"
+    write_bundle({"mlp": (traced, Plan(Source("mlp"), traced.graph.hash, "", stages, UNKNOWN))}, path)
+    manifest = read_manifest(path)
+    weights = sum(weight.num_bytes for weight in traced.graph.weights.values())
+    assert manifest.files[WEIGHTS].num_bytes < 1.05 * weights
+    assert {"bundle.h", "main.cpp", "CMakeLists.txt", "table.txt"} <= set(manifest.files)
+
+    with pytest.raises(BundleError, match=r"part 'first' of the bundle is native code .* allow_native=True"):
+        load_bundle(path)
+    monkeypatch.setenv("PATH", "")  # no compiler is needed any more
+    with torch.inference_mode(), load_bundle(path, allow_native=True) as bundle:
+        [found] = bundle.run(traced.example_inputs)
+        [wanted] = traced.program(*traced.example_inputs)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    monkeypatch.undo()
+
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake")
+    build, inputs, outputs = tmp_path / "build", tmp_path / "inputs", tmp_path / "outputs"
+    prefix = f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"
+    subprocess.run(["cmake", "-S", path, "-B", build, prefix], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", build], check=True, capture_output=True)
+    inputs.write_bytes(b"".join(value.numpy().tobytes() for value in traced.example_inputs))
+    driver = build / "bundle_driver"
+    subprocess.run([driver, path, "mlp", inputs, outputs], check=True)
+    in_cpp = torch.frombuffer(bytearray(outputs.read_bytes()), dtype=torch.float32).view(wanted.shape)
+    assert torch.equal(in_cpp, found)
+    (path / "table.txt").write_text((path / "table.txt").read_text()[:-5])
+    done = subprocess.run([driver, path, "mlp", inputs, outputs], check=False, capture_output=True, text=True)
+    assert (done.returncode, "is truncated" in done.stderr) == (1, True)
