@@ -23,6 +23,9 @@ from hypothesis import strategies as st
 
 from autosplit import cli
 from autosplit.backends.onnxfile import PORTS, open_onnx
+from autosplit.bundling import driver
+from autosplit.bundling.bundler import write_bundle
+from autosplit.bundling.openbundle import load_bundle
 from autosplit.commands.configfile import read_config
 from autosplit.costs.workloads import read_split, read_workload
 from autosplit.errors import AutosplitError, PlanError, ProfileError
@@ -33,13 +36,14 @@ from autosplit.parsing import parse_json
 from autosplit.reports.accuracy import Run, StageRun
 from autosplit.serving.pipelineconfig import PipelineConfig
 from autosplit.serving.pipelinefile import FILE, load_config, save_config
+from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import DESCRIBED, load_stage
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device, shared_memory_link
 from autosplit.values.machinefile import read_machine
-from autosplit.values.plan import Plan, Prediction, Source, Stage
+from autosplit.values.plan import UNKNOWN, Plan, Prediction, Source, Stage
 from autosplit.values.planfile import read_plan, write_plan
 from autosplit.values.profile import Profile
 
@@ -231,6 +235,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config["net"].output(0).connect(config.output("y"))
     config["f"].output(0).connect(config.output("w"))
     save_config(config, place / "pipeline")
+    mlp = trace(load_model("autosplit.examples.mlp:mlp?depth=2&width=8"))
+    whole = Stage("s0", tuple(op.name for op in mlp.graph.ops), ("cpu:0",))
+    write_bundle({"mlp": (mlp, Plan(mlp.source, mlp.graph.hash, "", (whole,), UNKNOWN))}, place / "bundle")
     (place / "notes").mkdir()
     (place / "store").mkdir()
     (place / "export").mkdir()
@@ -260,6 +267,27 @@ def read_stage(path: Path) -> None:
     load_stage(path.parent)
 
 
+def with_key(path: Path) -> None:
+    """Give a mutated manifest the key that fits it."""
+    try:
+        data = json.loads(path.read_text())
+        data["key"] = content_hash({name: value for name, value in data.items() if name not in ("schema", "key")})
+        path.write_text(json.dumps(data))
+    except Exception:  # the mutated file is read as it is
+        pass
+
+
+def read_bundle(path: Path) -> None:
+    with_key(path)
+    with load_bundle(path.parent, verify=False) as bundle:
+        assert bundle.network.parts
+
+
+def read_bundle_in_driver(path: Path) -> None:
+    with_key(path)
+    driver.read_manifest(path.parent)
+
+
 def read_runs(path: Path) -> None:
     accuracy = Store(path.parent).accuracy()
     accuracy.rows(), accuracy.summary(), accuracy._repr_html_()
@@ -284,6 +312,8 @@ KINDS: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
     "runs": (f"store/{RUNS}", json.dumps(asdict(RUN)), read_runs),
     "stage": ("pipeline/net/stage.json", None, read_stage),
     "ONNX notes": (f"notes/{PORTS}", NOTES, lambda path: open_onnx(path.parent)),
+    "bundle": ("bundle/manifest.json", None, read_bundle),
+    "bundle for the driver": ("bundle/manifest.json", None, read_bundle_in_driver),
     "manifest": ("export/manifest.json", MANIFEST, onnxruntime_loader._read_manifest),
 }
 
@@ -298,7 +328,7 @@ def test_a_mutated_file_is_read_or_refused_in_a_sentence(kind: str, folder: Path
     path.write_text(valid)
     read(path)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    refusal = ValueError if kind == "manifest" else AutosplitError
+    refusal = ValueError if kind in ("manifest", "bundle for the driver") else AutosplitError
 
     @settings(max_examples=NUM_CASES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 2**64))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autosplit.bundling.manifest import WEIGHTS, Part
+from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHTS, Part
 from autosplit.devices.accelerators import open_accelerator
 from autosplit.errors import BackendError, BundleError
 from autosplit.running.modules import failing_node
@@ -63,7 +63,6 @@ class BundlePart:
         """Load the part. Raises: BackendError: its runtime refuses it, or it has no form for this device."""
         from autosplit.backends import inductor
         from autosplit.backends.eager import program_runnable
-        from autosplit.bundling.drafting import LIBRARY
 
         part = self.part
         if accelerator := open_accelerator(device):
@@ -79,7 +78,6 @@ class BundlePart:
         from autosplit.backends import onnxruntime, openvino
         from autosplit.backends.onnxfile import OnnxStage
         from autosplit.backends.ports import port
-        from autosplit.bundling.drafting import BLOB, IR, ONNX
 
         part = self.part
         inputs, outputs = (tuple(map(port, specs)) for specs in (part.inputs, part.outputs))
@@ -111,7 +109,6 @@ class BundlePart:
 
     def program(self) -> "StageProgram":
         """The graph of an eager part with its weights mapped. Raises: BundleError: it is damaged, or lacks an operator."""
-        from autosplit.bundling.drafting import PROGRAM
         from autosplit.files import read_data
         from autosplit.parsing import MALFORMED
         from autosplit.tracing import programs

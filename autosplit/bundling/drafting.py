@@ -17,7 +17,7 @@ from autosplit.backends.lowering import in_precision
 from autosplit.backends.onnxfile import OnnxStage, write_onnx
 from autosplit.backends.onnxruntime import fuse
 from autosplit.backends.ports import port
-from autosplit.bundling.manifest import WEIGHTS, Part, StoredWeight
+from autosplit.bundling.manifest import BLOB, IR, LIBRARY, ONNX, PROGRAM, WEIGHTS, Part, StoredWeight
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.errors import BackendError
 from autosplit.tracing import programs
@@ -26,9 +26,6 @@ from autosplit.values.plan import Stage
 
 Finish = Callable[[Path, str, Mapping[str, int]], dict[str, str]]
 """Writes the files of a part: from the folder, the stem of their names and the places of weights to file names by role."""
-
-PROGRAM, ONNX, IR, BLOB, LIBRARY = "program", "onnx", "ir", "blob", "library"
-"""Roles of files: the graph for eager, the fused ONNX file, OpenVINO's own file and its compiled form, native code."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import numpy as np
 SCHEMA = 1
 MAX_BYTES = 100_000_000
 WEIGHTS = "weights.safetensors"
+ROLES = {"onnxruntime": "onnx", "openvino": "ir"}
 Values = dict[str, Any]
 Request = Mapping[str, Any] | Sequence[Any]
 
@@ -156,7 +157,11 @@ def _openvino(folder: Path, part: Mapping[str, Any], bundle: Bundle, threads: in
         "ENABLE_CPU_PINNING": False,
     }
     model = None
-    if openvino.__version__.startswith(bundle.manifest["versions"].get("openvino", "?")) and part["threads"] == threads:
+    if (
+        openvino.__version__.startswith(bundle.manifest["versions"].get("openvino", "?"))
+        and part["threads"] == threads
+        and "blob" in part["files"]
+    ):
         blob = io.BytesIO((folder / part["files"]["blob"]).read_bytes())
         given = {**settings, "CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(folder / WEIGHTS)}
         try:
@@ -237,6 +242,8 @@ def _check_network(network: Mapping[str, Any], files: Mapping[str, Any]) -> None
         inputs, outputs = ({spec["name"] for spec in part[side]} for side in ("inputs", "outputs"))
         if not inputs <= there or outputs & there or not set(part["files"].values()) <= set(files):
             raise ValueError(f"part '{part['name']:.60}' reads a value or a file that is not there, or makes a value twice")
+        if ROLES.get(part["backend"], "") not in ("", *part["files"]):
+            raise ValueError(f"part '{part['name']:.60}' has no file for {part['backend']}")
         for side in ("input", "output"):
             for spec, order in zip(part[f"{side}s"], part[f"{side}_orders"], strict=True):
                 if sorted(order) != list(range(len(spec["shape"]))) or not isinstance(spec["dtype"], str):

@@ -23,6 +23,10 @@ from autosplit.values.samples import Precision, backend_fault
 SCHEMA = 1
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
+PROGRAM, ONNX, IR, BLOB, LIBRARY = "program", "onnx", "ir", "blob", "library"
+"""Roles of files: the graph for eager, the fused ONNX file, OpenVINO's own file and its compiled form, native code."""
+NEEDED = {"eager": PROGRAM, "onnxruntime": ONNX, "openvino": IR, "inductor": LIBRARY}
+"""Backend to the role that a part of it must have."""
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 _BLOCK_BYTES = 1 << 22
 
@@ -207,6 +211,8 @@ def _faults(manifest: Manifest) -> Iterator[str]:
 def _part_faults(part: Part, files: Mapping[str, File]) -> Iterator[str]:
     if fault := backend_fault(part.backend):
         yield fault
+    elif NEEDED[part.backend] not in part.files:
+        yield f"it has no file with the role '{NEEDED[part.backend]}', which {part.backend} needs"
     if not part.devices or part.threads < 1 or part.streams < 1 or part.weight_bytes < 0:
         yield f"{len(part.devices)} devices, {part.threads} threads and {part.streams} streams; each is at least 1"
     for device in part.devices:

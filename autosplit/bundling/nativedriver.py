@@ -17,8 +17,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from autosplit.bundling.drafting import LIBRARY
-from autosplit.bundling.manifest import Network
+from autosplit.bundling.manifest import LIBRARY, Network
 from autosplit.tracing.tensorspec import TensorSpec
 
 SOURCES = Path(__file__).parent / "cpp"
