@@ -142,7 +142,6 @@ def test_faults_of_a_plan_file_are_named(
         (["auto", "autosplit.examples.mlp:nothing"], "no function 'nothing'"),
         (["auto", MLP, "--devices", "cpu:4000"], "core 4000"),
         (["auto", MLP, "--devices", ","], "it has no devices; name one, such as cpu:0"),
-        (["auto", MLP, "--devices", "cpu:0,cpu:0-1"], "overlap on core 0"),
         (["auto", MLP, "--backend", "tensorflow"], "the backends are eager"),
         (["auto", "transformers:GPT2Model?n_layer=1&use_cache=true"], "use_cache=false"),
         (["search", MLP, "--objective", "speed"], "valid: throughput"),

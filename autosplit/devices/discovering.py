@@ -74,7 +74,7 @@ def machine_for(
         machine_file: a YAML file with devices, memory caps and links; not together with ``devices``.
         memory: caps, either one size for every device (``300MB``), sizes by device (``cpu:0=300MB,cpu:1=1GiB``), or a mapping.
     Raises:
-        DeviceError: a core or CUDA device that this machine lacks, more cores than the quota, or an overlap.
+        DeviceError: a core or CUDA device that this machine lacks, or more cores than the quota.
         UsageError: both a list and a file, or a size that cannot be parsed.
     """
     if devices is not None and machine_file is not None:
@@ -138,7 +138,7 @@ def check_here(machine: Machine) -> None:
         if device.index >= count:
             seen = f"{count} {device.kind.upper()} device{'s' * (count != 1)}"
             faults.append(f"device '{device.name}' is not here: torch {torch.__version__} sees {seen}")
-    num_cores = sum(len(device.cores) for device in machine.devices if device.kind == "cpu")
+    num_cores = len({(device.host, core) for device in machine.devices if device.kind == "cpu" for core in device.cores})
     quota = cpu_quota()
     if quota is not None and not faults and num_cores > max(1, math.floor(quota)):
         faults.append(

@@ -54,7 +54,7 @@ def open_rings(devices: Sequence[Device]) -> Iterator[LinkRings]:
         yield LinkRings(usable, {pair: (ring(), ring()) for pair in combinations(names, 2)})
 
 
-def measure_links(opened: LinkRings, pool: WorkerPool) -> list[Link]:
+def measure_links(opened: LinkRings, pool: WorkerPool, others: Sequence[Device] = ()) -> list[Link]:
     """Links for every ordered pair of devices, and between each of them and the host.
 
     On an accelerator the data begins and ends in its memory, so its share holds the copy through staging memory.
@@ -62,6 +62,7 @@ def measure_links(opened: LinkRings, pool: WorkerPool) -> list[Link]:
     Args:
         opened: the rings.
         pool: idle workers that inherited ``opened.fds``.
+        others: further devices, whose links are taken to be similar.
     Returns: links with ``a + bytes * b`` seconds for each share, fitted to the medians by relative least squares; ``a`` is at
         least the overhead of a request in a pipeline.
     Raises: WorkerError: a worker died or failed.
@@ -69,12 +70,14 @@ def measure_links(opened: LinkRings, pool: WorkerPool) -> list[Link]:
     links: list[Link] = []
     for (one, other), (forth, back) in opened.rings.items():
         links += [_link(one, other, forth, back, pool), _link(other, one, back, forth, pool)]
-    kinds = {device.name: device.kind for device in opened.devices}
+    everything = [*opened.devices, *others]
+    kinds = {device.name: device.kind for device in everything}
     links += _similar_links(links, {HOST: HOST, **kinds})
     cores = [device for device in opened.devices if device.kind == "cpu"]
     if cores:
         warm, cold = measure_request_overhead(cores[:MAX_DEVICES])
-        links = [with_overhead(link, {device.name for device in cores}, warm, cold) for link in links]
+        names = {device.name for device in everything if device.kind == "cpu"}
+        links = [with_overhead(link, names, warm, cold) for link in links]
     return links
 
 
@@ -140,7 +143,7 @@ def _similar_links(links: Sequence[Link], kinds: Mapping[str, str]) -> list[Link
     found = []
     for source, target in permutations(kinds, 2):
         if (source, target) not in measured:
-            same = between.get((kinds[source], kinds[target]), inner)
+            same = between.get((kinds[source], kinds[target]), inner) or links
             medians = {cost: statistics.median(getattr(link, cost) for link in same) for cost in costs}
             found.append(Link(source, target, **medians))
     return found

@@ -129,16 +129,26 @@ class _Job:
     def missing(self, known: Profile) -> tuple[list[list[Setting]], bool]:
         """Groups of settings to be timed at once, at least one of each missing, and whether the links are missing.
 
-        A group has one backend and one thread count for each of up to ``MAX_AT_ONCE`` devices.
+        A group has one backend and one thread count for each of up to ``MAX_AT_ONCE`` devices without a core in common.
         """
         rows: dict[tuple[str, int], list[Setting]] = {}
         num_counts: Counter[tuple[str, str]] = Counter()
         for setting in self.stamps:
             rows.setdefault((setting.backend, num_counts[setting.device, setting.backend]), []).append(setting)
             num_counts[setting.device, setting.backend] += 1
-        groups = [row[start : start + MAX_AT_ONCE] for row in rows.values() for start in range(0, len(row), MAX_AT_ONCE)]
+        apart = [part for row in rows.values() for part in self._apart(row)]
+        groups = [row[start : start + MAX_AT_ONCE] for row in apart for start in range(0, len(row), MAX_AT_ONCE)]
         missing = [group for group in groups if any(setting not in known.measured for setting in group)]
         return missing, self.links and not known.links
+
+    def _apart(self, row: Sequence[Setting]) -> list[list[Setting]]:
+        """The settings in few sets of devices without a core in common, which may be timed at once."""
+        sets, left = [], list(row)
+        for layout in self.machine.layouts:
+            names = {device.name for device in layout.devices}
+            sets.append([setting for setting in left if setting.device in names])
+            left = [setting for setting in left if setting.device not in names]
+        return [found for found in sets if found]
 
     def measured(
         self,
@@ -156,11 +166,13 @@ class _Job:
         steps = _steps([group[0].backend for group in groups], round_s, links)
         prepare_to_spawn()
         with ExitStack() as stack:
-            rings = stack.enter_context(open_rings(self.machine.devices if links else ()))
+            apart = self.machine.layouts[0].devices
+            others = [device for device in self.machine.devices if device not in apart]
+            rings = stack.enter_context(open_rings(apart if links else ()))
             if not groups:
                 tell(*next(steps))
                 pool = stack.enter_context(open_pool(rings.devices, rings.fds))
-                yield profile.with_links(measure_links(rings, pool)), ()
+                yield profile.with_links(measure_links(rings, pool, others)), ()
                 return
             tell(*next(steps))
             workspace = workspace or stack.enter_context(Workspace())
@@ -181,7 +193,7 @@ class _Job:
                 yield profile, list(measured)
             if links:
                 tell(*next(steps))
-                profile = profile.with_links(measure_links(rings, pool))
+                profile = profile.with_links(measure_links(rings, pool, others))
                 yield profile, ()
             for group in groups:
                 tell(*next(steps))

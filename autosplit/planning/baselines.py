@@ -64,6 +64,7 @@ def baselines_of(
         isolate: whether the caller's process is ruled out as a place for the model.
     """
     known = measured_backends(profile, machine) if profile is not None else ()
+    whole_machine, machine = machine, machine.layouts[0]
     refusing = {name: found for name in known if profile is not None and (found := profile.refused(name))}
     left_out = {f"{name} alone": f"it refuses {refusals(found)}" for name, found in refusing.items()}
     known = tuple(name for name in known if name not in refusing)
@@ -84,8 +85,8 @@ def baselines_of(
         devices, first = {device for stage in baseline.stages for device in stage.devices}, baseline.stages[0]
         one_at_a_time = first.streams == 1  # the profile holds nothing else
         if profile is not None and one_at_a_time and all(_is_measured(profile, device, first.backend) for device in devices):
-            plans[name] = predict(baseline, graph, machine_of([baseline], machine), profile)
-            if devices <= {device.name for device in machine.devices} and first.backend in known:
+            plans[name] = predict(baseline, graph, machine_of([baseline], whole_machine), profile)
+            if devices <= {device.name for device in whole_machine.devices} and first.backend in known:
                 plans[name] = bounded(plans[name], plan.prediction.bound_s)
     plans = with_streams_predicted(plans)
     if plan.objective == "throughput":
@@ -281,8 +282,7 @@ def unmet_demands(
     faults += constraints.broken(len(plan.stages), num_replicas, min(loads_s, default=float("inf")), latency_s)
     placement, home = constraints.placement(graph, machine), {op: stage for stage in plan.stages for op in stage.ops}
     for (op, device), demand in placement.barred.items():
-        barred = _places(device)
-        if op in home and any(barred & _places(name) for name in home[op].devices):
+        if op in home and any(_is_barred(name, device, machine) for name in home[op].devices):
             faults.append(f"{demand}, and op '{op}' runs on '{device}'")
     for group in placement.groups:
         if len({home[op].name for op in group}) > 1:
@@ -296,12 +296,18 @@ def _places(device: str) -> set[str]:
     return {f"{found.host}/cpu:{core}" for core in found.cores} or {device}
 
 
+def _is_barred(name: str, barred: str, machine: Machine) -> bool:
+    """Whether a device is the one that is barred, or, if the machine does not list it, has a core of that one."""
+    listed = name in {device.name for device in machine.devices}
+    return name == barred if listed else bool(_places(name) & _places(barred))
+
+
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:
     """The machine that the plans are on: the given one, or the one with all its cores united."""
     names = {name for plan in plans for stage in plan.stages for name in stage.devices}
     if names <= {device.name for device in machine.devices}:
         return machine
-    return Machine.of([union(machine.devices)], machine.links.values())
+    return Machine.of([union(machine.layouts[0].devices)], machine.links.values())
 
 
 def _is_measured(profile: Profile, device: str, backend: str) -> bool:

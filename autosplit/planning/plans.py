@@ -1,4 +1,7 @@
-"""Plans for a graph on a machine: the planner is asked about several choices of backends, its answers become Plans."""
+"""Plans for a graph on a machine: the planner is asked about choices of core sets and backends, its answers become Plans.
+
+Where devices have cores in common, each layout of the machine is a question of its own; the bound holds for all of them.
+"""
 
 import time
 from collections import Counter
@@ -31,7 +34,7 @@ RELAXED_SHARE = 0.3
 """Share of the time for the problem with each op at its cheapest backend; its bound is the only one that holds for all plans."""
 
 Ask = Callable[[Problem, Demands, float, float], Sequence[Solution]]
-"""Problem, demands, the share of the time that is left, and the best bottleneck so far to the planner's answers, best first."""
+"""Problem, demands, the seconds for the answer, and the best bottleneck so far to the planner's answers, best first."""
 
 
 def plan_model(
@@ -71,21 +74,22 @@ def plan_model(
         InfeasibleError: no choice of backends meets the constraints.
         ProfileError: the profile lacks a measurement.
     """
-    begun = time.monotonic()
 
-    def ask(problem: Problem, demands: Demands, share: float, best_s: float) -> Sequence[Solution]:
+    def ask(problem: Problem, demands: Demands, left_s: float, best_s: float) -> Sequence[Solution]:
         if best_s < inf and demands.objective == "throughput":
             items = contract(problem, demands)
             if compute_bound_s(items, demands, multipliers(items)) >= best_s:
                 return []
-        left_s = max(LEAST_S, share * (begun + time_limit_s - time.monotonic()))
         return [solve(problem, demands, time_limit_s=left_s, seed=seed, log=log)]
 
     constraints = constraints.verify(graph, machine)
-    there = backends_of(graph, machine, profile, constraints, backends, max_threads)
-    choices = backend_choices(machine, backends, profile, MAX_PROVING if there.alone else MAX_CHOICES)
-    question = _Question(there, choices, ask, begun + time_limit_s, profile, source, queue_depth, microbatch)
-    return min((plan for plan, _ in question.plans()), key=objective_s(constraints))
+    made = _Made(profile, source, queue_depth, microbatch, ask)
+
+    def there(layout: Machine) -> Backends:
+        return backends_of(graph, layout, profile, constraints, backends, max_threads)
+
+    plans = _plans(machine, there, backends, made, time.monotonic() + time_limit_s)
+    return min((plan for plan, _ in plans), key=objective_s(constraints))
 
 
 def plan_front(
@@ -109,18 +113,19 @@ def plan_front(
     Returns: plans, each with the bytes that its fullest device holds.
     Raises: InfeasibleError, ProfileError: as ``plan_model``.
     """
-    begun = time.monotonic()
 
-    def ask(problem: Problem, demands: Demands, share: float, best_s: float) -> Sequence[Solution]:
-        left_s = max(LEAST_S, share * (begun + time_limit_s - time.monotonic()))
+    def ask(problem: Problem, demands: Demands, left_s: float, best_s: float) -> Sequence[Solution]:
         return pareto(problem, demands, time_limit_s=left_s, seed=seed, log=log)
 
     constraints = constraints.verify(graph, machine)
-    there = backends_of(graph, machine, profile, constraints, backends)
-    choices = backend_choices(machine, backends, profile, MAX_PROVING if there.alone else MAX_CHOICES)
-    question = _Question(there, choices, ask, begun + time_limit_s, profile, source, queue_depth, microbatch)
-    plans = {point: plan for plan, point in question.plans(every=True)}
-    return [(plans[point], point.peak_bytes) for point in front_of(list(plans))]
+    made = _Made(profile, source, queue_depth, microbatch, ask)
+
+    def there(layout: Machine) -> Backends:
+        return backends_of(graph, layout, profile, constraints, backends)
+
+    plans = _plans(machine, there, backends, made, time.monotonic() + time_limit_s, every=True)
+    by_point = {point: plan for plan, point in plans}
+    return [(by_point[point], point.peak_bytes) for point in front_of(list(by_point))]
 
 
 def front_rows(front: Sequence[tuple[Plan, float]]) -> list[dict[str, Any]]:
@@ -137,18 +142,63 @@ def front_rows(front: Sequence[tuple[Plan, float]]) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass
-class _Question:
-    """One question: the backends, what is asked of them, and the plans so far, each with what it costs."""
+@dataclass(frozen=True)
+class _Made:
+    """What all plans are made with: the profile, the source and the settings of a plan, and what is asked of the planner."""
 
-    backends: Backends
-    choices: list[Mapping[str, str]]
-    ask: Ask
-    deadline: float
     profile: Profile
     source: Source
     queue_depth: int
     microbatch: int | None
+    ask: Ask
+
+
+def _plans(
+    machine: Machine,
+    there: Callable[[Machine], Backends],
+    backends: Sequence[str],
+    made: _Made,
+    deadline: float,
+    every: bool = False,
+) -> list[tuple[Plan, Point]]:
+    """The plans on all layouts of a machine, with a bound that holds for all of them.
+
+    Raises: InfeasibleError: no layout has a plan that meets the constraints.
+    """
+    found: list[tuple[Plan, Point]] = []
+    bound_s = single_s = best_s = inf
+    refusals = []
+    for number, layout in enumerate(machine.layouts):
+        own = there(layout)
+        choices = backend_choices(layout, backends, made.profile, MAX_PROVING if own.alone else MAX_CHOICES)
+        now = time.monotonic()
+        end = now + max(0.0, deadline - now) / (len(machine.layouts) - number)
+        question = _Question(own, choices, made, end, inf if every else best_s)
+        try:
+            bounds_s = question.ask_all(every)
+        except InfeasibleError as failure:
+            refusals.append(failure)
+            bounds_s = (inf, inf) if failure.conflict else (0.0, 0.0)
+        bound_s, single_s = min(bound_s, bounds_s[0]), min(single_s, bounds_s[1])
+        found += question.found
+        best_s = min((plan.prediction.bottleneck_s for plan, _ in found), default=inf)
+    if not found:
+        raise next((failure for failure in refusals if not failure.conflict), refusals[0])
+    return [(_proved(bounded(plan, bound_s), single_s), point) for plan, point in found]
+
+
+@dataclass
+class _Question:
+    """One question: the backends, what is asked of them, and the plans so far, each with what it costs.
+
+    ``known_s`` is the bottleneck of a plan on another layout; where no plan can beat it, none is looked for.
+    """
+
+    backends: Backends
+    choices: list[Mapping[str, str]]
+    made: _Made
+    deadline: float
+    known_s: float
     found: list[tuple[Plan, Point]] = field(default_factory=list)
     refusal: InfeasibleError | None = None
 
@@ -157,8 +207,8 @@ class _Question:
         """The best plan so far."""
         return min((plan for plan, _ in self.found), key=objective_s(self.backends.constraints), default=None)
 
-    def plans(self, every: bool = False) -> list[tuple[Plan, Point]]:
-        """The plans that are found, with a bound that holds for all of them.
+    def ask_all(self, every: bool) -> tuple[float, float]:
+        """Find plans.
 
         First each op may have its cheapest backend: that bounds all plans. Where no plan meets the bound, the planner is asked
         with one backend on each device, for the choices of the best plans first. More choices than are listed are tried only
@@ -166,6 +216,7 @@ class _Question:
 
         Args:
             every: ask for every choice, even where the best plan meets the bound.
+        Returns: seconds that no plan beats, and seconds that no plan with one backend on each device beats; 0 where unknown.
         Raises: InfeasibleError: no plan meets the constraints.
         """
         several = any(len(group) > 1 for group in self.backends.groups)
@@ -182,13 +233,14 @@ class _Question:
                 waiting = [choice, *(other for other in waiting if other != choice)]
             tried.append(waiting.pop(0))
             single_s = min(single_s, self._add(*self.backends.with_one_each(tried[-1]), 1 / (1 + len(waiting))))
-        if not self.found:
+        if not self.found and (self.refusal is not None or self.known_s == inf):
             raise self.refusal or InfeasibleError("no plan was found: no backend is left to run the model on")
         complete = len(tried) == self.backends.num_choices
         if complete and (self.backends.alone or not several):
             bound_s = max(bound_s, single_s)
-        found = [(bounded(plan, bound_s), point) for plan, point in self.found]
-        return [(_proved(plan, single_s), point) for plan, point in found] if complete and several else found
+        if self.best is not None:  # a bound above a plan says nothing
+            bound_s = bounded(self.best, bound_s).prediction.bound_s
+        return bound_s, single_s if complete else 0.0
 
     def _meets(self, bound_s: float) -> bool:
         return self.best is not None and bounded(self.best, bound_s).prediction.gap <= CLOSED
@@ -204,9 +256,10 @@ class _Question:
 
     def _add(self, problem: Problem, demands: Demands, share: float) -> float:
         """Add the plans of the planner's answers. Returns: seconds that no plan for the problem beats, unless the best does."""
-        best_s = self.best.prediction.bottleneck_s if self.best else inf
+        best_s = self.best.prediction.bottleneck_s if self.best else self.known_s
+        left_s = max(LEAST_S, share * (self.deadline - time.monotonic()))
         try:
-            solutions = self.ask(problem, demands, share, best_s)
+            solutions = self.made.ask(problem, demands, left_s, best_s)
         except InfeasibleError as failure:
             self.refusal = failure
             return inf if failure.conflict else 0.0
@@ -230,17 +283,17 @@ class _Question:
             threads = min(setting.threads for setting in settings)
             stages.append(Stage(f"stage{number}", ops, devices, settings[0].backend, threads))
         plan = Plan(
-            source=self.source,
+            source=self.made.source,
             graph_hash=there.graph.hash,
-            profile_hash=self.profile.hash,
+            profile_hash=self.made.profile.hash,
             stages=tuple(stages),
             prediction=UNKNOWN,
             objective=there.constraints.objective,
             method=solution.method,
             status="shared" if solution.status == "shared" else "feasible",
-            microbatch=self.microbatch or self.source.batch,
-            queue_depth=self.queue_depth,
-            precision=self.profile.precision,
+            microbatch=self.made.microbatch or self.made.source.batch,
+            queue_depth=self.made.queue_depth,
+            precision=self.made.profile.precision,
         )
         plan = _meeting(predicted(plan, problem, blocks, there.settings, 0.0), problem, blocks, there.constraints)
         loads = evaluate(problem, blocks)

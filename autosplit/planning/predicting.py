@@ -147,6 +147,7 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     """
     profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
     settings = settings_of(plan)
+    machine = machine.around({setting.device for setting in settings})
     problem = problem_on(graph, machine, profile, Constraints(), settings)
     return predicted(plan, problem, blocks_of(plan, graph, settings), settings, bound_s)
 
@@ -157,6 +158,7 @@ def moved_s(plan: Plan, graph: Graph, machine: Machine, profile: Profile) -> lis
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     settings = settings_of(plan)
+    machine = machine.around({setting.device for setting in settings})
     problem = problem_on(graph, machine, profile, Constraints(), settings)
     return [seconds for block in moves_s(problem, blocks_of(plan, graph, settings)) for seconds in block]
 
@@ -199,7 +201,7 @@ def predicted(plan: Plan, problem: Problem, blocks: Sequence[Block], settings: S
 def problem_of(
     plan: Plan, graph: Graph, machine: Machine, profile: Profile, constraints: Constraints
 ) -> tuple[Problem, list[Block]]:
-    """The problem that a plan answers, with one device for each of the machine, and its stages as blocks of that.
+    """The problem that a plan answers, with the devices of its layout of the machine, and its stages as blocks of that.
 
     An op of the plan costs what it takes in its stage. Elsewhere it costs what the backend of the device's largest stage takes,
     or the backend with most ops where the plan leaves the device out. A device without that measurement is left out.
@@ -207,6 +209,7 @@ def problem_of(
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
     stages = sorted(plan.stages, key=lambda stage: -len(stage.ops))
+    machine = machine.around({name for stage in stages for name in stage.devices})
     usual = {name: Setting(name, stage.backend, stage.threads) for stage in stages[::-1] for name in stage.devices}
     for name in [device.name for device in machine.devices if device.name not in usual]:
         setting = Setting(name, stages[0].backend, threads_on(machine, name))

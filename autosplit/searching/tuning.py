@@ -85,6 +85,6 @@ def as_parameters(job: Job, plan: Plan) -> dict[str, Any]:
 
 
 def most_stages(job: Job) -> int:
-    """The number of devices, or the user's own limit if it is lower."""
-    num_devices = len(job.machine.devices)
+    """The most devices that one plan can use, or the user's own limit if it is lower."""
+    num_devices = len(job.machine.layouts[0].devices)
     return min(num_devices, job.constraints.max_stages or num_devices)

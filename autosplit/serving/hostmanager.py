@@ -62,7 +62,7 @@ class HostManager:
         limit: requests of ``submit``, ``run`` and ``run_async`` that may be without an answer in all networks together; None for
             no limit.
         when_full: what happens to a request beyond the limit: see ``Limit``.
-    Raises: UsageError: the limit is below 1, or there is no such policy.
+    Raises: UsageError: no machine, a limit below 1, or no such policy.
     """
 
     def __init__(
@@ -74,6 +74,8 @@ class HostManager:
         when_full: Policy = "block",
     ) -> None:
         self._opener = opener
+        if not isinstance(machine, Machine | None):
+            raise UsageError(f"machine must be a Machine, but is {machine!r}; machine_for('cpu:0,cpu:1') makes one of names")
         self._limit = None if limit is None else Limit(limit, when_full, "request", self._check_thread)
         self.devices = {device.name: DeviceManager(device) for device in machine.devices} if machine else {}
         self._takes_any = machine is None

@@ -29,8 +29,8 @@ class Limit:
     """
 
     def __init__(self, most: int, when_full: Policy, what: str, check_thread: Callable[[], None]) -> None:
-        if most < 1:
-            raise UsageError(f"limit must be at least 1 {what}, but is {most}")
+        if not isinstance(most, int) or most < 1:
+            raise UsageError(f"limit must be at least 1 {what}, but is {most!r}")
         if when_full not in POLICIES:
             raise UsageError(f"when_full must be one of {', '.join(POLICIES)}, but is {when_full!r}")
         self.most = most

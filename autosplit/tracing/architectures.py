@@ -132,7 +132,9 @@ class _Shapes:
         try:
             self.signature.bind(**found)
         except TypeError as failure:
-            raise ModelError(f"{self.subject} cannot be called with {', '.join(found)} alone: {failure}. {WAY_OUT}") from None
+            if missing := self._required() - found.keys():
+                raise self._no_example(*sorted(missing)) from None
+            raise ModelError(f"{self.subject} cannot be called with {', '.join(found)}: {failure}. {WAY_OUT}") from None
         return found
 
     def _main(self, module: nn.Module) -> str:
@@ -151,8 +153,14 @@ class _Shapes:
             raise self._no_example("input_features")
         return self.config.num_mel_bins, 2 * self.config.max_source_positions
 
-    def _no_example(self, name: str) -> ModelError:
-        return ModelError(f"{self.subject} takes '{name}', for which no example input can be made up. {WAY_OUT}")
+    def _required(self) -> set[str]:
+        """The parameters that every call gives."""
+        named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        return {name for name, one in self.parameters.items() if one.kind in named and one.default is one.empty}
+
+    def _no_example(self, *names: str) -> ModelError:
+        listed = ", ".join(f"'{name}'" for name in names)
+        return ModelError(f"{self.subject} takes {listed}, for which no example input can be made up. {WAY_OUT}")
 
     def _tokens(self, batch: int, seq_len: int | None) -> dict[str, torch.Tensor]:
         length = self._length(seq_len)

@@ -66,12 +66,13 @@ class Demands:
             faults.append(f"objective '{self.objective}' is unknown; choose throughput or latency")
         for label in ("num_stages", "max_stages", "max_replicas"):
             number = getattr(self, label)
-            if number is not None and number < 1:
-                faults.append(f"{label} must be at least 1, but is {number}")
-        if self.num_stages and self.max_stages and self.num_stages > self.max_stages:
-            faults.append(f"num_stages {self.num_stages} is above max_stages {self.max_stages}")
-        if self.num_stages is not None and self.num_stages > num_ops:
-            faults.append(f"num_stages is {self.num_stages}, but the graph has only {num_ops} ops")
+            if number is not None and (not isinstance(number, int) or number < 1):
+                faults.append(f"{label} must be at least 1, but is {number!r}")
+        if isinstance(self.num_stages, int):
+            if isinstance(self.max_stages, int) and 1 <= self.max_stages < self.num_stages:
+                faults.append(f"num_stages {self.num_stages} is above max_stages {self.max_stages}")
+            if self.num_stages > num_ops:
+                faults.append(f"num_stages is {self.num_stages}, but the graph has only {num_ops} ops")
         if not self.min_stage_s >= 0:
             faults.append(f"min_stage_s must be 0 s or more, but is {self.min_stage_s}")
         if not self.max_latency_s > 0:
@@ -206,7 +207,7 @@ class Constraints(Demands):
         ]
 
     def placement(self, graph: Graph, machine: Machine) -> Placement:
-        """The demands with names of ops in place of patterns. Demands on the same op add up."""
+        """The demands with names of ops in place of patterns, for the devices of the machine. Demands on the same op add up."""
         names = [device.name for device in machine.devices]
         barred: dict[tuple[str, str], str] = {}
         for pattern, pinned in self.pins.items():
@@ -230,6 +231,7 @@ class Constraints(Demands):
             ops = set(matching_ops(graph, pattern))
             joined = ops.union(*(group for group in groups if group & ops))
             groups = [*(group for group in groups if not group & ops), joined]
+        barred = {(op, device): words for (op, device), words in barred.items() if device in names}
         return Placement(barred, tuple(tuple(sorted(group, key=graph.index.__getitem__)) for group in groups))
 
 

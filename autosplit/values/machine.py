@@ -1,19 +1,23 @@
 """Machine: the devices a model may run on, and the links between them.
 
 The name of a device says its kind and number: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, ``npu:0``
-(an accelerator with rules of its own, simulated), or ``null:0`` (no hardware, for tests and simulations). The devices of one
-machine are disjoint. A cluster of hosts is a machine too: there the name of the host stands before that of the device, as in
-``node-a/cpu:0``.
+(an accelerator with rules of its own, simulated), or ``null:0`` (no hardware, for tests and simulations). A cluster of hosts is a
+machine too: there the name of the host stands before that of the device, as in ``node-a/cpu:0``.
+
+Core sets may overlap: ``cpu:0-1`` beside ``cpu:0`` and ``cpu:1`` are alternatives, of which a plan uses only such that have no
+core in common. The largest sets of devices that one plan can use are the ``layouts`` of a machine.
 """
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, islice, product
 from typing import Any, Literal
 
 from autosplit import tables
-from autosplit.errors import SHOWN_FAULTS, DeviceError, UsageError, each, listed, raise_faults
+from autosplit.errors import DeviceError, UsageError, each, listed, raise_faults
 from autosplit.files import from_plain
 from autosplit.parsing import shown
 
@@ -24,6 +28,12 @@ HOST = "host"
 MAX_CORES = 2048
 """Most cores of one device."""
 MAX_DEVICES = 1024
+
+MAX_LAYOUTS = 16
+"""Most ways to choose devices without a core in common; the planner is asked once for each."""
+
+MAX_ON_CORE = 16
+"""Most devices of a machine that may hold one core."""
 
 HOST_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 """Pattern of the name of a host in a cluster."""
@@ -130,7 +140,7 @@ class Machine:
 
     @staticmethod
     def of(devices: Iterable[Device], links: Iterable[Link] = ()) -> "Machine":
-        """A verified machine. Raises: DeviceError: no devices, a name twice, or overlapping core sets."""
+        """A verified machine. Raises: DeviceError: no devices, a name twice, or core sets that overlap in too many ways."""
         made = listed("devices", devices, Device, "; parse_device makes one of a name")
         return Machine(made, {(link.source, link.target): link for link in links}).verify()
 
@@ -184,22 +194,40 @@ class Machine:
             for device in self.devices
             if device.shares and device.shares not in memories
         ]
-        owner: dict[tuple[str, int], str] = {}
-        shared: dict[tuple[str, str], list[int]] = {}
-        for device in self.devices:
-            if len(shared) > SHOWN_FAULTS:  # each further device may overlap all those before
-                break
-            for core in device.cores if device.kind == "cpu" else ():
-                if (other := owner.setdefault((device.host, core), device.name)) != device.name:
-                    shared.setdefault((other, device.name), []).append(core)
-        faults += [
-            f"devices '{one}' and '{other}' overlap on core {span(cores, ', ')}; give each core to one device"
-            for (one, other), cores in shared.items()
-        ]
         names = Counter(device.name for device in self.devices)
         faults += [f"device '{name}' is given twice" for name, count in names.items() if count > 1]
         raise_faults(DeviceError, "the machine does not verify", faults)
+        if len(self.layouts) > MAX_LAYOUTS:
+            raise DeviceError(
+                f"the core sets of the machine overlap in more than {MAX_LAYOUTS} ways; name fewer that have cores in common"
+            )
         return self
+
+    @cached_property
+    def layouts(self) -> "tuple[Machine, ...]":
+        """The machine with each largest set of devices without a core in common, the one with most devices first.
+
+        Every plan is a plan on one of them. Raises: DeviceError: too many devices have a core in common.
+        """
+        rivals: dict[str, set[str]] = {}
+        for one, other, _ in _shared_cores(self.devices):
+            rivals.setdefault(one, set()).add(other)
+            rivals.setdefault(other, set()).add(one)
+        if not rivals:
+            return (self,)
+        groups: list[set[str]] = []
+        for name, others in rivals.items():
+            joined = {name, *others}.union(*(group for group in groups if group & {name, *others}))
+            groups = [*(group for group in groups if not group & joined), joined]
+        choices = [list(islice(_largest_free_sets(sorted(group), rivals), MAX_LAYOUTS + 1)) for group in groups]
+        kept = [frozenset(rivals) - frozenset().union(*chosen) for chosen in islice(product(*choices), MAX_LAYOUTS + 1)]
+        machines = [replace(self, devices=tuple(d for d in self.devices if d.name not in left)) for left in kept]
+        return tuple(sorted(machines, key=lambda machine: -len(machine.devices)))
+
+    def around(self, names: Collection[str]) -> "Machine":
+        """The first layout that has these devices; the machine itself if none has all of them."""
+        wanted = set(names)
+        return next((layout for layout in self.layouts if wanted <= {device.name for device in layout.devices}), self)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a device."""
@@ -219,6 +247,44 @@ class Machine:
 
     def _repr_html_(self) -> str:
         return tables.html(self.rows(), f"{len(self.devices)} devices")
+
+
+def _shared_cores(devices: Iterable[Device]) -> list[tuple[str, str, list[int]]]:
+    """Each pair of CPU devices that have cores in common, with these cores.
+
+    Raises: DeviceError: a core is in too many devices.
+    """
+    holders: dict[tuple[str, int], list[str]] = {}
+    for device in devices:
+        for core in device.cores if device.kind == "cpu" else ():
+            held = holders.setdefault((device.host, core), [])
+            held.append(device.name)
+            if len(held) > MAX_ON_CORE:
+                raise DeviceError(
+                    f"the machine does not verify: more than {MAX_ON_CORE} devices overlap on core {core}, such as "
+                    f"'{held[0]}' and '{held[1]}'; name fewer core sets"
+                )
+    shared: dict[tuple[str, str], list[int]] = {}
+    for (_, core), held in holders.items():
+        for pair in combinations(dict.fromkeys(held), 2):
+            shared.setdefault(pair, []).append(core)
+    return [(one, other, cores) for (one, other), cores in shared.items()]
+
+
+def overlaps(devices: Iterable[Device]) -> list[str]:
+    """A sentence for each pair of CPU devices that have cores in common."""
+    return [f"devices '{one}' and '{other}' overlap on core {span(cores, ', ')}" for one, other, cores in _shared_cores(devices)]
+
+
+def _largest_free_sets(names: Sequence[str], rivals: Mapping[str, Collection[str]]) -> Iterator[frozenset[str]]:
+    """The sets of names without rivals inside that no further name can join (Bron and Kerbosch, 1973)."""
+    import networkx as nx  # 0.3 s that only overlapping devices need
+
+    # Devices that do not overlap are joined; a largest set without rivals is then a maximal clique.
+    friends = nx.Graph()
+    friends.add_nodes_from(names)
+    friends.add_edges_from(pair for pair in combinations(names, 2) if pair[1] not in rivals[pair[0]])
+    yield from map(frozenset, nx.find_cliques(friends))
 
 
 def parse_device(name: str) -> Device:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from autosplit import tables
 from autosplit.errors import SHOWN_FAULTS, PlanError, UsageError, close_names, raise_faults
@@ -10,7 +10,7 @@ from autosplit.files import content_hash
 from autosplit.parsing import shown
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine
+from autosplit.values.machine import Machine, overlaps
 from autosplit.values.samples import Precision, Setting, backend_fault
 
 Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
@@ -137,7 +137,7 @@ class Plan:
 
         Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices and backends that
         exist, threads within the device's cores, streams within the threads, memory caps (weights, each once a device),
-        microbatch, queue depth.
+        microbatch, queue depth, precision; that no two devices of the plan have a core in common.
         """
         check_graph(self.graph_hash, graph)
         faults = [*placement_faults(self.placement, graph), *_device_faults(self.stages, graph, machine)]
@@ -147,6 +147,8 @@ class Plan:
             faults.append(f"queue_depth must be at least 1 and at most {MAX_QUEUE_DEPTH}, but is {self.queue_depth}")
         if self.process == "caller":
             faults += _caller_faults(self.stages, machine)
+        if self.precision not in get_args(Precision):
+            faults.append(f"precision must be one of {', '.join(get_args(Precision))}, but is {self.precision!r}")
         raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
         return self
 
@@ -290,8 +292,13 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
             cores = len(known[name].cores) if name in known else 0
             if cores and stage.threads > cores:
                 faults.append(f"stage '{stage.name}' wants {stage.threads} threads on '{name}', which has {cores} cores")
-        if not 1 <= stage.streams <= stage.threads:
-            faults.append(f"stage '{stage.name}' wants {stage.streams} streams of its {stage.threads} threads; each takes one")
+        for what, count in (("threads", stage.threads), ("streams", stage.streams)):
+            if count < 1:
+                faults.append(f"stage '{stage.name}' has {what}={count}; at least 1 is needed")
+        if stage.streams > max(1, stage.threads):
+            faults.append(f"stage '{stage.name}' has streams={stage.streams} and threads={stage.threads}; each stream takes one")
+    used = [device for device in machine.devices if any(device.name in stage.devices for stage in stages)]
+    faults += [f"{fault}; a plan uses one of them" for fault in overlaps(used)]
     for device in machine.devices:
         here = [stage for stage in stages if device.name in stage.devices]
         held = sum(graph.stage_bytes(tuple(op for op in stage.ops if op in graph.index)) for stage in here)

@@ -9,11 +9,12 @@ import pytest
 
 from autosplit.costs.cost import evaluate, find_faults
 from autosplit.costs.problem import Block
+from autosplit.errors import InfeasibleError
 from autosplit.planning.plans import plan_model
 from autosplit.planning.predicting import predict, problem_on
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
-from autosplit.values.machine import HOST, Link, Machine, parse_device
+from autosplit.values.machine import HOST, Link, Machine, overlaps, parse_device
 from autosplit.values.plan import Plan, Source
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting
@@ -61,6 +62,8 @@ def best_mixture_s(graph: Graph, machine: Machine, profile: Profile) -> float:
     for homes in product(range(len(settings)), repeat=len(graph.ops)):
         where = {op.name: settings[home] for op, home in zip(graph.ops, homes, strict=True)}
         used = sorted({setting.device for setting in where.values()}, key=names.index)
+        if overlaps(map(machine.__getitem__, used)):
+            continue
         for order in permutations(used):
             blocks = []
             for name in order:
@@ -118,6 +121,57 @@ def test_a_bound_holds_for_every_choice_where_stages_are_counted(seed: int) -> N
                 best_s = min(best_s, evaluate(problem, blocks).bottleneck_s)
     check(plan, best_s)
     assert len(plan.stages) == 2 and (plan.status == "optimal" or len(machine.devices) == 1)
+
+
+OVERLAPPING = (("cpu:0-1", "cpu:0", "cpu:1"), ("cpu:0", "cpu:0-1", "cpu:1-2"), ("cpu:0-2", "cpu:0-1", "cpu:2"))
+
+
+def overlapping_question(seed: int) -> tuple[Graph, Machine, Profile, tuple[str, ...]]:
+    """A small graph, devices with cores in common, and times that depend on the number of cores."""
+    random = Random(seed)
+    fixed_s, names = random.choice([0.0, 0.1, 1.0]), random.choice(OVERLAPPING)
+    pairs = product([*names, HOST], repeat=2)
+    machine = Machine.of(map(parse_device, names), [Link(a, b, 0, fixed_s, 0, fixed_s, 0) for a, b in pairs if {a, b} != {HOST}])
+    graph, backends = graph_of(4, random), BACKENDS[: random.choice([1, 1, 2])]
+    measured = {}
+    for device, backend in product(machine.devices, backends):
+        taken = {op.name: Samples((random.choice([1, 2, 5, 10]) / random.choice([1, len(device.cores)]),)) for op in graph.ops}
+        measured[Setting(device.name, backend, len(device.cores))] = Measured(taken, per="op", cut_s_per_byte=0.0)
+    return graph, machine, replace(Profile.empty(graph), measured=measured).verify(), backends
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_core_sets_that_overlap_are_alternatives_with_a_bound_over_all_of_them(seed: int) -> None:
+    graph, machine, profile, backends = overlapping_question(seed)
+    plan = plan_model(graph, machine, profile, Source("m:f"), ONE_EACH, backends, time_limit_s=2).verify(graph, machine)
+    check(plan, best_mixture_s(graph, machine, profile))
+    used = {name for stage in plan.stages for name in stage.devices}
+    again = predict(plan, graph, machine, profile, plan.prediction.bound_s).prediction
+    assert again.bottleneck_s == pytest.approx(plan.prediction.bottleneck_s) and not overlaps(map(machine.__getitem__, used))
+
+
+@pytest.mark.parametrize(("whole_s", "used"), [(0.4, {"cpu:0-1"}), (0.6, {"cpu:0", "cpu:1"})])
+def test_both_cores_are_one_device_where_that_is_faster(whole_s: float, used: set[str]) -> None:
+    graph = graph_of(2)
+    machine = Machine.of(map(parse_device, ["cpu:0", "cpu:0-1", "cpu:1"]), machine_of(2, 0.0).links.values())
+    taken = {"cpu:0": 1.0, "cpu:1": 1.0, "cpu:0-1": whole_s}
+    plan = plan_model(
+        graph, machine, Profile.given(graph, {(op.name, name): s for op in graph.ops for name, s in taken.items()}),
+        Source("m:f"), Constraints(), ["eager"], max_threads=1,
+    )  # fmt: skip
+    assert {name for stage in plan.stages for name in stage.devices} == used
+    assert plan.status == "optimal" and plan.prediction.bottleneck_s == pytest.approx(min(2 * whole_s, 1.0), rel=1e-3)
+
+
+def test_a_demand_decides_between_core_sets() -> None:
+    graph, machine, profile, _ = overlapping_question(0)
+    for device in machine.devices:
+        pinned = Constraints(pins={"a1": device.name})
+        plan = plan_model(graph, machine, profile, Source("m:f"), pinned, ["eager"], time_limit_s=1)
+        assert device.name in {name for stage in plan.stages for name in stage.devices}
+    one, other = next((a, b) for a, b in permutations(machine.devices, 2) if overlaps([a, b]))
+    with pytest.raises(InfeasibleError):
+        plan_model(graph, machine, profile, Source("m:f"), Constraints(pins={"a1": one.name, "a2": other.name}), ["eager"])
 
 
 def test_more_choices_than_are_asked_for_are_planned_too() -> None:

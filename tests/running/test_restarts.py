@@ -1,10 +1,12 @@
 """Deaths are counted for each worker, or blamed on a request; only a stage that cannot run at all ends its pipeline."""
 
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -214,3 +216,40 @@ def test_close_waits_for_no_pause_before_a_restart(monkeypatch: pytest.MonkeyPat
     assert died.wait(20)
     pipeline.close(drain=False)
     assert "the pipeline was closed" in str(future.exception(0))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_answers_keep_their_order_while_workers_die_at_each_second_load(replicas: int) -> None:
+    """Workers die between requests and again while their successors load; callbacks tell the order of the answers."""
+    armed = threading.Event()
+
+    def die(count: int) -> None:
+        if armed.is_set() and count % 2:
+            raise SimulatedDeath
+
+    def function() -> Callable[[torch.Tensor], torch.Tensor]:
+        chance = random.Random(replicas)
+
+        def increment_or_die(x: torch.Tensor) -> torch.Tensor:
+            if armed.is_set() and chance.random() < 0.02:
+                raise SimulatedDeath
+            return x + 1
+
+        return increment_or_die
+
+    values = ["x", "u", "y"]
+    stages = [
+        StagePlacement(f"to_{made}", Loading(function(), on_load=die), (spec(read),), (spec(made),), (NULL,) * replicas)
+        for read, made in pairwise(values)
+    ]
+    seen: list[int] = []
+    with Pipeline(stages, ["x"], ["y"], max_restarts=20) as pipeline:
+        armed.set()
+        futures = []
+        for number in range(300):
+            futures.append(pipeline.submit(request(number)))
+            futures[-1].add_done_callback(lambda _, number=number: seen.append(number))  # type: ignore[misc]
+        answers = [None if future.exception(60) else float(future.result()[0][0]) for future in futures]
+        restarts = pipeline.restarts
+    assert seen == list(range(300)) and restarts > 8
+    assert all(answer in (None, number + 2) for number, answer in enumerate(answers)) and answers.count(None) < 10

@@ -1,9 +1,12 @@
+from dataclasses import replace
+from itertools import combinations
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosplit.errors import DeviceError, UsageError
-from autosplit.values.machine import HOST, Link, Machine, parse_bytes, parse_device, shared_memory_link, union
+from autosplit.values.machine import HOST, Link, Machine, parse_bytes, parse_device, shared_memory_link, span, union
 
 
 def machine(*names: str) -> Machine:
@@ -60,8 +63,8 @@ def test_core_sets_hold_every_core_between(first: int, extra: int) -> None:
 
 
 def test_every_fault_of_a_machine_is_listed() -> None:
-    with pytest.raises(DeviceError, match=r"(?s)3 faults.*'cpu:0-2' and 'cpu:2-3' overlap on core 2.*'null:0' is given twice"):
-        machine("cpu:0-2", "cpu:2-3", "cpu:3", "null:0", "null:0")
+    with pytest.raises(DeviceError, match=r"(?s)2 faults.*cap of 'cpu:3' must be at least 1 byte.*'null:0' is given twice"):
+        Machine.of([replace(parse_device("cpu:3"), memory_bytes=0), parse_device("null:0"), parse_device("null:0")])
     with pytest.raises(DeviceError, match="no devices"):
         Machine.of([])
 
@@ -113,3 +116,39 @@ def test_what_is_no_size(text: str) -> None:
 def test_tables() -> None:
     shown = machine("cpu:0-1", "null:0").with_memory({"null:0": 1 << 20})
     assert shown.frame().loc["null:0", "memory"] == "1.0 MiB" and "cpu:0-1" in shown._repr_html_()
+
+
+def layouts(*names: str) -> list[list[str]]:
+    return [[device.name for device in layout.devices] for layout in machine(*names).layouts]
+
+
+def test_devices_that_share_cores_are_alternatives_in_layouts() -> None:
+    assert layouts("cpu:0", "cpu:1", "null:0") == [["cpu:0", "cpu:1", "null:0"]]
+    assert layouts("cpu:0-1", "cpu:0", "cpu:1", "null:0") == [["cpu:0", "cpu:1", "null:0"], ["cpu:0-1", "null:0"]]
+    assert sorted(layouts("cpu:0-1", "cpu:1-2", "cpu:2-3")) == [["cpu:0-1", "cpu:2-3"], ["cpu:1-2"]]
+    halves = layouts("cpu:0-3", "cpu:0-1", "cpu:2-3", *(f"cpu:{core}" for core in range(4)))
+    assert sorted(map(len, halves)) == [1, 2, 3, 3, 4]
+    one = machine("cpu:0-1", "cpu:0", "cpu:1")
+    assert one.around(["cpu:0-1"]).devices == (one["cpu:0-1"],) and len(one.around(["cpu:1"]).devices) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.frozensets(st.integers(0, 5), min_size=1, max_size=3), min_size=1, max_size=5, unique=True))
+def test_layouts_are_the_largest_sets_without_a_core_in_common(cores: list[frozenset[int]]) -> None:
+    names = [f"cpu:{span(part, '+')}" for part in cores]
+    free = [
+        set(chosen)
+        for size in range(1, len(names) + 1)
+        for chosen in combinations(names, size)
+        if sum(len(parse_device(name).cores) for name in chosen) == len({c for n in chosen for c in parse_device(n).cores})
+    ]
+    largest = [chosen for chosen in free if not any(chosen < other for other in free)]
+    found = [set(layout) for layout in layouts(*names)]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, largest))
+
+
+def test_core_sets_that_overlap_in_too_many_ways_are_refused() -> None:
+    with pytest.raises(DeviceError, match="overlap in more than 16 ways; name fewer"):
+        machine(*(f"cpu:{core}-{core + 1}" for core in range(40)))
+    with pytest.raises(DeviceError, match="more than 16 devices overlap on core 16, such as"):
+        machine(*(f"cpu:{core}-{core + 20}" for core in range(40)))

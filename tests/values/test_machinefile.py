@@ -38,7 +38,7 @@ def test_machine_file(tmp_path) -> None:
         ("devices: [{name: 'cpu:0', memory: lots}]", "not a size"),
         ("devices: [{name: 'cpu:0', memory: 0}]", "cap of 'cpu:0' must be at least 1 byte, but is 0"),
         ("devices: [{name: 'cpu:0', memory: true}]", "devices.0.memory"),
-        ("devices: [{name: 'cpu:0'}, {name: 'cpu:0-1'}]", "overlap"),
+        ("devices: [{name: 'cpu:0-1', count: 8}" + ", {name: 'cpu:1-2', count: 8}]", "overlap in more than 16 ways"),
         ("devices: [{name: 'cpu:0'}]\nlinks: [{source: a, target: b}]", "bytes_per_s"),
         ("devices: [{name: 'cpu:0'}]\nlinks: [{source: a, target: b, bytes_per_s: 0}]", "bytes_per_s: Input should be greater"),
         ("devices: [{name: 'cpu:0'}]\nlinks: [{source: host, target: 'cpu:0', bytes_per_s: 1.0e-320}]", "bytes_per_s: Input"),

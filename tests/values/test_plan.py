@@ -138,8 +138,10 @@ def test_a_plan_says_its_streams_and_none_is_without_a_thread(tmp_path: Path) ->
     unknown = replace(plan, prediction=replace(plan.prediction, throughput_per_s=0.0))
     assert "devices shared, gap" in replace(plan, status="shared").summary()
     assert "8 items/s predicted" in plan.summary() and "nothing predicted" in unknown.summary()
-    with pytest.raises(PlanError, match="wants 2 streams of its 1 threads"):
+    with pytest.raises(PlanError, match="stage 'stage0' has streams=2 and threads=1; each stream takes one"):
         replace(plan, stages=(replace(both, threads=1),)).verify(GRAPH, machine)
+    with pytest.raises(PlanError, match=r"stage 'stage0' has threads=0; at least 1 is needed$"):
+        replace(plan, stages=(replace(both, threads=0, streams=1),)).verify(GRAPH, machine)
 
 
 def test_a_plan_says_that_it_runs_in_the_callers_process(tmp_path: Path) -> None:

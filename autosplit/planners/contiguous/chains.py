@@ -19,8 +19,11 @@ MANY_OPS = 5000
 PROOF_SHARE, PROOF_SHARE_OF_MANY = 0.8, 0.93
 """Shares of the time left for chains over all orders; CP-SAT gets the rest where there are not too many ops for it."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
-START_SHARE = 0.4
-"""Share of the time left for the best chain where a plan need not be a chain."""
+START_SHARE, START_LEAST_S = 0.4, 5.0
+"""Share of the time left, and least seconds if so many are left, for the best chain where a plan need not be a chain.
+
+Within a short limit the chain gets all the time that it would get alone, so the answer is not worse than a chain.
+"""
 
 
 def improve_chains(incumbent: Incumbent, deadline: float) -> None:
@@ -31,7 +34,8 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
             _prove_compute(incumbent, contract(problem, demands))
         chain = Incumbent(problem, replace(demands, contiguous=True), incumbent.seed)
         chain.offer(incumbent.blocks, "start")
-        improve_chains(chain, monotonic() + START_SHARE * (deadline - monotonic()))
+        left_s = deadline - monotonic()
+        improve_chains(chain, monotonic() + max(START_SHARE * left_s, min(START_LEAST_S, left_s)))
         incumbent.offer(chain.blocks, "chains")
         return
     alone_s = incumbent.objective_s
