@@ -305,3 +305,13 @@ def test_ops_of_two_stages_and_overlapping_spans_cost_no_time(tmp_path: Path) ->
     with pytest.raises(PlanError, match=r"names op 'xxx.*\.\.\.x*'"):
         written(tmp_path, ["x" * 1_000_000])
     assert time.process_time() - started_s < 10
+
+
+def test_devices_of_a_plan_have_no_core_in_common() -> None:
+    machine = Machine.of([parse_device("cpu:0"), parse_device("cpu:0-1"), parse_device("cpu:1")])
+    assert GOOD.verify(GRAPH, machine) is GOOD
+    beside = replace(GOOD.stages[1], devices=("cpu:0-1",))
+    with pytest.raises(PlanError, match="devices 'cpu:0' and 'cpu:0-1' overlap on core 0; a plan uses one of them"):
+        replace(GOOD, stages=(GOOD.stages[0], beside)).verify(GRAPH, machine)
+    with pytest.raises(PlanError, match="precision must be one of f32, bf16, but is 'fp8'"):
+        replace(GOOD, precision="fp8").verify(GRAPH, machine)  # type: ignore[arg-type]
