@@ -10,6 +10,7 @@ kept in benchmarks/memory.json, and benchmarks/memory.md is made of the newest r
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from autosplit import api
-from autosplit.memory.lives import Life, Step, lives_of
+from autosplit.memory.lives import ALIGNMENT, Life, Step, lives_of
 from autosplit.memory.offsets import plan_memory
 from autosplit.tables import bytes_text
 from autosplit.tracing.aliasing import aliases_of
@@ -30,10 +31,10 @@ HEAD = """# Memory plans
 `python -m benchmarks.memory`: each model traced for one item, all of it on one device, two cores of an AMD EPYC (Zen 3).
 An arena holds every value, inputs and outputs too, and no weights. *Sum* is every value in memory of its own; views own none.
 *torch* is the peak of torch's allocator in an eager pass. *Bound* is the largest sum of live bytes at any op: no plan of these
-storages is smaller. ExecuTorch's planner is not in the table: its package was not tried.
+storages is smaller. *ExecuTorch* is the greedy planner of ExecuTorch 1.5.1 on the storages of *autosplit*.
 
-| model | ops | sum | torch | greedy by size | autosplit | bound | of bound | proved | seconds |
-|---|---|---|---|---|---|---|---|---|---|
+| model | ops | sum | torch | greedy by size | ExecuTorch | autosplit | bound | of bound | proved | seconds |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -64,6 +65,22 @@ def torch_peak_bytes(traced: Traced) -> int:
     return peak + sum(tensor.nbytes for tensor in traced.example_inputs)
 
 
+def executorch_peak_bytes(lives: Sequence[Life]) -> float:
+    """The arena of ExecuTorch's greedy planner for these storages; NaN where its package is not installed."""
+    try:
+        from executorch.exir.memory_planning import greedy
+        from executorch.exir.tensor import TensorSpec
+    except ImportError:
+        return float("nan")
+    specs = set()
+    for life in lives:
+        spec = TensorSpec(torch.uint8, torch.Size([life.num_bytes]))
+        spec.lifetime = [life.first, life.last]
+        specs.add(spec)
+    module = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+    return float(sum(greedy(ALIGNMENT, specs, module, None).bufsizes))
+
+
 def measure(name: str, time_limit_s: float) -> dict[str, Any]:
     """One row."""
     traced = api.trace(MODELS[name])
@@ -80,6 +97,7 @@ def measure(name: str, time_limit_s: float) -> dict[str, Any]:
         "torch_bytes": torch_peak_bytes(traced),
         "eager_bound_bytes": eager.bound_bytes,
         "greedy_bytes": greedy.peak_bytes,
+        "executorch_bytes": executorch_peak_bytes(lives),
         "plan_bytes": plan.peak_bytes,
         "bound_bytes": plan.bound_bytes,
         "method": plan.method,
@@ -92,7 +110,7 @@ def write_table(rows: list[dict[str, Any]]) -> None:
     newest = {row["model"]: row for row in rows}
     lines = [
         f"| {row['model']} | {row['num_ops']} | "
-        + " | ".join(bytes_text(row[f"{name}_bytes"]) for name in ("sum", "torch", "greedy", "plan", "bound"))
+        + " | ".join(bytes_text(row[f"{name}_bytes"]) for name in ("sum", "torch", "greedy", "executorch", "plan", "bound"))
         + f" | {row['plan_bytes'] / row['bound_bytes']:.3f} | {row['method'] if row['proved'] else 'no'} | {row['seconds']:.1f} |"
         for row in (newest[name] for name in MODELS if name in newest)
     ]
