@@ -117,7 +117,7 @@ def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]], mo
     assert drawn.exit_code == 1 and "--picture writes SVG, not 'ways.pdf'" in drawn.stderr
     exported = inside("export", "plan.yaml", "exported", "--json", cwd=folder, monkeypatch=monkeypatch)
     assert exported.exit_code == 0, exported.stderr
-    assert {"manifest.json", "loader.py"} <= set(json.loads(exported.stdout)["files"])
+    assert {"manifest.json", "driver.py"} <= set(json.loads(exported.stdout)["files"])
 
 
 @pytest.mark.timeout(120)

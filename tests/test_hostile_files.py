@@ -29,7 +29,6 @@ from autosplit.bundling.openbundle import load_bundle
 from autosplit.commands.configfile import read_config
 from autosplit.costs.workloads import read_split, read_workload
 from autosplit.errors import AutosplitError, PlanError, ProfileError
-from autosplit.exporting import onnxruntime_loader
 from autosplit.files import content_hash, read_data, read_mapping
 from autosplit.measuring.store import RUNS, Store
 from autosplit.parsing import parse_json
@@ -188,25 +187,6 @@ PROFILE = json.dumps(
     .to_dict()
 )
 RUN = Run("run", "m", "plan", "p", "f32", 2.0, 1.5, 0.1, (StageRun("s0", "cpu:0", "eager", 1, 3, 0.5, 0.4),), "2026-01-01")
-VALUE = {"name": "x", "shape": [2, 8], "dtype": "float32"}
-MANIFEST = json.dumps(
-    {
-        "schema": 2,
-        "inputs": [VALUE],
-        "outputs": [VALUE | {"name": "z"}],
-        "answer": {"dict": [["z", {"namedtuple": ["Answer", [["z", {"value": "z"}], ["n", {"constant": 1}]]]}]]},
-        "stages": [
-            {"name": "s0", "file": "stage0.onnx", "inputs": [VALUE], "outputs": [VALUE | {"name": "y"}], "drop": ["x"]},
-            {
-                "name": "s1",
-                "file": "stage1.onnx",
-                "inputs": [VALUE | {"name": "y"}],
-                "outputs": [VALUE | {"name": "z"}],
-                "drop": ["y"],
-            },
-        ],
-    }
-)
 NOTES = json.dumps(
     {
         "file": "stage.onnx",
@@ -240,7 +220,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bundle({"mlp": (mlp, Plan(mlp.source, mlp.graph.hash, "", (whole,), UNKNOWN))}, place / "bundle")
     (place / "notes").mkdir()
     (place / "store").mkdir()
-    (place / "export").mkdir()
     return place
 
 
@@ -314,7 +293,6 @@ KINDS: dict[str, tuple[str, str | None, Callable[[Path], Any]]] = {
     "ONNX notes": (f"notes/{PORTS}", NOTES, lambda path: open_onnx(path.parent)),
     "bundle": ("bundle/manifest.json", None, read_bundle),
     "bundle for the driver": ("bundle/manifest.json", None, read_bundle_in_driver),
-    "manifest": ("export/manifest.json", MANIFEST, onnxruntime_loader._read_manifest),
 }
 
 
@@ -328,7 +306,7 @@ def test_a_mutated_file_is_read_or_refused_in_a_sentence(kind: str, folder: Path
     path.write_text(valid)
     read(path)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    refusal = ValueError if kind in ("manifest", "bundle for the driver") else AutosplitError
+    refusal = ValueError if kind == "bundle for the driver" else AutosplitError
 
     @settings(max_examples=NUM_CASES, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.integers(0, 2**64))

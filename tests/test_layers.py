@@ -36,9 +36,9 @@ LAYERS = """
     measuring
     searching/    correcting candidates tuning loop
     clusters/     frames hostlinks segments agent raynodes fleet hostprofile hostsfeed replanning remote cluster
+    bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping inline
+    bundling/     openbundle dumps crosscheck showing
     exporting
-    bundling/     driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping inline openbundle
-    bundling/     dumps crosscheck showing
     api
     annotation
     loadedplan

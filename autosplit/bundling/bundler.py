@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from autosplit.bundling.containers import output_containers
 from autosplit.bundling.drafting import Draft, draft
 from autosplit.bundling.manifest import MANIFEST, Manifest, Network, file_of, write_manifest
 from autosplit.bundling.nativedriver import write_native_driver
@@ -13,7 +14,6 @@ from autosplit.bundling.packing import pack
 from autosplit.bundling.weightpool import WeightPool
 from autosplit.devices.discovering import cpu_name, versions
 from autosplit.errors import UsageError
-from autosplit.exporting.containers import output_containers
 from autosplit.files import hidden_beside, unwritable
 from autosplit.progress import Progress, quiet
 from autosplit.scratch import scratch_folder
@@ -40,7 +40,13 @@ def write_bundle(
     path = Path(path)
     require_absent(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder() as scratch, _whole(path, zipped) as folder:
+    with _whole(path, zipped) as folder:
+        return fill_bundle(networks, folder, progress)
+
+
+def fill_bundle(networks: Mapping[str, tuple[Traced, Plan]], folder: Path, progress: Progress = quiet) -> Manifest:
+    """Write the files of a bundle into an empty folder; arguments and errors as for ``write_bundle``."""
+    with scratch_folder() as scratch:
         pool, drafts = WeightPool(), dict[str, list[Draft]]()
         num_parts = sum(len(plan.stages) for _, plan in networks.values())
         for name, (traced, plan) in networks.items():

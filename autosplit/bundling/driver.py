@@ -129,7 +129,7 @@ class _Part:
 
     def run(self, values: Values) -> None:
         """Run on the values. A runtime takes and gives dense arrays; transposing one is a view."""
-        made = self._call([np.ascontiguousarray(values[name].transpose(order)) for name, order in self._inputs])
+        made = self._call([np.asarray(values[name].transpose(order), order="C") for name, order in self._inputs])
         for (name, order), value in zip(self._outputs, made, strict=True):
             values[name] = value.transpose(order)
         for name in self._drop:

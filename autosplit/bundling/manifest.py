@@ -91,7 +91,7 @@ class Network:
         precision, microbatch, queue_depth: as in the plan.
         inputs, outputs: the names of the values that a request gives and gets, in order.
         parts: in topological order.
-        answer: the containers in which the model returns its outputs (see ``exporting.containers``).
+        answer: the containers in which the model returns its outputs (see ``containers``).
     """
 
     source: Source

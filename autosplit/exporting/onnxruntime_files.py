@@ -1,9 +1,11 @@
-"""Export for ONNX Runtime as a target: a file for each stage, a manifest and a loader that needs no torch."""
+"""Export for ONNX Runtime: a bundle whose parts are all for it, with a driver that needs numpy and onnxruntime only."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
-from autosplit.exporting import bundle
+from autosplit.bundling.bundler import fill_bundle
+from autosplit.errors import PlanError, raise_faults
 from autosplit.exporting.base import Job, Target, refusals_of
 from autosplit.values.plan import Plan
 
@@ -11,12 +13,14 @@ NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 class OnnxRuntimeTarget:
-    """``stage0.onnx`` and so on, ``manifest.json`` and ``loader.py``."""
+    """A bundle: an ONNX file for each stage, one weights file, ``manifest.json`` and ``driver.py``."""
 
     name = "onnxruntime"
-    writes = "stage0.onnx, stage1.onnx, ..., manifest.json with the connections, and loader.py, which needs numpy and onnxruntime"
+    writes = (
+        "a bundle: an ONNX file for each stage, their weights, manifest.json, and driver.py, which needs numpy and onnxruntime"
+    )
     lacks = "replicas and streams (load the folder several times), bf16, operators that ONNX does not have"
-    checked = "ONNX Runtime runs the loader in a process without torch, with equal outputs"
+    checked = "ONNX Runtime runs the driver in a process without torch, with equal outputs"
 
     def missing(self) -> str | None:
         """Name the packages that are not installed."""
@@ -27,8 +31,12 @@ class OnnxRuntimeTarget:
         return refusals_of(plan, self.name, replicas=True, streams=True)
 
     def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the files of the stages, the manifest and the loader."""
-        bundle.export(job.traced, job.programs, folder)
+        """Write the bundle. Raises: PlanError: a value between stages has a dtype that numpy does not have."""
+        specs = dict.fromkeys(spec for program in job.programs for spec in (*program.inputs, *program.outputs))
+        faults = [f"'{spec.name}' is {spec.dtype}, which numpy does not have" for spec in specs if not spec.in_numpy]
+        raise_faults(PlanError, f"the stages of '{job.traced.graph.name}' cannot be handed on", faults)
+        stages = tuple(replace(stage, backend="onnxruntime", streams=1) for stage in job.plan.stages)
+        fill_bundle({job.traced.graph.name: (job.traced, replace(job.plan, stages=stages))}, folder)
         return [
             f"stage '{stage.name}' has {count} {noun}: load the folder {count} times, and give each copy requests in turn"
             for stage in job.plan.stages

@@ -3,7 +3,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from autosplit.bundling import driver
 from autosplit.errors import BackendError, PlanError, UsageError
-from autosplit.exporting import onnxruntime_loader
-from autosplit.exporting.bundle import describe, export
+from autosplit.exporting.base import Job, write_export
+from autosplit.files import content_hash
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
-from autosplit.tracing.splitting import split
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 
 
 class Skips(nn.Module):
@@ -40,17 +41,24 @@ def skips():
     return trace(load_model(Skips().eval(), inputs=inputs, name="skips"))
 
 
+def export(traced, cuts, folder):
+    """Write the parts between the cuts (numbers of ops) for ONNX Runtime."""
+    ops = tuple(op.name for op in traced.graph.ops)
+    ends = [*cuts, len(ops)]
+    stages = tuple(Stage(f"stage{k}", ops[a:b], ("cpu:0",)) for k, (a, b) in enumerate(zip([0, *cuts], ends, strict=True)))
+    write_export("onnxruntime", Job(traced, Plan(Source("m"), traced.graph.hash, "", stages, UNKNOWN)), folder)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def thirds(skips):
-    ops = [op.name for op in skips.graph.ops]
-    step = len(ops) // 3
-    return split(skips, [ops[:step], ops[step : 2 * step], ops[2 * step :]])
+    step = len(skips.graph.ops) // 3
+    return [step, 2 * step]
 
 
 @pytest.fixture(scope="module")
 def exported(skips, thirds, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("export") / "model"
-    return export(skips, thirds, folder)
+    return export(skips, thirds, tmp_path_factory.mktemp("export") / "model")
 
 
 def expected_of(traced, inputs):
@@ -58,7 +66,7 @@ def expected_of(traced, inputs):
         return traced.unflatten_outputs(traced.program(*inputs))
 
 
-def test_the_loader_runs_without_torch_in_a_folder_that_was_moved(skips, exported, tmp_path):
+def test_the_driver_runs_without_torch_in_a_folder_that_was_moved(skips, exported, tmp_path):
     moved = exported.rename(tmp_path / "moved")
     requests = [[torch.randn(2, 3, 8), torch.full((1,), float(i))] for i in range(5)]
     arrays = {f"{i}.{j}": value.numpy() for i, request in enumerate(requests) for j, value in enumerate(request)}
@@ -69,12 +77,12 @@ from dataclasses import replace
 for name in ("torch", "onnx", "onnxscript", "autosplit"):
     sys.modules[name] = None
 import numpy as np
-from loader import Pipeline
+from driver import Bundle
 stored = np.load(sys.argv[1])
 requests = [[stored[f"{i}.{j}"] for j in range(2)] for i in range(5)]
-pipeline = Pipeline()
+pipeline = Bundle()
 single = [pipeline.run(request) for request in requests]
-many = pipeline.run_pipelined(requests)
+many = pipeline.run_many(requests, policy="threads")
 assert all(np.array_equal(a[k], b[k]) for a, b in zip(single, many, strict=True) for k in a)
 np.savez(sys.argv[2], **{f"{i}.{k}": v for i, result in enumerate(many) for k, v in result.items()})
 """
@@ -94,54 +102,50 @@ np.savez(sys.argv[2], **{f"{i}.{k}": v for i, result in enumerate(many) for k, v
             np.testing.assert_allclose(results[f"{position}.{name}"], value.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_manifest_names_values_connections_and_versions(skips, thirds, exported):
-    manifest = json.loads((exported / "manifest.json").read_text())
-    assert manifest["model"] == "skips"
-    assert [value["name"] for value in manifest["inputs"]] == ["x", "scale"]
-    assert manifest["inputs"][0] == {"name": "x", "shape": [2, 3, 8], "dtype": "float32"}
-    assert [value["name"] for value in manifest["outputs"]] == list(skips.graph.outputs)
-    maker = {spec.name: program.name for program in thirds for spec in program.outputs}
-    for entry, program in zip(manifest["stages"], thirds, strict=True):
-        assert entry["name"] == program.name
-        assert {value["name"]: value["from"] for value in entry["inputs"]} == {s.name: maker.get(s.name) for s in program.inputs}
-        assert (exported / entry["file"]).exists()
-    dropped = [name for entry in manifest["stages"] for name in entry["drop"]]
-    assert len(dropped) == len(set(dropped))
-    assert set(dropped) | set(skips.graph.outputs) == {"x", "scale", *maker}
-    assert {"torch", "onnxruntime", "numpy"} <= set(manifest["versions"])
-
-
-ONE_STAGE = '{"schema": 2, "inputs": [], "stages": [{"name": "s", "file": "%s", "inputs": [], "outputs": [], "drop": [%s]}]}'
-NO_STAGE = '{"schema": 2, "inputs": [], "outputs": [], "stages": [], "answer": {%s}}'
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"schema": 2, "mo', "truncated or not JSON"),
+        ('{"schema": 1, "mo', "truncated or not JSON"),
         ("{}", "schema version None"),
-        ('{"schema": 1}', "version 1, and this loader reads"),
+        ('{"schema": 2}', "version 2, and this driver reads"),
         ("[" * 100_000, "truncated or not JSON"),
-        ('{"schema": 2, "inputs": []}', "is damaged: KeyError 'stages'"),
-        ('{"schema": 2, "inputs": [3], "stages": []}', "is damaged: TypeError"),
-        ('{"schema": 2, "inputs": [{"name": "x", "shape": [1], "dtype": "f99"}], "stages": []}', "dtype that numpy does not"),
-        (ONE_STAGE % ("/x", ""), "a file outside of the folder"),
-        (NO_STAGE % '"value": "y"', "is damaged: KeyError 'y'"),
-        (NO_STAGE % '"object": "y"', "the answer has a container of kind 'object'"),
-        (NO_STAGE % '"namedtuple": ["a b", []]', "identifiers"),
-        (NO_STAGE % ('"list": [{' * 600 + "}]" * 600), "recursion depth exceeded"),
-        (ONE_STAGE % ("x", '"y"'), "stage 's' reads or drops a value that is not there"),
+        ('{"schema": 1, "key": "x"}', "it was changed after it was written"),
     ],
 )
 def test_a_manifest_that_cannot_be_read_is_named(tmp_path, text, message):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match=message) as failure:
-        onnxruntime_loader.Pipeline(tmp_path)
+        driver.Bundle(tmp_path)
     assert str(tmp_path / "manifest.json") in str(failure.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda network: network.pop("parts"), "is damaged: KeyError 'parts'"),
+        (lambda network: network.update(parts=[3]), "is damaged: TypeError"),
+        (lambda network: network["parts"].pop(0), "part 'stage1' reads a value or a file that is not there"),
+        (
+            lambda network: network["parts"][0]["files"].update(onnx="/x"),
+            "part 'stage0' reads a value or a file that is not there",
+        ),
+        (lambda network: network["parts"][0].update(files={}), "part 'stage0' has no file for onnxruntime"),
+        (lambda network: network.update(answer={"value": "y"}), "is damaged: KeyError 'y'"),
+        (lambda network: network.update(answer={"object": "y"}), "the answer has a container of kind 'object'"),
+        (lambda network: network.update(answer={"namedtuple": ["a b", []]}), "identifiers"),
+    ],
+)
+def test_a_table_that_does_not_fit_together_is_refused(exported, tmp_path, change, message):
+    data = json.loads((exported / "manifest.json").read_text())
+    change(data["networks"]["skips"])
+    data["key"] = content_hash({name: value for name, value in data.items() if name not in ("schema", "key")})
+    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=message):
+        driver.Bundle(tmp_path)
+
+
 def test_inputs_come_by_name_too_and_wrong_ones_are_explained(skips, exported):
-    pipeline = onnxruntime_loader.Pipeline(exported)
+    pipeline = driver.Bundle(exported)
     x, scale = (value.numpy() for value in skips.example_inputs)
     by_name = pipeline.run({"scale": scale, "x": x.transpose(0, 2, 1).copy().transpose(0, 2, 1)})
     assert all(np.array_equal(value, by_name[name]) for name, value in pipeline.run([x, scale]).items())
@@ -172,22 +176,21 @@ def test_an_export_returns_the_containers_and_names_of_the_module(tmp_path):
             return {"a": [y, None], 3: (z, "text")}, Pair(y, 2.0), Named(logits=z)
 
     traced = trace(load_model(Nested().eval(), inputs=(torch.ones(2),), name="nested"))
-    programs = split(traced, [[op.name for op in traced.graph.ops]])
-    mapped, pair, named = onnxruntime_loader.Pipeline(export(traced, programs, tmp_path / "out")).run([np.ones(2, "float32")])
+    mapped, pair, named = driver.Bundle(export(traced, [], tmp_path / "out")).run([np.ones(2, "float32")])
     assert mapped["a"][0].tolist() == [1.0, 1.0]
     assert (mapped["a"][1], float(mapped[3][0]), mapped[3][1]) == (None, 2.0, "text")
     assert (type(pair).__name__, pair.kept.tolist(), pair.scale) == ("Pair", [1.0, 1.0], 2.0)
     assert (list(named), float(named["logits"])) == (["logits", "loss"], 2.0)
 
 
-def test_an_error_in_a_stage_ends_the_pipelined_run(skips, exported):
-    pipeline = onnxruntime_loader.Pipeline(exported)
+def test_an_error_in_a_part_ends_the_run(skips, exported, monkeypatch):
+    pipeline = driver.Bundle(exported)
     inputs = [value.numpy() for value in skips.example_inputs]
-    pipeline.stages[1].outputs = ["none"]
-    with pytest.raises(Exception, match="none"):
-        pipeline.run_pipelined([inputs] * 20)
     with pytest.raises(ValueError, match="the inputs are"):
-        pipeline.run_pipelined([inputs, {}])
+        pipeline.run_many([inputs, {}], policy="threads")
+    monkeypatch.setattr(pipeline._runs[1], "_call", lambda values: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        pipeline.run_many([inputs] * 20, policy="threads")
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path):
@@ -196,9 +199,8 @@ def test_an_export_that_fails_leaves_nothing(tmp_path):
             return torch.special.bessel_j0(x.relu())
 
     traced = trace(load_model(Odd().eval(), inputs=(torch.ones(2),), name="odd"))
-    programs = split(traced, [["relu"], ["special_bessel_j0"]])
     with pytest.raises(BackendError, match="op 'special_bessel_j0'"):
-        export(traced, programs, tmp_path / "out")
+        export(traced, [1], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -216,9 +218,9 @@ def test_an_empty_folder_is_filled_also_where_it_cannot_be_replaced(thirds, skip
     (tmp_path / "linked").mkdir()
     monkeypatch.chdir(tmp_path / "linked" if name == "." else tmp_path / "empty")
     folder = export(skips, thirds, Path(name))
-    assert {"loader.py", "manifest.json", "stage0.onnx"} <= {file.name for file in (tmp_path / "linked").iterdir()}
+    assert {"driver.py", "manifest.json", "n0p0.onnx"} <= {file.name for file in (tmp_path / "linked").iterdir()}
     inputs = [value.numpy() for value in skips.example_inputs]
-    assert set(onnxruntime_loader.Pipeline(folder).run(inputs)) == {"early", "late"}
+    assert set(driver.Bundle(folder).run(inputs)) == {"early", "late"}
     assert [file.name for file in folder.iterdir() if file.name.startswith(".")] == []
 
 
@@ -231,20 +233,11 @@ def test_what_is_exported_keeps_to_the_umask(thirds, skips, tmp_path):
     assert [path for path in (folder, *folder.iterdir()) if path.stat().st_mode & 0o077] == []
 
 
-def test_stages_that_do_not_fit_together_are_refused_with_every_fault(skips, thirds):
-    specs = [skips.specs[name] for name in skips.graph.inputs]
-    with pytest.raises(PlanError) as refused:
-        describe(thirds[1:] + thirds[1:], specs, ["nothing"], "skips")
-    assert "reads '" in str(refused.value)
-    assert "which is there before it runs" in str(refused.value)
-    assert "output 'nothing' is made by no stage" in str(refused.value)
-
-
-def test_a_dtype_that_numpy_learnt_from_another_package_is_refused(skips, thirds):
-    specs = [replace(skips.specs[name], dtype="bfloat16") for name in skips.graph.inputs]
+def test_a_dtype_that_numpy_learnt_from_another_package_is_refused(tmp_path):
     assert importlib.import_module("onnx")  # teaches it bfloat16, and is not there where the folder runs
-    with pytest.raises(PlanError, match="'x' is bfloat16, which numpy does not have"):
-        describe(thirds, specs, skips.graph.outputs, "skips")
+    traced = trace(load_model(nn.Linear(8, 8, dtype=torch.bfloat16).eval(), inputs=(torch.zeros(2, 8, dtype=torch.bfloat16),)))
+    with pytest.raises(PlanError, match=r"'input_1' is bfloat16, which numpy does not have"):
+        export(traced, [], tmp_path / "out")
 
 
 def test_a_turned_value_with_gaps_goes_over_a_cut(tmp_path):
@@ -256,7 +249,6 @@ def test_a_turned_value_with_gaps_goes_over_a_cut(tmp_path):
     traced = trace(load_model(Heads().eval(), inputs=(torch.randn(2, 16),), name="heads"))
     ops = [op.name for op in traced.graph.ops]
     cut = ops.index("transpose") + 1
-    programs = split(traced, [ops[:cut], ops[cut:]])
-    folder = export(traced, programs, tmp_path / "out")
-    found = onnxruntime_loader.Pipeline(folder).run([value.numpy() for value in traced.example_inputs])
+    folder = export(traced, [cut], tmp_path / "out")
+    found = driver.Bundle(folder).run([value.numpy() for value in traced.example_inputs])
     np.testing.assert_allclose(found, expected_of(traced, traced.example_inputs).numpy(), rtol=1e-5)
