@@ -1,29 +1,40 @@
-"""Scale: large graphs with contiguous plans, as a table. ``python -m benchmarks.scale``.
+"""Contiguous plans of simple and of large graphs beside three simple methods, as a table: ``python -m benchmarks.scale``.
 
-Encoder layers of BERT one after the other, layered random graphs (ops of a layer read one to three of the layer before) and
-chained workloads. The bound is proved in the same run.
+The simple methods are a dynamic program along the order in which ops were given, the best of ten such programs along random
+topological orders, and an annealer that starts from the better one. The bound is proved in the same run as our plan.
 """
 
 import argparse
 import json
 import re
 from collections.abc import Sequence
+from math import exp, inf
 from random import Random
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from autosplit.costs.problem import Net, Problem, Transfers
+from autosplit.costs.cost import block_of, evaluate
+from autosplit.costs.problem import Block, Problem
 from autosplit.costs.workloads import parse_dnn_partitioning
+from autosplit.planners import bounds
+from autosplit.planners.contiguous.device_usage import sequence_usage, usage_of
+from autosplit.planners.contiguous.linear import chain_in_order, smallest_first
+from autosplit.planners.contiguous.proving import chain_blocks
+from autosplit.planners.items import contract
 from autosplit.planners.portfolio import solve
+from autosplit.values.constraints import Demands
 from benchmarks.planner import WORKLOADS, chained
+from benchmarks.scale_graphs import graph_problem, layered_edges, simple_graphs
 
 ENCODERS = ((16, 8, 1.0), (16, 32, 1.0), (163, 32, 10.0), (491, 32, 10.0))
 """Layers of BERT: (layers, accelerators, seconds of limit)."""
 
-GRAPHS = ((1000, 8, 1.0, 4), (3000, 16, 10.0, 4), (10_000, 32, 10.0, 4), (29_945, 32, 10.0, 5))
-"""Layered graphs: (ops, devices, seconds of limit, widest layer)."""
+LARGE = ((3000, 16, 1.0), (10_000, 32, 1.0), (30_000, 32, 1.0), (30_000, 32, 4.0))
+"""Layered graphs: (ops, devices, times that an op takes on the slowest device over the fastest)."""
+
+NUM_ORDERS = 10
 
 CHAINS = (("op-bert_l-3_inference", 4, 8, 10.0), ("layer-resnet50_inference", 6, 8, 10.0))
 """Chained workloads: (workload, copies, accelerators, seconds of limit)."""
@@ -81,58 +92,119 @@ def _cost(data: dict[str, Any], node: int) -> float:
     return float(next(edge["cost"] for edge in data["edges"] if edge["sourceId"] == node))
 
 
-def layered(num_ops: int, num_devices: int, widest: int, seed: int = 0) -> Problem:
-    """Layers of one to ``widest`` ops of 0.2 to 2 s; an op reads one to three of the layer before. A cut costs 0.01 to 0.1 s."""
-    random = Random(seed)
-    layers: list[list[int]] = []
-    readers: list[set[int]] = [set() for _ in range(num_ops)]
-    first = 0
-    while first < num_ops:
-        ops = list(range(first, min(num_ops, first + random.randint(1, widest))))
-        for op in ops if layers else ():
-            for source in random.sample(layers[-1], min(len(layers[-1]), random.randint(1, 3))):
-                readers[source].add(op)
-        layers.append(ops)
-        first = ops[-1] + 1
-    transfers = Transfers.free(num_devices)
-    for array in (transfers.send_s_per_byte, transfers.receive_s_per_byte):
-        array[:num_devices, :num_devices] = 1.0
-        np.fill_diagonal(array, 0.0)
-    work = np.array([random.uniform(0.2, 2.0) for _ in range(num_ops)])
-    return Problem(
-        name=f"layered, at most {widest} wide",
-        ops=tuple(f"op{op}" for op in range(num_ops)),
-        devices=tuple(f"acc{device}" for device in range(num_devices)),
-        compute_s=np.repeat(work[:, None], num_devices, axis=1),
-        nets=tuple(Net(op, tuple(sorted(found)), random.uniform(0.01, 0.1)) for op, found in enumerate(readers) if found),
-        order=tuple((op, reader) for op, found in enumerate(readers) for reader in sorted(found)),
-        transfers=transfers,
-        op_bytes=np.zeros(num_ops),
-        memory_bytes=np.full(num_devices, np.inf),
-        send_once=True,
-    ).verify()
+def program_s(problem: Problem) -> tuple[float, float, tuple[Block, ...]]:
+    """The largest load of the program along the given order, the smallest of ten random orders, and the better plan."""
+    items, demands, random = contract(problem, Demands(), merge=False), Demands(), Random(0)
+    weights = bounds.multipliers(items)
+    usage = usage_of(items, demands) or sequence_usage(
+        items, demands, [k for k, group in enumerate(items.classes) for _ in group]
+    )
+    bound_s = bounds.compute_bound_s(items, demands, weights)
+    after = [items.after[item].tolist() for item in range(items.num_items)]
+    given = np.array([ops[0] for ops in items.ops])
+    found: list[tuple[float, tuple[Block, ...]]] = []
+    for number in range(1 + NUM_ORDERS):
+        keys = given if not number else np.array(random.sample(range(items.num_items), items.num_items))
+        order, chain = smallest_first(after, keys), None
+        known_s = min((value_s for value_s, _ in found[1:]), default=inf)
+        for limit_s in (1.05 * bound_s, 1.5 * bound_s, inf):
+            if chain is None and limit_s < 2 * known_s:
+                chain = chain_in_order(items, demands, usage, weights, order, min(limit_s, known_s))
+        if chain is not None or not number:
+            found.append((chain.value_s, chain_blocks(items, chain)) if chain is not None else (inf, ()))
+    random_s = min((value_s for value_s, _ in found[1:]), default=inf)
+    return found[0][0], random_s, min(found, key=lambda pair: pair[0])[1]
+
+
+def annealed_s(problem: Problem, blocks: Sequence[Block], seconds: float) -> float:  # noqa: C901 - one loop
+    """The largest load after annealing for some seconds: single ops move to the block before or after theirs.
+
+    A value costs its bytes in seconds at each block that it touches, if there are several: the model of all these graphs.
+    """
+    random, place = Random(0), block_of(problem, blocks).tolist()
+    device = [block.devices[0] for block in blocks]
+    loads = evaluate(problem, blocks).device_s[device].tolist()
+    held = np.bincount(place, problem.op_bytes, len(blocks)).tolist()
+    before: list[list[int]] = [[] for _ in problem.ops]
+    after: list[list[int]] = [[] for _ in problem.ops]
+    for source, target in problem.order:
+        after[source].append(target)
+        before[target].append(source)
+    pins = [[op for op in {net.producer, *net.consumers} if op >= 0] for net in problem.nets]
+    nets: list[list[int]] = [[] for _ in problem.ops]
+    for number, members in enumerate(pins):
+        for op in members:
+            nets[op].append(number)
+    best_s, began = max(loads), monotonic()
+    target_s, share = best_s * 0.998, 0.0
+    while share < 1.0:
+        share = (monotonic() - began) / seconds
+        heat = 0.003 * best_s * 0.001 ** min(share, 1.0)
+        for _ in range(200):
+            op = random.randrange(problem.num_ops)
+            here = place[op]
+            goal = here + random.choice((-1, 1))
+            if not 0 <= goal < len(blocks) or held[goal] + problem.op_bytes[op] > problem.memory_bytes[device[goal]]:
+                continue
+            if any(place[o] > goal for o in before[op]) or any(place[o] < goal for o in after[op]):
+                continue
+            change = {here: -float(problem.compute_s[op, device[here]]), goal: float(problem.compute_s[op, device[goal]])}
+            for net in nets[op]:
+                homes, size = [place[o] for o in pins[net]], problem.nets[net].num_bytes
+                moved = [*homes, goal]
+                moved.remove(here)
+                for block in set(homes) if len(set(homes)) > 1 else ():
+                    change[block] = change.get(block, 0.0) - size
+                for block in set(moved) if len(set(moved)) > 1 else ():
+                    change[block] = change.get(block, 0.0) + size
+            rise = sum(max(0.0, loads[b] + more - target_s) - max(0.0, loads[b] - target_s) for b, more in change.items())
+            if rise > 0 and random.random() >= exp(-rise / heat):
+                continue
+            place[op] = goal
+            held[here] -= problem.op_bytes[op]
+            held[goal] += problem.op_bytes[op]
+            for block, more in change.items():
+                loads[block] += more
+            if max(loads) < best_s:
+                best_s = max(loads)
+                target_s = min(target_s, best_s * 0.998)
+    return best_s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each graph."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most-ops", type=int, default=30_000, help="leave larger graphs out")
+    parser.add_argument(
+        "--time-limit", type=float, default=10.0, help="seconds for our plan of a simple graph, and for the annealer"
+    )
+    parser.add_argument("--only", default="", help="part of the names of graphs to run")
     options = parser.parse_args(arguments)
-    cases = [(encoder(*case[:2]), case[2]) for case in ENCODERS]
-    cases += [(layered(ops, devices, widest), limit_s) for ops, devices, limit_s, widest in GRAPHS]
+    limit_s = options.time_limit
+    cases = [(problem, limit_s) for problem in simple_graphs()]
+    num_simple = len(cases)
+    for ops, devices, slowest in LARGE:
+        caps = (1.6, 2.5) if slowest > 1 else None
+        name = "unequal devices, caps" if slowest > 1 else "layered"
+        edges = list(layered_edges(ops, Random(1)))
+        cases.append((graph_problem(name, edges, ops, devices, caps=caps, speeds=(1.0, slowest)), 20.0))
+    cases += [(encoder(*case[:2]), case[2]) for case in ENCODERS]
     cases += [(chained(name, copies, accelerators), limit_s) for name, copies, accelerators, limit_s in CHAINS]
-    for small in (layered(50, 3, 3), encoder(2, 3)):
+    for small in (graph_problem("small", list(layered_edges(100, Random(1))), 100, 3), encoder(2, 3)):
         solve(small, time_limit_s=5.0)
-    print("| graph | ops | devices | limit, s | ours | bound | gap | s |\n|---|---|---|---|---|---|---|---|", flush=True)
-    for problem, limit_s in cases:
-        if problem.num_ops > options.most_ops:
+    print("| graph | ops | devices | given order | ten orders | annealer | ours | bound | gap | over ten | s |", flush=True)
+    print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    for number, (problem, seconds) in enumerate(cases):
+        if problem.num_ops > options.most_ops or options.only not in problem.name:
             continue
-        started = monotonic()
-        solution = solve(problem, time_limit_s=limit_s)
-        cells = [
-            problem.name, str(problem.num_ops), str(problem.num_devices), f"{limit_s:g}", f"{solution.objective_s:.4f}",
-            f"{solution.bound_s:.4f}", f"{100 * solution.gap:.2f} %", f"{monotonic() - started:.2f}",
-        ]  # fmt: skip
+        given_s, random_s, blocks = program_s(problem)
+        near_s = annealed_s(problem, blocks, limit_s) if number < num_simple and blocks else inf
+        began = monotonic()
+        solution = solve(problem, time_limit_s=seconds)
+        cells = [problem.name, str(problem.num_ops), str(problem.num_devices)]
+        cells += [f"{value:.3f}" if value < inf else "" for value in (given_s, random_s, near_s)]
+        cells += [f"{solution.objective_s:.3f}", f"{solution.bound_s:.3f}", f"{100 * solution.gap:.2f} %"]
+        cells += [f"{100 * (solution.objective_s / random_s - 1):+.2f} %" if random_s < inf else "", f"{monotonic() - began:.1f}"]
         print("| " + " | ".join(cells) + " |", flush=True)
 
 

@@ -12,7 +12,7 @@ from autosplit.errors import UsageError
 from autosplit.parsing import json_safe
 from autosplit.progress import bars
 
-FOR_WORKLOADS = ("format", "num_devices", "bandwidth", "simulate", "arrival_rate", "trace")
+FOR_WORKLOADS = ("format", "num_devices", "bandwidth", "overlap", "simulate", "arrival_rate", "trace")
 """Flags that say something about a planner's workload file."""
 
 FOR_SPLITS = (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BACKENDS_DEFAULT = "usual"
 PLAN_FILE = Path("plan.yaml")
 
-FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth")
+FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth", "overlap")
 """Flags that say something about a planner's workload alone."""
 
 BACKEND_HELP = (
@@ -257,6 +257,9 @@ class Assumed:
 
     num_devices: Annotated[int, typer.Option(min=1, help="For a pipedream file: how many equal devices there are.")] = 4
     bandwidth: Annotated[float, typer.Option(help="For a pipedream file: bytes a second between two of them.")] = 1e9
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="For a pipedream file: devices compute and transfer at the same time.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

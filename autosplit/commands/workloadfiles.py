@@ -105,10 +105,10 @@ def _read(path: Path, given: options.Plans | Evaluate, others: str = "") -> Any:
     from autosplit.costs.workloads import read_workload
 
     if given.format == "pipedream":
-        return read_workload(path, "pipedream", num_devices=given.num_devices, bytes_per_s=given.bandwidth)
+        return read_workload(path, "pipedream", num_devices=given.num_devices, bytes_per_s=given.bandwidth, overlap=given.overlap)
     if given.format != "dnn-partitioning":
         raise UsageError(f"format '{given.format}' is not known; valid: {others}dnn-partitioning, pipedream")
-    given.require_default(("num_devices", "bandwidth"), "a dnn-partitioning file names its own devices")
+    given.require_default(("num_devices", "bandwidth", "overlap"), "a dnn-partitioning file names its own devices")
     return read_workload(path)
 
 

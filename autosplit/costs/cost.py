@@ -99,13 +99,14 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
 
 
 def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
-    """Seconds that sending and receiving of one sample take each device of each block."""
+    """Seconds that each device of each block moves values of one sample, and weights to its replicas."""
     crossings = _crossings(problem, blocks)
     found = []
     for number in range(len(blocks)):
         sends = _share(problem, blocks, crossings, number, sending=True)
         receives = _share(problem, blocks, crossings, number, sending=False)
-        found.append([send_s + receive_s for send_s, receive_s in zip(sends, receives, strict=True)])
+        sync_s = 2.0 * (len(sends) - 1) * problem.sync_s_per_byte * _block_bytes(problem, blocks[number])
+        found.append([send_s + receive_s + sync_s for send_s, receive_s in zip(sends, receives, strict=True)])
     return found
 
 
@@ -153,10 +154,15 @@ def memory_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
     """
     held = np.zeros(problem.num_devices)
     for block in blocks:
-        ops = set(block.ops)
-        shared = sum(weight.num_bytes for weight in problem.weights if not ops.isdisjoint(weight.users))
-        held[list(block.devices)] += problem.op_bytes[list(block.ops)].sum() + shared
+        held[list(block.devices)] += _block_bytes(problem, block)
     return problem.summed(held)
+
+
+def _block_bytes(problem: Problem, block: Block) -> float:
+    """The bytes of the weights of a block, each once."""
+    ops = set(block.ops)
+    shared = sum(weight.num_bytes for weight in problem.weights if not ops.isdisjoint(weight.users))
+    return float(problem.op_bytes[list(block.ops)].sum()) + shared
 
 
 def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:

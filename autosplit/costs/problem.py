@@ -101,6 +101,9 @@ class Problem:
         groups: ops that stay in one block.
         send_once: a sender pays once for each value (the dearest of its destinations), not once for each destination.
         overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
+        sync_s_per_byte: seconds a byte for handing weights to one replica; 0 for inference. Each of r replicas of a block that
+            trains synchronises its weights after r samples: ``2 * (r - 1) * bytes * sync_s_per_byte`` (Narayanan et al., 2019).
+            Loads have it; latencies and simulations leave it out.
         processors: number of the processor of each device, where devices share one: its time, and its memory with one cap. Only
             the evaluator knows processors; planners take problems without them.
         reasons: why (op, device) is not allowed, in words, for messages.
@@ -121,6 +124,7 @@ class Problem:
     groups: tuple[tuple[int, ...], ...] = ()
     send_once: bool = False
     overlap: bool = False
+    sync_s_per_byte: float = 0.0
     processors: tuple[int, ...] = ()
     reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)
     host_s: float = 0.0

@@ -39,7 +39,9 @@ MAX_ID = 2**53
 """Largest id. Larger ones may have equal hashes, which makes a mapping of them slow."""
 
 
-def read_workload(path: Path, format: Format = "dnn-partitioning", *, num_devices: int = 4, bytes_per_s: float = 1e9) -> Problem:
+def read_workload(
+    path: Path, format: Format = "dnn-partitioning", *, num_devices: int = 4, bytes_per_s: float = 1e9, overlap: bool = False
+) -> Problem:
     """The problem that a workload file describes.
 
     Args:
@@ -47,11 +49,12 @@ def read_workload(path: Path, format: Format = "dnn-partitioning", *, num_device
         format: ``dnn-partitioning`` (JSON) or ``pipedream`` (graph.txt).
         num_devices: for ``pipedream`` only, whose files name no devices.
         bytes_per_s: for ``pipedream`` only: what a link between two of its devices carries.
+        overlap: for ``pipedream`` only: devices compute and transfer at the same time.
     Raises: UsageError: every fault of the file.
     """
     if format == "pipedream":
         text = read_data(path, "workload", UsageError, str, MAX_WORKLOAD_BYTES)
-        return parse_pipedream(text, path.stem, num_devices, bytes_per_s)
+        return parse_pipedream(text, path.stem, num_devices, bytes_per_s, overlap)
     return parse_dnn_partitioning(read_data(path, "workload", UsageError, parse_json, MAX_WORKLOAD_BYTES), path.stem)
 
 
@@ -242,15 +245,18 @@ _FIELD = re.compile(r"\b(\w+)=(\[[^][]*\]|[^,\s]+)")
 """A field and its value; the pattern takes linear time on any text."""
 
 
-def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float) -> Problem:
+def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float, overlap: bool = False) -> Problem:
     """The problem that a PipeDream profile describes, on ``num_devices`` equal devices; times are milliseconds.
 
     Compute is forward plus backward. A value costs sender and receiver ``activation_size / bytes_per_s``, twice where there
-    is a backward pass (its gradient comes back). ``parameter_size`` is what the op keeps in memory.
+    is a backward pass (its gradient comes back). ``parameter_size`` is what the op keeps in memory; with a backward pass,
+    replicas synchronise it. Sources described as ``Input`` take no time and send nothing: the profiler measures the loader there.
+    With ``overlap``, devices transfer while they compute, as PipeDream's planner assumes.
     Raises: UsageError: every fault of the text.
     """
     entries: dict[str, dict[str, float]] = {}
     edges: list[tuple[str, str]] = []
+    inputs: list[str] = []
     faults: list[str] = []
     if not bytes_per_s > 0:
         faults.append(f"a positive rate is needed, but it is {bytes_per_s} bytes/s")
@@ -264,11 +270,15 @@ def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float) 
             if match[1] in entries:
                 faults.append(f"line {number} names node {shown(match[1])} again")
             entries[match[1]] = _pipedream_fields(match[3], number, faults)
+            if match[2].startswith("Input"):
+                inputs.append(match[1])
         else:
             faults.append(f"line {number} is neither a node nor an edge: {shown(line.strip())}")
     faults += [f"edge {a} -- {b} names unknown node {node}" for a, b in edges for node in (a, b) if node not in entries]
     faults += _size_faults(len(entries), num_devices)
     raise_faults(UsageError, f"workload '{name}' is not understood", faults)
+    for node in set(inputs) - {target for _, target in edges}:
+        entries[node] = dict.fromkeys(entries[node], 0.0)
     numbers = {node: number for number, node in enumerate(entries)}
     names = list(entries)
     ids = _sorted_ids(dict.fromkeys(range(len(names))), [(numbers[a], numbers[b]) for a, b in edges], name)
@@ -278,10 +288,10 @@ def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float) 
     for source, target in edges:
         readers.setdefault(place[source], set()).add(place[target])
     work = np.array([entries[op]["forward_compute_time"] + entries[op]["backward_compute_time"] for op in ops])
-    ways = 2.0 if any(entry["backward_compute_time"] for entry in entries.values()) else 1.0
+    trains = any(entry["backward_compute_time"] for entry in entries.values())
     transfers = Transfers.free(num_devices)
     for array in (transfers.send_s_per_byte, transfers.receive_s_per_byte):
-        array[:num_devices, :num_devices] = ways * 1e3 / bytes_per_s
+        array[:num_devices, :num_devices] = (1.0 + trains) * 1e3 / bytes_per_s
         np.fill_diagonal(array, 0.0)
     return Problem(
         name=name,
@@ -294,6 +304,8 @@ def parse_pipedream(text: str, name: str, num_devices: int, bytes_per_s: float) 
         op_bytes=np.array([entries[op]["parameter_size"] for op in ops]),
         memory_bytes=np.full(num_devices, math.inf),
         send_once=True,
+        overlap=overlap,
+        sync_s_per_byte=1e3 / bytes_per_s if trains else 0.0,
     ).verify()
 
 

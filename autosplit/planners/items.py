@@ -67,6 +67,7 @@ class Items:
         send_s, receive_s: what a crossing net costs, shape (num_nets, K).
         weights, weight_bytes: items that share bytes.
         after: the items that must not stand before each item.
+        sync_s_per_byte: as in the problem; 0 where no block has replicas.
         exact: the costs are the true ones for every contiguous plan with one block on a device.
     """
 
@@ -84,6 +85,7 @@ class Items:
     weight_bytes: Floats
     after: Table
     overlap: bool
+    sync_s_per_byte: float
     exact: bool
 
     @property
@@ -188,7 +190,9 @@ def _items(problem: Problem, demands: Demands, home: Ints, limit_s: float, merge
             num_bytes[min(users)] += size
     weights = [(size, users) for size, users in weights if len(users) > 1]
     tight = num_bytes.sum() + sum(size for size, _ in weights) > problem.memory_bytes.min() or bool(problem.pools)
-    light = tight and not bytes_of_merged and not weights and not problem.pools
+    sync_s_per_byte = problem.sync_s_per_byte if demands.max_replicas > 1 else 0.0
+    tight = tight or sync_s_per_byte > 0
+    light = tight and not sync_s_per_byte and not bytes_of_merged and not weights and not problem.pools
     if merge and not demands.counted and demands.contiguous and not problem.overlap:
         target = merge_dominated(compute, fixed, num_bytes, nets, edges, {u for _, users in weights for u in users},
                                  tight and not light)  # fmt: skip
@@ -200,7 +204,8 @@ def _items(problem: Problem, demands: Demands, home: Ints, limit_s: float, merge
     place = np.full(count, -1, dtype=np.int64)
     place[order] = np.arange(len(order))
     place = place[target]
-    return _assemble(problem, place, place[home], len(order), compute, fixed, num_bytes, nets, edges, weights, equal and lone)
+    return _assemble(problem, place, place[home], len(order), compute, fixed, num_bytes, nets, edges, weights,
+                     sync_s_per_byte, equal and lone)  # fmt: skip
 
 
 def _item_nets(
@@ -279,6 +284,7 @@ def _assemble(
     nets: Nets,
     edges: Iterable[tuple[int, int]],
     weights: Sequence[tuple[float, frozenset[int]]],
+    sync_s_per_byte: float,
     exact: bool,
 ) -> Items:
     """The items after renumbering: ``place`` is the new number of each old item, ``home`` the new item of each op."""
@@ -324,5 +330,6 @@ def _assemble(
         weight_bytes=np.array([size for size, _ in weights], dtype=np.float64),
         after=Table.of([sorted(goals) for goals in after]),
         overlap=problem.overlap,
+        sync_s_per_byte=sync_s_per_byte,
         exact=exact and not problem.pools,
     )

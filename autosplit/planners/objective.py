@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from autosplit.costs.cost import evaluate, find_faults, latency_s
+from autosplit.costs.cost import TOLERANCE, evaluate, find_faults, latency_s
 from autosplit.costs.problem import Block, Problem
 from autosplit.values.constraints import Demands
 
@@ -34,6 +34,8 @@ def with_reuse(demands: Demands) -> Demands:
 
 
 def plans_on_one_device(problem: Problem) -> list[tuple[Block, ...]]:
-    """All ops on one device, for each class of devices."""
-    everything = tuple(range(problem.num_ops))
-    return [(Block(everything, (members[0],)),) for members in problem.device_classes]
+    """All ops on one device, for each class of devices that can run and hold them; the fastest first."""
+    everything, work_s = tuple(range(problem.num_ops)), problem.compute_s.sum(axis=0)
+    roomy = problem.memory_bytes * (1 + TOLERANCE) >= problem.total_bytes
+    able = [members[0] for members in problem.device_classes if roomy[members[0]] and work_s[members[0]] < inf]
+    return [(Block(everything, (device,)),) for device in sorted(able, key=work_s.__getitem__)]

@@ -12,6 +12,7 @@ from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import infeasible, jit
 from autosplit.planners.contiguous.chains import improve_chains
+from autosplit.planners.contiguous.refining import offer_first_chain
 from autosplit.planners.cpsat.integer_program import find_any_plan, solve_integer_program
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, Solver
@@ -37,7 +38,8 @@ LEAST_TO_NAME_S = 0.5
 def on_one_device(incumbent: Incumbent, deadline: float) -> None:
     """All ops on one device: always worth a look."""
     for blocks in plans_on_one_device(incumbent.problem):
-        incumbent.offer(blocks, "one device")
+        if incumbent.problem.compute_s[:, blocks[0].devices[0]].sum() < incumbent.objective_s:
+            incumbent.offer(blocks, "one device")
 
 
 def refute_every_placement(incumbent: Incumbent, deadline: float) -> None:
@@ -103,7 +105,6 @@ class Step:
 
 
 FIRST_PLAN = (
-    Step(on_one_device, 1.0, always),
     Step(find_quickest, 0.4, lambda i: no_plan(i) and limits_latency(i) and bool(i.demands.reuse)),
     Step(improve_chains, 1.0, always),
     Step(refute_every_placement, 0.2, no_plan),
@@ -162,9 +163,12 @@ def solve(
     reuse, demands = demands.reuse, replace(demands, max_replicas=min(demands.max_replicas, problem.num_devices))
     if reuse is None:
         demands = with_reuse(replace(demands, reuse=(demands.num_stages or 0) > problem.num_devices))
-    _refuse_obvious(problem, demands)
     incumbent = Incumbent(problem, demands, seed, log or (lambda line: None))
     deadline = incumbent.started + time_limit_s
+    on_one_device(incumbent, deadline)
+    offer_first_chain(incumbent)
+    if no_plan(incumbent):
+        _refuse_obvious(problem, demands)
     may_share = reuse is None and not demands.reuse and (demands.contiguous or demands.max_latency_s < inf)
     left_s = deadline - monotonic()
     share = SHARE_WITHOUT_SHARING if may_share and demands.max_latency_s < inf else 1.0

@@ -368,7 +368,7 @@ def test_a_request_of_two_microbatches_is_done_with_its_second_one() -> None:
 @given(st.integers(0, 10**6), st.booleans(), st.integers(1, 2))
 def test_blocks_take_what_the_evaluator_says(seed: int, overlap: bool, microbatches: int) -> None:
     """One sample alone is the critical path; many keep every device busy for its load, and the largest sets the pace."""
-    problem = random_problem(seed, unsupported=False, overlap=overlap, num_ops=1 + seed % 7, num_devices=1 + seed % 3)
+    problem = random_problem(seed, unsupported=False, overlap=overlap, sync=False, num_ops=1 + seed % 7, num_devices=1 + seed % 3)
     blocks = random_blocks(problem, seed)
     alone_s, loads = latency_s(problem, blocks), evaluate(problem, blocks)
     one_s = schedule_blocks(problem, blocks, 1).makespan_s

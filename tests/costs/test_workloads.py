@@ -422,3 +422,28 @@ def test_a_split_is_simulated_at_full_load_and_under_a_rate(tmp_path):
     )
     assert planned["simulated"]["per_s"] == pytest.approx(1 / planned["objective"], rel=0.02)
     assert "--arrival-rate must be a number above 0" in str(autosplit(*words, "--arrival-rate", 0).stderr)
+
+
+def test_inputs_of_a_pipedream_profile_take_no_time():
+    text = PROFILE.replace(
+        "node1 -- Conv2d(3, 64, kernel_size=(3, 3)) -- forward_compute_time=0.000",
+        "node1 -- Input0 -- forward_compute_time=600.0",
+    )
+    problem = parse_pipedream(text, "tiny", num_devices=2, bytes_per_s=1e9)
+    assert problem.compute_s[0].tolist() == [0.0, 0.0]
+    assert evaluate(problem, [Block((0,), (0,)), Block((1, 2), (1,))]).device_s.tolist() == [0.0, 9.0]
+
+
+def test_a_pipedream_profile_with_transfers_beside_compute():
+    problem = parse_pipedream(PROFILE, "tiny", num_devices=2, bytes_per_s=1e9, overlap=True)
+    assert evaluate(problem, [Block((0, 1), (0,)), Block((2,), (1,))]).device_s == pytest.approx([7.5, 2.0])
+
+
+def test_replicas_of_a_training_profile_synchronise_their_weights():
+    problem = parse_pipedream(PROFILE, "tiny", num_devices=2, bytes_per_s=1e6)
+    both = evaluate(problem, [Block((0, 1, 2), (0, 1))])
+    assert both.device_s == pytest.approx([(9.0 + 2 * 93.2) / 2] * 2)
+    solution = solve(problem, Demands(max_replicas=2), time_limit_s=2.0)
+    assert solution.status == "optimal" and solution.objective_s == pytest.approx(9.0)
+    inference = parse_pipedream(PROFILE.replace("=5.0", "=0").replace("=0.500", "=0"), "tiny", 2, 1e6)
+    assert inference.sync_s_per_byte == 0.0

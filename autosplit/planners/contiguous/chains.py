@@ -10,14 +10,24 @@ from autosplit.planners.contiguous import latency_limited, linear
 from autosplit.planners.contiguous.device_usage import Usage, sequence_usage, usage_of
 from autosplit.planners.contiguous.interleaved import improve_interleaved
 from autosplit.planners.contiguous.proving import chain_blocks, prove_chain
+from autosplit.planners.contiguous.refining import refine_chain
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Items, contract
+from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.planners.objective import demand_faults, objective_s
 
 MANY_OPS = 5000
 """Problems of more ops are too large for CP-SAT."""
-PROOF_SHARE, PROOF_SHARE_OF_MANY = 0.8, 0.93
-"""Shares of the time left for chains over all orders; CP-SAT gets the rest where there are not too many ops for it."""
+FIRST_WALK_SHARE, PROOF_SHARE, WALKS_SHARE, WALKS_SHARE_OF_MANY = 0.05, 0.5, 0.6, 0.95
+"""Shares of the time left, in turn: for one walk near the best chain, for chains over all orders, and for more walks.
+
+CP-SAT gets the rest where there are not too many ops for it.
+"""
+LONG_PROOF_SHARE = 0.8
+"""Share of the time left for chains over all orders where no walks follow."""
+MOST_WALKS = 1000
+FEW_PLACES = 200
+"""Items times devices up to which CP-SAT, which proves, gets the time of the walks."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
 START_SHARE, START_LEAST_S = 0.4, 5.0
 """Share of the time left, and least seconds if so many are left, for the best chain where a plan need not be a chain.
@@ -31,24 +41,25 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
     problem, demands = incumbent.problem, incumbent.demands
     if not demands.contiguous:
         if demands.objective == "throughput":
-            _prove_compute(incumbent, contract(problem, demands))
+            items = contract(problem, demands)
+            _prove_compute(incumbent, items, bounds.multipliers(items))
         chain = Incumbent(problem, replace(demands, contiguous=True), incumbent.seed)
         chain.offer(incumbent.blocks, "start")
         left_s = deadline - monotonic()
         improve_chains(chain, monotonic() + max(START_SHARE * left_s, min(START_LEAST_S, left_s)))
         incumbent.offer(chain.blocks, "chains")
         return
-    alone_s = incumbent.objective_s
+    known_s = incumbent.objective_s
     light = problem.num_ops > linear.MANY_ITEMS and problem.total_bytes > problem.memory_bytes.min()
     _improve(incumbent, contract(problem, demands, bytes_of_merged=not light), deadline)
-    if light and incumbent.objective_s == alone_s:
+    if light and incumbent.objective_s == known_s:
         _improve(incumbent, contract(problem, demands), deadline)
 
 
 def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
     demands, weights = incumbent.demands, bounds.multipliers(items)
     if demands.objective == "throughput":
-        _prove_compute(incumbent, items)
+        _prove_compute(incumbent, items, weights)
     if demands.reuse and demands.objective == "throughput":
         improve_interleaved(incumbent, items, weights, deadline)
         return
@@ -59,13 +70,20 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         incumbent.offer(chain_blocks(items, chain), "linear orders")
     if demands.max_latency_s < inf and not incumbent.closed:
         _hold_latency_limit(incumbent, items, usage, weights, deadline)
-    share = PROOF_SHARE if incumbent.problem.num_ops <= MANY_OPS else PROOF_SHARE_OF_MANY
-    share = share if incumbent.blocks else PROOF_SHARE_WITHOUT_PLAN
+    graph = hypergraph_of(incumbent.problem, items)
+    walks = not demands.counted and graph.num_items * graph.num_devices > FEW_PLACES
+    if walks:
+        refine_chain(incumbent, items, graph, usage, weights, monotonic() + FIRST_WALK_SHARE * (deadline - monotonic()), 1)
+    share = (PROOF_SHARE if walks else LONG_PROOF_SHARE) if incumbent.blocks else PROOF_SHARE_WITHOUT_PLAN
     prove_chain(incumbent, items, weights, monotonic() + share * (deadline - monotonic()))
+    if walks:
+        share = WALKS_SHARE_OF_MANY if incumbent.problem.num_ops > MANY_OPS else WALKS_SHARE
+        until = monotonic() + share * (deadline - monotonic())
+        refine_chain(incumbent, items, graph, usage, weights, until, MOST_WALKS)
 
 
-def _prove_compute(incumbent: Incumbent, items: Items) -> None:
-    bound_s = bounds.compute_bound_s(items, incumbent.demands, bounds.multipliers(items))
+def _prove_compute(incumbent: Incumbent, items: Items, weights: Floats) -> None:
+    bound_s = bounds.compute_bound_s(items, incumbent.demands, weights)
     if isfinite(bound_s):
         incumbent.prove(bound_s, "compute bound")
 

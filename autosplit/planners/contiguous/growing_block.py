@@ -21,6 +21,7 @@ class Costs(NamedTuple):
     num_bytes: Floats
     caps: Floats
     overlap: bool
+    sync: float
     net_start: Ints
     nets: Ints
     net_size: Ints
@@ -63,7 +64,8 @@ def costs_of(items: Items) -> Costs:
     nets = items.pins.transposed(items.num_items)
     weights = items.weights.transposed(items.num_items)
     return Costs(
-        items.compute_s, items.fixed_s, items.num_bytes, items.memory_bytes, items.overlap, nets.start, nets.data,
+        items.compute_s, items.fixed_s, items.num_bytes, items.memory_bytes, items.overlap, items.sync_s_per_byte,
+        nets.start, nets.data,
         np.diff(items.pins.start), items.producer, items.send_s, items.receive_s, weights.start, weights.data, items.weight_bytes,
     )  # fmt: skip
 
@@ -155,10 +157,13 @@ def price(costs: Costs, block: GrowingBlock) -> float:
 
 
 @inner
-def widest_load(load: Floats, takes: Ints, move: int, width: Ints) -> float:
-    """Seconds per sample on the devices of a move: the load on the slowest class over the number of replicas."""
-    top = 0.0
-    for k in range(len(load)):
+def widest_load(costs: Costs, block: GrowingBlock, takes: Ints, move: int, width: Ints) -> float:
+    """Seconds per sample on the devices of a move: the load on the slowest class over the number of replicas.
+
+    Replicas that train also hand each other their weights.
+    """
+    sync, top = 2.0 * (width[move] - 1) * costs.sync * block.memory[0], 0.0
+    for k in range(len(block.load)):
         if takes[move, k] > 0:
-            top = max(top, load[k])
+            top = max(top, max(block.load[k], block.moved[k] + sync) if costs.overlap else block.load[k] + sync)
     return float(top / width[move])

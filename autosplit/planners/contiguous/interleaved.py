@@ -1,8 +1,8 @@
 """Interleaved stages: chains in which several blocks share a device, and their loads add up.
 
-A beam search along the depth-first orders. A label is a prefix with the load and the memory of every device. Of the labels that
-end at one place, those with the least possible bottleneck are kept. The search looks first at cuts spread over the whole order,
-then at all cuts near the best ones found. It proves nothing.
+A beam search along several topological orders. A label is a prefix with the load and the memory of every device. Of the labels
+that end at one place, those with the least possible bottleneck are kept. The search looks first at cuts spread over the whole
+order, then at all cuts near the best ones found. It proves nothing.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from autosplit.planners.contiguous.growing_block import (
     reset,
     shift,
 )
-from autosplit.planners.contiguous.linear import depth_first_orders
+from autosplit.planners.contiguous.linear import topological_orders
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.jit import compiled
@@ -71,7 +71,7 @@ def improve_interleaved(incumbent: Incumbent, items: Items, weights: Floats, dea
 def _offer_chains(incumbent: Incumbent, items: Items, weights: Floats, num_stages: int, deadline: float) -> None:
     """Offer chains of exactly ``num_stages`` blocks; the first look at each order is not ended by the deadline without a plan."""
     best_s = inf
-    for order in depth_first_orders(items):
+    for order in topological_orders(items):
         cuts = _spread_cuts(items, order, num_stages)
         for kept in KEPT:
             until = inf if best_s == inf and kept == KEPT[0] else deadline

@@ -12,7 +12,7 @@ from time import monotonic
 from autosplit.costs.problem import Floats
 from autosplit.planners.contiguous.device_usage import Usage
 from autosplit.planners.contiguous.growing_block import ROUNDING
-from autosplit.planners.contiguous.linear import Chain, chain_in_order, depth_first_orders
+from autosplit.planners.contiguous.linear import Chain, chain_in_order, topological_orders
 from autosplit.planners.items import Ints, Items
 from autosplit.values.constraints import Demands
 
@@ -31,7 +31,7 @@ def quick_chains(
     judge: Callable[[Chain], float],
     deadline: float,
 ) -> Iterator[Chain]:
-    """Chains that hold the latency limit, each better than the one before, along several depth-first orders.
+    """Chains that hold the latency limit, each better than the one before, along several topological orders.
 
     Args:
         items: the items of the chain.
@@ -44,7 +44,7 @@ def quick_chains(
         deadline: monotonic seconds after which no further chain is sought.
     """
     best_s = inf
-    for order in depth_first_orders(items):
+    for order in topological_orders(items):
         low_s, high_s = bound_s, best_s
         for _ in range(NUM_HALVINGS):
             if monotonic() > deadline:
@@ -72,5 +72,5 @@ def soonest_chain(
 
     Its ``value_s`` is that sum; delays from and to the host are not in it.
     """
-    chain = chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s)
+    chain = chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)
     return None if chain is None else replace(chain, value_s=chain.value_s - delay_s)

@@ -1,10 +1,12 @@
-"""The best chain along one order of the items: a dynamic program over its prefixes, run on several depth-first orders.
+"""The best chain along one order of the items: a dynamic program over its prefixes, run on several topological orders.
 
 A prefix is kept while its value is below a limit and its remaining items fit on its remaining devices. The limit starts near the
 bound and grows until a chain is found, so that few useless prefixes are looked at.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from math import inf
 from random import Random
 from time import monotonic
@@ -35,6 +37,9 @@ LIMITS = (1.001, 1.02, 1.1, 1.3, 2.0, 4.0, inf)
 MANY_ITEMS = 5000
 MANY_SHARE = 0.1
 """Share of the time after which the first chain found is enough, on many items."""
+FIRST_LOOK_S = 1.0
+STEPS_OF_A_SLICE = 20_000_000
+"""Steps of the dynamic program between two looks at the clock: about a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +50,62 @@ class Chain:
     value_s: float
 
 
-def depth_first_orders(items: Items, count: int = 5) -> list[Ints]:
-    """Depth-first topological orders: the items' own, and others from the sinks and from the sources."""
+def topological_orders(items: Items, count: int = 8) -> list[Ints]:
+    """Topological orders: the items' own, as ops were given, breadth first, and depth first from the sinks and the sources.
+
+    Args:
+        items: the items of a chain.
+        count: orders to make; fewer come back where some are equal.
+    """
     after = [items.after[item].tolist() for item in range(items.num_items)]
     before = items.after.transposed(items.num_items)
     sooner = [before[item].tolist() for item in range(items.num_items)]
+    own = np.arange(items.num_items)
     work = np.where(np.isfinite(items.compute_s), items.compute_s, 0).sum(axis=1)
     random = Random(2)
     chance = np.array([random.random() for _ in after])
-    turned = ((sooner, -np.arange(items.num_items)), (sooner, work), (after, work), (sooner, chance))
-    orders = [np.arange(items.num_items)]
-    for goals, keys in turned[: count - 1]:
-        order = stack_order(goals, keys)
-        orders.append(order[::-1].copy() if goals is sooner else order)
-    return orders
+    makers: tuple[Callable[[], Ints], ...] = (
+        lambda: own,
+        lambda: smallest_first(after, np.array([ops[0] for ops in items.ops], dtype=np.int64)),
+        lambda: stack_order(sooner, -own)[::-1].copy(),
+        lambda: smallest_first(after, _levels(sooner, own)),
+        lambda: smallest_first(after, -_levels(after, own[::-1])),
+        lambda: stack_order(sooner, work)[::-1].copy(),
+        lambda: stack_order(after, work),
+        lambda: stack_order(sooner, chance)[::-1].copy(),
+    )
+    found = (make() for make in makers[:count])
+    return list({order.tobytes(): order for order in found}.values())
+
+
+def _levels(near: Sequence[Sequence[int]], order: Ints) -> Ints:
+    """The most items on a path of neighbours from each item, in an order in which neighbours come first."""
+    level = [0] * len(near)
+    for item in order.tolist():
+        level[item] = 1 + max((level[other] for other in near[item]), default=-1)
+    return np.array(level, dtype=np.int64)
+
+
+def smallest_first(after: Sequence[Iterable[int]], keys: Ints) -> Ints:
+    """A topological order in which the ready item with the smallest key comes next.
+
+    Args:
+        after: what must not stand before each item.
+        keys: of each item, shape (num_items,).
+    """
+    waiting = np.bincount([goal for goals in after for goal in goals], minlength=len(after)).tolist()
+    rank = keys.tolist()
+    ready = [(rank[item], item) for item, count in enumerate(waiting) if not count]
+    heapify(ready)
+    order = []
+    while ready:
+        item = heappop(ready)[1]
+        order.append(item)
+        for goal in after[item]:
+            waiting[goal] -= 1
+            if not waiting[goal]:
+                heappush(ready, (rank[goal], goal))
+    return np.array(order, dtype=np.int64)
 
 
 def best_chain(
@@ -73,22 +120,22 @@ def best_chain(
         weights: multipliers of the classes, for pruning.
         bound_s: a bound on the value, from which the limit starts.
         limit_s: only chains below this count.
-        deadline: monotonic seconds after which no further order is tried; on many items the search ends earlier, once there is a
-            chain. Where no plan is known and items are not many, one order is searched to the end even after it.
+        deadline: monotonic seconds after which the search ends; on many items the search ends earlier, once there is a
+            chain. Where no plan is known, one order is searched for ``FIRST_LOOK_S`` seconds after it.
     """
     best: Chain | None = None
     many = items.num_items > MANY_ITEMS
     enough = monotonic() + (MANY_SHARE if many else 1.0) * (deadline - monotonic())
-    orders = depth_first_orders(items, 2 if many else 5)
+    orders = topological_orders(items, 3 if many else 8)
     for growth in LIMITS[many:]:
         limit = min(limit_s, bound_s * growth if bound_s > 0 else inf)
         for order in orders:
-            found = chain_in_order(items, demands, usage, weights, order, limit)
+            found = chain_in_order(items, demands, usage, weights, order, limit, deadline)
             if found is not None:
                 best, limit = found, found.value_s
             if monotonic() > (deadline if best is None else enough):
-                if best is None and limit_s == inf and not many:  # below no limit, one order gives a chain if it has any
-                    return chain_in_order(items, demands, usage, weights, orders[0], inf)
+                if best is None and limit_s == inf:  # below no limit, one order gives a chain if it has any
+                    return chain_in_order(items, demands, usage, weights, orders[0], inf, monotonic() + FIRST_LOOK_S)
                 return best
         if best is not None or limit >= limit_s:
             break
@@ -96,9 +143,16 @@ def best_chain(
 
 
 def chain_in_order(
-    items: Items, demands: Demands, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float | None = None
+    items: Items,
+    demands: Demands,
+    usage: Usage,
+    weights: Floats,
+    order: Ints,
+    limit_s: float,
+    deadline: float = inf,
+    delay_s: float | None = None,
 ) -> Chain | None:
-    """The chain of intervals of the order whose largest load is the least, and below ``limit_s``.
+    """The chain of intervals of the order whose largest load is the least, and below ``limit_s``; None after the deadline.
 
     With ``delay_s`` the value is the latency instead: the sum of all block times and of ``delay_s`` seconds after each block.
     """
@@ -109,10 +163,14 @@ def chain_in_order(
     value = np.full((items.num_items + 1, len(usage.after)), inf)
     parent = np.full((items.num_items + 1, len(usage.after), 3), -1, dtype=np.int64)
     value[0, 0] = 0.0
-    _forward(
-        costs, empty_block(costs), order, usage.after, usage.takes, usage.width, room, rest, limit_s, demands.min_stage_s,
-        delay_s is not None, delay_s or 0.0, value, parent, np.zeros(len(usage.after), dtype=np.int64),
-    )  # fmt: skip
+    block, alive, start = empty_block(costs), np.zeros(len(usage.after), dtype=np.int64), 0
+    while start < len(order):
+        if monotonic() > deadline:
+            return None
+        start = _forward(
+            costs, block, order, usage.after, usage.takes, usage.width, room, rest, limit_s, demands.min_stage_s,
+            delay_s is not None, delay_s or 0.0, value, parent, alive, start, STEPS_OF_A_SLICE,
+        )  # fmt: skip
     last = np.where(usage.final, value[-1], inf)
     state = int(last.argmin())
     if not last[state] < (limit_s if delay_s is None else inf):
@@ -129,9 +187,11 @@ def chain_in_order(
 @compiled
 def _forward(
     costs: Costs, block: GrowingBlock, order: Ints, after: Ints, takes: Ints, width: Ints, room: Floats, rest: Floats,
-    limit: float, least: float, total: bool, delay: float, value: Floats, parent: Ints, alive: Ints,
-) -> None:  # fmt: skip
+    limit: float, least: float, total: bool, delay: float, value: Floats, parent: Ints, alive: Ints, first: int, num_steps: int,
+) -> int:  # fmt: skip
     """Fill in the value of each (prefix length, usage), and the (prefix, usage, move) that it comes from.
+
+    Begins with prefixes of ``first`` items. Returns: the prefix to go on with after about ``num_steps`` steps.
 
     order:   a  b  c | d  e  f | g  h          value[end, usage after] = max(value[start, usage], load of the block)
                    start     end
@@ -143,7 +203,10 @@ def _forward(
         widest = max(widest, width[move])
     strict = limit * (1 - ROUNDING)
     below = np.inf if total else strict
-    for start in range(count):
+    steps = 0
+    for start in range(first, count):
+        if steps > num_steps:
+            return start
         num_alive, most = _alive_usages(value, after, room, start, below, alive)
         if num_alive > 0:
             reset(block)
@@ -156,14 +219,16 @@ def _forward(
                 left = rest[end] / (1 + ROUNDING)
                 if left > most * limit:
                     continue
+                steps += num_alive * len(takes)
                 for move in range(len(takes)):
-                    top = widest_load(block.load, takes, move, width)
+                    top = widest_load(costs, block, takes, move, width)
                     if top < strict and top >= least * (1 - ROUNDING):
                         cost = top * width[move] + delay if total else top
                         _relax(value, parent, after, room, alive, num_alive, start, end, move, cost, left, limit, below, total)
             for position in range(start, end):
                 remove(costs, block, order[position])
         shift(costs, block, order[start], one)
+    return count
 
 
 @inner

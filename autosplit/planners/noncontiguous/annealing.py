@@ -2,6 +2,7 @@
 
 A move takes an item, or a patch of items that share nets, from one device to another, so that two loads change. The energy is the
 sum of the seconds by which devices exceed a target load. When it reaches zero, the target is lowered below the load found.
+With a ``Precedence`` all assignments are chains: an item takes along what must not stay behind it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autosplit.costs.problem import Floats
-from autosplit.planners.items import Ints
+from autosplit.planners.items import Ints, Table
 from autosplit.planners.jit import allocating, inner
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 
@@ -31,7 +32,30 @@ class Annealed:
     value_s: float
 
 
-def anneal(graph: Hypergraph, home: Ints, *, seed: int, num_moves: int, heat: float = 0.02, target_s: float = 0.0) -> Annealed:
+@dataclass(frozen=True)
+class Precedence:
+    """The order that makes an assignment a chain.
+
+    Attributes:
+        before, after: the items that must not stand after, and before, each item.
+        rank: place of each device in the chain, shape (num_devices,).
+    """
+
+    before: Table
+    after: Table
+    rank: Ints
+
+
+def anneal(
+    graph: Hypergraph,
+    home: Ints,
+    *,
+    seed: int,
+    num_moves: int,
+    heat: float = 0.02,
+    target_s: float = 0.0,
+    precedence: Precedence | None = None,
+) -> Annealed:
     """The best assignment on a walk of ``num_moves`` proposals from ``home``.
 
     Args:
@@ -41,10 +65,14 @@ def anneal(graph: Hypergraph, home: Ints, *, seed: int, num_moves: int, heat: fl
         num_moves: proposals.
         heat: temperature at the start, as a share of the largest load of `home`; it falls to a thousandth of that.
         target_s: load to aim for; 0 for a little below what `home` has.
+        precedence: ``home`` is a chain, and so are all assignments of the walk; None for any sets.
     """
+    none = Table(np.zeros(graph.num_items + 1, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    order = precedence or Precedence(none, none, np.zeros(0, dtype=np.int64))
     best, value_s = _walk(
         graph.compute_s, graph.net_start, graph.net_pins, graph.net_s, graph.net_outside, graph.item_start, graph.item_nets,
         graph.item_bytes, graph.memory_bytes, home.astype(np.int64), seed, num_moves, heat, target_s,
+        order.before.start, order.before.data, order.after.start, order.after.data, order.rank, np.argsort(order.rank),
     )  # fmt: skip
     return Annealed(best, float(value_s))
 
@@ -125,6 +153,39 @@ def _patch(
 
 
 @inner
+def _train(
+    root: int, goal: int, home: Ints, rank: Ints, before_start: Ints, before: Ints, after_start: Ints, after: Ints, mark: Ints,
+    stamp: int, patch: Ints,
+) -> int:  # fmt: skip
+    """Write to ``patch`` the root and the items of its device that must move with it for the assignment to stay a chain.
+
+    Returns: their number; 0 where they are too many, or where items of other devices are in the way.
+    """
+    patch[0] = root
+    mark[root] = stamp
+    count, head = 1, 0
+    forward = rank[goal] > rank[home[root]]
+    start, near = (after_start, after) if forward else (before_start, before)
+    while head < count:
+        item = patch[head]
+        head += 1
+        for entry in range(start[item], start[item + 1]):
+            other = near[entry]
+            if mark[other] == stamp:
+                continue
+            place = rank[home[other]]
+            if home[other] == home[root]:
+                if count == PATCH:
+                    return 0
+                mark[other] = stamp
+                patch[count] = other
+                count += 1
+            elif (place < rank[goal]) if forward else (place > rank[goal]):
+                return 0
+    return count
+
+
+@inner
 def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float, fine_s: float) -> float:
     """The sum of the seconds above the target, and ``fine_s`` for each share by which a device exceeds its memory cap."""
     total = 0.0
@@ -139,7 +200,7 @@ def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float, 
 def _walk(  # noqa: C901 - one compiled loop
     compute_s: Floats, net_start: Ints, net_pins: Ints, net_s: Floats, net_outside: np.ndarray, item_start: Ints,
     item_nets: Ints, item_bytes: Floats, memory_bytes: Floats, start: Ints, seed: int, num_moves: int, heat: float,
-    target_s: float,
+    target_s: float, before_start: Ints, before: Ints, after_start: Ints, after: Ints, rank: Ints, device_at: Ints,
 ) -> tuple[Ints, float]:  # fmt: skip
     """The best assignment of the walk and its load."""
     # 1. loads, bytes and the pins of each net on each device at the start
@@ -183,13 +244,18 @@ def _walk(  # noqa: C901 - one compiled loop
         if degree and np.random.random() < 0.75:
             net = item_nets[item_start[item] + np.random.randint(degree)]
             goal = home[net_pins[net_start[net] + np.random.randint(net_start[net + 1] - net_start[net])]]
+        if len(rank) and np.random.random() < 0.7:
+            goal = device_at[min(max(rank[source] + 2 * np.random.randint(2) - 1, 0), num_devices - 1)]
         if goal == source or not allowed[item, goal]:
             continue
-        limit = 1
-        if np.random.random() < 0.3:
-            limit = 2 + np.random.randint(PATCH - 1) if np.random.random() < 0.5 else 2 + np.random.randint(3)
-        count = _patch(item, limit, home, net_start, net_pins, item_start, item_nets, mark, move, patch)
-        fits = True
+        if len(rank):
+            count = _train(item, goal, home, rank, before_start, before, after_start, after, mark, move, patch)
+        else:
+            limit = 1
+            if np.random.random() < 0.3:
+                limit = 2 + np.random.randint(PATCH - 1) if np.random.random() < 0.5 else 2 + np.random.randint(3)
+            count = _patch(item, limit, home, net_start, net_pins, item_start, item_nets, mark, move, patch)
+        fits = count > 0
         for entry in range(count):
             fits = fits and allowed[patch[entry], goal]
         if not fits:
@@ -199,15 +265,15 @@ def _walk(  # noqa: C901 - one compiled loop
         for entry in range(count):
             _relocate(patch[entry], goal, home, inside, loads, held, compute_s, net_start, net_s, net_outside, item_start,
                       item_nets, item_bytes)  # fmt: skip
-        after = _energy(loads, held, memory_bytes, target_s, fine_s)
-        if after > energy and np.random.random() >= np.exp((energy - after) / temperature):
+        moved = _energy(loads, held, memory_bytes, target_s, fine_s)
+        if moved > energy and np.random.random() >= np.exp((energy - moved) / temperature):
             for entry in range(count):
                 _relocate(patch[entry], source, home, inside, loads, held, compute_s, net_start, net_s, net_outside,
                           item_start, item_nets, item_bytes)  # fmt: skip
             loads[source], loads[goal], held[source], held[goal] = load_a, load_b, held_a, held_b
             continue
         # 5. keep a better assignment, and lower the target once no device is above it
-        energy = after
+        energy = moved
         if loads.max() < best_s * (1.0 - 1e-12) and (held <= memory_bytes).all():
             best_s = loads.max()
             best = home.copy()

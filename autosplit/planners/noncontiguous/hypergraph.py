@@ -138,15 +138,17 @@ def hypergraph_of(problem: Problem, items: Items | None = None) -> Hypergraph:
         item_of[list(ops)] = item
     compute_s = items.compute_s + (0.0 if items.overlap else items.fixed_s)
     exact = items.exact and not len(items.weights) and not (items.overlap and (len(items.pins) or items.fixed_s.any()))
+    outside = items.producer == HOST
+    costs_s = np.where(outside[:, None], items.receive_s, np.minimum(items.send_s, items.receive_s))
     merged: dict[tuple[tuple[int, ...], bool], Floats] = {}
-    for net in range(0 if items.overlap else len(items.pins)):
-        pins, outside = tuple(items.pins[net].tolist()), bool(items.producer[net] == HOST)
-        cost_s = items.receive_s[net] if outside else np.minimum(items.send_s[net], items.receive_s[net])
-        exact = exact and (outside or np.array_equal(items.send_s[net], items.receive_s[net]))
-        if len(pins) == 1:
-            compute_s[pins[0]] += cost_s
-        elif cost_s.any():
-            merged[pins, outside] = merged.get((pins, outside), np.zeros(len(items.classes))) + cost_s
+    if not items.overlap:
+        exact = exact and np.array_equal(items.send_s[~outside], items.receive_s[~outside])
+        for net in np.flatnonzero(costs_s.any(axis=1)).tolist():
+            pins, key = items.pins[net], (tuple(items.pins[net].tolist()), bool(outside[net]))
+            if len(pins) == 1:
+                compute_s[pins[0]] += costs_s[net]
+            else:
+                merged[key] = merged[key] + costs_s[net] if key in merged else costs_s[net]
     return Hypergraph(
         item_of=item_of,
         compute_s=np.ascontiguousarray(compute_s[:, class_of]),

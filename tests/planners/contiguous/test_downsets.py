@@ -59,7 +59,7 @@ def test_both_ends_give_the_same_value(seed):
 def test_full_blocks_are_enough(seed):
     """Walks that leave blocks with room aside, against walks that do not."""
     rng = np.random.default_rng(seed)
-    problem = random_problem(seed, num_ops=int(rng.integers(4, 12)), pooled=False, loose_order=False, host=False)
+    problem = random_problem(seed, num_ops=int(rng.integers(4, 12)), pooled=False, loose_order=False, host=False, sync=False)
     transfers, price = Transfers.free(problem.num_devices), rng.choice([0.3, 1.0])
     for array in (transfers.send_s_per_byte, transfers.receive_s_per_byte):
         array += price
