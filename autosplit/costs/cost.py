@@ -99,7 +99,10 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
 
 
 def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
-    """Seconds that each device of each block moves values of one sample, and weights to its replicas."""
+    """Seconds that each device of each block moves values of one sample, and weights to its replicas.
+
+    Replicas that train synchronise their weights as in PipeDream (Narayanan et al., SOSP 2019).
+    """
     crossings = _crossings(problem, blocks)
     found = []
     for number in range(len(blocks)):

@@ -101,9 +101,7 @@ class Problem:
         groups: ops that stay in one block.
         send_once: a sender pays once for each value (the dearest of its destinations), not once for each destination.
         overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
-        sync_s_per_byte: seconds a byte for handing weights to one replica; 0 for inference. Each of r replicas of a block that
-            trains synchronises its weights after r samples: ``2 * (r - 1) * bytes * sync_s_per_byte`` (Narayanan et al., 2019).
-            Loads have it; latencies and simulations leave it out.
+        sync_s_per_byte: seconds of a weight's byte that r training replicas hand on, 2 (r - 1) times in r samples; in loads only.
         processors: number of the processor of each device, where devices share one: its time, and its memory with one cap. Only
             the evaluator knows processors; planners take problems without them.
         reasons: why (op, device) is not allowed, in words, for messages.

@@ -3,11 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Floats, Problem
 from autosplit.planners.clusters import net_edges
+
+BYTE_STEPS = 4000
+"""Steps of a memory cap in the longest path. Rounding down to steps loses less of the bytes where there are more."""
 
 
 @dataclass(frozen=True)
@@ -68,30 +74,79 @@ class Delays:
         np.fill_diagonal(table, 0.0)
         return table
 
+    def between_classes(self, maker: int, reader: int) -> Floats:
+        """Seconds from a device of each class (rows) to another device of each class; infinite where there is no other one."""
+        count, size = self.edges[maker, reader]
+        fixed, per_byte, delay = self._class_tables
+        return np.asarray(count * fixed + size * per_byte + delay)
+
+    @cached_property
+    def _class_tables(self) -> tuple[Floats, Floats, Floats]:
+        """The tables between two devices of two classes; all such pairs of devices cost the same."""
+        classes = self.problem.device_classes
+        one = [members[0] for members in classes]
+        tables = [table[np.ix_(one, one)] for table in self._tables]
+        for k, members in enumerate(classes):
+            for table, whole in zip(tables, self._tables, strict=True):
+                table[k, k] = whole[members[0], members[1]] if len(members) > 1 else 0.0
+            tables[2][k, k] += 0.0 if len(members) > 1 else inf
+        return tables[0], tables[1], tables[2]
+
 
 def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tuple[int, float]] | None = None) -> float:
-    """The longest path with each op on its fastest device, where only transfers from and to the host are paid: a bound.
+    """A bound on every latency: the longest path of ops, each on the device that is best for it and for its way there.
 
-    ``lengths[op] = other, seconds`` says that at least so many seconds pass from the end of ``op`` to the end of ``other``.
+    For each op, each class of devices and each amount of bytes, a dynamic program holds the least time at which the op ends on
+    such a device, if the ops on a path to it that are on the device with it take up to so many bytes. An op is on the device of
+    an op that it reads, within the memory cap, or it waits for the transfer. So a path with more bytes than a device holds pays
+    for some of its transfers. Bytes are rounded down to whole steps.
+
+    Args:
+        problem: the ops in topological order.
+        delays: between ops on two devices.
+        lengths: ``lengths[op] = other, seconds`` says that at least so many seconds pass from the end of ``op`` to the end of
+            ``other``.
     """
-    fastest = problem.compute_s.min(axis=1)
-    start_s, least_s, end_s = np.zeros(problem.num_ops), np.zeros(problem.num_ops), 0.0
-    after = readers_of(problem)
+    firsts = [members[0] for members in problem.device_classes]
+    caps = problem.memory_bytes[firsts]
+    binds = np.isfinite(caps) & (caps * (1 + TOLERANCE) < problem.op_bytes.sum()) & (delays.max_replicas == 1)
+    step = max(float(caps[binds].max()) / BYTE_STEPS, 1e-300) if binds.any() else inf
+    size = np.floor(problem.op_bytes / step).astype(np.int64)
+    most = np.where(binds, np.floor(np.where(binds, caps, 0.0) * (1 + TOLERANCE) / step), 0).astype(np.int64)
+    ends: list[Floats] = []
+    least_s, last_s = np.zeros(problem.num_ops), 0.0
+    before: list[list[int]] = [[] for _ in range(problem.num_ops)]
+    for maker, reader in sorted(net_edges(problem)):
+        before[reader].append(maker)
     for op in range(problem.num_ops):
+        begin_s = np.zeros((len(firsts), int(most.max()) + 1))
         if (HOST, op) in delays.edges:
-            start_s[op] = max(start_s[op], _least(delays.between(HOST, op)))
-        done_s = max(start_s[op] + fastest[op], least_s[op])
-        for reader in after[op]:
-            start_s[reader] = max(start_s[reader], done_s)
+            begin_s[:] = delays.between(HOST, op)[0, firsts, None]
+        for maker in before[op]:
+            moved_s = (ends[maker][:, -1:] + delays.between_classes(maker, op)).min(axis=0)
+            stay_s = np.minimum(_shifted(ends[maker], size[op], binds), moved_s[:, None])
+            np.maximum(begin_s, stay_s, out=begin_s)
+        end_s = np.maximum(begin_s + problem.compute_s[op, firsts, None], least_s[op])
+        for k in np.flatnonzero(binds):
+            end_s[k, : size[op]] = inf
+            end_s[k, most[k] + 1 :] = end_s[k, most[k]] if size[op] <= most[k] else inf
+        ends.append(end_s)
         if lengths and op in lengths:
             goal, seconds = lengths[op]
-            least_s[goal] = max(least_s[goal], done_s + seconds)
-        end_s = max(end_s, done_s + (_least(delays.between(op, HOST)) if (op, HOST) in delays.edges else 0.0))
-    return float(end_s)
+            least_s[goal] = max(least_s[goal], float(end_s.min()) + seconds)
+        out_s = delays.between(op, HOST)[firsts, 0] if (op, HOST) in delays.edges else 0.0
+        last_s = max(last_s, float((end_s[:, -1] + out_s).min()))
+    return last_s
 
 
-def _least(table: Floats) -> float:
-    return float(table.min())
+def _shifted(ends_s: Floats, size: int, binds: NDArray[np.bool_]) -> Floats:
+    """The least times by bytes after an op of ``size`` steps has joined, where a cap binds."""
+    if not size or not binds.any():
+        return ends_s
+    found = ends_s.copy()
+    found[binds, size:] = ends_s[binds, : max(0, ends_s.shape[1] - size)]
+    found[binds, :size] = inf
+    return found
 
 
 def readers_of(problem: Problem) -> list[list[int]]:

@@ -16,6 +16,7 @@ from autosplit.planners.contiguous.device_usage import usage_of
 from autosplit.planners.contiguous.downset_table import grown, new_sets
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import contract
+from autosplit.planners.latency import order_annealing
 from autosplit.planners.latency.evaluation import LatencyEvaluator
 from autosplit.planners.noncontiguous import annealing, column_generation, resplitting
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
@@ -37,7 +38,7 @@ def small_problem() -> Problem:
 
 
 def chains() -> None:
-    """Compile chains along one order, interleaved stages, and the latency of a row of blocks."""
+    """Compile chains along one order, interleaved stages, and the latency of a row of blocks and its annealing."""
     problem, demands = small_problem(), Demands()
     items = contract(problem, demands, merge=False)
     usage, weights = usage_of(items, demands), bounds.multipliers(items)
@@ -45,7 +46,9 @@ def chains() -> None:
         linear.best_chain(items, demands, usage, weights, 0.0, inf, inf)
     shared = Incumbent(problem, Demands(num_stages=4, reuse=True))
     interleaved.improve_interleaved(shared, items, weights, inf)
-    LatencyEvaluator(problem).latency_s([Block((0, 1), (0,)), Block((2, 3, 4), (1,))])
+    row = [Block((0, 1), (0,)), Block((2, 3, 4), (1,))]
+    LatencyEvaluator(problem).latency_s(row)
+    order_annealing.anneal_order(problem, row, seed=0, deadline=monotonic() + 0.01, enough_s=0.0)
 
 
 def down_sets() -> None:

@@ -1,102 +1,167 @@
-"""The latency of a row of blocks, compiled: annealing evaluates it a hundred thousand times.
+"""The latency of a row of blocks, compiled: annealing evaluates it a million times.
 
 It equals ``cost.latency_s`` where every block has one device and every value is made before it is read; all other rows are
 evaluated by ``cost.latency_s`` itself.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autosplit.costs.cost import block_of, latency_s
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planners.items import Ints, Table
-from autosplit.planners.jit import compiled
+from autosplit.planners.jit import compiled, inner
+
+
+class Times(NamedTuple):
+    """The arrays of a problem for compiled code.
+
+    Attributes:
+        compute: seconds of each op on each device.
+        producers, num_bytes: of each net.
+        reader_start, readers: the readers of each net.
+        made_start, made: the nets that each op makes.
+        read_start, read: the nets that each op reads.
+        send, send_per_byte, receive, receive_per_byte, delay: as in ``Transfers``.
+        once, overlap: ``send_once`` and ``overlap`` of the problem.
+    """
+
+    compute: Floats
+    producers: Ints
+    num_bytes: Floats
+    reader_start: Ints
+    readers: Ints
+    made_start: Ints
+    made: Ints
+    read_start: Ints
+    read: Ints
+    send: Floats
+    send_per_byte: Floats
+    receive: Floats
+    receive_per_byte: Floats
+    delay: Floats
+    once: bool
+    overlap: bool
+
+
+def times_of(problem: Problem) -> Times:
+    """The arrays of a problem."""
+    readers = Table.of([net.consumers for net in problem.nets])
+    made = Table.of([[net.producer] if net.producer != HOST else [] for net in problem.nets]).transposed(problem.num_ops)
+    read = Table.of([{op for op in net.consumers if op != HOST} for net in problem.nets]).transposed(problem.num_ops)
+    t = problem.transfers
+    return Times(
+        np.ascontiguousarray(problem.compute_s), problem.producers, problem.net_bytes, readers.start, readers.data, made.start,
+        made.data, read.start, read.data, t.send_s, t.send_s_per_byte, t.receive_s, t.receive_s_per_byte, t.latency_s,
+        problem.send_once, problem.overlap,
+    )  # fmt: skip
 
 
 class LatencyEvaluator:
     """Evaluates the latency of blocks of one problem, in seconds."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        readers = Table.of([net.consumers for net in problem.nets])
-        self._nets = problem.producers, readers.start, readers.data, problem.net_bytes
-        self._free = np.zeros(problem.num_devices)
-        self._compute = np.ascontiguousarray(problem.compute_s)
+        self._problem, self._times = problem, times_of(problem)
 
     def latency_s(self, blocks: Sequence[Block]) -> float:
         """Equal to ``cost.latency_s`` but for rounding; infinite where an op cannot run on its device."""
         if all(len(block.devices) == 1 for block in blocks):
             home = block_of(self._problem, blocks)
             device = np.array([block.devices[0] for block in blocks], dtype=np.int64)
-            t, size = self._problem.transfers, len(blocks) + 1
-            tables = t.send_s, t.send_s_per_byte, t.receive_s, t.receive_s_per_byte, t.latency_s
-            once, overlap = self._problem.send_once, self._problem.overlap
-            rows, waits, seen = np.zeros((3, size)), np.zeros((size, size), dtype=np.bool_), np.full(size, -1)
-            found = _latency_s(home, device, self._compute, *self._nets, *tables, once, overlap, rows, waits, seen, self._free)
+            free, end, seen = np.zeros(self._problem.num_devices), np.zeros(len(blocks)), np.zeros(len(blocks), dtype=np.int64)
+            found = row_latency_s(self._times, np.argsort(home, kind="stable"), home, device, len(blocks), free, end, seen)
             if found >= 0:
-                return found
+                return float(found)
         return latency_s(self._problem, blocks)
 
 
 @compiled
-def _latency_s(
-    home: Ints,
-    device: Ints,
-    compute: Floats,
-    producers: Ints,
-    start: Ints,
-    readers: Ints,
-    num_bytes: Floats,
-    send: Floats,
-    send_per_byte: Floats,
-    receive: Floats,
-    receive_per_byte: Floats,
-    delay: Floats,
-    once: bool,
-    overlap: bool,
-    rows: Floats,
-    waits: NDArray[np.bool_],
-    seen: Ints,
-    free: Floats,
+def row_latency_s(
+    times: Times, order: Ints, home: Ints, device: Ints, num_blocks: int, free: Floats, end: Floats, seen: Ints
 ) -> float:
-    """Seconds, or -1 where a value is read before it is made. The last four arguments are scratch: zeros, and -1 in ``seen``."""
-    num_blocks, host = len(device), len(send) - 1
-    work, moved, end, last = rows[0], rows[1], rows[2], 0.0
-    # 1. work of each block, its transfers, and the blocks whose values it waits for
+    """Seconds of a row of blocks, or -1 where a value is read before it is made.
+
+    Args:
+        times: of the problem.
+        order: the ops, block after block.
+        home: block of each op.
+        device: of each block.
+        num_blocks: how many blocks there are.
+        free, end, seen: scratch of one entry for each device, block and block.
+    """
     free[:] = 0.0
-    for op in range(len(home)):
-        work[home[op]] += compute[op, device[home[op]]]
-    for net in range(len(producers)):
-        source = num_blocks if producers[net] == HOST else home[producers[net]]
-        sender = host if source == num_blocks else device[source]
-        size, dearest = num_bytes[net], 0.0
-        for place in range(start[net], start[net + 1]):
-            target = num_blocks if readers[place] == HOST else home[readers[place]]
-            if target == source or seen[target] == net:
-                continue
-            if source < num_blocks and target < source:
-                return -1.0
-            seen[target] = net
-            waits[target, source] = True
-            receiver = host if target == num_blocks else device[target]
-            if target < num_blocks:
-                moved[target] += receive[sender, receiver] + size * receive_per_byte[sender, receiver]
-            cost = send[sender, receiver] + size * send_per_byte[sender, receiver]
-            dearest = max(dearest, cost) if once else dearest + cost
-        if source < num_blocks:
-            moved[source] += dearest
-    # 2. a block begins when its device is free and its values have arrived
+    seen[:num_blocks] = -1
+    last, place, host = 0.0, 0, len(times.send) - 1
     for block in range(num_blocks):
-        begin = free[device[block]]
-        for source in range(num_blocks + 1):
-            if waits[block, source]:
-                sender = host if source == num_blocks else device[source]
-                begin = max(begin, end[source] + delay[sender, device[block]])
-        busy = max(work[block], moved[block]) if overlap else work[block] + moved[block]
-        end[block] = free[device[block]] = begin + busy
-        last = max(last, end[block])
-        if waits[num_blocks, block]:
-            last = max(last, end[block] + delay[device[block], host])
+        here = device[block]
+        begin, work, moved, result = free[here], 0.0, 0.0, -1.0
+        while place < len(order) and home[order[place]] == block:
+            op = order[place]
+            work += times.compute[op, here]
+            begin, received = _arrival(times, op, home, device, block, end, begin)
+            if received < 0:
+                return -1.0
+            sent, results = _sending(times, op, home, device, block, seen)
+            if results:
+                result = times.delay[here, host]
+            moved += received + sent
+            place += 1
+        end[block] = free[here] = begin + (max(work, moved) if times.overlap else work + moved)
+        last = max(last, end[block] + max(result, 0.0))
     return float(last)
+
+
+@inner
+def _arrival(times: Times, op: int, home: Ints, device: Ints, block: int, end: Floats, begin: float) -> tuple[float, float]:
+    """When the values that an op reads are there, and the seconds to receive those that no op of its block before it reads.
+
+    The seconds are -1 where a value is read before it is made.
+    """
+    here, host, received = device[block], len(times.send) - 1, 0.0
+    for slot in range(times.read_start[op], times.read_start[op + 1]):
+        net = times.read[slot]
+        maker = times.producers[net]
+        sender = host
+        if maker >= 0:
+            if home[maker] == block:
+                continue
+            if home[maker] > block:
+                return begin, -1.0
+            sender = device[home[maker]]
+            begin = max(begin, end[home[maker]] + times.delay[sender, here])
+        else:
+            begin = max(begin, times.delay[host, here])
+        new = True
+        for entry in range(times.reader_start[net], times.reader_start[net + 1]):
+            other = times.readers[entry]
+            if other >= 0 and home[other] == block and other < op:
+                new = False
+        if new:
+            received += times.receive[sender, here] + times.num_bytes[net] * times.receive_per_byte[sender, here]
+    return begin, received
+
+
+@inner
+def _sending(times: Times, op: int, home: Ints, device: Ints, block: int, seen: Ints) -> tuple[float, bool]:
+    """Seconds to send the values that an op makes to other blocks and to the host, and whether one goes to the host."""
+    here, host, sent, results = device[block], len(times.send) - 1, 0.0, False
+    for slot in range(times.made_start[op], times.made_start[op + 1]):
+        net, dearest, to_host = times.made[slot], 0.0, False
+        for entry in range(times.reader_start[net], times.reader_start[net + 1]):
+            reader, target = times.readers[entry], host
+            if reader >= 0:
+                goal = home[reader]
+                if goal == block or seen[goal] == net:
+                    continue
+                seen[goal] = net
+                target = device[goal]
+            elif to_host:
+                continue
+            else:
+                to_host = results = True
+            cost = times.send[here, target] + times.num_bytes[net] * times.send_per_byte[here, target]
+            dearest = max(dearest, cost) if times.once else dearest + cost
+        sent += dearest
+    return sent, results

@@ -14,10 +14,11 @@ import numpy as np
 
 from autosplit.costs.cost import most_s
 from autosplit.costs.problem import Problem
-from autosplit.planners.clusters import fewer_clusters, forced_clusters
+from autosplit.planners.clusters import Clusters, fewer_clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
+from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.row_annealing import MAX_CLUSTERS, RowAnnealing
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.latency.timetable import best_timetable
@@ -46,8 +47,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
         bound_s = segment_bound_s(forced.problem, demands.max_replicas, until, incumbent.seed)
         incumbent.prove(bound_s, "parts between forks and joins")
     if not incumbent.closed:
-        search.anneal(monotonic() + 0.3 * (deadline - monotonic()), incumbent.bound_s)
-        search.report(incumbent)
+        _anneal(incumbent, search, forced, monotonic() + 0.4 * (deadline - monotonic()))
     if not incumbent.closed:
         limit_s = search.value_s if isfinite(search.value_s) else most_s(forced.problem)
         left_s = 0.6 * (deadline - monotonic())
@@ -55,7 +55,24 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
         incumbent.prove(bound_s, "CP-SAT schedule")
         if best is not None:
             search.offer(forced.expand(blocks_of(forced.problem, best)), "CP-SAT schedule")
-            search.anneal(deadline, incumbent.bound_s)
+            search.report(incumbent)
+        if not incumbent.closed:
+            _anneal(incumbent, search, forced, deadline)
+
+
+def _anneal(incumbent: Incumbent, search: RowAnnealing, forced: Clusters, deadline: float) -> None:
+    """Anneal the order and the devices of the best plan; rows of blocks where rules of the problem or demands need that."""
+    row = forced.shrink(incumbent.blocks) if incumbent.blocks else None
+    demands = search.demands
+    free = demands.reuse and demands.num_stages is None and demands.max_stages is None and demands.min_stage_s == 0
+    if row is not None and free and is_plain(forced.problem) and all(len(block.devices) == 1 for block in row):
+        ops = [op for block in row for op in block.ops]
+        place = {op: number for number, block in enumerate(row) for op in block.ops}
+        if all(place[a] <= place[b] for a, b in {*net_edges(forced.problem), *forced.problem.order}) and len(ops) > 1:
+            found = anneal_order(forced.problem, row, seed=incumbent.seed, deadline=deadline, enough_s=incumbent.bound_s)
+            incumbent.offer(forced.expand(found), "annealing")
+            return
+    search.anneal(deadline, incumbent.bound_s)
     search.report(incumbent)
 
 

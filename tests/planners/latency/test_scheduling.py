@@ -18,6 +18,7 @@ from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.evaluation import LatencyEvaluator
 from autosplit.planners.latency.list_scheduling import blocks_of, list_schedule
+from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.row_annealing import RowAnnealing
 from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
@@ -163,6 +164,33 @@ def test_list_schedules_become_legal_blocks_not_below_the_critical_path(seed):
     blocks = blocks_of(problem, table)
     assert find_faults(problem, blocks) == []
     assert critical_path_s(problem, delays) <= latency_s(problem, blocks) * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.booleans(), st.booleans())
+def test_no_plan_is_quicker_than_the_longest_path_that_sees_caps(seed, contiguous, grouped):
+    problem = random_problem(seed, caps=True, num_ops=1 + seed % 3, num_devices=2, grouped=grouped)
+    demands = Demands(objective="latency", contiguous=contiguous, reuse=True)
+    clusters = forced_clusters(problem, contiguous)
+    best = exhaustive.best_blocks(problem, demands)
+    if best is not None:
+        assert critical_path_s(clusters.problem, Delays(clusters.problem)) <= best[1] * (1 + 1e-9)
+
+
+def test_two_ops_that_fit_no_device_together_pay_their_transfer():
+    problem = chain([1.0, 1.0, 1.0], num_bytes=3.0, op_bytes=np.array([2.0, 0.0, 2.0]), memory_bytes=np.full(2, 3.0))
+    assert critical_path_s(problem, Delays(problem)) == pytest.approx(3.0 + 2 * 3.0)
+    roomy = replace(problem, memory_bytes=np.full(2, 4.0))
+    assert critical_path_s(roomy, Delays(roomy)) == pytest.approx(3.0)
+
+
+def test_annealing_an_order_finds_the_branches_and_holds_the_caps():
+    problem = replace(fork(5.0, 0.5), memory_bytes=np.full(2, 3.0))
+    start = [Block((0, 1, 2), (0,)), Block((3,), (1,))]
+    found = anneal_order(problem, start, seed=0, deadline=monotonic() + 0.2, enough_s=7.0)
+    assert find_faults(problem, found) == []
+    assert latency_s(problem, found) == pytest.approx(1 + 0.5 + 5 + 1)
+    assert is_plain(problem) and not is_plain(replace(problem, groups=((0, 1),)))
 
 
 def test_an_order_against_the_values_leaves_the_clusters_as_they_are():

@@ -1,0 +1,184 @@
+"""Annealing of one sample's schedule (Kirkpatrick et al., 1983), compiled: a hundred thousand plans a second are evaluated.
+
+A plan is an order of the ops and a device for each of them; ops of one device that stand next to each other are a block. A move
+gives a stretch of the order to another device, or takes an op to another place that its order allows.
+"""
+
+from collections.abc import Sequence
+from time import monotonic
+
+import numpy as np
+
+from autosplit.costs.cost import TOLERANCE
+from autosplit.costs.problem import Block, Floats, Problem
+from autosplit.planners.clusters import net_edges
+from autosplit.planners.items import Ints, Table
+from autosplit.planners.jit import allocating, inner
+from autosplit.planners.latency.evaluation import Times, row_latency_s, times_of
+
+HEATS = (0.02, 0.005, 0.001, 0.06)
+"""Temperatures at which walks begin, as shares of the latency of their start; each ends at a hundredth of it."""
+FIRST_MOVES, WALK_S = 2000, 1.0
+"""Moves of the first walk, and seconds of each later one."""
+
+
+def is_plain(problem: Problem) -> bool:
+    """Whether plans are no more than an order and devices: no groups, shared weights, pools, or order against the values."""
+    return not (problem.groups or problem.weights or problem.pools or any(a >= b for a, b in problem.order))
+
+
+def anneal_order(problem: Problem, row: Sequence[Block], *, seed: int, deadline: float, enough_s: float) -> tuple[Block, ...]:
+    """The blocks of least latency on several walks, each from the best plan so far.
+
+    Args:
+        problem: a plain one, see ``is_plain``.
+        row: the blocks to start from, each on one device, in an order in which every value is made before it is read.
+        seed: of the walks.
+        deadline: monotonic seconds after which no walk begins; the last one ends about then.
+        enough_s: no latency is below this.
+    """
+    times = times_of(problem)
+    edges = sorted({*net_edges(problem), *problem.order})
+    rows: list[list[int]] = [[] for _ in range(problem.num_ops)]
+    for source, target in edges:
+        rows[source].append(target)
+    after = Table.of(rows)
+    before = after.transposed(problem.num_ops)
+    order = np.array([op for block in row for op in block.ops], dtype=np.int64)
+    device = np.array([block.devices[0] for block in row for _ in block.ops], dtype=np.int64)[np.argsort(order)]
+    caps = np.where(problem.memory_bytes >= problem.op_bytes.sum(), np.inf, problem.memory_bytes) * (1 + TOLERANCE)
+    num_moves, number, best_s = FIRST_MOVES, 0, np.inf
+    while monotonic() < deadline and best_s > enough_s:
+        began = monotonic()
+        order, device, best_s = _walk(
+            times, order, device, before.start, before.data, after.start, after.data, problem.op_bytes, caps,
+            seed + number, num_moves, HEATS[number % len(HEATS)],
+        )  # fmt: skip
+        rate = num_moves / max(monotonic() - began, 1e-4)
+        num_moves = max(1, int(rate * min(WALK_S, deadline - monotonic())))
+        number += 1
+    cuts = np.flatnonzero(np.diff(device[order])) + 1
+    return tuple(Block(tuple(sorted(ops.tolist())), (int(device[ops[0]]),)) for ops in np.split(order, cuts))
+
+
+@allocating
+def _walk(
+    times: Times, start: Ints, start_device: Ints, before_start: Ints, before: Ints, after_start: Ints, after: Ints,
+    op_bytes: Floats, caps: Floats, seed: int, num_moves: int, heat: float,
+) -> tuple[Ints, Ints, float]:  # fmt: skip
+    """The order, the devices and the latency of the best plan of a walk."""
+    np.random.seed(seed)
+    num_ops, num_devices = times.compute.shape
+    order, device = start.copy(), start_device.copy()
+    new_order, new_device = order.copy(), device.copy()
+    place, home, held = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64), np.zeros(num_devices)
+    block_device, seen = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64)
+    free, end = np.zeros(num_devices), np.zeros(num_ops)
+    best_order, best_device = order.copy(), device.copy()
+    best = value = _cost(times, order, device, op_bytes, caps, home, block_device, held, free, end, seen, np.inf)[0]
+    hot = max(heat * value, 1e-300)
+    for move in range(num_moves):
+        temperature = hot * 0.01 ** (move / num_moves)
+        new_order[:] = order
+        new_device[:] = device
+        if np.random.random() < 0.7:
+            changed = _give_stretch(times, new_order, new_device, num_devices)
+        else:
+            for position in range(num_ops):
+                place[new_order[position]] = position
+            changed = _take_elsewhere(times, new_order, new_device, place, before_start, before, after_start, after)
+        if not changed:
+            continue
+        new, fits = _cost(times, new_order, new_device, op_bytes, caps, home, block_device, held, free, end, seen, best)
+        if new > value and np.random.random() >= np.exp((value - new) / temperature):
+            continue
+        value = new
+        order[:] = new_order
+        device[:] = new_device
+        if fits and value < best * (1.0 - 1e-12):
+            best = value
+            best_order[:] = order
+            best_device[:] = device
+    return best_order, best_device, best
+
+
+@inner
+def _cost(
+    times: Times, order: Ints, device: Ints, op_bytes: Floats, caps: Floats, home: Ints, block_device: Ints, held: Floats,
+    free: Floats, end: Floats, seen: Ints, best: float,
+) -> tuple[float, bool]:  # fmt: skip
+    """The latency, and whether the caps hold. Where they do not, it counts as more than ``best`` the more they are exceeded."""
+    block, last = -1, -1
+    held[:] = 0.0
+    for op in order:
+        if device[op] != last:
+            block += 1
+            last = device[op]
+            block_device[block] = last
+        home[op] = block
+        held[last] += op_bytes[op]
+    seconds = row_latency_s(times, order, home, block_device, block + 1, free, end, seen)
+    over = 0.0
+    for k in range(len(caps)):
+        if held[k] > caps[k]:
+            over += 0.005 + held[k] / max(caps[k], 1.0) - 1.0
+    if over > 0.0 and best < np.inf:
+        seconds = max(seconds, best) + 0.5 * over * best
+    return seconds, over == 0.0
+
+
+@inner
+def _give_stretch(times: Times, order: Ints, device: Ints, num_devices: int) -> bool:
+    """Give ops that stand next to each other to one device: that of the ops before or behind them, or any."""
+    num_ops = len(order)
+    first = np.random.randint(num_ops)
+    here, kind = device[order[first]], np.random.random()
+    last, goal = first, np.random.randint(num_devices)
+    if kind < 0.4:  # the rest of the block to the device of the next block
+        while last + 1 < num_ops and device[order[last + 1]] == here:
+            last += 1
+        if last + 1 < num_ops and np.random.random() < 0.8:
+            goal = device[order[last + 1]]
+    elif kind < 0.8:  # the beginning of the block to the device of the block before
+        while first > 0 and device[order[first - 1]] == here:
+            first -= 1
+        if first > 0 and np.random.random() < 0.8:
+            goal = device[order[first - 1]]
+    else:
+        last = min(num_ops - 1, first + int(np.exp(np.random.random() * np.log(num_ops))) - 1)
+    changed = False
+    for position in range(first, last + 1):
+        op = order[position]
+        if not np.isfinite(times.compute[op, goal]):
+            return False
+        changed = changed or device[op] != goal
+        device[op] = goal
+    return changed
+
+
+@inner
+def _take_elsewhere(
+    times: Times, order: Ints, device: Ints, place: Ints, before_start: Ints, before: Ints, after_start: Ints, after: Ints
+) -> bool:
+    """Take an op to another place between the ops that it reads and those that read it; often it joins the ops there."""
+    num_ops = len(order)
+    here = np.random.randint(num_ops)
+    op = order[here]
+    low, high = 0, num_ops - 1
+    for slot in range(before_start[op], before_start[op + 1]):
+        low = max(low, place[before[slot]] + 1)
+    for slot in range(after_start[op], after_start[op + 1]):
+        high = min(high, place[after[slot]] - 1)
+    if low >= high:
+        return False
+    goal = low + np.random.randint(high - low + 1)
+    if goal == here:
+        return False
+    step = 1 if goal > here else -1
+    for position in range(here, goal, step):
+        order[position] = order[position + step]
+    order[goal] = op
+    near = device[order[goal - 1 if goal == num_ops - 1 or (goal > 0 and np.random.random() < 0.5) else goal + 1]]
+    if np.random.random() < 0.7 and np.isfinite(times.compute[op, near]):
+        device[op] = near
+    return True
