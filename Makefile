@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast check format docs bench-planner bench-runtime bench-models bench-accuracy profiles fuzz chaos clean
+.PHONY: help install demo demo-cluster bench-hosts test test-fast check format docs bench-planner bench-runtime bench-models bench-accuracy profiles fuzz chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,6 +30,9 @@ demo: install ## a small model within 90 s, then a ResNet-50 and a BERT-base cla
 	$(BIN)/autosplit auto transformers:ResNetForImageClassification --budget 20s $(call kept,resnet50)
 	$(BIN)/autosplit auto transformers:BertModel --seq-len 128 --budget 20s $(call kept,bert)
 	@echo "Plans, pictures and report pages are in $(DEMO)/. Run a plan again: $(BIN)/autosplit run $(DEMO)/bert.yaml"
+
+demo-cluster: install ## three Ray nodes on this machine, a BERT over them, one node killed half-way
+	$(BIN)/python -m benchmarks.clusterdemo
 
 test: install ## every test, with the examples in documents, docstrings and notebooks
 	$(BIN)/python -m pytest -q -n 2
@@ -61,6 +64,9 @@ bench-models: install ## the best way to run each model here
 
 bench-accuracy: install ## predicted against measured: 8 models, 3 backends, 3 shapes of plans
 	$(BIN)/python -m benchmarks.accuracy
+
+bench-hosts: install ## transports between two hosts, 4 KB to 64 MB
+	$(BIN)/python -m benchmarks.hosts
 
 chaos: install ## storms of kills, stops, hangs and crashes on 1 to 8 workers, for about eight minutes: all counts must be 0
 	$(BIN)/python -m benchmarks.chaos

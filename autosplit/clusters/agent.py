@@ -271,7 +271,7 @@ class Agent:
 
     def connect(self, network: str, targets: Mapping[str, tuple[tuple[str, int], int]]) -> None:
         """Connect a segment to the hosts behind it: by name, where their agents listen, and how many slots they have."""
-        segment = self._segments[network]
+        segment = self._segment(network)
         for name, (address, num_slots) in targets.items():
             sock = dial(address, self._secret, {PURPOSE: REQUESTS, NETWORK: segment.order.next_network, SENDER: self._name})
             segment.send_to(name, sock, num_slots)
@@ -288,15 +288,15 @@ class Agent:
 
     def stats(self, network: str, clear: bool) -> RunStats:
         """What the segment's pipeline measured."""
-        return self._segments[network].pipeline.stats(clear=clear)
+        return self._segment(network).pipeline.stats(clear=clear)
 
     def health(self, network: str) -> list[WorkerHealth]:
         """The state of the segment's workers."""
-        return self._segments[network].pipeline.health(network)
+        return self._segment(network).pipeline.health(network)
 
     def events(self, network: str, clear: bool) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker of the segment, in nanoseconds of this host's clock."""
-        return self._segments[network].pipeline.events(clear=clear)
+        return self._segment(network).pipeline.events(clear=clear)
 
     def close(self) -> None:
         """End all segments and connections, and remove every file."""
@@ -304,6 +304,11 @@ class Agent:
         for network in list(self._segments):
             self.close_segment(network)
         self._opened.close()
+
+    def _segment(self, network: str) -> RunningSegment:
+        if network not in self._segments:
+            raise WorkerError(f"segment '{network}' does not run here")
+        return self._segments[network]
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed

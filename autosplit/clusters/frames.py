@@ -15,6 +15,7 @@ import contextlib
 import hmac
 import json
 import math
+import os
 import secrets
 import socket
 import struct
@@ -39,6 +40,12 @@ CONNECT_S = 10.0
 
 MAX_TEXT_BYTES = 64 * 1024
 NONCE_BYTES = 32
+SMALL_BYTES = 64 * 1024
+"""Tensors up to this size are written by the thread that posts them."""
+
+MOST_PARTS = 512
+"""Most buffers of one call of the kernel, which takes 1024."""
+
 BUFFER_BYTES = 4 << 20
 """Bytes of a socket's buffers that are asked for; the kernel may give less."""
 
@@ -141,7 +148,11 @@ class Connection:
         self._num_bytes = sum(extent_bytes(spec) for spec in specs)
         self._free = deque(Slot.of(specs) for _ in range(num_slots))
         self._credits = num_credits
-        self._owed = 0
+        self._owed, self._tell_at = 0, max(1, num_slots // 2)
+        """Slots that are free and that the other end does not know of, and how many of them it is told of at once."""
+        self._unsent: list[memoryview] = []
+        self._sending: Callable[[], None] | None = None
+        self._writing = threading.Lock()
         self._queue: deque[Outgoing] = deque()
         self._changed = threading.Condition()
         self._open = True
@@ -152,16 +163,19 @@ class Connection:
     def post(self, frame: Outgoing) -> None:
         """Send a frame once all frames before it are sent; does not wait. A connection that has ended drops it."""
         with self._changed:
-            if self._open:
-                self._queue.append(frame)
-                self._changed.notify()
+            if not self._open:
+                return
+            self._queue.append(frame)
+        self._write_some()
 
     def release(self, slot: Slot) -> None:
         """Give a slot back, so that the other end may send one more request."""
         with self._changed:
             self._free.append(slot)
             self._owed += 1
-            self._changed.notify()
+            if self._owed < self._tell_at:  # the other end still has half of the credits
+                return
+        self._write_some()
 
     def close(self) -> None:
         """End the connection without a word to its receiver; frames that were not sent are dropped."""
@@ -185,30 +199,73 @@ class Connection:
         if was_open:
             self._receiver.lost(self, reason)
 
+    def _write_some(self) -> None:
+        """Write in this thread what the socket takes at once, which saves a wake-up. The writing thread does the rest."""
+        if self._writing.acquire(blocking=False):
+            try:
+                while self._unsent or self._fill(most_bytes=SMALL_BYTES):
+                    self._unsent = _rest(self._unsent, os.writev(self._sock.fileno(), self._unsent[:MOST_PARTS]))
+                    self._note_sent()
+            except BlockingIOError:
+                pass
+            except OSError as failure:
+                self._lose(_reason(failure))
+            finally:
+                self._writing.release()
+        with self._changed:
+            if self._has_work():
+                self._changed.notify()
+
     def _write(self) -> None:
+        """The writing thread: write what is left, and a sign of life after each ``BEAT_S`` without a frame."""
         try:
             while True:
                 with self._changed:
-                    self._changed.wait_for(self._sendable, BEAT_S)
+                    busy = self._changed.wait_for(self._has_work, BEAT_S)
                     if not self._open:
                         return
-                    owed, self._owed = self._owed, 0
-                    following = self._queue.popleft() if self._queue and self._may_send(self._queue[0]) else None
-                    self._credits -= following is not None and following.kind == REQUEST
-                if owed or following is None:
-                    self._send([_HEADER.pack(*Frame(CREDIT if owed else BEAT, number=owed))])
-                if following is not None:
-                    self._send(self._parts(following))
-                    if following.sent is not None:
-                        following.sent()
+                with self._writing:
+                    if not (self._unsent or self._fill()) and not busy:
+                        self._unsent = [memoryview(_HEADER.pack(*Frame(BEAT)))]
+                    while self._unsent:
+                        self._unsent = _rest(self._unsent, self._sock.sendmsg(self._unsent[:MOST_PARTS]))
+                    self._note_sent()
         except OSError as failure:
             self._lose(_reason(failure))
 
-    def _sendable(self) -> bool:
-        return not self._open or self._owed > 0 or (bool(self._queue) and self._may_send(self._queue[0]))
+    def _has_work(self) -> bool:
+        return not self._open or bool(self._unsent) or self._owed >= self._tell_at or self._next() is not None
 
-    def _may_send(self, frame: Outgoing) -> bool:
-        return frame.kind != REQUEST or self._credits > 0
+    def _next(self) -> Outgoing | None:
+        """The first frame that waits, if there is a credit for it."""
+        following = self._queue[0] if self._queue else None
+        return following if following is not None and (following.kind != REQUEST or self._credits > 0) else None
+
+    def _fill(self, most_bytes: int | None = None) -> bool:
+        """Take the next frame, and the credits that are owed, into ``_unsent``; whether there was any (``_writing`` is held).
+
+        ``most_bytes``: a frame with larger tensors is left for the writing thread.
+        """
+        with self._changed:
+            following = self._next() if most_bytes is None or self._num_bytes <= most_bytes else None
+            if following is None and self._owed < self._tell_at:
+                return False
+            owed, self._owed = self._owed, 0
+            if following is not None:
+                self._queue.popleft()
+                self._credits -= following.kind == REQUEST
+        parts: list[bytes | memoryview] = [_HEADER.pack(*Frame(CREDIT, number=owed))] if owed else []
+        if following is not None:
+            parts += self._parts(following)
+            self._sending = following.sent
+        self._unsent = [memoryview(part) for part in parts if len(part)]
+        return True
+
+    def _note_sent(self) -> None:
+        """Tell whoever waits for it that a frame was sent."""
+        if not self._unsent and self._sending is not None:
+            sent, self._sending = self._sending, None
+            sent()
 
     def _parts(self, frame: Outgoing) -> list[bytes | memoryview]:
         left_s = 0.0 if not frame.deadline_ns else max(1e-9, (frame.deadline_ns - time.monotonic_ns()) / 1e9)
@@ -217,16 +274,6 @@ class Connection:
             parts += [bytes_of(tensor, spec) for tensor, spec in zip(frame.tensors, self._specs, strict=True)]
         num_bytes = sum(map(len, parts))
         return [_HEADER.pack(*Frame(frame.kind, frame.priority, frame.number, left_s, num_bytes)), *parts]
-
-    def _send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes. Each call of the kernel has ``SILENCE_S``."""
-        left = [memoryview(part) for part in parts if len(part)]
-        while left:
-            num_sent = self._sock.sendmsg(left)
-            while left and num_sent >= len(left[0]):
-                num_sent -= len(left.pop(0))
-            if left:
-                left[0] = left[0][num_sent:]
 
     def _read(self) -> None:
         header = memoryview(bytearray(_HEADER.size))
@@ -258,6 +305,16 @@ class Connection:
         text = memoryview(bytearray(_bounded(frame.num_bytes)))
         receive_into(self._sock, text)
         return bytes(text).decode(errors="replace")
+
+
+def _rest(parts: Sequence[memoryview], num_sent: int) -> list[memoryview]:
+    """What is left of the parts after so many bytes of them were sent."""
+    left = list(parts)
+    while left and num_sent >= len(left[0]):
+        num_sent -= len(left.pop(0))
+    if left:
+        left[0] = left[0][num_sent:]
+    return left
 
 
 def receive_into(sock: socket.socket, buffer: memoryview) -> None:

@@ -125,6 +125,10 @@ class Agents:
             first = str(failure).partition("\n")[0]
             raise WorkerError(f"the agent on host '{host}' died during {method}: {first}") from None
 
+    def handle(self, host: str) -> Any:
+        """The actor on a host, which other actors may call."""
+        return self._handles[host]
+
     def share(self, value: Any) -> Any:
         """A value in Ray's object store, to be given to several agents."""
         return self._ray.put(value)
@@ -137,6 +141,7 @@ class Agents:
 
 def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # an answer that nobody waits for any more is not an error
     try:
         import ray
     except ImportError:

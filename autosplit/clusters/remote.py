@@ -29,7 +29,8 @@ from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
 IN_TRANSIT = 2
 """Slots of a segment beside those of its pipeline, for requests that come and answers that go."""
 
-ENDING_S = 5.0
+ENDING_S, REPORT_S = 5.0, 10.0
+"""Seconds for ending a segment, and for an agent's report."""
 
 _numbers = itertools.count()
 
@@ -232,7 +233,7 @@ class HostsDeployment:
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state of each worker, in the order of stages and replicas."""
-        rows = self._by_worker(self._ask("health"))
+        rows = self._by_worker([mine or [] for mine in self._ask("health")])
         return [replace(one, network=network, replica=replica, device=device) for (_, device, replica), one in rows.items()]
 
     def stats(self, restarts: int, *, clear: bool = False) -> RunStats:
@@ -240,15 +241,15 @@ class HostsDeployment:
         now = time.monotonic()
         elapsed_s, times = now - self._started, self.feed.take_times(clear=clear)
         self._started = now if clear else self._started
-        found: list[RunStats] = self._ask("stats", clear)
-        rows = self._by_worker([one.stages for one in found])
+        found: list[RunStats | None] = self._ask("stats", clear)
+        rows = self._by_worker([one.stages if one else () for one in found])
         return RunStats(
             num_requests=len(times),
             elapsed_s=elapsed_s,
             latency=LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times]),
             waiting=LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times]),
             stages=tuple(replace(one, replica=replica, device=device) for (_, device, replica), one in rows.items()),
-            restarts=restarts + sum(one.restarts for one in found),
+            restarts=restarts + sum(one.restarts for one in found if one),
         )
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
@@ -259,7 +260,7 @@ class HostsDeployment:
             [
                 [
                     _Timed(worker.stage, worker.device, [_shifted(event, ahead_ns[host]) for event in times])
-                    for worker, times in zip(mine, theirs, strict=True)
+                    for worker, times in zip(mine or [], theirs or [], strict=False)
                 ]
                 for (_, host), mine, theirs in zip(self._places, workers, events, strict=True)
             ]
@@ -268,17 +269,24 @@ class HostsDeployment:
 
     def _by_worker(self, rows: Sequence[Sequence[_R]]) -> dict[tuple[str, str, int], _R]:
         """(stage, device, replica) to its row, in the order of stages and replicas; ``rows`` are those of each place."""
-        named = {
-            (row.stage, f"{host}/{row.device}"): row for (_, host), mine in zip(self._places, rows, strict=True) for row in mine
-        }
+        placed = zip(self._places, rows, strict=True)
+        named = {(row.stage, f"{host}/{row.device}"): row for (_, host), mine in placed for row in mine}
         return {
             (stage.name, device.name, replica): named[stage.name, device.name]
             for stage in self._wiring.stages
             for replica, device in enumerate(stage.devices)
+            if (stage.name, device.name) in named
         }
 
     def _ask(self, method: str, *given: object) -> list[Any]:
-        return self._cluster.ask([(host, method, self._networks[number], *given) for number, host in self._places])
+        """The answer of each place to a question about its segment; None of an agent that does not answer."""
+        answers: list[Any] = []
+        for number, host in self._places:
+            answers.append(None)
+            if host not in self._cluster.lost:
+                with contextlib.suppress(AutosplitError):
+                    [answers[-1]] = self._cluster.ask([(host, method, self._networks[number], *given)], timeout_s=REPORT_S)
+        return answers
 
     def _first(self, number: int) -> Connection:
         hosts = self._segments[0].hosts

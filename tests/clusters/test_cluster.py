@@ -4,10 +4,13 @@ One cluster serves all tests of this file, because its start takes most of their
 """
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +121,16 @@ def test_a_dead_worker_is_replaced_on_its_host(traced: autosplit.Traced, cluster
         answers += [model.submit(x) for _ in range(20)]
         assert all(torch.equal(answer.result(60), traced.run(x)) for answer in answers)
         assert model.stats().restarts == 1
+
+
+def test_the_document_runs(cluster: autosplit.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.setattr(autosplit, "Cluster", lambda name: nullcontext(cluster), raising=False)
+    document: dict[str, Any] = {}
+    exec(code, document)
+    traced = document["traced"]
+    assert torch.equal(document["answer"], traced.run(*traced.example_inputs))
 
 
 def test_a_lost_host_is_named_or_replaced(

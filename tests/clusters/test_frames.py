@@ -128,7 +128,7 @@ def test_a_live_end_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_than_was_agreed_ends_the_connection() -> None:
     with ends([torch.zeros(1)], num_slots=1) as (sender, _, _, log):
-        sender._credits = 5  # a sender that does not wait
+        sender._credits = 5  # a sender that does not wait for any
         for number in range(2):
             sender.post(Outgoing(REQUEST, number, tensors=[torch.zeros(1)]))
         log.next()
