@@ -148,5 +148,5 @@ def baselines_table(report: RunReport, verbose: bool = False) -> Group:
     """The plan beside its baselines, the best one first with the chosen one marked, and why that one was chosen."""
     left_out = [f"'{name}' was left out: {why}" for name, why in report.left_out.items()]
     hide = () if verbose else ("stages", "backend", "rounds", "max_error")
-    below = "\n".join([f"* {report.sentence}", report.errors, *left_out])
+    below = "\n".join([f"* {report.sentence}", report.call, report.errors, *left_out])
     return table(report.rows(), f"{report.model}: the plan beside its baselines", below, hide=hide)

@@ -1,7 +1,10 @@
-"""plain_call(): the tensors of the usual call of a model, without the walk through its containers that other calls need."""
+"""The call of a model and its tensors: as_call() makes the one of the other, plain_call() takes the short way back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
 
 from autosplit.running.request import Checked
 from autosplit.tracing.capturing import Traced
@@ -44,3 +47,11 @@ def plain_call(traced: Traced) -> PlainCall:
         return Checked(values)
 
     return tensors
+
+
+def as_call(traced: Traced, tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The positional and the named arguments of the trace's own call, with these tensors for ``graph.inputs``."""
+    values = iter(tensors)
+    leaves = [next(values) if isinstance(leaf, str) else leaf.value for leaf in traced.in_leaves]
+    args, kwargs = pytree.tree_unflatten(leaves, traced.in_spec)
+    return args, kwargs

@@ -2,8 +2,9 @@
 
 import asyncio
 import atexit
+import functools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autosplit.deploying.calling import plain_call
+from autosplit.deploying.calling import as_call, plain_call
 from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
 from autosplit.reports.results import RunStats
@@ -22,6 +23,9 @@ from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
+
+Call = Callable[[], "Future[Any]"]
+"""``submit`` with its arguments."""
 
 
 class Service:
@@ -69,6 +73,11 @@ class Service:
             timeout_s=timeout_s,
             returns=self._traced.unflatten_outputs,
         )
+
+    def calling(self, tensors: Sequence[torch.Tensor]) -> Call:
+        """``submit`` of the request with these tensors for ``graph.inputs``, in the form of the trace's own call."""
+        args, kwargs = as_call(self._traced, tensors)
+        return functools.partial(self.submit, *args, **kwargs)
 
     async def call_async(self, *args: Any, **kwargs: Any) -> Any:
         """One request, awaited; arguments as for ``submit``. Waiting for room does not hold up the event loop."""

@@ -1,13 +1,17 @@
 """Run plans of one model side by side: each in turn, with all requests in flight or one at a time, and check its outputs."""
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
+from typing import Any
 
-from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Microbatch, Reference, blame, is_exact, limit_of
+from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Reference, blame, is_exact, limit_of
+from autosplit.deploying.service import Call, Service
 from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.reports.outcomes import Outcome
@@ -20,6 +24,9 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.differing import NumericalError, compare
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
+
+IN_FLIGHT = 12
+"""Requests in flight while throughput is measured, or as many as the pipeline works on if these are more."""
 
 NUM_ALONE = 20
 """Most requests sent one at a time in a row, for the latency of an idle pipeline."""
@@ -36,6 +43,7 @@ class Contender:
     """A plan that is loaded and checked, with its rounds so far.
 
     Attributes:
+        calls: for each different input, ``submit`` of the service with it: the call that a report recommends.
         fault: what is wrong with its numbers, and in which backend; empty where nothing is.
         first_s: seconds of single requests just after loading.
         rounds_per_s: items per second of each full round.
@@ -45,7 +53,7 @@ class Contender:
 
     plan: Plan
     pipeline: Engine
-    microbatches: Sequence[Microbatch]
+    calls: Sequence[Call]
     error: NumericalError
     fault: str
     first_s: Sequence[float]
@@ -71,6 +79,11 @@ class Contender:
         return self.rounds_per_s if objective == "throughput" else [1 / median(alone_s) for alone_s in self.rounds_alone_s]
 
     @property
+    def in_flight(self) -> int:
+        """Requests that are submitted before the answer to the first one is taken."""
+        return max(IN_FLIGHT, self.pipeline.window)
+
+    @property
     def _at_once(self) -> int:
         """Requests that are computed at the same time; stages that share a device take turns."""
         return sum({device: stage.streams for stage in self.plan.stages for device in stage.devices}.values())
@@ -82,7 +95,7 @@ class Contender:
         return len(set(names)) < len(names)
 
     def run(self, num_items: int) -> None:
-        """Run about ``num_items`` and note the throughput while all stages are busy.
+        """Submit about ``num_items`` with ``in_flight`` requests in flight, and note the throughput while all stages are busy.
 
         Filling and draining the pipeline are not timed: as many requests as are computed at once run before the timed ones, and
         as many after them. Where a request takes long, none runs after, and before only if there are several stages. Where stages
@@ -91,7 +104,7 @@ class Contender:
         Replicas that form lanes are timed each until its own last answer, and their throughputs add up: a slow lane still has
         requests when the others have none.
         """
-        at_once, work = self._at_once, self.microbatches
+        at_once, calls = self._at_once, self.calls
         count = max(at_once, round(num_items / self.plan.microbatch))
         count += -count % at_once
         before = 0 if self.slow and len(self.plan.stages) == 1 else at_once
@@ -100,7 +113,13 @@ class Contender:
             before = after = self.pipeline.window
         total = before + count + after
         begin_ns = time.monotonic_ns()
-        self.pipeline.run_many([work[k % len(work)] for k in range(total)])
+        under_way: deque[Future[Any]] = deque()
+        for number in range(total):
+            if len(under_way) == self.in_flight:
+                under_way.popleft().result()
+            under_way.append(calls[number % len(calls)]())
+        for future in under_way:
+            future.result()
         lanes = self.pipeline.made_ns(total)
         per_s = [_per_s([begin_ns, *made_ns], before // len(lanes), after // len(lanes)) for made_ns in lanes]
         self.pace_per_s = self.plan.microbatch * sum(per_s)
@@ -108,7 +127,7 @@ class Contender:
 
     def run_alone(self, seconds: float) -> None:
         """Run single requests for about ``seconds``, at least one, and note the seconds of each."""
-        self.rounds_alone_s.append(_alone_s(self.plan, self.pipeline, self.microbatches, seconds))
+        self.rounds_alone_s.append(_alone_s(self.plan, self.calls, seconds))
 
     def restart(self) -> None:
         """Forget the rounds so far."""
@@ -131,6 +150,7 @@ class Contender:
             stats=stats,
             actions=record(self.pipeline),
             fault=self.fault,
+            in_flight=self.in_flight,
         )
 
 
@@ -214,7 +234,9 @@ class SideBySide:
         worst = max(errors, key=lambda error: error.relative)
         limit = limit_of(plan, traced, work, expected)
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
-        entry = Contender(plan, pipeline, work, worst, fault, _alone_s(plan, pipeline, work, FIRST_S, least=3))
+        service = Service(traced, pipeline)
+        calls = [service.calling(inputs) for inputs in work]
+        entry = Contender(plan, pipeline, calls, worst, fault, _alone_s(plan, calls, FIRST_S, least=3))
         pipeline.stats(clear=True)
         return entry
 
@@ -228,13 +250,14 @@ class SideBySide:
         return found
 
 
-def _alone_s(plan: Plan, pipeline: Engine, work: Sequence[Microbatch], seconds: float, least: int = 1) -> list[float]:
+def _alone_s(plan: Plan, calls: Sequence[Call], seconds: float, least: int = 1) -> list[float]:
     """Seconds of single requests: as many as fit into ``seconds``, and at least ``least`` if the first one fits."""
     num_parts = plan.source.batch // plan.microbatch
     found: list[float] = []
     while len(found) < NUM_ALONE and (len(found) < least or sum(found) < seconds) and (not found or found[0] <= seconds):
         start = time.perf_counter()
-        pipeline.run_many([work[k % len(work)] for k in range(num_parts)])
+        for future in [calls[k % len(calls)]() for k in range(num_parts)]:
+            future.result()
         found.append(time.perf_counter() - start)
     return found
 

@@ -78,6 +78,7 @@ class Outcome:
         stats: each worker's times in the rounds.
         actions: what the workers did in the last round.
         fault: what is wrong with the numbers, and in which backend; empty where the outputs are equal.
+        in_flight: requests in flight in the full rounds, from one thread; 0 where it is not known.
     """
 
     plan: Plan
@@ -91,6 +92,7 @@ class Outcome:
     stats: RunStats
     actions: tuple[Action, ...] = field(default=(), repr=False)
     fault: str = ""
+    in_flight: int = 0
 
     @property
     def throughput_per_s(self) -> float:

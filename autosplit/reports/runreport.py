@@ -66,6 +66,11 @@ class RunReport:
         return f"Outputs {plan} the traced model's, and these {_error_words(self.trace_error)} the module's."
 
     @property
+    def call(self) -> str:
+        """With which call and how many requests in flight the throughput was measured."""
+        return f"Throughput is that of submit, from one thread with {self.best.in_flight} requests in flight."
+
+    @property
     def request(self) -> str:
         """What a request is, in words."""
         return f"{self.batch} item{'s' * (self.batch != 1)} a request"
@@ -138,6 +143,7 @@ class RunReport:
             "max_relative_error": best.max_relative_error,
             "trace_relative_error": self.trace_error,
             "throughput_per_s": best.throughput_per_s,
+            "in_flight": best.in_flight,
             "predicted_throughput_per_s": best.plan.prediction.throughput_per_s or None,
             "latency_s": {key: getattr(best.latency, f"{key}_s") for key in ("p50", "p90", "p99")},
             "predicted_latency_s": best.plan.prediction.latency_s or None,

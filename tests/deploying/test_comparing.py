@@ -3,10 +3,11 @@
 import functools
 import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +15,7 @@ from autosplit.deploying import comparing, sidebyside
 from autosplit.progress import quiet
 from autosplit.reports.outcomes import PLAN
 from autosplit.running.pipeline import Pipeline
+from autosplit.running.request import Finished
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 
@@ -30,20 +32,22 @@ class _Ran:
     window = 6
 
     def __init__(self) -> None:
-        self.answered: list[int] = []
+        self.num_sent = 0
 
-    def run_many(self, work: Sequence[object]) -> None:
-        steps_ns = [10_000_000] * len(work)
-        steps_ns[0] = steps_ns[1] = steps_ns[-1] = steps_ns[-2] = 1_000_000_000
-        self.answered = list(accumulate(steps_ns, initial=time.monotonic_ns()))[1:]
+    def submit(self) -> Future[Any]:
+        self.num_sent += 1
+        return Finished(0, (), None)
 
     def made_ns(self, count: int) -> list[list[int]]:
-        return [self.answered[-count:]]
+        steps_ns = [10_000_000] * count
+        steps_ns[0] = steps_ns[1] = steps_ns[-1] = steps_ns[-2] = 1_000_000_000
+        return [list(accumulate(steps_ns, initial=time.monotonic_ns()))[1:]]
 
 
-def _loaded(plan: Plan, pipeline: object, p50_s: float = 0.1) -> sidebyside.Contender:
+def _loaded(plan: Plan, pipeline: Any, p50_s: float = 0.1) -> sidebyside.Contender:
     error = NumericalError(0.0, 0.0, "y")
-    return sidebyside.Contender(plan, cast(Pipeline, pipeline), [()], error, "", [p50_s])
+    calls = [] if pipeline is None else [pipeline.submit]
+    return sidebyside.Contender(plan, cast(Pipeline, pipeline), calls, error, "", [p50_s])
 
 
 @pytest.mark.parametrize("num_items", [1, 20, 31])
@@ -74,15 +78,15 @@ def test_lanes_that_do_not_end_together_count_each_by_itself(plan: Plan, num_ite
 class _Held(_Ran):
     """Its first answer comes after all others, so that these wait for it."""
 
-    def run_many(self, work: Sequence[object]) -> None:
-        self.answered = [time.monotonic_ns() + 1_000_000_000] * len(work)
+    def made_ns(self, count: int) -> list[list[int]]:
+        return [[time.monotonic_ns() + 1_000_000_000] * count]
 
 
 def test_requests_that_all_wait_for_one_are_timed_from_the_beginning(plan: Plan) -> None:
     two = replace(plan, stages=(replace(plan.stages[0], devices=("cpu:0", "cpu:1")),))
     entry = _loaded(two, held := _Held())
     entry.run(8)
-    assert entry.rounds_per_s == [pytest.approx(len(held.answered), rel=0.01)]
+    assert entry.rounds_per_s == [pytest.approx(held.num_sent, rel=0.01)]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,7 @@ def test_of_a_slow_stage_every_request_counts(plan: Plan, devices: Sequence[tupl
     stages = tuple(replace(plan.stages[0], name=f"s{number}", devices=names) for number, names in enumerate(devices))
     entry = _loaded(replace(plan, stages=stages), ran := _Ran(), p50_s=10.0)
     entry.run(1)
-    assert len(ran.answered) == num_sent
+    assert ran.num_sent == num_sent
     if len(devices) == 1:
         assert entry.rounds_per_s == [pytest.approx(1.0, rel=0.01)]
 

@@ -1,4 +1,5 @@
 import errno
+import functools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -191,8 +192,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideBySide]:
 
         def load(name: str, plan: Plan, traced: Any) -> Contender:
             pipeline = made.host.add_network(name, [local("s", functions.pop(0), "x", "y")], ["x"], ["y"], max_restarts=0)
-            error, work = NumericalError(0.0, 0.0, "y"), [tuple(request(7))]
-            made.loaded[name] = Contender(plan, pipeline, work, error, "", [0.01])
+            error, calls = NumericalError(0.0, 0.0, "y"), [functools.partial(pipeline.submit, request(7))]
+            made.loaded[name] = Contender(plan, pipeline, calls, error, "", [0.01])
             return made.loaded[name]
 
         monkeypatch.setattr(made, "load", load)
