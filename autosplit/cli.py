@@ -108,6 +108,8 @@ def main() -> None:
     except AutosplitError as failure:
         say(f"autosplit: {reason(failure)}")
         sys.exit(1)
+    except KeyboardInterrupt:  # before the command began, so that there is nothing to say
+        sys.exit(130)
 
 
 if __name__ == "__main__":

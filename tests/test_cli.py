@@ -643,3 +643,19 @@ def test_ctrl_c_stops_at_every_step_and_leaves_nothing(
     assert not alive
     assert not list(temporary.glob("autosplit-*"))
     assert not abandoned(set(Path("/dev/shm").iterdir()) - shared)
+
+
+def test_ctrl_c_before_a_command_began_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """While typer read the flags, Ctrl-C showed a traceback."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    monkeypatch.setattr(cli.signal, "signal", lambda *handler: None)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130 and capfd.readouterr() == ("", "")

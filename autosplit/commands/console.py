@@ -100,7 +100,9 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
     from autosplit.commands.report import table
 
     data["explanation"] = explanation.to_dict()
-    views.append(table(explanation.rows(), "why", explanation.text))
+    rows = explanation.rows()
+    capped = any(row.get("cap_bytes") is not None for row in rows)
+    views.append(table(rows, "why", explanation.text, hide=() if capped else ("cap_bytes",)))
 
 
 def add_simulation(

@@ -14,6 +14,10 @@ SHOWN = 40
 """Runs that are listed; --json gives all."""
 
 
+DETAILS = ("precision", "op_scale", "cut_per_mib_s", "max_error", "source", "date")
+"""Columns of a profile that only ``-v`` shows."""
+
+
 def devices(given: options.Clustered) -> None:
     """List the devices of this machine, its limits, and the backends that are installed; or the hosts of a cluster."""
     if given.cluster is not None:
@@ -75,7 +79,8 @@ def profile(given: options.Measure) -> None:
     rows = measured.summary()
     data |= {"settings": rows, "links": [asdict(link) for link in measured.links], "notes": notes}
     data["step_seconds"] = timed.seconds
-    show(given, data, table(rows, f"{traced.graph.name}: {len(traced.graph.ops)} ops"))
+    hide = () if given.verbose else DETAILS
+    show(given, data, table(rows, f"{traced.graph.name}: {len(traced.graph.ops)} ops", hide=hide))
 
 
 def _accuracy(given: options.Measure) -> None:

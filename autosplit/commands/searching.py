@@ -52,7 +52,8 @@ def search(given: options.Plans) -> None:
     front: dict[Path, Any] = {}
     if given.objective == "pareto":
         data["front"], front = _front_of_model(given, found, machine)
-        views.append(table(data["front"], "front: no plan of it is worse than another in everything", hide=["assignment"]))
+        title = "front: no plan is better than another in throughput, latency and memory together"
+        views.append(table(data["front"], title, hide=("assignment", "plan")))
     if given.explain:
         add_explanation(found.plan.explain(), data, views)
     simulated = add_simulation(given, _simulation(found, machine), data, views, in_seconds=True)

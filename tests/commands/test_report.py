@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console, Group
 
+from autosplit.commands.measuring import DETAILS
 from autosplit.commands.report import baselines_table, plan_table, run_table, table
 from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import Outcome
@@ -16,6 +17,8 @@ from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.reports.runreport import RunReport
 from autosplit.tables import cell, heading
 from autosplit.values.plan import Plan, Prediction, Source, Stage
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Measured, Samples, Setting
 
 STAGES = (Stage("stage0", ("a", "b"), ("cpu:0",), load_s=0.004), Stage("stage1", ("c",), ("cpu:1",), load_s=0.006))
 PLAN = Plan(Source("m:f"), "g", "p", STAGES, Prediction(0.006, 0.01, 0.006, 0.0, 166.7), method="dp", status="optimal")
@@ -107,3 +110,13 @@ def test_columns_that_find_no_room_go_on_below_beside_what_tells_rows_apart() ->
     lines = [line.split() for line in text(table(rows), 80).splitlines() if "column" in line or " s1 " in line]
     assert [line[:2] for line in lines] == [["network", "stage"], ["net", "s1"]] * 2
     assert [word for line in lines[::2] for word in line[2:]] == [f"column{k}" for k in range(8)]
+
+
+def test_measurements_and_workers_fit_80_columns_in_one_table() -> None:
+    """A second table held the column 'transfer' alone, and one of a profile what only its makers read."""
+    setting, number = Setting("cpu:0-15", "onnxruntime", 16), Samples((123.4e-6, 160e-6))
+    summary = Profile("m", "g", {}, {setting: Measured({}, whole=number, alone=number, refused={"a": "why"})}).summary()
+    wide = replace(PLAN, stages=tuple(replace(stage, backend="onnxruntime") for stage in STAGES))
+    report = replace(REPORT, outcomes={"plan": replace(REPORT.plan, plan=wide)})
+    for made in (table(summary, hide=DETAILS), run_table(report)):
+        assert len([line for line in text(made, 80).splitlines() if "───" in line]) == 1
