@@ -10,7 +10,7 @@ core in common. The largest sets of devices that one plan can use are the ``layo
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, islice, product
@@ -219,7 +219,7 @@ class Machine:
         for name, others in rivals.items():
             joined = {name, *others}.union(*(group for group in groups if group & {name, *others}))
             groups = [*(group for group in groups if not group & joined), joined]
-        choices = [list(islice(_largest_free_sets(sorted(group), rivals), MAX_LAYOUTS + 1)) for group in groups]
+        choices = [_largest_free_sets(group, rivals) for group in groups]
         kept = [frozenset(rivals) - frozenset().union(*chosen) for chosen in islice(product(*choices), MAX_LAYOUTS + 1)]
         machines = [replace(self, devices=tuple(d for d in self.devices if d.name not in left)) for left in kept]
         return tuple(sorted(machines, key=lambda machine: -len(machine.devices)))
@@ -276,15 +276,24 @@ def overlaps(devices: Iterable[Device]) -> list[str]:
     return [f"devices '{one}' and '{other}' overlap on core {span(cores, ', ')}" for one, other, cores in _shared_cores(devices)]
 
 
-def _largest_free_sets(names: Sequence[str], rivals: Mapping[str, Collection[str]]) -> Iterator[frozenset[str]]:
-    """The sets of names without rivals inside that no further name can join (Bron and Kerbosch, 1973)."""
-    import networkx as nx  # 0.3 s that only overlapping devices need
+def _largest_free_sets(names: Collection[str], rivals: Mapping[str, Collection[str]]) -> list[frozenset[str]]:
+    """The sets of names without rivals inside that no further name can join, but not more than ``MAX_LAYOUTS + 1``.
 
-    # Devices that do not overlap are joined; a largest set without rivals is then a maximal clique.
-    friends = nx.Graph()
-    friends.add_nodes_from(names)
-    friends.add_edges_from(pair for pair in combinations(names, 2) if pair[1] not in rivals[pair[0]])
-    yield from map(frozenset, nx.find_cliques(friends))
+    Each such set holds a given name or one of its rivals, so these are the ways to go on.
+    """
+    found, seen = set[frozenset[str]](), set[tuple[frozenset[str], frozenset[str]]]()
+    waiting = [(frozenset[str](), frozenset(names))]
+    while waiting and len(found) <= MAX_LAYOUTS:
+        chosen, left = waiting.pop()
+        free = {name for name in left if left.isdisjoint(rivals[name])}
+        state = chosen, left = chosen | free, left - free
+        if not left:
+            found.add(chosen)
+        elif state not in seen:
+            seen.add(state)
+            first = min(left)
+            waiting += [(chosen | {name}, left - {name} - set(rivals[name])) for name in {first, *rivals[first]} & left]
+    return sorted(found, key=sorted)
 
 
 def parse_device(name: str) -> Device:

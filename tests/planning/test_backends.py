@@ -140,7 +140,7 @@ def overlapping_question(seed: int) -> tuple[Graph, Machine, Profile, tuple[str,
     return graph, machine, replace(Profile.empty(graph), measured=measured).verify(), backends
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_core_sets_that_overlap_are_alternatives_with_a_bound_over_all_of_them(seed: int) -> None:
     graph, machine, profile, backends = overlapping_question(seed)
     plan = plan_model(graph, machine, profile, Source("m:f"), ONE_EACH, backends, time_limit_s=2).verify(graph, machine)

@@ -103,6 +103,9 @@ HOSTILE = {
     "long core sets that overlap": (
         "devices: [" + ",".join(f"{{name: 'cpu:{n}-{n + 2000}'}}" for n in range(1000)) + "]", "overlap on core",
     ),
+    "a row of core sets that overlap": (
+        "devices: [" + ",".join(f"{{name: 'cpu:{n}-{n + 1}'}}" for n in range(1000)) + "]", "overlap in more than 16 ways",
+    ),
     "many devices": ("devices: [" + "{name: 'null:0'}," * 2000 + "]", "at most 1024"),
     "a large count": ("devices: [{name: 'null:0', count: 1000000000}]", "less than or equal to 1024"),
     "counts that are large together": ("devices: [{name: 'null:0', count: 900}, {name: 'cpu:0', count: 900}]", "has 1800 dev"),
