@@ -14,8 +14,9 @@ LEAST_PICTURES = {
     "2_what_if.ipynb": 7,
     "3_judging_a_plan_by_hand.ipynb": 7,
     "4_serving_under_load.ipynb": 4,
+    "5_judging_a_given_split.ipynb": 2,
 }
-WITHOUT_TORCH = ("2_what_if.ipynb", "3_judging_a_plan_by_hand.ipynb")
+WITHOUT_TORCH = ("2_what_if.ipynb", "3_judging_a_plan_by_hand.ipynb", "5_judging_a_given_split.ipynb")
 CPU_LIMIT_S = 80.0
 """Limit for the CPU seconds of all kernels with their workers, about twice what they take."""
 
