@@ -102,7 +102,9 @@ TARGETS: Mapping[str, str] = {
     "tvm-json": "tvm_json",
     "torch-pipelining": "torch_pipelining",
     "openvino": "openvino_ir",
+    "aotinductor": "aotinductor_package",
     "triton": "triton_repository",
+    "ray-serve": "ray_serve",
 }
 """Target name to its module in this folder."""
 

@@ -1,5 +1,6 @@
 """Exports that another runtime runs: each gives the numbers of the model."""
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -11,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from autosplit.errors import PlanError
-from autosplit.exporting.base import Job, write_export
+from autosplit.exporting.base import Job, get_target, write_export
 from autosplit.exporting.triton_repository import ensemble_faults
 from autosplit.exporting.tvm_json import read_connections
 from autosplit.tracing.capturing import Traced, trace
@@ -56,6 +58,14 @@ def plan(traced: Traced) -> Plan:
 def requests(count: int = 1) -> list[torch.Tensor]:
     torch.manual_seed(count)
     return [torch.randn(count * BATCH, 8), torch.full((count * BATCH, 1), 2.0)]
+
+
+def load_file(name: str, path: Path):
+    """A Python file as a module, without a place in ``sys.modules``."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def expected(traced: Traced, inputs: list[torch.Tensor]) -> list[np.ndarray]:
@@ -124,9 +134,7 @@ def test_openvino_runs_the_stages_and_the_whole_model(traced: Traced, plan: Plan
         values |= {spec.name: found[spec.name] for spec in program.outputs}
     table = json.loads(core.read_model(tmp_path / "ir" / "model.xml").get_rt_info(["affinity"]).astype(str))
     assert set(table.values()) == {"CPU"} and any(name.startswith("stage2/") for name in table)
-    spec = importlib.util.spec_from_file_location("hetero", tmp_path / "ir" / "hetero.py")
-    hetero = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hetero)
+    hetero = load_file("hetero", tmp_path / "ir" / "hetero.py")
     joined = hetero.compile_whole()(dict(zip(traced.graph.inputs, [tensor.numpy() for tensor in inputs], strict=True)))
     for name, value in zip(traced.graph.outputs, expected(traced, inputs), strict=True):
         np.testing.assert_allclose(values[name], value, rtol=1e-5, atol=1e-6)
@@ -138,11 +146,7 @@ def triton_messages():
     found = importlib.util.find_spec("tritonclient")
     if found is None:
         pytest.skip("tritonclient is not installed: pip install --no-deps tritonclient")
-    path = Path(found.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
-    spec = importlib.util.spec_from_file_location("model_config_pb2", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_file("model_config_pb2", Path(found.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py")
 
 
 def test_tritons_protobuf_reads_the_repository_and_its_table_runs(traced: Traced, plan: Plan, tmp_path: Path) -> None:
@@ -182,3 +186,93 @@ def test_a_table_that_triton_would_refuse_is_explained() -> None:
         "a step names model 'b'",
         "output 'w' is made by no step",
     ]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(get_target("aotinductor").missing() is not None, reason="there is no C++ compiler")
+def test_a_package_has_a_compiled_model_for_each_stage(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu().exp()
+
+    small = trace(load_model(Two().eval(), inputs=(torch.randn(2, 4),), name="two"))
+    stages = tuple(Stage(f"stage{n}", (op.name,), ("cpu:0",)) for n, op in enumerate(small.graph.ops))
+    write_export("aotinductor", Job(small, Plan(Source(""), small.graph.hash, "", stages, UNKNOWN)), tmp_path / "aoti")
+    table = json.loads((tmp_path / "aoti" / "stages.json").read_text())
+    models = torch.export.pt2_archive.load_pt2(str(tmp_path / "aoti" / "model.pt2")).aoti_runners
+    values = {"x": torch.randn(2, 4)}
+    for stage in table["stages"]:
+        made = models[stage["model"]](*(values[name] for name in stage["inputs"]))
+        values |= zip(stage["outputs"], made if isinstance(made, list | tuple) else [made], strict=True)
+    torch.testing.assert_close(values[table["outputs"][0]], values["x"].relu().exp())
+
+
+def test_the_deployments_of_ray_serve_have_the_plans_replicas_and_give_its_numbers(
+    traced: Traced, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deployments' own code runs in this process, in the order of the ingress; Ray itself has a test below."""
+    wide = replace(plan, stages=(replace(plan.stages[0], devices=("cpu:0", "cpu:1")), *plan.stages[1:]))
+    write_export("ray-serve", Job(traced, wide), tmp_path / "app")
+    config = yaml.safe_load((tmp_path / "app" / "serve_config.yaml").read_text())
+    [application] = config["applications"]
+    replicas = {entry["name"]: entry.get("num_replicas") for entry in application["deployments"]}
+    assert replicas == {"ingress": None, "stage0": 2, "stage1": 1, "stage2": 1}
+    monkeypatch.syspath_prepend(str(tmp_path / "app"))
+    app = load_file("app", tmp_path / "app" / "app.py")
+
+    class Handle:
+        def __init__(self, number: int) -> None:
+            self.stage, self.run = app.Stage(number), self
+
+        async def remote(self, values: dict) -> dict:
+            return self.stage.run(values)
+
+    class Request:
+        async def json(self) -> dict:
+            return {name: tensor.tolist() for name, tensor in zip(traced.graph.inputs, inputs, strict=True)}
+
+    inputs = requests()
+    found = asyncio.run(app.Ingress(*map(Handle, range(3)))(Request()))
+    sys.modules.pop("loader", None)
+    for name, value in zip(traced.graph.outputs, expected(traced, inputs), strict=True):
+        np.testing.assert_allclose(np.array(found[name]), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.timeout(300)
+def test_ray_serves_the_app_over_http(traced: Traced, plan: Plan, tmp_path: Path) -> None:
+    pytest.importorskip("ray.serve", reason="ray[serve] is not installed: pip install 'ray[serve]'", exc_type=ImportError)
+    folder = tmp_path / "app"
+    write_export("ray-serve", Job(traced, plan), folder)
+    inputs = requests()
+    body = json.dumps({name: tensor.tolist() for name, tensor in zip(traced.graph.inputs, inputs, strict=True)})
+    done = subprocess.run(
+        [sys.executable, "-c", SERVE, body], cwd=folder, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    for name, value in zip(traced.graph.outputs, expected(traced, inputs), strict=True):
+        np.testing.assert_allclose(np.array(found[name]), value, rtol=1e-5, atol=1e-6)
+
+
+SERVE = """
+import os, socket, sys, urllib.request
+sys.path.insert(0, os.getcwd())
+os.environ["PYTHONPATH"] = os.getcwd() + os.pathsep + os.environ.get("PYTHONPATH", "")
+import ray
+from ray import serve
+import app
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="error")
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+serve.start(http_options={"host": "127.0.0.1", "port": port})
+serve.run(app.build({}), route_prefix="/")
+import yaml
+from ray.serve.schema import ServeDeploySchema
+ServeDeploySchema.model_validate(yaml.safe_load(open("serve_config.yaml")))
+request = urllib.request.Request(f"http://127.0.0.1:{port}/", data=sys.argv[1].encode())
+text = urllib.request.urlopen(request, timeout=60).read().decode()
+serve.shutdown()
+ray.shutdown()
+print(text)
+"""
