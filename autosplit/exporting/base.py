@@ -97,6 +97,7 @@ class Target(Protocol):
 
 TARGETS: Mapping[str, str] = {
     "onnxruntime": "onnxruntime_files",
+    "onnxruntime-layers": "annotated_onnx",
     "vllm": "vllm_partition",
     "accelerate": "accelerate_map",
     "tvm-json": "tvm_json",
@@ -105,6 +106,7 @@ TARGETS: Mapping[str, str] = {
     "aotinductor": "aotinductor_package",
     "triton": "triton_repository",
     "ray-serve": "ray_serve",
+    "executorch": "executorch_programs",
 }
 """Target name to its module in this folder."""
 

@@ -1,22 +1,23 @@
 """Export for Ray Serve: an app with one deployment for each stage, and its config file."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from autosplit.exporting import onnxruntime_files
-from autosplit.exporting.base import Job, Target, refusals_of
+from autosplit.backends.onnxfile import write_onnx
+from autosplit.errors import PlanError, raise_faults
+from autosplit.exporting.base import Job, Target, refusals_of, write_json
+from autosplit.exporting.onnxruntime_files import missing_onnx
 from autosplit.values.machine import parse_device
 from autosplit.values.plan import Plan
 
-APP, CONFIG, THREADS = "app.py", "serve_config.yaml", "threads.json"
+APP, CONFIG, STAGES = "app.py", "serve_config.yaml", "stages.json"
 
 
 class RayServeTarget:
-    """The files of ONNX Runtime, ``app.py``, ``threads.json`` and ``serve_config.yaml``."""
+    """``stageN.onnx``, ``stages.json``, ``app.py`` and ``serve_config.yaml``."""
 
     name = "ray-serve"
     writes = (
@@ -27,17 +28,26 @@ class RayServeTarget:
 
     def missing(self) -> str | None:
         """Name the packages that are not installed; ray is needed to serve, not to write."""
-        return onnxruntime_files.missing_onnx(self.name, onnxruntime_files.NEEDED)
+        return missing_onnx(self.name, ("onnx", "onnxscript"))
 
     def accepts(self, plan: Plan) -> list[str]:
         """Refuse streams and bf16."""
         return refusals_of(plan, self.name, replicas=True)
 
     def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the stages for ONNX Runtime, the app and its config."""
-        onnxruntime_files.TARGET.write(job, folder)
+        """Write the stages as ONNX files, the app and its config. Raises: PlanError: numpy lacks a dtype, or an input is returned."""
+        graph, specs = job.traced.graph, job.traced.specs
+        used = dict.fromkeys(spec for program in job.programs for spec in (*program.inputs, *program.outputs))
+        faults = [f"'{spec.name}' is {spec.dtype}, which numpy does not have" for spec in used if not spec.in_numpy]
+        raise_faults(PlanError, "an app cannot express these values", [*faults, *job.untouched_outputs(self.name)])
+        rows = []
+        for program, stage in zip(job.programs, job.plan.stages, strict=True):
+            write_onnx(program, folder / f"{program.name}.onnx", dense=False)
+            values = {side: [spec.name for spec in getattr(program, side)] for side in ("inputs", "outputs")}
+            rows.append({"name": program.name, "file": f"{program.name}.onnx", "threads": stage.threads, **values})
+        inputs = {name: specs[name].dtype for name in graph.inputs}
+        write_json(folder / STAGES, {"inputs": inputs, "outputs": list(graph.outputs), "stages": rows})
         shutil.copyfile(Path(__file__).with_name("ray_serve_app.py"), folder / APP)
-        (folder / THREADS).write_text(json.dumps([stage.threads for stage in job.plan.stages]) + "\n", encoding="utf-8")
         deployments: list[dict[str, Any]] = [{"name": "ingress", "ray_actor_options": {"num_cpus": 0}}]
         for program, stage in zip(job.programs, job.plan.stages, strict=True):
             on_cpu = all(parse_device(name).kind == "cpu" for name in stage.devices)

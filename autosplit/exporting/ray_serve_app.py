@@ -14,44 +14,45 @@ import numpy as np
 FOLDER = Path(__file__).resolve().parent
 
 
-def _manifest() -> Any:
-    return json.loads((FOLDER / "manifest.json").read_text())
+def _table() -> Any:
+    return json.loads((FOLDER / "stages.json").read_text())
 
 
 class Stage:
-    """One stage: it takes the values so far and adds its own."""
+    """One stage, as a session of ONNX Runtime."""
 
     def __init__(self, number: int) -> None:
-        from loader import Stage as Session  # type: ignore[import-not-found]  # loader.py lies beside this file
+        import onnxruntime
 
-        threads = json.loads((FOLDER / "threads.json").read_text())
-        self.session = Session(FOLDER, _manifest()["stages"][number], threads[number])
+        self.entry = _table()["stages"][number]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.entry["threads"]
+        self.session = onnxruntime.InferenceSession(str(FOLDER / self.entry["file"]), options)
 
     def run(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values after this stage; what no later stage reads is dropped."""
-        values = dict(values)
-        self.session.run(values)
-        return values
+        """What the stage makes of its inputs, by name."""
+        made = self.session.run(self.entry["outputs"], values)
+        return dict(zip(self.entry["outputs"], made, strict=True))
 
 
 class Ingress:
-    """Takes a request over HTTP and sends its values through the stages."""
+    """Takes a request over HTTP and hands each stage the values that it reads."""
 
     def __init__(self, *stages: Any) -> None:
-        self.stages, self.manifest = stages, _manifest()
+        self.stages, self.table = stages, _table()
 
     async def __call__(self, request: Any) -> dict[str, Any]:
         """The outputs of one request, by name."""
         given = await request.json()
-        values = {spec["name"]: np.asarray(given[spec["name"]], spec["dtype"]) for spec in self.manifest["inputs"]}
-        for stage in self.stages:
-            values = await stage.run.remote(values)
-        return {spec["name"]: values[spec["name"]].tolist() for spec in self.manifest["outputs"]}
+        values = {name: np.asarray(given[name], dtype) for name, dtype in self.table["inputs"].items()}
+        for stage, entry in zip(self.stages, self.table["stages"], strict=True):
+            values |= await stage.run.remote({name: values[name] for name in entry["inputs"]})
+        return {name: values[name].tolist() for name in self.table["outputs"]}
 
 
 def build(arguments: dict[str, str]) -> Any:
     """The app: the ingress with a handle of each stage. ``arguments`` are those of the config file, and none are known."""
     from ray import serve
 
-    stages = [serve.deployment(Stage, name=entry["name"]).bind(number) for number, entry in enumerate(_manifest()["stages"])]
+    stages = [serve.deployment(Stage, name=entry["name"]).bind(number) for number, entry in enumerate(_table()["stages"])]
     return serve.deployment(Ingress, name="ingress").bind(*stages)

@@ -14,13 +14,17 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from torch.export.pt2_archive._package import load_pt2
 
 from autosplit.errors import PlanError
+from autosplit.exporting import aotinductor_package
+from autosplit.exporting.aotinductor_package import compiled_files
 from autosplit.exporting.base import Job, get_target, write_export
 from autosplit.exporting.triton_repository import ensemble_faults
 from autosplit.exporting.tvm_json import read_connections
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import StageProgram
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 
 BATCH = 2
@@ -190,25 +194,34 @@ def test_a_table_that_triton_would_refuse_is_explained() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(get_target("aotinductor").missing() is not None, reason="there is no C++ compiler")
-def test_a_package_has_a_compiled_model_for_each_stage(tmp_path: Path) -> None:
+def test_a_package_has_a_compiled_model_for_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both stages do the same, so that one compilation is enough: it takes 10 s and more."""
+
     class Two(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.relu().exp()
+            return x.exp().exp()
 
+    made: list[list[str]] = []
+
+    def once(program: StageProgram, folder: Path) -> list[str]:
+        made[:] = made or [compiled_files(program, folder)]
+        return made[0]
+
+    monkeypatch.setattr(aotinductor_package, "compiled_files", once)
     small = trace(load_model(Two().eval(), inputs=(torch.randn(2, 4),), name="two"))
     stages = tuple(Stage(f"stage{n}", (op.name,), ("cpu:0",)) for n, op in enumerate(small.graph.ops))
     write_export("aotinductor", Job(small, Plan(Source(""), small.graph.hash, "", stages, UNKNOWN)), tmp_path / "aoti")
     table = json.loads((tmp_path / "aoti" / "stages.json").read_text())
-    models = torch.export.pt2_archive.load_pt2(str(tmp_path / "aoti" / "model.pt2")).aoti_runners
+    models = load_pt2(str(tmp_path / "aoti" / "model.pt2")).aoti_runners
     values = {"x": torch.randn(2, 4)}
     for stage in table["stages"]:
-        made = models[stage["model"]](*(values[name] for name in stage["inputs"]))
-        values |= zip(stage["outputs"], made if isinstance(made, list | tuple) else [made], strict=True)
-    torch.testing.assert_close(values[table["outputs"][0]], values["x"].relu().exp())
+        found = models[stage["model"]](*(values[name] for name in stage["inputs"]))
+        values |= zip(stage["outputs"], found if isinstance(found, list | tuple) else [found], strict=True)
+    torch.testing.assert_close(values[table["outputs"][0]], values["x"].exp().exp())
 
 
 def test_the_deployments_of_ray_serve_have_the_plans_replicas_and_give_its_numbers(
-    traced: Traced, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    traced: Traced, plan: Plan, tmp_path: Path
 ) -> None:
     """The deployments' own code runs in this process, in the order of the ingress; Ray itself has a test below."""
     wide = replace(plan, stages=(replace(plan.stages[0], devices=("cpu:0", "cpu:1")), *plan.stages[1:]))
@@ -217,7 +230,6 @@ def test_the_deployments_of_ray_serve_have_the_plans_replicas_and_give_its_numbe
     [application] = config["applications"]
     replicas = {entry["name"]: entry.get("num_replicas") for entry in application["deployments"]}
     assert replicas == {"ingress": None, "stage0": 2, "stage1": 1, "stage2": 1}
-    monkeypatch.syspath_prepend(str(tmp_path / "app"))
     app = load_file("app", tmp_path / "app" / "app.py")
 
     class Handle:
@@ -233,9 +245,47 @@ def test_the_deployments_of_ray_serve_have_the_plans_replicas_and_give_its_numbe
 
     inputs = requests()
     found = asyncio.run(app.Ingress(*map(Handle, range(3)))(Request()))
-    sys.modules.pop("loader", None)
     for name, value in zip(traced.graph.outputs, expected(traced, inputs), strict=True):
         np.testing.assert_allclose(np.array(found[name]), value, rtol=1e-5, atol=1e-6)
+
+
+def test_the_annotated_model_says_the_stage_of_each_node_and_runs_with_its_setting(
+    traced: Traced, plan: Plan, tmp_path: Path
+) -> None:
+    import onnx
+    import onnxruntime
+
+    [note] = write_export("onnxruntime-layers", Job(traced, plan), tmp_path / "files")
+    model = onnx.load(tmp_path / "files" / "model.onnx")
+    onnx.checker.check_model(model)
+    marks = [entry.value for node in model.graph.node for entry in node.metadata_props if entry.key == "layer_ann"]
+    assert len(marks) == len(model.graph.node) and list(dict.fromkeys(marks)) == ["stage0", "stage1", "stage2"]
+    [(name, setting)] = json.loads((tmp_path / "files" / "session_options.json").read_text()).items()
+    assert setting == "cpu(=stage0, =stage1, =stage2)" and f"{name}={setting}" in note
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(name, setting)
+    session = onnxruntime.InferenceSession(str(tmp_path / "files" / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    inputs = requests()
+    values = {name: tensor.numpy() for name, tensor in zip(traced.graph.inputs, inputs, strict=True)}
+    for found, value in zip(session.run(list(traced.graph.outputs), values), expected(traced, inputs), strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6)
+
+
+def test_executorch_runs_the_programs(traced: Traced, plan: Plan, tmp_path: Path) -> None:
+    if (missing := get_target("executorch").missing()) is not None:
+        pytest.skip(missing)
+    write_export("executorch", Job(traced, plan), tmp_path / "et")
+    table = json.loads((tmp_path / "et" / "delegation_tags.json").read_text())
+    assert table["tags"] == {op: stage.name for stage in plan.stages for op in stage.ops}
+    runtime = importlib.import_module("executorch.runtime").Runtime.get()
+    inputs = requests()
+    values = dict(zip(traced.graph.inputs, inputs, strict=True))
+    for entry in table["programs"]:
+        method = runtime.load_program(tmp_path / "et" / entry["file"]).load_method("forward")
+        found = method.execute([values[name] for name in entry["inputs"]])
+        values |= zip(entry["outputs"], [tensor.clone() for tensor in found], strict=True)
+    for name, value in zip(traced.graph.outputs, expected(traced, inputs), strict=True):
+        np.testing.assert_allclose(values[name].numpy(), value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.timeout(300)
