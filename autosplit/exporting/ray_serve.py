@@ -35,7 +35,7 @@ class RayServeTarget:
         return refusals_of(plan, self.name, replicas=True)
 
     def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the stages as ONNX files, the app and its config. Raises: PlanError: numpy lacks a dtype, or an input is returned."""
+        """Write the stages, the app and its config. Raises: PlanError: numpy lacks a dtype, or an input is returned."""
         graph, specs = job.traced.graph, job.traced.specs
         used = dict.fromkeys(spec for program in job.programs for spec in (*program.inputs, *program.outputs))
         faults = [f"'{spec.name}' is {spec.dtype}, which numpy does not have" for spec in used if not spec.in_numpy]
