@@ -35,7 +35,12 @@ def annotated_model(
     import onnx
 
     ports = {spec.name for program in programs for spec in (*program.inputs, *program.outputs)}
-    nodes, weights, infos, functions, opsets, version = [], [], {}, {}, {}, 0
+    nodes: list[Any] = []
+    weights: list[Any] = []
+    infos: dict[str, Any] = {}
+    functions: dict[tuple[str, str, str], Any] = {}
+    opsets: dict[str, int] = {}
+    version = 0
     for path, program in zip(paths, programs, strict=True):
         model = onnx.load(path)
         opsets |= {entry.domain: max(entry.version, opsets.get(entry.domain, 0)) for entry in model.opset_import}

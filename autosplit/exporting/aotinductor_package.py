@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,7 +42,7 @@ class AotInductorTarget:
 
         get_backend("inductor")
         with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-            files = {program.name: compiled_files(program, Path(name) / program.name) for program in job.programs}
+            files: dict[str, Any] = {program.name: compiled_files(program, Path(name) / program.name) for program in job.programs}
             package_pt2(str(folder / PACKAGE), aoti_files=files)
         rows = [
             {
@@ -64,7 +65,7 @@ def compiled_files(program: StageProgram, folder: Path) -> list[str]:
     try:
         with quiet(), torch.no_grad():
             exported = torch.export.export(program.module, examples, strict=False)
-            made = torch._inductor.aot_compile(exported.module(), examples, options=options)
+            made: Any = torch._inductor.aot_compile(exported.module(), examples, options=options)
     except Exception as failure:
         raise BackendError(f"inductor cannot compile stage '{program.name}': {str(failure).strip()[:300]}") from failure
     return [str(path) for path in made]
