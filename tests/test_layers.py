@@ -82,7 +82,7 @@ ALLOWED = {
     "typer": {"commands", "cli"},
     "rich": {"commands", "progress"},
     "transformers": {"tracing.architectures"},
-    "ray": {"clusters.raynodes"},
+    "ray": {"clusters.raynodes", "exporting"},
     "onnxruntime": {"backends", "bundling.driver", "exporting"},
     "openvino": {"backends", "bundling.driver", "exporting"},
 }
