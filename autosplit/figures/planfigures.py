@@ -106,7 +106,7 @@ def plot_plans(plans: Mapping[str, Plan]) -> Picture:
                 left += seconds
         axes.set_yticks(range(len(loads[name])), list(loads[name]))
         axes.invert_yaxis()
-        gap = f", gap {plan.prediction.gap:.1%}" if plan.prediction.bound_s > 0 else ""
+        gap = f", within {plan.prediction.gap:.1%} of the best possible" if plan.prediction.bound_s > 0 else ""
         axes.set_title(f"{name}: {plan.prediction.throughput_per_s:.4g} items/s predicted{gap}", fontsize=10, loc="left")
         bare(axes)
     panels[-1].set_xlabel(f"time that the device is busy for each request [{unit}]")

@@ -176,7 +176,7 @@ def _reason(
     part = compute_s / (compute_s + transfer_s) if compute_s + transfer_s else 1.0
     if limits:
         share, kind, words = max(limits)
-        return kind, f"{start}, and with {words} it would be {share:.1%} less: the {kind} bounds it."
+        return kind, f"{start}, and with {words} it would be {share:.1%} less, so the {kind} bounds it."
     stuck = _indivisible(problem, blocks, device)
     if stuck is not None and objective == "throughput":
         ops, least_s = stuck
@@ -189,8 +189,8 @@ def _reason(
             least = time_text(least_s, unit)
             return "indivisible", f"{start}, of which {who} takes {least} on the fastest device and cannot be cut."
     if part >= 0.5:
-        return "compute", f"{start}, {part:.0%} of it compute: compute bounds it."
-    return "transfer", f"{start}, {1 - part:.0%} of it transfers: transfers bound it."
+        return "compute", f"{start}, {part:.0%} of it is compute, so compute bounds it."
+    return "transfer", f"{start}, {1 - part:.0%} of it is transfers, so transfers bound it."
 
 
 def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: str) -> str:
@@ -200,7 +200,7 @@ def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: s
     host_s = problem.host_s * sum(shares) / len(made) if made else 0.0
     if host_s <= WORTH * float(evaluate(problem, blocks).device_s[device]):
         return ""
-    return f" ({time_text(host_s, unit)} of that the host's, which has no core of its own)"
+    return f" ({time_text(host_s, unit)} of it is the host's work, because the host has no core of its own)"
 
 
 def _indivisible(problem: Problem, blocks: Sequence[Block], device: int) -> tuple[tuple[int, ...], float] | None:

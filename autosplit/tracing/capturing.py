@@ -182,7 +182,7 @@ def _frozen_dimensions(found: torch.nn.Module | ExportedProgram, inputs: Sequenc
     if not isinstance(found, ExportedProgram):
         return ()
     fixed = [
-        f"dimension {dim} of '{name}' to {tensor.shape[dim]}"
+        f"dimension {dim} of '{name}' is fixed to {tensor.shape[dim]}"
         for (name, value), tensor in zip(dense_inputs(found).items(), inputs, strict=True)
         for dim, size in enumerate(value.shape)
         if not isinstance(size, int)
@@ -190,7 +190,7 @@ def _frozen_dimensions(found: torch.nn.Module | ExportedProgram, inputs: Sequenc
     if not fixed:
         return ()
     return (
-        f"the exported program has dynamic dimensions, and a graph has none: {', '.join(fixed)} is fixed. "
+        f"the exported program has dynamic dimensions, and a traced graph has none: {', '.join(fixed)}. "
         "For other sizes trace it again with example inputs of those sizes: trace(program, inputs), or --batch.",
     )
 

@@ -89,7 +89,7 @@ def test_where_all_cores_are_devices_the_one_that_hands_over_the_answer_pays_for
     plan = plan_model(GRAPH, TWO, here, Source("m:f"), Constraints(num_stages=2, max_replicas=1), ["eager"])
     assert [stage.load_s for stage in plan.stages] == [2, 2 + hosts_s] and plan.status == "optimal"
     assert moved_s(plan, GRAPH, TWO, here) == [0, hosts_s]
-    assert f"({hosts_s * 1000:.2f} ms of that the host's, which has no core of its own)" in (
+    assert f"({hosts_s * 1000:.2f} ms of it is the host's work, because the host has no core of its own)" in (
         explain(GRAPH, plan, TWO, here, time_limit_s=2).because
     )
     roomy = replace(here, measured={s: replace(m, provenance=replace(stamp, num_cores=3)) for s, m in here.measured.items()})

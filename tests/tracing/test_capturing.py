@@ -482,10 +482,10 @@ def test_a_dynamic_dimension_is_fixed_with_a_note_and_follows_the_batch():
     dynamic = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("items", max=64)},))
     result = trace(load_model(dynamic))
     assert result.notes[0].startswith("the exported program has dynamic dimensions")
-    assert "dimension 0 of 'input' to 2 is fixed" in result.notes[0]
+    assert "dimension 0 of 'input' is fixed to 2" in result.notes[0]
     larger = trace(load_model(dynamic, batch=5))
     assert larger.example_inputs[0].shape == (5, 8)
-    assert "to 5 is fixed" in larger.notes[0]
+    assert "is fixed to 5" in larger.notes[0]
     assert trace(load_model(torch.export.export(module, (x,)))).notes == ()
 
 
