@@ -1,21 +1,25 @@
 """The best way to run each model here: what ``autosplit auto`` chooses, beside each runtime used without autosplit.
 
     python -m benchmarks.models [--models NAME,...] [--batch 1 8] [--budget 10] [--rounds 5] [--note quiet] [--missing HOURS]
+        [--minutes 25]
     python -m benchmarks.models --prepare [--models NAME,...] [--batch 1 8]
     python -m benchmarks.models --write-table
 
 The runtimes are torch eager, torch.compile (inductor), ONNX Runtime, and OpenVINO with its latency and its throughput
 hint, each in one process with every core and in a pinned process on each core. A short run of each says which are near the
 front; these and autosplit's way then run in the same rounds, order turning, all in f32. The ratio is the median over
-rounds of autosplit's items per second over those of the fastest runtime. Every run is appended to benchmarks/models.json,
-so the table can be made in pieces, and ``--missing 2`` goes on where a run of the last 2 hours was stopped; ``--write-table``
-makes benchmarks/models.md from the newest run of each model and batch. ``--prepare`` only writes the files that the runtimes
-load, torch.compile's above all, which takes up to a minute a model and no quiet machine; the run that measures finds them,
-autosplit the ONNX file of the whole model among them, and removes them unless it is told to ``--keep`` them.
+rounds of autosplit's items per second, through ``submit`` with 12 requests in flight, over those of the fastest runtime.
+Then ``submit`` is called from one thread, from eight and from asyncio, with 1 to 64 requests in flight (``submitting``).
+Every run is appended to benchmarks/models.json, so the table can be made in pieces. ``--missing 2`` goes on where a run of the
+last 2 hours was stopped, and ``--minutes`` begins no row that may end later. ``--write-table`` makes benchmarks/models.md from
+the newest run of each model and batch. ``--prepare`` only writes the files that the runtimes load, torch.compile's above all,
+which takes up to a minute a model and no quiet machine; the run that measures finds them, autosplit the ONNX file of the whole
+model among them, and removes them unless it is told to ``--keep`` them.
 """
 
 import argparse
 import json
+import math
 import shutil
 import sys
 import time
@@ -32,6 +36,7 @@ from typing import Any
 from rich.console import Console
 
 from autosplit import api
+from autosplit.deploying.service import Service
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.deploying.sidebyside import SETTLE_S, Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
@@ -46,7 +51,7 @@ from autosplit.tracing.splitting import StageProgram, split
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
 from autosplit.values.profile import Profile
-from benchmarks import natives
+from benchmarks import natives, submitting
 
 MODELS = {
     "resnet50": "transformers:ResNetForImageClassification",
@@ -61,13 +66,15 @@ MODELS = {
     "unet": "autosplit.examples.unet:unet",
     "mlp1024": "autosplit.examples.mlp:mlp?depth=24&width=1024",
     "mlp512": "autosplit.examples.mlp:mlp?depth=24&width=512",
+    "mlp256": "autosplit.examples.mlp:mlp?depth=6&width=256",
+    "regnet": "transformers:RegNetModel",
 }
 RESULTS, TABLE = Path("benchmarks/models.json"), Path("benchmarks/models.md")
 PROFILES, STAGES = Path("autosplit-run/profiles"), Path("autosplit-run/stages")
-NEAR, MOST_NEAR = 0.7, 4
+NEAR, MOST_NEAR = 0.7, 3
 """A runtime at less than this share of the fastest one's short run is not run again, nor are more than so many."""
 
-ROUND_S, NUM_ROUNDS = 1.0, 5
+ROUND_S, NUM_ROUNDS = 1.0, 3
 """Seconds of a round here and in ``auto``, and its rounds."""
 
 LEAST_REQUESTS, MOST_ROUND_S = 8, 3.0
@@ -79,7 +86,10 @@ COMPILE_S = 240.0
 FEW_ROUNDS = 3
 """In ``auto``, of a model whose request takes longer than a round."""
 
-MOST_S = 45.0
+SUBMIT_ROUNDS = 3
+"""Rounds of each load of ``submitting.LOADS``."""
+
+MOST_S = 30.0
 """Of rounds; where they take longer, as those of a model of seconds a request, there are three."""
 
 SHOWN = (
@@ -128,6 +138,8 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         ours = bench.load("ours", plan, found.traced)
         _run_rounds(ours, near, batch, given.rounds)
         error = ours.error
+        service = Service(found.traced, ours.pipeline)
+        submitted = submitting.rates(service, found.traced, ours.latency.p50_s, SUBMIT_ROUNDS)
     best = max(near, key=lambda native: native.throughput_per_s)
     rates = ours.rounds_per_s
     return {
@@ -136,6 +148,8 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
         "way": report.chosen,
         "plan": [asdict(stage) | {"ops": len(stage.ops)} for stage in plan.stages],
         "microbatch": plan.microbatch,
+        "process": plan.process,
+        "submit_per_s": {load: plan.microbatch * per_s for load, per_s in submitted.items()},
         "items_per_s": median(rates),
         "spread": (max(rates) - min(rates)) / median(rates),
         "predicted_per_s": plan.prediction.throughput_per_s or None,
@@ -214,17 +228,27 @@ def write_table() -> None:
     for row in json.loads(RESULTS.read_text(encoding="utf-8")):
         newest[row["model"], row["batch"]] = row
     rows = sorted(newest.values(), key=lambda row: (list(MODELS).index(row["model"]), row["batch"]))
+    loads = [f"{who}, {count}" for who, count in submitting.LOADS]
     lines = [
-        "| model | batch | autosplit's way | items/s | spread | fastest runtime alone | items/s | ratio | max error | took "
-        "| machine |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | batch | autosplit's way | items/s | spread | best runtime alone | items/s | ratio "
+        f"| {' | '.join(loads)} | error |",
+        "|---" * (9 + len(loads)) + "|",
     ]
     for row in rows:
         stages = " → ".join(_shown(stage) for stage in row["plan"])
-        cells = [row["model"], row["batch"], stages, f"{row['items_per_s']:.4g}", f"{row['spread']:.0%}", row["best_runtime"]]
-        cells += [f"{row['runtime_per_s']:.4g}", f"{row['ratio']:.2f}", f"{row['max_relative_error']:.1g}"]
-        cells += [f"{row['row_s']:.0f} s", row["note"]]
+        where = " in the caller's process" if row.get("process") == "caller" else ""
+        cells = [row["model"], row["batch"], stages + where, f"{row['items_per_s']:.4g}", f"{row['spread']:.0%}"]
+        cells += [row["best_runtime"], f"{row['runtime_per_s']:.4g}", f"{row['ratio']:.2f}"]
+        submitted = row.get("submit_per_s", {})
+        cells += [f"{submitted[load]:.4g}" if load in submitted else "-" for load in loads]
+        cells += [f"{row['max_relative_error']:.1g}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    if submitting.CHANGES.exists():
+        lines += ["", "## What each change brings", "", "| model | change | without | with | ratio |", "|---|---|---|---|---|"]
+        for row in json.loads(submitting.CHANGES.read_text(encoding="utf-8")):
+            ratio = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+            cells = [row["model"], row["change"], f"{row['without_per_s']:.4g}", f"{row['with_per_s']:.4g}", ratio]
+            lines.append(f"| {' | '.join(cells)} |")
     text = TABLE.read_text(encoding="utf-8") if TABLE.exists() else "# The best way to run each model\n\n<!-- table -->\n"
     head = text.split("<!-- table -->")[0]
     TABLE.write_text(head + "<!-- table -->\n" + "\n".join(lines) + "\n", encoding="utf-8")
@@ -254,8 +278,9 @@ def main() -> int:
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS), help="names with commas between")
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--runtimes", type=lambda text: text.split(","), default=list(natives.RUNTIMES))
-    parser.add_argument("--budget", type=float, default=10.0, help="seconds for candidate plans")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--budget", type=float, default=5.0, help="seconds for candidate plans")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row that may end later than this")
     parser.add_argument("--note", default="not known to be quiet", help="what a reader should know of the machine meanwhile")
     parser.add_argument("--missing", type=float, default=0.0, metavar="HOURS", help="leave out rows measured in the last HOURS")
     parser.add_argument("--remeasure", action="store_true", help="measure stored profiles again, as when they were not quiet")
@@ -263,11 +288,14 @@ def main() -> int:
     parser.add_argument("--prepare", action="store_true", help="only write the files that the runtimes load")
     parser.add_argument("--write-table", action="store_true", help="only write the table from the results")
     given = parser.parse_args()
-    failed = 0
+    failed, begun_s, longest_s = 0, time.monotonic(), 0.0
     done = rows_since(datetime.now(UTC) - timedelta(hours=given.missing))
     for name in [] if given.write_table else given.models:
         for batch in given.batch:
             if (name, batch) in done:
+                continue
+            if (spent_s := time.monotonic() - begun_s) + longest_s > 60 * given.minutes:
+                print(f"{name}, batch {batch}: left for the next run, after {spent_s / 60:.0f} minutes", flush=True)
                 continue
             try:
                 if given.prepare:
@@ -278,6 +306,7 @@ def main() -> int:
                 failed += 1
                 print(f"{name}, batch {batch}, failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
                 continue
+            longest_s = max(longest_s, row["row_s"])
             keep_in(RESULTS, row)
             print(*(f"{key}={row[key]}" for key in SHOWN), flush=True)
     if not given.prepare:
