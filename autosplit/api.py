@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from autosplit import measuring
 from autosplit.backends.base import absent_runtimes, installed
-from autosplit.deploying.comparing import MOST_BESIDE, ROUND_S, Subject, run_beside
+from autosplit.deploying.comparing import MOST_BESIDE, Subject, run_beside
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup
@@ -347,7 +347,7 @@ def auto(
 def expectation(machine: Machine, setup: Setup, budget: Budget) -> str:
     """One line on what ``auto`` will take, with the sum."""
     measuring_s = MEASURING_S * len(setup.considered)
-    compare_s = (2 + MOST_BESIDE) * budget.num_rounds * ROUND_S
+    compare_s = (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s
     kept = f" (less where '{setup.store}' holds it)" if setup.store is not None else ""
     backends, devices = ", ".join(setup.considered), ", ".join(device.name for device in machine.devices)
     return (

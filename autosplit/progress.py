@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -24,20 +24,32 @@ def quiet(step: str, share: float, text: str) -> None:
 
 
 class StepTimes:
-    """Passes reports on and adds up the seconds under each text in ``seconds``, in the order in which they began."""
+    """Passes reports on and adds up seconds, those under each text in ``seconds`` and those of each step in ``steps_s``."""
 
     def __init__(self, progress: Progress) -> None:
         self.seconds: dict[str, float] = {}
+        self.steps_s: dict[str, float] = {}
         self._progress = progress
-        self._text, self._since_s = "", time.monotonic()
+        self._step, self._text, self._since_s = "", "", time.monotonic()
 
     def __call__(self, step: str, share: float, text: str) -> None:
         """Report, and let the text begin."""
         now_s = time.monotonic()
         if self._text and self._text != "done":
             self.seconds[self._text] = self.seconds.get(self._text, 0.0) + now_s - self._since_s
-        self._text, self._since_s = text, now_s
+        self.steps_s[self._step or step] = self.steps_s.get(self._step or step, 0.0) + now_s - self._since_s
+        self._step, self._text, self._since_s = step, text, now_s
         self._progress(step, share, text)
+
+
+def seconds_text(seconds: Mapping[str, float]) -> str:
+    """Where the seconds of a call went, from the longest part to the shortest.
+
+    >>> seconds_text({"trace": 1.24, "run": 8.0})
+    'took 9.2 s: run 8.0, trace 1.2'
+    """
+    parts = sorted(seconds.items(), key=lambda part: -part[1])
+    return f"took {sum(seconds.values()):.1f} s: {', '.join(f'{name} {taken_s:.1f}' for name, taken_s in parts)}"
 
 
 def between(progress: Progress, begin: float, end: float) -> Progress:

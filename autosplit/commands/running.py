@@ -19,7 +19,7 @@ from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
-from autosplit.progress import bars
+from autosplit.progress import StepTimes, bars, seconds_text
 
 
 def run(given: options.Run) -> None:
@@ -69,11 +69,13 @@ def auto(given: options.Auto) -> None:
 
     started = api.now()
     wanted, budget = given.constraints(), given.spending()
-    with opened_machine(given) as (machine, hosts), bars(err) as progress:
+    with opened_machine(given) as (machine, hosts), bars(err) as drawn:
+        progress = StepTimes(drawn)
         setup = given.setup(progress, log(given), hosts)
         say(api.expectation(machine, setup, budget))
         result = api.auto(trace(given, progress), machine, wanted, setup=setup, budget=budget)
     report = result.report
+    say(seconds_text(progress.seconds if given.verbose else progress.steps_s))
     say_reused(result.profile, given.profiles, started)
     notes = [*result.profile.notes, *report.notes]
     for note in notes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from autosplit.backends.base import has_streams, installed
 from autosplit.deploying.compiling import compile_baselines
-from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
+from autosplit.deploying.setup import BUDGET, ROUND_S, SETUP, Budget, Setup
 from autosplit.deploying.sidebyside import SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, ProfileError
@@ -26,9 +26,6 @@ MOST_BESIDE = 4
 """Most baselines that run in the rounds, beside the plan and the baseline to keep. Where there are more, short runs decide."""
 
 SCREEN_S = 0.2
-
-ROUND_S = 2.0
-"""Seconds that each plan runs in a round, where no number of requests is asked for."""
 
 NUM_BESIDE = 3
 """Rounds for the figure that the objective does not ask for: latency where it is throughput, throughput where it is latency."""
@@ -189,7 +186,7 @@ def compare(
             entry.restart()
         kept = {PLAN} if bench.loaded[PLAN].slow else {PLAN, keep}
         barred = {name for name, e in bench.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}
-        rounds = _Rounds(bench, plan.objective, kept, barred, not forced, between(progress, LOADING_SHARE, 1.0))
+        rounds = _Rounds(bench, plan.objective, kept, barred, not forced, between(progress, LOADING_SHARE, 1.0), budget.round_s)
         outcomes = rounds.run(budget.num_rounds, budget.num_requests and plan.source.batch * budget.num_requests)
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
@@ -215,6 +212,7 @@ class _Rounds:
         keep: plans that run in all rounds however slow they are.
         barred: baselines that must not be chosen.
         decide: whether the fastest ones run more rounds, in the time of those that stopped early.
+        round_s: seconds that the plan runs in a round, where no number of requests is asked for.
     """
 
     bench: SideBySide
@@ -223,6 +221,7 @@ class _Rounds:
     barred: Collection[str]
     decide: bool
     progress: Progress
+    round_s: float = ROUND_S
 
     def run(self, num_rounds: int, num_items: int | None) -> dict[str, Outcome]:
         """Full rounds first, then rounds of requests alone, so that the workers' times are from full rounds only.
@@ -231,10 +230,10 @@ class _Rounds:
         """
         bench, few = self.bench, min(NUM_BESIDE, num_rounds)
         if self.objective == "latency":
-            take_full, num_full, full_s = self._beside, few, ROUND_S / 2
-            take_alone, num_alone, alone_s = self.halve, num_rounds, ROUND_S / 2
+            take_full, num_full, full_s = self._beside, few, self.round_s / 2
+            take_alone, num_alone, alone_s = self.halve, num_rounds, self.round_s / 2
         else:
-            take_full, num_full, full_s = self.halve, num_rounds, ROUND_S
+            take_full, num_full, full_s = self.halve, num_rounds, self.round_s
             take_alone, num_alone, alone_s = self._beside, few, SCREEN_S
         items = round(full_s * bench.loaded[PLAN].pace_per_s) if num_items is None else num_items // num_full
         take_full(lambda running, number: bench.run_round(running, number, items), num_full)

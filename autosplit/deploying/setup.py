@@ -17,6 +17,9 @@ from autosplit.values.plan import MAX_QUEUE_DEPTH, Plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
+ROUND_S = 2.0
+"""Most seconds that each plan runs in a round of the report, where no number of requests is asked for."""
+
 COMPILE_BUDGETS = 2.0
 """Compiling a baseline may take this many times the seconds of the search, unless its own limit is given."""
 
@@ -101,7 +104,7 @@ class Budget:
         compile_s: seconds for compiling the model once for each backend that compiles for long; None for twice ``search_s``.
         explain_s: seconds for finding out why the plan is not faster; None for 1 s where throughput is the objective, else 0.
         num_rounds: interleaved rounds of the plan and its baselines.
-        num_requests: requests of the plan over all rounds; None for about 2 s a round.
+        num_requests: requests of the plan over all rounds; None for as many as ``round_s`` holds.
     Raises: UsageError: with every fault, a value out of range.
     """
 
@@ -123,6 +126,11 @@ class Budget:
             if value is not None and not (isinstance(value, int) and value >= 1):
                 faults.append(f"{name} must be a whole number of at least 1, but is {value!r}")
         raise_faults(UsageError, "this Budget cannot be used", faults)
+
+    @property
+    def round_s(self) -> float:
+        """Seconds that each plan runs in a round of the report: a tenth of the search, between 0.2 and ``ROUND_S``."""
+        return ROUND_S if self.search_s == 0 else min(ROUND_S, max(0.2, self.search_s / 10))
 
     @property
     def compiling_s(self) -> float:
