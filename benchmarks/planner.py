@@ -37,6 +37,29 @@ CHAINED = (
 """Larger graphs: (workload, copies in a row, accelerators)."""
 
 
+CAPPED = (
+    ("layer-bert24_inference", 0.14375, 8),
+    ("layer-gnmt_inference", 0.23, 8),
+    ("layer-gnmt_inference", 0.2, 8),
+    ("layer-inceptionv3_inference", 0.14375, 8),
+    ("layer-inceptionv3_inference", 0.6, 2),
+    ("layer-resnet50_inference", 0.14375, 8),
+    ("layer-resnet50_inference", 0.6, 2),
+    ("op-bert_l-3_inference", 0.325, 4),
+    ("op-bert_l-6_inference", 0.325, 4),
+    ("op-resnet50_inference", 0.325, 4),
+)
+"""Workloads with less memory than one device needs: (workload, memory of an accelerator over all weights, accelerators)."""
+
+
+def capped(name: str, share: float, accelerators: int) -> Problem:
+    """A workload on accelerators that each hold a share of all weights."""
+    data = json.loads((WORKLOADS / f"{name}.json").read_text())
+    total = sum(node.get("size") or 0.0 for node in data["nodes"])
+    smaller = data | {"maxSizePerFPGA": total * share, "maxFPGAs": accelerators}
+    return parse_dnn_partitioning(smaller, f"{name}, {accelerators} of {share:g} of its bytes")
+
+
 def chained(name: str, copies: int, accelerators: int) -> Problem:
     """Copies of a workload one after the other; backward nodes run through the copies the other way."""
     data = json.loads((WORKLOADS / f"{name}.json").read_text())
@@ -94,6 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for each plan")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
+    parser.add_argument("--caps", action="store_true", help="with latency: the workloads with little memory instead")
     parser.add_argument("--kind", choices=("both", "contiguous", "non-contiguous"), default="both")
     parser.add_argument("--chained", action="store_true", help="the larger graphs made of copies, too")
     parser.add_argument("workloads", nargs="*", help="names without .json; all where none is given")
@@ -102,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases: list[tuple[Problem, float | None, float | None]] = list(problems)
     if options.chained:
         cases += [(chained(*case), None, None) for case in CHAINED]
+    if options.caps:
+        cases = [(capped(*case), None, None) for case in CAPPED]
     solve(cases[0][0], Demands(contiguous=False), time_limit_s=2.0)
     print("| workload | nodes | plan | reference | ours | bound | gap | s |\n|---|---|---|---|---|---|---|---|", flush=True)
     for problem, contiguous, free in cases:

@@ -7,7 +7,7 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import latency_s
+from autosplit.costs.cost import latency_s, pieces
 from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import infeasible, jit
@@ -60,6 +60,19 @@ def find_quickest(incumbent: Incumbent, deadline: float) -> None:
         near_s = latency_s(incumbent.problem, quick.blocks)
         proved = f"at least {quick.bound_s:.6g} s is proved"
         incumbent.remark = f" The quickest plan found takes {near_s:.6g} s a sample, and {proved}."
+
+
+def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
+    """The best plan of any sets, its devices' ops cut into blocks; and its bound, which holds where devices hold several blocks.
+
+    The blocks of one device cost at least as much as one block of all their ops.
+    """
+    free = Incumbent(incumbent.problem, ANY_PLACEMENT, incumbent.seed)
+    on_one_device(free, deadline)
+    partition(free, deadline)
+    incumbent.prove(free.bound_s, "any sets")
+    if free.blocks:
+        incumbent.offer(tuple(pieces(incumbent.problem, free.blocks)), "any sets")
 
 
 ANY_PLACEMENT = Demands(contiguous=False)
@@ -117,6 +130,7 @@ FIRST_PLAN = (
 BETTER_PLANS = (
     Step(solve_integer_program, 0.5, lambda i: any_sets(i) and places(i) <= SMALL_PLACES),
     Step(partition, 1.0, any_sets),
+    Step(split_any_sets, 0.4, lambda i: for_throughput(i) and bool(i.demands.reuse) and i.demands.max_replicas == 1),
     Step(solve_integer_program, 0.3, limits_latency),
     Step(anneal_rows, 0.5, limits_latency),
     Step(schedule_sample, 0.5, lambda i: not for_throughput(i) and places(i) <= FEW_PLACES),

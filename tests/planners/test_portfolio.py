@@ -3,18 +3,20 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
+import exhaustive
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planners.contract import check, solved
-from problems import chain
+from problems import chain, random_problem
 
 from autosplit.costs.problem import Net, Problem
 from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.planners.contiguous import chains
-from autosplit.planners.portfolio import solve
+from autosplit.planners.incumbent import Incumbent
+from autosplit.planners.portfolio import solve, split_any_sets
 from autosplit.values.constraints import Demands
 
 FOLDER = Path(__file__).parents[1] / "data" / "workloads"
@@ -44,6 +46,16 @@ def test_contract_when_any_set_of_ops_may_share_a_device(seed):
     problem, solution, demands = solved(seed, {"contiguous": False}, num_ops=1 + seed % 5)
     if solution is not None:
         check(problem, solution, demands)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sets_bound_plans_that_share_devices(seed):
+    problem = random_problem(seed, num_ops=3, num_devices=2, caps=seed % 2 == 0)
+    demands = Demands(reuse=True)
+    incumbent, best = Incumbent(problem, demands), exhaustive.best_blocks(problem, demands)
+    split_any_sets(incumbent, monotonic() + 0.2)
+    if best is not None:
+        assert incumbent.bound_s <= best[1] * (1 + 2e-6) and incumbent.objective_s >= best[1] * (1 - 2e-6)
 
 
 CONTIGUOUS = {

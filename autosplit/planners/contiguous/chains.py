@@ -52,7 +52,7 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
     known_s = incumbent.objective_s
     light = problem.num_ops > linear.MANY_ITEMS and problem.total_bytes > problem.memory_bytes.min()
     _improve(incumbent, contract(problem, demands, bytes_of_merged=not light), deadline)
-    if light and incumbent.objective_s == known_s:
+    if light and incumbent.objective_s == known_s and not (incumbent.blocks and monotonic() >= deadline):
         _improve(incumbent, contract(problem, demands), deadline)
 
 
@@ -70,6 +70,8 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         incumbent.offer(chain_blocks(items, chain), "linear orders")
     if demands.max_latency_s < inf and not incumbent.closed:
         _hold_latency_limit(incumbent, items, usage, weights, deadline)
+    if incumbent.closed or (incumbent.blocks and monotonic() >= deadline):
+        return
     graph = hypergraph_of(incumbent.problem, items)
     walks = not demands.counted and graph.num_items * graph.num_devices > FEW_PLACES
     if walks:

@@ -47,7 +47,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
         bound_s = segment_bound_s(forced.problem, demands.max_replicas, until, incumbent.seed)
         incumbent.prove(bound_s, "parts between forks and joins")
     if not incumbent.closed:
-        _anneal(incumbent, search, forced, monotonic() + 0.4 * (deadline - monotonic()))
+        _anneal(incumbent, search, forced, monotonic() + 0.6 * (deadline - monotonic()))
     if not incumbent.closed:
         limit_s = search.value_s if isfinite(search.value_s) else most_s(forced.problem)
         left_s = 0.6 * (deadline - monotonic())
