@@ -36,7 +36,7 @@ LAYERS = """
     measuring
     searching/    correcting candidates tuning loop
     clusters/     frames hostlinks segments agent raynodes fleet hostprofile hostsfeed replanning remote cluster
-    bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping inline
+    bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing
     exporting
     api

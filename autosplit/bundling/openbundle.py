@@ -13,15 +13,17 @@ import torch
 from autosplit.backends.base import named_backend
 from autosplit.bundling.bundlepart import BundlePart
 from autosplit.bundling.driver import filled
-from autosplit.bundling.inline import InlineEngine
 from autosplit.bundling.manifest import WEIGHTS, Manifest, Network, check_files, read_manifest
 from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.packing import unpacked
+from autosplit.bundling.partchain import as_one_stage
 from autosplit.devices.discovering import PACKAGES, as_machine, cpu_name, discover, version_of
 from autosplit.devices.limits import affinity
 from autosplit.errors import BundleError, MissingExtraError, UsageError
+from autosplit.running.engine import Engine
+from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.wiring import StagePlacement
+from autosplit.running.wiring import StagePlacement, wire
 from autosplit.values.machine import Device, Machine, parse_device
 
 Policy = Literal["serial", "threads", "processes"]
@@ -34,7 +36,7 @@ class OpenBundle:
     are tuples of tensors in the order of ``outputs``.
     """
 
-    def __init__(self, manifest: Manifest, name: str, engine: Any, opened: ExitStack) -> None:
+    def __init__(self, manifest: Manifest, name: str, engine: Engine, opened: ExitStack) -> None:
         self.manifest = manifest
         self.name = name
         self.engine = engine
@@ -89,8 +91,8 @@ def load_bundle(
     Args:
         path: the folder, or the file of ``--zip``.
         network: the entry point; may be left out where there is only one.
-        policy: ``serial`` runs the parts one by one in the caller's thread, ``threads`` each in a thread of its own,
-            ``processes`` each in a pinned process of its own, with replicas and restarts.
+        policy: ``serial`` runs the parts one by one in the caller's thread; ``threads`` too, in a thread on each device, so
+            that a device takes whole requests; ``processes`` runs each part in a pinned process of its own.
         devices: the devices, or their names with commas between; by default those of the plan if they are here, else all.
             With fewer devices than the plan has, parts share them; with more, the slowest parts get replicas (``processes``).
         allow_native: whether native code in the bundle may run, which parts for inductor need.
@@ -109,12 +111,15 @@ def load_bundle(
         require_trust(manifest.networks[name], allow_native)
         placements = place_parts(folder, manifest, name, devices)
         chosen = manifest.networks[name]
-        engine: Any
         outputs = [spec.name for part in chosen.parts for spec in part.outputs] if cuts else chosen.outputs
+        wire(placements, chosen.inputs, outputs)  # the table's own faults are named by its parts
         if policy == "processes":
-            engine = stack.enter_context(Pipeline(placements, chosen.inputs, outputs))
+            engine: Engine = stack.enter_context(Pipeline(placements, chosen.inputs, outputs))
         else:
-            engine = stack.enter_context(InlineEngine(placements, chosen.inputs, outputs, threaded=policy == "threads"))
+            devices_there = tuple(dict.fromkeys(device for part in placements for device in part.devices))
+            on = devices_there if policy == "threads" else devices_there[:1]
+            stage = as_one_stage(name, placements, chosen.inputs, outputs, on)
+            engine = stack.enter_context(InProcess([stage], chosen.inputs, outputs))
         return OpenBundle(manifest, name, engine, stack.pop_all())
 
 

@@ -267,12 +267,12 @@ def test_a_wrong_request_names_the_op_and_later_ones_are_answered(skips, folder,
     path = folder.with_name(f"lookup-{policy}.asb")
     write_bundle({"lookup": (lookup, plan_of(lookup, ["eager"]))}, path)
     with load_bundle(path, policy=policy) as bundle:
-        with pytest.raises(StageError, match="stage 'stage0' failed while executing 'embedding': IndexError"):
+        with pytest.raises(StageError, match="while executing 'embedding': RuntimeError: part 'stage0': IndexError"):
             bundle.run([torch.full((2,), 99)])
         with pytest.raises(UsageError, match=r"'input_1' is float32\[2\], and int64\[2\] is expected"):
             bundle.run([torch.zeros(2)])
         assert bundle(torch.zeros(2, dtype=torch.int64)).shape == (2, 8)
-    with pytest.raises(RefusedError, match="is closed"):
+    with pytest.raises(RefusedError, match="closed"):
         bundle.run([torch.zeros(2, dtype=torch.int64)])
 
 
