@@ -6,6 +6,7 @@ Ray's classes for several nodes on one machine (``ray.cluster_utils``) are its o
 import contextlib
 import os
 import signal
+import socket
 import string
 import subprocess
 import sys
@@ -27,7 +28,7 @@ LABEL = "autosplit-host"
 OBJECT_STORE_BYTES = 96 << 20
 """Shared memory of a local node for files on their way; Ray writes what exceeds it to disk."""
 
-START_S, ASK_S = 60.0, 600.0
+START_S, ASK_S, LISTENER_S = 60.0, 600.0, 5.0
 MAX_LOCAL = 16
 _ADDRESS = "address of the first node: "
 
@@ -61,10 +62,13 @@ def connected(cluster: str) -> Iterator[list[Node]]:
             address = stack.enter_context(_local_nodes(int(count)))
         elif cluster != "auto" and not count.isdecimal():
             raise UsageError(f"cluster '{cluster}' is not understood; write auto, HOST:PORT or local:3")
+        elif cluster != "auto":
+            _require_listener(kind, int(count))
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="autosplit")
         except (ConnectionError, TimeoutError, RuntimeError) as failure:
-            raise DeviceError(f"no Ray cluster answers at '{cluster}': {failure}. Start one with `ray start --head`.") from None
+            way_out = "Start one with `ray start --head`, or set RAY_AUTH_MODE=token if it asks for a token."
+            raise DeviceError(f"no Ray cluster answers at '{cluster}': {failure}. {way_out}") from None
         stack.callback(ray.shutdown)
         yield _nodes(ray)
 
@@ -137,6 +141,14 @@ class Agents:
         """End all agents and, with them, their workers."""
         for handle in self._handles.values():
             self._ray.kill(handle)
+
+
+def _require_listener(host: str, port: int) -> None:
+    """Raises: DeviceError: nobody listens there, which Ray would try again for more than a minute."""
+    try:
+        socket.create_connection((host, port), LISTENER_S).close()
+    except (OSError, OverflowError) as failure:
+        raise DeviceError(f"no Ray cluster answers at '{host}:{port}': {failure}. Start one with `ray start --head`.") from None
 
 
 def _ray() -> Any:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
+from autosplit.clusters.raynodes import connected
 from autosplit.clusters.segments import segments_of
-from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, WorkerError
+from autosplit.errors import DeadlineError, DeviceError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.modules import LocalFunction
 from autosplit.running.request import Request, monotonic_deadline
 from autosplit.running.wiring import StagePlacement
@@ -167,3 +168,17 @@ def test_requests_run_again_on_another_route() -> None:
     assert bench.route.sent == [0, 1] and again.sent == [0, 2], "the request with a result does not run again"
     assert bench.feed.restarts == 1
     bench.feed.close(drain=True)
+
+
+@pytest.mark.parametrize(
+    "cluster,error,text",
+    [
+        ("nonsense", UsageError, "write auto, HOST:PORT or local:3"),
+        ("local:0", UsageError, "write local:1 to local:16"),
+        ("127.0.0.1:1", DeviceError, "no Ray cluster answers at '127.0.0.1:1'"),
+    ],
+)
+def test_clusters_that_are_not_there(cluster: str, error: type[Exception], text: str) -> None:
+    pytest.importorskip("ray", reason="a cluster of hosts needs Ray: pip install 'autosplit[ray]'")
+    with pytest.raises(error, match=text), connected(cluster):
+        pass
