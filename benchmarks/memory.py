@@ -110,7 +110,10 @@ def write_table(rows: list[dict[str, Any]]) -> None:
     newest = {row["model"]: row for row in rows}
     lines = [
         f"| {row['model']} | {row['num_ops']} | "
-        + " | ".join(bytes_text(row[f"{name}_bytes"]) for name in ("sum", "torch", "greedy", "executorch", "plan", "bound"))
+        + " | ".join(
+            bytes_text(row.get(f"{name}_bytes", float("nan")))
+            for name in ("sum", "torch", "greedy", "executorch", "plan", "bound")
+        )
         + f" | {row['plan_bytes'] / row['bound_bytes']:.3f} | {row['method'] if row['proved'] else 'no'} | {row['seconds']:.1f} |"
         for row in (newest[name] for name in MODELS if name in newest)
     ]

@@ -50,6 +50,7 @@ class Memory(Output):
 
     plan: Annotated[Path, typer.Argument(help="A plan.yaml.")] = Path("plan.yaml")
     model: PlansModel = None
+    measure: Annotated[bool, typer.Option("--measure", help="Run the plan, and show what each worker held at most.")] = False
 
 
 def _site(text: str) -> str | tuple[str, ...]:
@@ -113,4 +114,29 @@ def memory(given: Memory) -> None:
     loaded = load(given.plan, given.model)
     aliases = aliases_of(loaded.traced)
     rows = [one.row() for one in stage_memories(loaded.traced.graph, loaded.plan, aliases.num_bytes, aliases.views)]
+    if given.measure:
+        held = _peaks(loaded)
+        rows = [
+            {**row, "measured_bytes": held[row["stage"]], "error": row["total_bytes"] / held[row["stage"]] - 1} for row in rows
+        ]
     show(given, {"stages": rows}, table(rows, "memory of each replica, beside what its process takes"))
+
+
+def _peaks(loaded: Any) -> dict[str, int]:
+    """The name of each stage to the most bytes that a worker of it held while requests ran, less what it held before loading.
+
+    Enough requests are in flight that every slot of every ring is used.
+    """
+    from autosplit.devices.processes import peak_bytes, reset_peak
+
+    with loaded.open() as service:
+        workers, requests = service.pipeline.health(), [loaded.traced.example_inputs] * (4 * loaded.plan.queue_depth)
+        before = {(one.stage, one.replica): one.resident_before_bytes for one in service.stats().stages}
+        for worker in workers:
+            reset_peak(worker.pid)
+        service.pipeline.run_many(requests)
+        peaks: dict[str, int] = {}
+        for worker in workers:
+            held = peak_bytes(worker.pid) - before[worker.stage, worker.replica]
+            peaks[worker.stage] = max(peaks.get(worker.stage, 1), held)
+    return peaks

@@ -257,6 +257,20 @@ def proportional_bytes(pid: int) -> int:
     return 0
 
 
+def reset_peak(pid: int) -> None:
+    """Let the peak of a process's physical memory begin anew at what it holds now. Raises: OSError: it is not ours, or gone."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_bytes(pid: int) -> int:
+    """Most bytes of physical memory that a process held since its start, or since ``reset_peak``; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
 def thread_times_s(process: int | str, field: int) -> list[float]:
     """Seconds of each thread of a process (its id, or ``self``): 0 is what it had of a core, 1 what it waited for one.
 

@@ -1,6 +1,6 @@
 """What each stage of a plan holds beside its process: weights, values at their peak, the slots of its rings."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,16 @@ def stage_memories(graph: Graph, plan: Plan, num_bytes: Mapping[str, int], views
         views: value to the value or weight whose memory it shares.
     """
     return [_stage_memory(graph, plan, stage, num_bytes, views) for stage in plan.stages]
+
+
+def held_by_device(stages: Iterable[StageMemory]) -> dict[str, tuple[int, int]]:
+    """Device name to the bytes of weights, and of values and ring slots, that all its stages hold."""
+    held: dict[str, tuple[int, int]] = {}
+    for stage in stages:
+        for device in stage.devices:
+            weights, beside = held.get(device, (0, 0))
+            held[device] = weights + stage.weight_bytes, beside + stage.arena_bytes + stage.ring_bytes
+    return held
 
 
 def _stage_memory(graph: Graph, plan: Plan, stage: Stage, num_bytes: Mapping[str, int], views: Mapping[str, str]) -> StageMemory:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.errors import InfeasibleError, PlanError, UsageError, raise_faults
+from autosplit.memory.stages import held_by_device, stage_memories
 from autosplit.placing.moves import homes_of
 from autosplit.placing.patterns import by_explicit_copies, by_pattern
 from autosplit.placing.placed import Placed
@@ -12,11 +13,16 @@ from autosplit.placing.refusals import fall_back
 from autosplit.placing.rules import keep_rules
 from autosplit.placing.sites import AUTO, Choice, Site, SiteText, parse_site
 from autosplit.planning.plans import plan_model
+from autosplit.tables import bytes_text
+from autosplit.tracing.aliasing import aliases_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints, Objective
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, check_graph
 from autosplit.values.profile import Profile
+
+MAX_CORRECTIONS = 4
+"""Most questions to the planner until its plan keeps the caps with values and rings counted."""
 
 Map = Mapping[str, SiteText] | Plan | None
 """Op pattern to site, or a plan whose stages say where ops are."""
@@ -75,7 +81,7 @@ def annotate(
     if default == AUTO:
         if profile is None:
             raise UsageError("default='auto' needs the seconds of the ops; give a profile, or call autosplit.annotate")
-        planned, choices = by_planner(model, choices, machine, profile, objective, planner_s)
+        planned, choices = within_caps(model, choices, machine, profile, objective, planner_s)
     elsewhere = next((device.name for device in machine.devices if device.max_subgraphs is None and device.min_ops == 1), None)
     spare = sites.get("fallback") or (parse_site(elsewhere, machine) if default == AUTO and elsewhere else None)
     choices, wrong = keep_rules(model.graph, {op.name: choices[op.name] for op in model.graph.ops}, spare, machine)
@@ -89,6 +95,35 @@ def annotate(
     ]
     placed = Placed(model, machine, ordered, tuple(dict.fromkeys(removed)), profile, planned)
     return placed if max_error is None else require_error(placed, max_error)
+
+
+def within_caps(
+    traced: Traced, choices: Mapping[str, Choice], machine: Machine, profile: Profile, objective: Objective, planner_s: float
+) -> tuple[Plan, dict[str, Choice]]:
+    """``by_planner`` with caps that count weights, the values at their peak and the slots of rings.
+
+    The planner counts weights, because a peak is not a sum over ops. Where its plan holds more than a cap, the planner is asked
+    again with the cap less what the device holds beside weights, so the bound holds for plans within that smaller cap.
+
+    Raises: InfeasibleError: no plan within the caps is found; the bytes of the last one are named.
+    """
+    aliases, tight, over = aliases_of(traced), machine, list[str]()
+    for _ in range(MAX_CORRECTIONS if any(device.memory_bytes for device in machine.devices) else 1):
+        plan, found = by_planner(traced, choices, tight, profile, objective, planner_s)
+        held = held_by_device(stage_memories(traced.graph, plan, aliases.num_bytes, aliases.views))
+        caps, over = dict[str, int](), []
+        for device in machine.devices:
+            cap, (weights, beside) = device.memory_bytes, held.get(device.name, (0, 0))
+            if cap is not None and weights + beside > cap:
+                caps[device.name] = max(1, cap - beside)
+                over.append(
+                    f"{device.name} would hold {bytes_text(weights)} of weights and {bytes_text(beside)} of values and ring "
+                    f"slots, and its cap is {bytes_text(cap)}"
+                )
+        if not over:
+            return plan, found
+        tight = tight.with_memory(caps)
+    raise InfeasibleError(f"no plan within the caps was found: {'; '.join(over)}. Raise a cap, or add a device.")
 
 
 def by_planner(

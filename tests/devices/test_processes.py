@@ -17,7 +17,7 @@ import pytest
 from autosplit.devices import forkserver
 from autosplit.devices.forking import Fork, _serve, send_descriptors
 from autosplit.devices.limits import affinity
-from autosplit.devices.processes import proportional_bytes, receive, resident_bytes, spawn_worker
+from autosplit.devices.processes import peak_bytes, proportional_bytes, receive, reset_peak, resident_bytes, spawn_worker
 from autosplit.errors import UsageError, WorkerError
 
 pytestmark = pytest.mark.timeout(60)
@@ -370,3 +370,14 @@ def test_resident_bytes_grow_with_what_is_touched() -> None:
     with mmap.mmap(-1, 32 << 20) as block:
         block.write(b"1" * (32 << 20))
         assert resident_bytes() - before > 24 << 20
+
+
+def test_the_peak_of_a_process_begins_anew() -> None:
+    reset_peak(os.getpid())
+    before = peak_bytes(os.getpid())
+    block = bytearray(b"x") * (32 << 20)
+    del block
+    assert peak_bytes(os.getpid()) >= before + (30 << 20)
+    reset_peak(os.getpid())
+    assert peak_bytes(os.getpid()) < before + (30 << 20)
+    assert peak_bytes(1 << 30) == 0

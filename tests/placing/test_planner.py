@@ -5,7 +5,10 @@ from math import isclose
 import pytest
 
 from autosplit.errors import InfeasibleError, UsageError
+from autosplit.memory.stages import held_by_device, stage_memories
 from autosplit.placing.annotating import annotate
+from autosplit.placing.placed import Placed
+from autosplit.tracing.aliasing import aliases_of
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Link, Machine, parse_device
@@ -48,3 +51,22 @@ def test_pins_that_cannot_hold_and_a_missing_profile_are_named(traced: Traced, p
         annotate(traced, default="auto", machine=MACHINE)
     with pytest.raises(InfeasibleError, match="the largest cap is 100 B"):
         annotate(traced, default="auto", machine=MACHINE.with_memory({"null:0": 100, "null:1": 100}), profile=profile)
+
+
+def test_caps_count_values_and_ring_slots_beside_weights(traced: Traced, profile: Profile) -> None:
+    free = annotate(traced, default="auto", machine=MACHINE, profile=profile, planner_s=30)
+    aliases = aliases_of(traced)
+
+    def held(placed: Placed) -> dict[str, tuple[int, int]]:
+        return held_by_device(stage_memories(traced.graph, placed.plan(), aliases.num_bytes, aliases.views))
+
+    heavy = max(held(free), key=lambda name: sum(held(free)[name]))
+    weights, beside = held(free)[heavy]
+    machine = MACHINE.with_memory({heavy: weights + beside - 1})
+    placed = annotate(traced, default="auto", machine=machine, profile=profile, planner_s=30)
+    assert sum(held(placed).get(heavy, (0, 0))) < weights + beside
+    within = annotate(traced, default="auto", machine=MACHINE.with_memory({heavy: weights + beside}), profile=profile)
+    assert sum(held(within)[heavy]) <= weights + beside
+    tight = MACHINE.with_memory({device.name: weights for device in MACHINE.devices})
+    with pytest.raises(InfeasibleError, match=r"of values and ring slots, and its cap is|no plan fits"):
+        annotate(traced, default="auto", machine=tight, profile=profile, planner_s=30)
