@@ -31,7 +31,7 @@ def profile(traced: Traced) -> Profile:
 
 
 def test_the_planner_places_the_rest_with_patterns_as_pins_and_a_bound(traced: Traced, profile: Profile) -> None:
-    placed = annotate(traced, {"linear": "null:1"}, default="auto", machine=MACHINE, profile=profile, planner_s=30)
+    placed = annotate(traced, {"linear": "null:1"}, default="auto", machine=MACHINE, profile=profile, planner_s=300)
     assert placed.devices["linear"] == "null:1" and placed.choices["linear"].kind == "pattern"
     assert {choice.kind for choice in placed.choices.values()} == {"pattern", "planner"}
     assert placed.planned is not None and placed.planned.status == "optimal"
@@ -43,7 +43,7 @@ def test_the_planner_places_the_rest_with_patterns_as_pins_and_a_bound(traced: T
     why = placed.why("relu")
     assert "by the planner (optimal, gap 0.0%); it takes 1.00 ms there, and its copies 0.0 us" in why
     assert "; on null:0 1.00 ms, and its copies 400.0 us" in why
-    assert annotate(placed, {"linear": "null:1"}, default="auto", machine=MACHINE, planner_s=30) is placed
+    assert annotate(placed, {"linear": "null:1"}, default="auto", machine=MACHINE, planner_s=300) is placed
 
 
 def test_pins_that_cannot_hold_and_a_missing_profile_are_named(traced: Traced, profile: Profile) -> None:
@@ -54,7 +54,7 @@ def test_pins_that_cannot_hold_and_a_missing_profile_are_named(traced: Traced, p
 
 
 def test_caps_count_values_and_ring_slots_beside_weights(traced: Traced, profile: Profile) -> None:
-    free = annotate(traced, default="auto", machine=MACHINE, profile=profile, planner_s=30)
+    free = annotate(traced, default="auto", machine=MACHINE, profile=profile, planner_s=300)
     aliases = aliases_of(traced)
 
     def held(placed: Placed) -> dict[str, tuple[int, int]]:
@@ -63,10 +63,10 @@ def test_caps_count_values_and_ring_slots_beside_weights(traced: Traced, profile
     heavy = max(held(free), key=lambda name: sum(held(free)[name]))
     weights, beside = held(free)[heavy]
     machine = MACHINE.with_memory({heavy: weights + beside - 1})
-    placed = annotate(traced, default="auto", machine=machine, profile=profile, planner_s=30)
+    placed = annotate(traced, default="auto", machine=machine, profile=profile, planner_s=300)
     assert sum(held(placed).get(heavy, (0, 0))) < weights + beside
     within = annotate(traced, default="auto", machine=MACHINE.with_memory({heavy: weights + beside}), profile=profile)
     assert sum(held(within)[heavy]) <= weights + beside
     tight = MACHINE.with_memory({device.name: weights for device in MACHINE.devices})
     with pytest.raises(InfeasibleError, match=r"of values and ring slots, and its cap is|no plan fits"):
-        annotate(traced, default="auto", machine=tight, profile=profile, planner_s=30)
+        annotate(traced, default="auto", machine=tight, profile=profile, planner_s=300)
