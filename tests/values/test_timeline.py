@@ -6,7 +6,7 @@ import json
 import pytest
 
 from autosplit.errors import UsageError
-from autosplit.values.timeline import MAX_COLUMNS, Action, chrome_trace, grid, lanes
+from autosplit.values.timeline import MAX_COLUMNS, MAX_SLICES, Action, chrome_trace, grid, lanes
 
 ACTIONS = [
     Action("a", 0, 0, 0.0, 1.0, "compute"),
@@ -47,14 +47,13 @@ def test_the_trace_is_json_with_predicted_beside_measured() -> None:
     spans = [event for event in events if event["ph"] == "X"]
     assert len(spans) == 5
     assert spans[2] == {
-        "name": "send 0",
-        "cat": "send",
+        "name": "send",
         "ph": "X",
         "pid": 1,
         "tid": 1,
         "ts": 1e6,
         "dur": 0.5e6,
-        "args": {"request": 0, "stage": "a", "replica": 0},
+        "args": {"request": 0},
     }
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert all((span["pid"], span["tid"]) in threads for span in spans)
@@ -75,3 +74,11 @@ def test_spans_of_one_lane_do_not_overlap_in_the_trace() -> None:
     for lane in {span["tid"] for span in spans}:
         mine = sorted((span for span in spans if span["tid"] == lane), key=lambda span: span["ts"])
         assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in itertools.pairwise(mine))
+
+
+def test_a_trace_of_many_requests_stays_below_3_mb_and_keeps_the_latest() -> None:
+    many = [Action(f"stage{at}", 0, k, k + at / 2, k + at / 2 + 0.4, "compute") for k in range(20_000) for at in range(2)]
+    trace = chrome_trace(many, measured=many)
+    kept = {event["args"]["request"] for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert len(json.dumps(trace)) < 3_000_000
+    assert kept == set(range(20_000 - MAX_SLICES // 2, 20_000))
