@@ -201,7 +201,7 @@ def contents_of(
         objective=plan.objective,
         ways=[_way(name, outcome, report.chosen) for name, outcome in report.distinct().items()],
         left_out=dict(report.left_out),
-        notes=list(report.notes),
+        notes=[report.call, *report.notes],
         stages=_stages(plan, graph, machine),
         ops=_ops(plan, graph, machine, profile, constraints),
         edges=_edges(plan, graph),
