@@ -161,7 +161,7 @@ def test_a_baseline_for_which_descriptors_are_short_is_left_out(monkeypatch: pyt
     profile = Profile.given(traced.graph, ops)
     plan = autosplit.search(traced, profile, TWO, Constraints(num_stages=2), budget=Budget(search_s=0)).plan
     report = autosplit.run(traced, plan, TWO, profile=profile, budget=Budget(num_requests=4, num_rounds=1))
-    assert list(report.outcomes) == [PLAN]
+    assert len(report.distinct()) == 1, "the plan, which may be the even split"
     assert "Too many open files" in report.left_out["replicas (eager)"]
 
 

@@ -54,7 +54,7 @@ class InProcess:
         self.batches = BatchCounts()
         self.room = self.wiring.window if room is None else room
         self.failure: AutosplitError | None = None
-        self.num_answered = self.num_running = self._num_fed = self._num_blocked = 0
+        self.num_answered = self._num_fed = self._num_serving = self._num_blocked = 0
         self._owner, self._is_open, self._begun_s = os.getpid(), True, time.monotonic()
         self._intake = Intake(self.wiring)
         self._queue = AdmissionQueue()
@@ -128,6 +128,11 @@ class InProcess:
         return self._queue.num_waiting
 
     @property
+    def num_running(self) -> int:
+        """Requests that are being computed."""
+        return self._num_fed - self.num_answered
+
+    @property
     def num_held(self) -> int:
         """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers."""
         return self._queue.num_borrowed
@@ -190,7 +195,7 @@ class InProcess:
             failed = [] if drain else self._queue.clear()
             self._work.notify_all()
             self._changed.notify_all()
-            self._wait_for(lambda: not self._queue and not self.num_running, None)
+            self._wait_for(lambda: not self._queue and not self._num_serving, None)
         for request in failed:
             request.error = RefusedError(str(closed))
         self._answers.deliver(failed)
@@ -242,7 +247,7 @@ class InProcess:
                 raise RefusedError(self._refusal())
             if not self._is_open:
                 raise RefusedError("the request was refused: the pipeline is closed")
-            alone = not (self._threads or self._queue or self.num_running)
+            alone = not (self._threads or self._queue or self._num_serving)
             if alone:
                 self._begin(request)
             else:
@@ -267,12 +272,12 @@ class InProcess:
         """Compute a waiting request in the caller's thread, after those that are more urgent or came earlier."""
         while True:
             with self._lock:
-                done = self._wait_for(lambda: request.answered or not self.num_running, timeout_s)
+                done = self._wait_for(lambda: request.answered or not self._num_serving, timeout_s)
                 if not done and self._queue.remove([request]):
                     raise RefusedError(self._refusal())
                 if request.answered:
                     return
-                if self.num_running:
+                if self._num_serving:
                     continue
                 taken = self._take()
             self._serve(self._copies[0], taken)
@@ -313,18 +318,21 @@ class InProcess:
             request.future.number = request.number
         request.fed_ns = time.monotonic_ns()
         self._num_fed += 1
-        self.num_running += 1
+        self._num_serving += 1
 
     def _serve(self, copy: StageCopy, request: Request) -> None:
         """Compute and answer a request, unless it was cancelled."""
         try:
-            if request.future is None or not request.future.cancelled():
-                copy.serve(request)
+            try:
+                if request.future is None or not request.future.cancelled():
+                    copy.serve(request)
+            finally:
+                with self._lock:
+                    self.num_answered += 1
             self._answers.deliver([request])
         finally:
             with self._lock:
-                self.num_running -= 1
-                self.num_answered += 1
+                self._num_serving -= 1
                 if self._num_blocked:
                     self._changed.notify_all()
 
