@@ -154,7 +154,8 @@ class Connection:
         self._sending: Callable[[], None] | None = None
         self._writing = threading.Lock()
         self._queue: deque[Outgoing] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered by itself: see Admission.lock
+        self._changed = threading.Condition(self._lock)
         self._open = True
         self._threads = [threading.Thread(target=run, name=f"autosplit-{peer}", daemon=True) for run in (self._read, self._write)]
         for thread in self._threads:
@@ -162,7 +163,7 @@ class Connection:
 
     def post(self, frame: Outgoing) -> None:
         """Send a frame once all frames before it are sent; does not wait. A connection that has ended drops it."""
-        with self._changed:
+        with self._lock:
             if not self._open:
                 return
             self._queue.append(frame)
@@ -170,7 +171,7 @@ class Connection:
 
     def release(self, slot: Slot) -> None:
         """Give a slot back, so that the other end may send one more request."""
-        with self._changed:
+        with self._lock:
             self._free.append(slot)
             self._owed += 1
             if self._owed < self._tell_at:  # the other end still has half of the credits
@@ -179,7 +180,7 @@ class Connection:
 
     def close(self) -> None:
         """End the connection without a word to its receiver; frames that were not sent are dropped."""
-        with self._changed:
+        with self._lock:
             self._open = False
             self._queue.clear()
             self._changed.notify()
@@ -191,7 +192,7 @@ class Connection:
         self._sock.close()
 
     def _lose(self, reason: str) -> None:
-        with self._changed:
+        with self._lock:
             was_open, self._open = self._open, False
             self._changed.notify()
         with contextlib.suppress(OSError):
@@ -212,7 +213,7 @@ class Connection:
                 self._lose(_reason(failure))
             finally:
                 self._writing.release()
-        with self._changed:
+        with self._lock:
             if self._has_work():
                 self._changed.notify()
 
@@ -220,7 +221,7 @@ class Connection:
         """The writing thread: write what is left, and a sign of life after each ``BEAT_S`` without a frame."""
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     busy = self._changed.wait_for(self._has_work, BEAT_S)
                     if not self._open:
                         return
@@ -246,7 +247,7 @@ class Connection:
 
         ``most_bytes``: a frame with larger tensors is left for the writing thread.
         """
-        with self._changed:
+        with self._lock:
             following = self._next() if most_bytes is None or self._num_bytes <= most_bytes else None
             if following is None and self._owed < self._tell_at:
                 return False
@@ -282,7 +283,7 @@ class Connection:
                 receive_into(self._sock, header)
                 frame = Frame(*_HEADER.unpack(header))
                 if frame.kind == CREDIT:
-                    with self._changed:
+                    with self._lock:
                         self._credits += frame.number
                         self._changed.notify()
                 elif frame.kind == REQUEST:

@@ -96,7 +96,8 @@ class HostsFeed:
         replace: Callable[[Lost, Route], Route],
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="autosplit-hosts", daemon=True)
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()  # entered by itself: see Admission.lock
+        self._changed = threading.Condition(self._lock)
         self._route, self._inbox, self._replace, self._room, self._in_order = route, inbox, replace, room, in_order
         self._queue, self._answers = AdmissionQueue(), Answers(outputs, [self._thread])
         self._running: dict[int, tuple[Request, int]] = {}
@@ -123,7 +124,7 @@ class HostsFeed:
             request.inputs = tuple(value.clone() for value in request.inputs)  # the caller may write to its own
         with self._lock:
             limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
-            if not request.borrowed and not self._lock.wait_for(self._has_room, limit_s):
+            if not request.borrowed and not self._changed.wait_for(self._has_room, limit_s):
                 raise RefusedError(
                     f"the request was refused: {len(self._running)} requests are running (limit {self.pace.size}) and "
                     f"{self._queue.num_waiting} are waiting (limit {self._room}). Submit with a longer timeout_s, or less often."
@@ -175,9 +176,9 @@ class HostsFeed:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
         with self._lock:
             self._is_open = False
-            self._lock.notify_all()
+            self._changed.notify_all()
             if drain:
-                self._lock.wait_for(lambda: self.failure is not None or not (self._queue or self._running))
+                self._changed.wait_for(lambda: self.failure is not None or not (self._queue or self._running))
         self._inbox.put(None)
         self._thread.join()
         self._fail(RefusedError("the pipeline was closed before the request was done"))
@@ -208,7 +209,7 @@ class HostsFeed:
     def _expire(self) -> list[Request]:
         with self._lock:
             expired = self._queue.pop_expired()
-            self._lock.notify_all()
+            self._changed.notify_all()
         return expired
 
     def _settle(self, answered: Answered) -> list[Request]:
@@ -231,7 +232,7 @@ class HostsFeed:
                     break
             self._num_answered += len(ready)
             ready += self._feed_waiting()
-            self._lock.notify_all()
+            self._changed.notify_all()
         return ready
 
     def _recover(self, lost: Lost) -> None:
@@ -247,14 +248,14 @@ class HostsFeed:
                 if number not in self._done:
                     route.send(number, request.inputs, priority, request.deadline_ns)
             late = self._feed_waiting()
-            self._lock.notify_all()
+            self._changed.notify_all()
         self._answers.deliver(late)
 
     def _cancel(self, request: Request, future: AnswerFuture) -> None:
         with self._lock:
             if self._queue.remove([request]):
                 future.set_running_or_notify_cancel()
-                self._lock.notify_all()
+                self._changed.notify_all()
             elif request.number in self._running:
                 self._route.cancel(request.number)
 
@@ -289,7 +290,7 @@ class HostsFeed:
             self.failure = self.failure or error
             requests = [*(request for request, _ in self._running.values()), *self._queue.clear()]
             self._running.clear()
-            self._lock.notify_all()
+            self._changed.notify_all()
         for request in requests:
             request.error = request.error or type(error)(str(error))
         self._answers.deliver(requests)

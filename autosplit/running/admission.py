@@ -89,7 +89,8 @@ class Admission:
         wake: Callable[[], None],
         check_thread: Callable[[], None],
     ) -> None:
-        self.lock = threading.Condition()
+        self.lock = threading.RLock()  # entered by itself: Ctrl-C inside Condition.__enter__ would leave it held for good
+        self._changed = threading.Condition(self.lock)
         self.room = room
         self.queue = AdmissionQueue()
         self.failure: AutosplitError | None = None
@@ -145,7 +146,7 @@ class Admission:
             due = self._in_flight.settle(done, times)  # with the lock: new room is for waiting requests, not for new ones
             due += self._feed_waiting()
             if self._num_blocked and self.queue.num_waiting <= self.room // 2:  # waking a caller for each place costs a core
-                self.lock.notify_all()
+                self._changed.notify_all()
         return due
 
     def pop_expired(self) -> list[Request]:
@@ -153,7 +154,7 @@ class Admission:
         with self.lock:
             expired = self.queue.pop_expired()
             self.alarm_ns = self.queue.next_deadline_ns()
-            self.lock.notify_all()
+            self._changed.notify_all()
         return expired
 
     def cancel(self, request: Request, future: AnswerFuture) -> None:
@@ -161,7 +162,7 @@ class Admission:
         with self.lock:
             if not self._in_flight.skip(request.sequence) and self.queue.remove([request]):
                 future.set_running_or_notify_cancel()
-                self.lock.notify_all()
+                self._changed.notify_all()
 
     def suspend(self) -> None:
         """Feed no request until ``resume``."""
@@ -175,7 +176,7 @@ class Admission:
             restart(self._in_flight.lanes)
             self._is_feeding = True
             late = self._feed_waiting()
-            self.lock.notify_all()
+            self._changed.notify_all()
         return late
 
     def fail(self, error: AutosplitError) -> list[Request]:
@@ -183,14 +184,14 @@ class Admission:
         with self.lock:
             self.failure = self.failure or error
             requests = [*self._in_flight.clear(), *self.queue.clear()]
-            self.lock.notify_all()
+            self._changed.notify_all()
         return requests
 
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for the end of those taken in if ``drain``."""
         with self.lock:
             self._is_open = False
-            self.lock.notify_all()
+            self._changed.notify_all()
             if drain:
                 self._wait_for(lambda: self.failure is not None or not (self.queue or self._in_flight), None)
 
@@ -214,7 +215,7 @@ class Admission:
             self._check_thread()
         self._num_blocked += 1
         try:
-            return self.lock.wait_for(condition, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+            return self._changed.wait_for(condition, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         finally:
             self._num_blocked -= 1
 

@@ -76,7 +76,16 @@ class Finished(AnswerFuture):
         return self._result
 
 
-_FINISHED = threading.Condition()
+_SHARED = threading.RLock()
+
+
+class _SharedCondition(threading.Condition):
+    """One condition for all finished futures. Its lock is entered by itself, as that of ``Admission`` and for its reason."""
+
+    __enter__, __exit__ = _SHARED.__enter__, _SHARED.__exit__
+
+
+_FINISHED = _SharedCondition(_SHARED)
 
 
 @dataclass(eq=False, slots=True)

@@ -65,7 +65,8 @@ class Batcher:
         self.num_rows = _num_rows(pipeline, shared)
         self._gathered: list[RowSlice] = []
         self._flush_at = 0.0
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()  # entered by itself: see Admission.lock
+        self._changed = threading.Condition(self._lock)
         self._open = True
         self._thread = threading.Thread(target=self._flush_in_time, name="autosplit-batcher", daemon=True)
         if self._window_s:
@@ -94,7 +95,7 @@ class Batcher:
         """Send the gathered rows, and end; the pipeline stays open."""
         with self._lock:
             self._open = False
-            self._lock.notify()
+            self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -148,7 +149,7 @@ class Batcher:
                 ready.append(self._take())
             if not self._gathered:
                 self._flush_at = time.monotonic() + self._window_s
-                self._lock.notify()
+                self._changed.notify()
             self._gathered.append(part)
             if sum(one.num_rows for one in self._gathered) == self.num_rows:
                 ready.append(self._take())
@@ -163,9 +164,9 @@ class Batcher:
         """The thread: send the gathered rows once their window is over."""
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._gathered or not self._open)
+                self._changed.wait_for(lambda: self._gathered or not self._open)
                 while self._gathered and self._open and self._flush_at > time.monotonic():
-                    self._lock.wait(self._flush_at - time.monotonic())
+                    self._changed.wait(self._flush_at - time.monotonic())
                 slices = self._take()
                 if not slices and not self._open:
                     return
