@@ -292,7 +292,7 @@ class Agent:
 
     def health(self, network: str) -> list[WorkerHealth]:
         """The state of the segment's workers."""
-        return self._segment(network).pipeline.health(network)
+        return self._segment(network).pipeline.health()
 
     def events(self, network: str, clear: bool) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker of the segment, in nanoseconds of this host's clock."""

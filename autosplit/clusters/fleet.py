@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import secrets
-import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -46,7 +45,6 @@ class Fleet:
         self.secret = secrets.token_bytes(32)
         self.hosts: dict[str, HostFacts] = {}
         self._lost: dict[str, str] = {}
-        self._lock = threading.Lock()
         with ExitStack() as opened:
             nodes = opened.enter_context(connected(cluster))
             if not nodes:
@@ -79,30 +77,25 @@ class Fleet:
 
     def lose(self, host: str, reason: str) -> None:
         """Count a host as lost: it is asked nothing more, and its devices leave the machine."""
-        with self._lock:
-            self._lost.setdefault(host, reason)
+        self._lost.setdefault(host, reason)
 
     def ask(self, calls: Sequence[tuple[Any, ...]], timeout_s: float = ASK_S) -> list[Any]:
         """Call agents: see ``Agents.ask``."""
         return self._agents.ask(calls, timeout_s)
 
-    def share(self, value: Any) -> Any:
-        """A value to be given to several agents, which travels once to each node."""
-        return self._agents.share(value)
-
     def address(self, host: str) -> tuple[str, int]:
         """Where the agent of a host listens."""
         return self.hosts[host].address, self.hosts[host].port
 
-    def clock_offset_ns(self, host: str) -> tuple[int, int]:
-        """Nanoseconds by which a host's monotonic clock is ahead of this one's, and the most by which that may be wrong."""
-        best = (0, 1 << 62)
+    def clock_offset_ns(self, host: str) -> int:
+        """Nanoseconds by which a host's monotonic clock is ahead of this one's, wrong by at most half of the shortest call."""
+        readings: list[tuple[int, int]] = []
         for _ in range(NUM_READINGS):
             begun_ns = time.monotonic_ns()
             [there_ns] = self.ask([(host, "clock_ns")])
             way_ns = (time.monotonic_ns() - begun_ns) // 2
-            best = min(best, (there_ns - begun_ns - way_ns, way_ns), key=lambda reading: reading[1])
-        return best
+            readings.append((way_ns, there_ns - begun_ns - way_ns))
+        return min(readings)[1]
 
     def ship(self, folders: Mapping[str, Collection[Path]]) -> tuple[dict[Path, str], Files]:
         """Bring folders to hosts, each file once to each host.
@@ -123,7 +116,7 @@ class Fleet:
         needed = {host: sorted({one for f in mine for one in listing[names[f]].values()}) for host, mine in folders.items()}
         missing = dict(zip(needed, self.ask([(host, "missing", hashes) for host, hashes in needed.items()]), strict=True))
         for one in sorted({one for hashes in missing.values() for one in hashes}):
-            shared = self.share(content[one].read_bytes())
+            shared = self._agents.share(content[one].read_bytes())
             self.ask([(host, "take", one, shared) for host, hashes in missing.items() if one in hashes])
         return names, listing
 

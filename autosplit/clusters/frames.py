@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 
 from autosplit.errors import WorkerError
-from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, extent_bytes, laid_out, storage_bytes, view_storage
+from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, extent_bytes, laid_out
 
 REQUEST, ERROR, CANCEL, BROKEN, CREDIT, BEAT = range(6)
 """Kinds of frames: tensors; the text of an error in their place; a request to end; a lost host; free slots; a sign of life."""
@@ -72,10 +72,7 @@ class Slot:
     @staticmethod
     def of(specs: Sequence[TensorSpec]) -> "Slot":
         """A slot for tensors of these specs."""
-        sizes = [-(-storage_bytes(spec) // ALIGNMENT) * ALIGNMENT for spec in specs]
-        memory = torch.zeros(max(1, sum(sizes)), dtype=torch.uint8)
-        starts = [sum(sizes[:number]) for number in range(len(sizes))]
-        tensors = tuple(view_storage(memory[start:], spec) for start, spec in zip(starts, specs, strict=True))
+        tensors = tuple(map(empty_like_spec, specs))
         return Slot(tensors, tuple(bytes_of(tensor, spec) for tensor, spec in zip(tensors, specs, strict=True)))
 
 

@@ -9,7 +9,6 @@ import struct
 import time
 
 import numpy as np
-import torch
 
 from autosplit.clusters.frames import SILENCE_S, receive_into
 from autosplit.values.machine import Link
@@ -54,8 +53,7 @@ def answer_probe(sock: socket.socket) -> None:
 
 def _trip_s(sock: socket.socket, num_bytes: int) -> float:
     """Fewest seconds of a payload there and a word back: other processes make single trips longer."""
-    payload = torch.zeros(num_bytes, dtype=torch.uint8).numpy().data
-    word = memoryview(bytearray(_WORD.size))
+    payload, word = bytes(num_bytes), memoryview(bytearray(_WORD.size))
     found: list[float] = []
     begun_s = time.perf_counter()
     while len(found) < 3 or (len(found) < NUM_TRIPS and time.perf_counter() - begun_s < PAIR_S):

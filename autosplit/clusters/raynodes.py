@@ -35,12 +35,11 @@ _ADDRESS = "address of the first node: "
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of Ray: its id, its name among the hosts, its address and its processors as Ray counts them."""
+    """A node of Ray: its id, its name among the hosts, and its address."""
 
     id: str
     name: str
     address: str
-    num_cpus: float
 
 
 @contextlib.contextmanager
@@ -168,8 +167,9 @@ def _nodes(ray: Any) -> list[Node]:
     for node in alive:
         host, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
         name = node["Labels"].get(LABEL) or (host if names[host] == 1 else f"{host}-{address}")
-        found.append(Node(node["NodeID"], name, address, node["Resources"].get("CPU", 0.0)))
-    return sorted((node for node in found if node.num_cpus >= 1), key=lambda node: node.name)
+        if node["Resources"].get("CPU", 0.0) >= 1:  # an agent needs one
+            found.append(Node(node["NodeID"], name, address))
+    return sorted(found, key=lambda node: node.name)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
 from autosplit.clusters.replanning import Replanner
 from autosplit.clusters.segments import Segment, segments_of
 from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError
-from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import StageFolder
 from autosplit.running.monitor import WorkerHealth
@@ -113,25 +113,14 @@ class HostsPipeline(Pipeline):
         return deployment
 
 
-class WorkerRow(Protocol):
-    """What an agent tells of one worker."""
-
-    @property
-    def stage(self) -> str:
-        """Its stage."""
-
-    @property
-    def device(self) -> str:
-        """Its device, as its host names it."""
-
-
-_R = TypeVar("_R", bound=WorkerRow)
-
-
 class _Timed(NamedTuple):
     stage: str
     device: str
     events: list[WorkerEvent]
+
+
+_R = TypeVar("_R", WorkerHealth, StageStats, _Timed)
+"""What an agent tells of one worker; its device is named as its host names it."""
 
 
 @dataclass(slots=True)
@@ -254,7 +243,7 @@ class HostsDeployment:
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker, on this machine's clock (see ``Cluster.clock_offset_ns``)."""
-        ahead_ns = {host: self._cluster.clock_offset_ns(host)[0] for _, host in self._places}
+        ahead_ns = {host: self._cluster.clock_offset_ns(host) for _, host in self._places}
         workers, events = self._ask("health"), self._ask("events", clear)
         by_worker = self._by_worker(
             [

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -62,7 +63,10 @@ def test_hosts_are_one_machine(cluster: autosplit.Cluster) -> None:
 
 
 def test_only_loopback_is_listened_on(cluster: autosplit.Cluster) -> None:
-    assert {facts.address for facts in cluster.hosts.values()} == {"127.0.0.1"}
+    started = psutil.Process().children(recursive=True)
+    ports = [port for process in started for port in process.net_connections("inet") if port.status == psutil.CONN_LISTEN]
+    assert {port.laddr.port for port in ports} >= {facts.port for facts in cluster.hosts.values()}
+    assert {port.laddr.ip.removeprefix("::ffff:") for port in ports} == {"127.0.0.1"}
 
 
 def test_every_host_is_profiled(profile: autosplit.Profile, cluster: autosplit.Cluster) -> None:
