@@ -166,7 +166,7 @@ def _openvino(folder: Path, part: Mapping[str, Any], bundle: Bundle, threads: in
         given = {**settings, "CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(folder / WEIGHTS)}
         try:
             model = _core().import_model(blob, "CPU", given)
-        except RuntimeError:  # compiled for another processor
+        except RuntimeError:  # OpenVINO refuses the blob; the other file is for every processor
             model = None
     if model is None:
         model = _core().compile_model(_core().read_model(folder / part["files"]["ir"], folder / WEIGHTS), "CPU", settings)

@@ -93,13 +93,14 @@ def load_bundle(
         network: the entry point; may be left out where there is only one.
         policy: ``serial`` runs the parts one by one in the caller's thread; ``threads`` too, in a thread on each device, so
             that a device takes whole requests; ``processes`` runs each part in a pinned process of its own.
-        devices: the devices, or their names with commas between; by default those of the plan if they are here, else all.
-            With fewer devices than the plan has, parts share them; with more, the slowest parts get replicas (``processes``).
+        devices: the devices, or their names with commas between; by default those of the plan if all are CPU cores that
+            are here, else all devices. With fewer devices than the plan has, parts share them; with more, the slowest parts
+            get replicas (``processes``).
         allow_native: whether native code in the bundle may run, which parts for inductor need.
         verify: False leaves out the hashes of the files.
         cuts: whether ``engine`` answers with the outputs of every part, in the order of the parts, for ``dumps.write_dump``.
     Raises: BundleError: the bundle is damaged, of another version, or needs native code or custom operators. BackendError: a
-        runtime is not installed or refuses a part. DeviceError: a device is not here.
+        runtime refuses a part. MissingExtraError: a runtime is not installed. DeviceError: a device is not here.
     """
     policy = policy_of(policy)
     with ExitStack() as stack:

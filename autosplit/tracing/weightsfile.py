@@ -1,8 +1,9 @@
 """Write weights to a safetensors file, each on a 64-byte boundary, so that any runtime can map them.
 
-A weight is a flat tensor of its extent, gaps included, padded to a multiple of 64 bytes; ``stage.json`` has its shape and
-strides. Tied weights have one entry, and the metadata lists their other names and the stage's key. This module writes the file
-itself, because safetensors copies each tensor first; safetensors reads it, maps it, and refuses inconsistent files.
+A weight is a flat tensor of its extent, gaps included, padded to a multiple of 64 bytes; ``stage.json`` or a bundle's
+manifest has its shape and strides. Tied weights have one entry, and the metadata lists their other names and the key. This
+module writes the file itself, because safetensors copies each tensor first; safetensors reads it, maps it, and refuses
+inconsistent files.
 """
 
 import json
@@ -42,7 +43,7 @@ def write_weights(path: Path, key: str, weights: Mapping[str, torch.Tensor], spe
 
     Args:
         path: the file.
-        key: the key of the stage that has these weights.
+        key: the key of the stage or bundle that has these weights.
         weights: tensors by name.
         specs: the layout of each, with an offset of 0.
     """
@@ -82,20 +83,21 @@ def map_weights(
         num_bytes: size of the file.
         specs: the weights to map.
         stored: weight name to its name in the file, where these differ.
-    Raises: PlanError: the file is missing, truncated, of another stage, or lacks a weight.
+    Raises: PlanError: the file is missing, truncated, of another stage or bundle, or lacks a weight.
     """
     try:
         found_bytes = path.stat().st_size
         if found_bytes != num_bytes:
             raise PlanError(
                 f"weights file '{path}' has {found_bytes} bytes, and {num_bytes} are expected: it is truncated. "
-                "Save the stage again."
+                "Save the stage or bundle again."
             )
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             if metadata.get(STAGE) != key:
                 raise PlanError(
-                    f"weights file '{path}' belongs to another stage than 'stage.json' beside it. Save the stage again."
+                    f"weights file '{path}' belongs to another stage or bundle than the files beside it. "
+                    "Save the stage or bundle again."
                 )
             found = {}
             for spec in specs:
@@ -103,9 +105,11 @@ def map_weights(
                 found[spec.name] = _shaped(file.get_tensor(metadata.get(f".{name}", name)), spec)
             return found
     except OSError as failure:
-        raise PlanError(f"weights file '{path}' cannot be read: {failure.strerror or failure}. Save the stage again.") from None
+        raise PlanError(
+            f"weights file '{path}' cannot be read: {failure.strerror or failure}. Save the stage or bundle again."
+        ) from None
     except (SafetensorError, ValueError) as failure:
-        raise PlanError(f"weights file '{path}' cannot be read: {failure}. Save the stage again.") from None
+        raise PlanError(f"weights file '{path}' cannot be read: {failure}. Save the stage or bundle again.") from None
 
 
 def weight_starts(path: Path) -> dict[str, int]:
