@@ -109,6 +109,12 @@ def content_hash(data: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def file_hash(path: Path) -> str:
+    """SHA-256 of the bytes of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_data(
     path: Path,
     kind: str,

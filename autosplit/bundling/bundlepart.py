@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +99,8 @@ class BundlePart:
 
         if self.part.backend != "eager":
             raise BackendError(
-                f"part '{self.part.name}' is ready-made for {self.part.backend} on CPU cores, and '{device}' is none; load the "
-                "bundle on CPU devices, or make it of a plan with backend eager there"
+                f"part '{self.part.name}' is ready-made for {self.part.backend} on CPU cores, and cannot run on '{device}'; load "
+                "the bundle on CPU devices, or make it of a plan with backend eager there"
             )
         forward = place_stage(self.program(), accelerator.device).module.forward
         return place_runnable(
@@ -133,6 +133,6 @@ class BundlePart:
         """The weights of the part by name, mapped from the bundle's file."""
         from autosplit.tracing.weightsfile import map_weights
 
-        specs = [replace(weight.spec, name=weight.name) for weight in self.part.weights]
-        stored = {weight.name: weight.content for weight in self.part.weights}
+        stored = {weight.spec.name: weight.content for weight in self.part.weights}
+        specs = [weight.spec for weight in self.part.weights]
         return map_weights(self.folder / WEIGHTS, self.weights_key, self.weights_bytes, specs, stored)

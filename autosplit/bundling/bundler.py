@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autosplit.bundling.containers import output_containers
 from autosplit.bundling.drafting import Draft, draft
-from autosplit.bundling.manifest import MANIFEST, Manifest, Network, file_of, write_manifest
+from autosplit.bundling.manifest import Manifest, Network, file_of, write_manifest
 from autosplit.bundling.nativedriver import write_native_driver
 from autosplit.bundling.packing import pack
 from autosplit.bundling.weightpool import WeightPool
@@ -109,7 +109,7 @@ def _whole(path: Path, zipped: bool) -> Iterator[Path]:
         if zipped:
             packed = hidden_beside(path)
             try:
-                pack(building, packed, first=MANIFEST)
+                pack(building, packed)
                 packed.rename(path)
             finally:
                 packed.unlink(missing_ok=True)

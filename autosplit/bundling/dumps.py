@@ -5,7 +5,7 @@ parts, their backends and the policy. Dumps of one network from two policies, ba
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,21 +50,21 @@ class Difference:
     relative: float
 
 
-def example_inputs(network: Network, seed: int = 0) -> list[torch.Tensor]:
-    """Inputs that are the same on every machine: floats of a normal distribution, and zeros of other dtypes."""
-    chance = torch.Generator().manual_seed(seed)
+def example_inputs(network: Network) -> dict[str, torch.Tensor]:
+    """Inputs by name that are the same on every machine: floats of a normal distribution, and zeros of other dtypes."""
+    chance = torch.Generator().manual_seed(0)
     specs = {spec.name: spec for part in network.parts for spec in part.inputs}
-    found = []
+    found = {}
     for name in network.inputs:
         if name not in specs:
             raise UsageError(f"input '{name}' is read by no part, so that its shape is not known; give --inputs")
         value = zeros(specs[name])
-        found.append(value.normal_(generator=chance) if value.is_floating_point() else value)
+        found[name] = value.normal_(generator=chance) if value.is_floating_point() else value
     return found
 
 
-def write_dump(bundle: OpenBundle, policy: str, inputs: Sequence[torch.Tensor], folder: Path) -> Dump:
-    """Run one request of a bundle that was loaded with ``cuts``, and keep its tensors in a new folder.
+def write_dump(bundle: OpenBundle, policy: str, inputs: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Run one request, by name, of a bundle that was loaded with ``cuts``, and keep its tensors in a new folder.
 
     Raises: UsageError: the folder is there, or the bundle was loaded without ``cuts``.
     """
@@ -74,15 +74,14 @@ def write_dump(bundle: OpenBundle, policy: str, inputs: Sequence[torch.Tensor], 
     parts = tuple((part.name, part.backend, tuple(spec.name for spec in part.outputs)) for part in network.parts)
     if not {name for _, _, names in parts for name in names} <= set(wanted):
         raise UsageError("the bundle was loaded without its cuts; give load_bundle(..., cuts=True)")
-    made = dict(zip(wanted, bundle.engine.run(inputs), strict=True))
-    values = {name: value.contiguous().clone() for name, value in [*zip(network.inputs, inputs, strict=True), *made.items()]}
+    made = zip(wanted, bundle.run(inputs), strict=True)
+    values = {name: value.clone(memory_format=torch.contiguous_format) for name, value in [*inputs.items(), *made]}
     draft = hidden_beside(folder)
     draft.mkdir(parents=True)
     save_file(values, draft / VALUES)
     table = {"graph": network.graph, "policy": policy, "inputs": network.inputs, "parts": parts}
     (draft / TABLE).write_text(json.dumps({"schema": SCHEMA, **table}, indent=1), encoding="utf-8")
     draft.rename(folder)
-    return Dump(folder, network.graph, policy, network.inputs, parts, values)
 
 
 def read_dump(folder: Path) -> Dump:

@@ -3,7 +3,6 @@
 A bundle is a flat folder: a file lies in it under a plain name, so no name can lead out of it.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from autosplit.bundling.driver import filled
-from autosplit.errors import BundleError, raise_faults
-from autosplit.files import content_hash, from_plain, read_mapping
+from autosplit.errors import BundleError, DeviceError, raise_faults
+from autosplit.files import content_hash, file_hash, from_plain, read_mapping
 from autosplit.parsing import MALFORMED, shown
 from autosplit.tracing.tensorspec import TensorSpec, spec_fault
 from autosplit.values.machine import parse_device
@@ -28,7 +27,6 @@ PROGRAM, ONNX, IR, BLOB, LIBRARY = "program", "onnx", "ir", "blob", "library"
 NEEDED = {"eager": PROGRAM, "onnxruntime": ONNX, "openvino": IR, "inductor": LIBRARY}
 """Backend to the role that a part of it must have."""
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
-_BLOCK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +39,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A weight of a part: its name there, the name of its content in the weights file, and its layout."""
+    """A weight of a part: the name of its content in the weights file, and its name in the part with its layout."""
 
-    name: str
     content: str
     spec: TensorSpec
 
@@ -115,7 +112,7 @@ class Manifest:
         files: every other file of the bundle by name.
         weights_key: the key that the weights file names, so that another one in its place is noticed.
         versions: package to version, of the machine that made the bundle.
-        cpu: the processor of that machine; compiled blobs are used on an equal one alone.
+        cpu: the processor of that machine; ``load_bundle`` takes compiled blobs only on an equal one.
     """
 
     networks: Mapping[str, Network]
@@ -165,11 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def file_of(path: Path) -> File:
     """Size and hash of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-        return File(file.tell(), digest.hexdigest())
+    return File(path.stat().st_size, file_hash(path))
 
 
 def check_files(folder: Path, files: Mapping[str, File], hashed: bool) -> None:
@@ -181,7 +174,7 @@ def check_files(folder: Path, files: Mapping[str, File], hashed: bool) -> None:
             faults.append(f"'{name}' is {'a link, which may lead out of the bundle' if path.is_symlink() else 'missing'}")
         elif (num_bytes := path.stat().st_size) != noted.num_bytes:
             faults.append(f"'{name}' has {num_bytes} bytes, and the manifest says {noted.num_bytes}: it is truncated or edited")
-        elif hashed and file_of(path).sha256 != noted.sha256:
+        elif hashed and file_hash(path) != noted.sha256:
             faults.append(f"'{name}' was changed after it was written")
     raise_faults(BundleError, f"bundle '{folder}' is damaged", faults)
 
@@ -213,10 +206,15 @@ def _part_faults(part: Part, files: Mapping[str, File]) -> Iterator[str]:
         yield fault
     elif NEEDED[part.backend] not in part.files:
         yield f"it has no file with the role '{NEEDED[part.backend]}', which {part.backend} needs"
-    if not part.devices or part.threads < 1 or part.streams < 1 or part.weight_bytes < 0:
+    if not part.devices or part.threads < 1 or part.streams < 1:
         yield f"{len(part.devices)} devices, {part.threads} threads and {part.streams} streams; each is at least 1"
+    if part.weight_bytes < 0:
+        yield f"weight_bytes is {part.weight_bytes}"
     for device in part.devices:
-        parse_device(device)
+        try:
+            parse_device(device)
+        except DeviceError as failure:
+            yield str(failure)
     yield from (f"file {shown(name)} is not among the bundle's files" for name in part.files.values() if name not in files)
     yield from filter(None, map(spec_fault, (*part.inputs, *part.outputs, *(weight.spec for weight in part.weights))))
     for specs, orders in ((part.inputs, part.input_orders), (part.outputs, part.output_orders)):

@@ -6,7 +6,7 @@
     network NAME
     input NAME DTYPE 0 NUM_DIMS SIZES... STRIDES...
     output NAME
-    part LIBRARY THREADS NAME
+    part LIBRARY THREADS
     weight NAME DTYPE OFFSET_BYTES NUM_DIMS SIZES... STRIDES...
     reads NAME
     makes NAME
@@ -40,14 +40,14 @@ def write_native_driver(folder: Path, networks: Mapping[str, Network], starts: M
 def _lines(name: str, network: Network, starts: Mapping[str, int]) -> Iterator[str]:
     yield f"network {' '.join(name.split())}"
     specs = {spec.name: spec for part in network.parts for spec in part.inputs}
-    yield from (f"input {_layout(specs[value], value, 0)}" for value in network.inputs if value in specs)
+    yield from (f"input {_layout(specs[value], 0)}" for value in network.inputs if value in specs)
     yield from (f"output {value}" for value in network.outputs)
     for part in network.parts:
-        yield f"part {part.files[LIBRARY]} {part.threads} {' '.join(part.name.split())}"
-        yield from (f"weight {_layout(weight.spec, weight.name, starts[weight.content])}" for weight in part.weights)
+        yield f"part {part.files[LIBRARY]} {part.threads}"
+        yield from (f"weight {_layout(weight.spec, starts[weight.content])}" for weight in part.weights)
         yield from (f"reads {spec.name}" for spec in part.inputs)
         yield from (f"makes {spec.name}" for spec in part.outputs)
 
 
-def _layout(spec: TensorSpec, name: str, start: int) -> str:
-    return " ".join(map(str, (name, spec.dtype, start, len(spec.shape), *spec.shape, *spec.stride)))
+def _layout(spec: TensorSpec, start: int) -> str:
+    return " ".join(map(str, (spec.name, spec.dtype, start, len(spec.shape), *spec.shape, *spec.stride)))

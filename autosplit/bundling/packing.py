@@ -14,10 +14,10 @@ from autosplit.scratch import scratch_folder
 MAX_FILES = 10_000
 
 
-def pack(folder: Path, target: Path, first: str) -> None:
-    """Write the files of a folder to a ZIP archive, uncompressed, the file ``first`` before the others."""
+def pack(folder: Path, target: Path) -> None:
+    """Write the files of a folder to a ZIP archive, uncompressed, the manifest before the others."""
     with zipfile.ZipFile(target, "x", zipfile.ZIP_STORED) as archive:
-        for file in sorted(folder.iterdir(), key=lambda file: (file.name != first, file.name)):
+        for file in sorted(folder.iterdir(), key=lambda file: (file.name != MANIFEST, file.name)):
             archive.write(file, file.name)
 
 

@@ -30,14 +30,8 @@ class WeightPool:
     def add_all(self, weights: Mapping[str, torch.Tensor]) -> tuple[StoredWeight, ...]:
         """Take in the weights of a part, by their names there."""
         return tuple(
-            StoredWeight(name, self.add(tensor), replace(spec_of(name, tensor), offset_bytes=0))
-            for name, tensor in weights.items()
+            StoredWeight(self.add(tensor), replace(spec_of(name, tensor), offset_bytes=0)) for name, tensor in weights.items()
         )
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all contents."""
-        return sum(extent_bytes(spec_of("", tensor)) for tensor in self._tensors.values())
 
     def write(self, folder: Path) -> tuple[str, dict[str, int]]:
         """Write the weights file; return its key, and the place of each content in it, in bytes from its start."""

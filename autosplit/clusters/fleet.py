@@ -1,7 +1,6 @@
 """Fleet: the hosts of a Ray cluster, an agent on each of them, and the one machine that they are together."""
 
 import contextlib
-import hashlib
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +16,7 @@ from autosplit.clusters.agent import PROBE, PURPOSE, SENDER, Agent, Files, HostF
 from autosplit.clusters.frames import dial
 from autosplit.clusters.raynodes import ASK_S, Agents, connected
 from autosplit.errors import AutosplitError, DeviceError
-from autosplit.files import content_hash
+from autosplit.files import content_hash, file_hash
 from autosplit.values.machine import HOST, Link, Machine
 
 ENDING_S = 5.0
@@ -109,7 +108,7 @@ class Fleet:
         content: dict[str, Path] = {}
         for folder in set[Path]().union(*folders.values()):
             files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-            hashes = {name: _hash_of(path) for name, path in files.items()}
+            hashes = {name: file_hash(path) for name, path in files.items()}
             content |= {hashes[name]: path for name, path in files.items()}
             names[folder] = content_hash(sorted(hashes.items()))
             listing[names[folder]] = hashes
@@ -172,8 +171,3 @@ class Fleet:
         for source, target in permutations(self.hosts, 2):
             found += self.ask([(source, "link_to", target, self.address(target))])
         return found
-
-
-def _hash_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -86,15 +86,14 @@ def _run(given: Bundle, path: Path) -> None:
         allow_native=given.allow_native,
         cuts=given.dump is not None,
     ) as bundle:
-        inputs = [kept.values[name] for name in bundle.network.inputs] if kept else example_inputs(bundle.network)
-        if given.dump is not None:
-            write_dump(bundle, given.policy, inputs, given.dump)
-        else:
-            bundle.run(inputs)
+        inputs = {name: kept.values[name] for name in kept.inputs} if kept else example_inputs(bundle.network)
+        bundle.run(inputs)
         first_s = time.perf_counter() - started
         started = time.perf_counter()
-        bundle.engine.run(inputs)
+        bundle.run(inputs)
         next_s = time.perf_counter() - started
+        if given.dump is not None:
+            write_dump(bundle, given.policy, inputs, given.dump)
     data = {
         "network": bundle.name,
         "policy": given.policy,

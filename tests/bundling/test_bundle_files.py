@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from autosplit.bundling.bundler import write_bundle
@@ -18,6 +19,8 @@ from autosplit.bundling.dumps import differences_of, example_inputs, read_dump, 
 from autosplit.bundling.manifest import WEIGHTS, Part, check_files, read_manifest
 from autosplit.bundling.mapping import mapped_devices
 from autosplit.bundling.openbundle import load_bundle
+from autosplit.commands.bundleoptions import Bundle
+from autosplit.commands.bundles import bundle
 from autosplit.errors import BundleError, RefusedError, StageError, UsageError
 from autosplit.files import content_hash
 from autosplit.tracing.capturing import trace
@@ -173,6 +176,7 @@ def rename_file(data, name):
         (lambda data: rename_file(data, "/etc/passwd"), r"file '/etc/passwd' is not a plain name"),
         (lambda data: data["files"].pop(WEIGHTS), f"it lists no '{WEIGHTS}'"),
         (lambda data: data["networks"]["skips"]["parts"][0].update(backend="pickle"), "backend 'pickle' does not exist"),
+        (lambda data: data["networks"]["skips"]["parts"][0].update(devices=["tape"]), "part 'stage0': device 'tape'"),
         (lambda data: data["networks"]["skips"].update(answer={"value": "nothing"}), "an answer that cannot be built"),
     ],
 )
@@ -293,6 +297,14 @@ def test_a_comparison_names_the_first_part_that_differs(folder, tmp_path):
     (tmp_path / "eager-serial" / "values.safetensors").write_bytes(b"\0" * 20)
     with pytest.raises(BundleError, match="is damaged"):
         read_dump(tmp_path / "eager-serial")
+
+
+def test_inputs_of_another_network_are_refused(folder, tmp_path):
+    save_file({"y": torch.zeros(1)}, tmp_path / "values.safetensors")
+    table = {"schema": 1, "graph": "other", "policy": "serial", "inputs": ["y"], "parts": []}
+    (tmp_path / "dump.json").write_text(json.dumps(table))
+    with pytest.raises(UsageError, match="the inputs are x, scale, and given are y"):
+        bundle(Bundle(words=["run", str(folder)], network="eager", inputs=tmp_path))
 
 
 def part_of(name, devices, load_s):

@@ -40,11 +40,11 @@ struct Spec {
 };
 
 struct Part {
-  std::string name, library;
+  std::string library;
   int threads = 1;
   std::vector<Spec> weights;
   std::vector<std::string> inputs, outputs;
-  std::unordered_map<std::string, at::Tensor> constants;
+  std::unordered_map<std::string, at::Tensor> constants;  // the library does not own them
   std::unique_ptr<torch::inductor::AOTIModelContainerRunnerCpu> runner;
 };
 
@@ -134,8 +134,7 @@ class Bundle {
         outputs_.push_back(rest);
       } else if (kind == "part") {
         parts_.emplace_back();
-        line >> parts_.back().library >> parts_.back().threads >> std::ws;
-        std::getline(line, parts_.back().name);
+        line >> parts_.back().library >> parts_.back().threads;
         if (parts_.back().library.find('/') != std::string::npos) throw std::runtime_error("a library lies outside of the bundle");
       } else if (!parts_.empty() && kind == "weight") {
         parts_.back().weights.push_back(read_spec(line));
@@ -163,16 +162,16 @@ class Bundle {
   }
 
   void load(Part& part) {
+    std::unordered_map<std::string, at::Tensor> weights;
     for (const auto& spec : part.weights) {
       const int64_t num_bytes = spec.extent() * static_cast<int64_t>(at::elementSize(spec.dtype));
       if (spec.offset < 0 || spec.offset + num_bytes > static_cast<int64_t>(size_))
         throw std::runtime_error("weight '" + spec.name + "' lies outside of the weights file");
-      part.constants[spec.name] = at::from_blob(static_cast<char*>(data_) + spec.offset, spec.shape, spec.stride, at::TensorOptions(spec.dtype));
+      weights[spec.name] = at::from_blob(static_cast<char*>(data_) + spec.offset, spec.shape, spec.stride, at::TensorOptions(spec.dtype));
     }
     part.runner = std::make_unique<torch::inductor::AOTIModelContainerRunnerCpu>(folder_ + "/" + part.library, 1);
-    std::unordered_map<std::string, at::Tensor> constants;
-    for (const auto& [name, weight] : part.runner->getConstantNamesToOriginalFQNs()) constants[name] = part.constants.at(weight);
-    part.runner->update_constant_buffer(constants, false, true, true);
+    for (const auto& [name, weight] : part.runner->getConstantNamesToOriginalFQNs()) part.constants[name] = weights.at(weight);
+    part.runner->update_constant_buffer(part.constants, false, true, true);
   }
 
   std::string folder_;
