@@ -11,6 +11,7 @@ from typing import IO, Any
 from rich.console import Console
 
 from autosplit.commands import options
+from autosplit.commands.exchangeoptions import Evaluate
 from autosplit.errors import StageError
 from autosplit.parsing import json_safe
 from autosplit.progress import Progress
@@ -57,12 +58,12 @@ def say_reused(profile: Any, store: Path, started: str) -> None:
         say(f"{share} measurements are from '{store}', of {before[0]} or later; --remeasure makes them again")
 
 
-def trace(given: options.Profile, progress: Progress) -> Any:
-    """The model that the flags name, traced."""
+def trace(given: options.Profile | Evaluate, progress: Progress, model: str) -> Any:
+    """A model, traced for the requests that the flags describe."""
     from autosplit import api
 
     progress("trace", 0.0, "loading the model and capturing its graph")
-    traced = api.trace(given.model, batch=given.batch, seq_len=given.seq_len, trust=given.trust)
+    traced = api.trace(model, batch=given.batch, seq_len=given.seq_len, trust=given.trust)
     progress("trace", 1.0, "done")
     return traced
 

@@ -4,32 +4,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autosplit.commands.console import err, say, show
+from autosplit.commands.console import err, say, show, trace
 from autosplit.commands.exchangeoptions import Evaluate
 from autosplit.commands.options import seconds
 from autosplit.commands.workloadfiles import evaluate_workload
 from autosplit.errors import UsageError
-from autosplit.parsing import json_safe
 from autosplit.progress import bars
 
 FOR_WORKLOADS = ("format", "num_devices", "bandwidth", "overlap", "simulate", "arrival_rate", "trace")
 """Flags that say something about a planner's workload file."""
 
-FOR_SPLITS = (
-    "split",
-    "cluster",
-    "devices",
-    "machine",
-    "memory",
-    "run",
-    "rounds",
-    "batch",
-    "seq_len",
-    "trust",
-    "backend",
-    "time_limit",
-)
-"""Flags that say something about a split of a model."""
+FOR_MODELS = ("cluster", "devices", "machine", "memory", "run", "rounds", "batch", "seq_len", "trust", "backend", "time_limit")
+"""Flags that say something about a model or its machine."""
 
 
 def evaluate(given: Evaluate) -> None:
@@ -40,6 +26,7 @@ def evaluate(given: Evaluate) -> None:
     elif path.suffix == ".pt2" or ":" in given.subject:
         _evaluate_split(given)
     else:
+        given.require_default(("model", *FOR_MODELS), "a workload file names its own devices and ops, and nothing is measured")
         evaluate_workload(given)
 
 
@@ -50,19 +37,18 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
     from autosplit.deploying.setup import Setup
     from autosplit.loadedplan import load
 
-    given.require_default((*FOR_WORKLOADS, *FOR_SPLITS), "a plan names its own stages")
+    given.require_default((*FOR_WORKLOADS, "split", *FOR_MODELS), "a plan names its own stages")
     loaded = load(path, given.model)
     profile = api.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
     if profile is None:
         raise UsageError(f"the store '{given.profiles}' holds no measurement of this model here: autosplit profile makes one")
     plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)
     data = {"plan": str(path), **asdict(plan.prediction), "stages": plan.rows()}
-    show(given, json_safe(data), plan_table(plan, given.verbose))
+    show(given, data, plan_table(plan, given.verbose))
 
 
 def _evaluate_split(given: Evaluate) -> None:
     """Judge a split of a model beside the best one under the same rules, and measure them where that is asked for."""
-    from autosplit import api
     from autosplit.backends.base import get_backend
     from autosplit.commands.report import table
     from autosplit.deploying.setup import Setup
@@ -76,9 +62,7 @@ def _evaluate_split(given: Evaluate) -> None:
     machine = machine_for(given.devices, given.machine, given.memory)
     with bars(err) as progress:
         setup = Setup(store=given.profiles, progress=progress)
-        progress("trace", 0.0, "loading the model and capturing its graph")
-        traced = api.trace(given.subject, batch=given.batch, seq_len=given.seq_len, trust=given.trust)
-        progress("trace", 1.0, "done")
+        traced = trace(given, progress, given.subject)
         limit_s = seconds(given.time_limit)
         judged = judge(traced, given.split, machine, backend=given.backend, setup=setup, time_limit_s=limit_s)
         report = run_judged(traced, judged, machine, setup=setup, num_rounds=given.rounds) if given.run else None
@@ -91,4 +75,4 @@ def _evaluate_split(given: Evaluate) -> None:
         data |= {"plans": rows, "outputs_equal": report.plan.outputs_equal}
     left_out = [f"'{name}' was left out: {why}" for name, why in judged.left_out.items()]
     below = "\n".join([judged.sentence, *judged.why, *left_out])
-    show(given, json_safe(data), table(rows, f"{traced.graph.name}: a split beside others", below))
+    show(given, data, table(rows, f"{traced.graph.name}: a split beside others", below))

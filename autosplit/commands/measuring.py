@@ -68,7 +68,7 @@ def profile(given: options.Measure) -> None:
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
         timed = StepTimes(progress)
         setup = given.setup(timed, hosts=hosts)
-        traced = trace(given, timed)
+        traced = trace(given, timed, given.model)
         measured = api.measure(traced, machine, setup=setup)
     say_reused(measured, given.profiles, started)
     say(f"seconds of each step: {', '.join(f'{text} {seconds:.1f}' for text, seconds in timed.seconds.items())}")

@@ -68,7 +68,7 @@ def annotate(given: Annotate) -> None:
 
     places = given.places()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
-        traced = trace(given, progress)
+        traced = trace(given, progress, given.model)
         placed = annotation.annotate(
             traced,
             places,

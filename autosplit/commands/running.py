@@ -73,7 +73,7 @@ def auto(given: options.Auto) -> None:
         progress = StepTimes(drawn)
         setup = given.setup(progress, log(given), hosts)
         say(api.expectation(machine, setup, budget))
-        result = api.auto(trace(given, progress), machine, wanted, setup=setup, budget=budget)
+        result = api.auto(trace(given, progress, given.model), machine, wanted, setup=setup, budget=budget)
     report = result.report
     say(seconds_text(progress.seconds if given.verbose else progress.steps_s))
     say_reused(result.profile, given.profiles, started)

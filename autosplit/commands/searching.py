@@ -37,7 +37,7 @@ def search(given: options.Plans) -> None:
     wanted, budget = given.constraints(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
         setup = given.setup(progress, log(given), hosts)
-        traced = trace(given, progress)
+        traced = trace(given, progress, given.model)
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)

@@ -19,22 +19,6 @@ FOR_MODELS = (
 )  # fmt: skip
 """Flags that say something about a model or its machine."""
 
-FOR_EVALUATED_MODELS = (
-    "cluster",
-    "devices",
-    "machine",
-    "memory",
-    "model",
-    "batch",
-    "seq_len",
-    "trust",
-    "backend",
-    "run",
-    "rounds",
-    "time_limit",
-)
-"""Flags of evaluate that say something about a model or its machine."""
-
 PLAN_SHARE = 2 / 3
 """Share of the time limit for a plan that is to be explained; the explanation has the rest."""
 
@@ -143,7 +127,6 @@ def evaluate_workload(given: Evaluate) -> None:
     from autosplit.costs.cost import evaluate as compute_loads
     from autosplit.costs.workloads import read_split
 
-    given.require_default(FOR_EVALUATED_MODELS, "a workload file names its own devices and ops, and nothing is measured")
     path = Path(given.subject)
     problem = _read(path, given)
     if given.split is None:
@@ -159,5 +142,5 @@ def evaluate_workload(given: Evaluate) -> None:
     title = f"{problem.name}: {max(loads.values()):.6g}"
     views = [table([{"device": name, "load": load} for name, load in loads.items()], title)]
     simulated = add_simulation(given, _simulation(problem, blocks), data, views)
-    show(given, json_safe(data), *views)
+    show(given, data, *views)
     write_simulation(given.trace, simulated)
