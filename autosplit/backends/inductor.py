@@ -98,17 +98,23 @@ def compile_library(program: StageProgram, folder: Path, options: Mapping[str, A
     All files of the compilation are in ``folder`` too: torch's cache would keep half a gigabyte a stage.
     Raises: BackendError: the compiler failed.
     """
+    return Path(str(compiled(program, {**options, "aot_inductor.output_path": str(folder.resolve() / "stage.so")})))
+
+
+def compiled(program: StageProgram, options: Mapping[str, Any]) -> Any:
+    """Compile the stage. Returns: the path of the library, or with ``aot_inductor.package`` the files of a package.
+
+    Raises: BackendError: the compiler failed.
+    """
     examples = tuple(map(zeros, program.inputs))
-    there = {"aot_inductor.output_path": str(folder.resolve() / "stage.so")}
     try:
         with quiet(), torch.no_grad():
             exported = torch.export.export(program.module, examples, strict=False)
-            made = torch._inductor.aot_compile(exported.module(), examples, options={**options, **there})
+            return torch._inductor.aot_compile(exported.module(), examples, options=dict(options))
     except Exception as failure:
         lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or [type(failure).__name__]
         reason = next((line for line in lines if "error: " in line), lines[0])  # the compiler's own word
         raise BackendError(f"inductor cannot compile stage '{program.name}': {reason}") from failure
-    return Path(str(made))
 
 
 def library_runnable(path: Path, threads: int, weights: Mapping[str, torch.Tensor] | None = None) -> Runnable:

@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import secrets
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict
 from autosplit.tracing.weightsfile import weight_starts
 
 PORTS = "onnx.json"
+
+ONNX = ("onnx", "onnxscript")
+"""The packages that write an ONNX file."""
 
 SMALL_BYTES = 1024
 """Smaller tensors stay in the graph, where runtimes look shapes up."""
@@ -62,14 +66,14 @@ class OnnxStage:
     outputs: tuple[Port, ...]
 
 
-def missing_packages(backend: str, modules: Sequence[str], extra: str) -> str | None:
-    """None if the modules are installed, else a line with the missing ones and the pip command."""
+def missing_packages(what: str, modules: Sequence[str], package: str) -> str | None:
+    """None if the modules are installed, else a line: what needs which of them, and the package to install with pip."""
     import importlib.util
 
     absent = [name for name in modules if importlib.util.find_spec(name) is None]
     if not absent:
         return None
-    return f"backend '{backend}' needs {' and '.join(absent)}: pip install 'autosplit[{extra}]'"
+    return f"{what} needs {' and '.join(absent)}: pip install {shlex.quote(package)}"
 
 
 def write_onnx(program: StageProgram, path: Path, dense: bool = True, starts: Mapping[str, int] | None = None) -> None:

@@ -27,6 +27,7 @@ from autosplit.backends.aligning import align
 from autosplit.backends.base import Backend, FileBackend, Precision, Runnable, require_precision
 from autosplit.backends.onnxfile import (
     ELEMENT_TYPES,
+    ONNX,
     OnnxStage,
     missing_packages,
     open_onnx,
@@ -54,7 +55,7 @@ class OnnxRuntimeBackend(FileBackend):
 
     def missing(self) -> str | None:
         """Name the packages that are not installed."""
-        return missing_packages(self.name, ("onnx", "onnxscript", "onnxruntime"), "onnx")
+        return missing_packages(f"backend '{self.name}'", (*ONNX, "onnxruntime"), "autosplit[onnx]")
 
     def refuses(self, program: StageProgram) -> dict[str, str]:
         """List the ops that the ONNX exporter or ONNX Runtime refuses, by a trial export."""

@@ -2,46 +2,27 @@
 
 from pathlib import Path
 
-from autosplit.exporting.base import Job, Target, loss_note, refusals_of, relabelled, write_json
-from autosplit.planning.moduleunits import joined, module_units, snapped
+from autosplit.exporting.base import Job, Target, loss_note, relabelled, write_json
+from autosplit.planning.moduleunits import joined, labels, module_units, snapped
 from autosplit.values.graph import Graph
-from autosplit.values.plan import Plan
 
 FILE = "device_map.json"
 
 
-class AccelerateTarget:
-    """``device_map.json`` with module paths and the numbers of devices."""
-
-    name = "accelerate"
-    writes = f"{FILE}: module path to the number of a device, for dispatch_model and from_pretrained(device_map=...)"
-    lacks = "cuts inside a module (moved, with what that costs), replicas, streams, bf16; it runs one request at a time"
-    checked = "accelerate's check_device_map, and dispatch_model on the CPU with equal outputs"
-
-    def missing(self) -> str | None:
-        """Nothing is needed to write the map."""
-        return None
-
-    def accepts(self, plan: Plan) -> list[str]:
-        """Refuse replicas, streams and bf16."""
-        return refusals_of(plan, self.name)
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the map; modules whose values meet outside of them go where most of their weights are."""
-        graph, stages = job.traced.graph, job.plan.stages
-        units = module_units(graph)
-        places = snapped(graph, units, [stage.ops for stage in stages])
-        names = list(dict.fromkeys(stage.devices[0] for stage in stages))
-        numbers = device_numbers(names)
-        homes = {op: place for unit, place in zip(units, places, strict=True) for op in unit.ops}
-        modules = {
-            module: numbers[stages[place].devices[0]]
-            for unit, place in zip(units, places, strict=True)
-            for module in unit.modules
-        }
-        write_json(folder / FILE, with_weights(graph, modules, {op: numbers[stages[n].devices[0]] for op, n in homes.items()}))
-        note = loss_note(job, relabelled(job, homes), "accelerate cuts only between modules")
-        return [f"devices: {', '.join(f'{number} is {name}' for name, number in numbers.items())}", note]
+def write(job: Job, folder: Path) -> list[str]:
+    """Write the map; modules whose values meet outside of them go where most of their weights are."""
+    graph, stages = job.traced.graph, job.plan.stages
+    units = module_units(graph)
+    places = snapped(graph, units, [stage.ops for stage in stages])
+    names = list(dict.fromkeys(stage.devices[0] for stage in stages))
+    numbers = device_numbers(names)
+    homes = labels(units, places)
+    modules = {
+        module: numbers[stages[place].devices[0]] for unit, place in zip(units, places, strict=True) for module in unit.modules
+    }
+    write_json(folder / FILE, with_weights(graph, modules, {op: numbers[stages[n].devices[0]] for op, n in homes.items()}))
+    note = loss_note(job, relabelled(job, homes), "accelerate cuts only between modules")
+    return [f"devices: {', '.join(f'{number} is {name}' for name, number in numbers.items())}", note]
 
 
 def device_numbers(names: list[str]) -> dict[str, int]:
@@ -70,4 +51,10 @@ def with_weights(graph: Graph, modules: dict[str, int], devices: dict[str, int])
     return joined(modules)
 
 
-TARGET: Target = AccelerateTarget()
+TARGET = Target(
+    name="accelerate",
+    writes=f"{FILE}: module path to the number of a device, for dispatch_model and from_pretrained(device_map=...)",
+    lacks="cuts inside a module (moved, with what that costs), replicas, streams, bf16; it runs one request at a time",
+    checked="accelerate's check_device_map, and dispatch_model on the CPU with equal outputs",
+    write=write,
+)

@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autosplit.backends.onnxfile import write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, refusals_of, write_json
-from autosplit.exporting.onnxruntime_files import missing_onnx
+from autosplit.exporting.base import Job, Target, write_json
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan
 
 WHOLE, OPTIONS, SETTING = "model.onnx", "session_options.json", "session.layer_assignment_settings"
 
@@ -92,37 +90,28 @@ def assignment(stages: Sequence[tuple[str, str]]) -> str:
     return "; ".join(f"{provider}({', '.join(names)})" for provider, names in found.items())
 
 
-class AnnotatedTarget:
-    """``model.onnx`` with its weights, and ``session_options.json``."""
+def write(job: Job, folder: Path) -> list[str]:
+    """Write the stages apart, and join them to one model. Raises: PlanError: an output is not made by a stage."""
+    import onnx
 
-    name = "onnxruntime-layers"
-    writes = f"{WHOLE}: the whole model, each node with its stage in the metadata '{ANNOTATION}'; {OPTIONS}: {SETTING}"
-    lacks = "replicas, streams, bf16, CPU cores apart (a provider has all of them), operators that ONNX does not have"
-    checked = "onnx's checker, and ONNX Runtime runs the model with its setting, with equal outputs"
-
-    def missing(self) -> str | None:
-        """Name the packages that are not installed."""
-        return missing_onnx(self.name, ("onnx", "onnxscript"))
-
-    def accepts(self, plan: Plan) -> list[str]:
-        """Refuse replicas, streams and bf16."""
-        return refusals_of(plan, self.name)
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the stages apart, and join them to one model. Raises: PlanError: an output is not made by a stage."""
-        import onnx
-
-        raise_faults(PlanError, "an ONNX model cannot express these connections", job.untouched_outputs(self.name))
-        with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
-            paths = [Path(name) / f"{program.name}.onnx" for program in job.programs]
-            for program, path in zip(job.programs, paths, strict=True):
-                write_onnx(program, path, dense=False)
-            model = annotated_model(paths, job.programs, job.traced.graph.inputs, job.traced.graph.outputs)
-            onnx.save(model, folder / WHOLE, save_as_external_data=True, location=f"{WHOLE}.data")
-        rows = zip(job.programs, job.plan.stages, strict=True)
-        setting = assignment([(program.name, parse_device(stage.devices[0]).kind) for program, stage in rows])
-        write_json(folder / OPTIONS, {SETTING: setting})
-        return [f"give the session the option {SETTING}={setting}"]
+    raise_faults(PlanError, "an ONNX model cannot express these connections", job.untouched_outputs("onnxruntime-layers"))
+    with tempfile.TemporaryDirectory(prefix="autosplit-") as name:
+        paths = [Path(name) / f"{program.name}.onnx" for program in job.programs]
+        for program, path in zip(job.programs, paths, strict=True):
+            write_onnx(program, path, dense=False)
+        model = annotated_model(paths, job.programs, job.traced.graph.inputs, job.traced.graph.outputs)
+        onnx.save(model, folder / WHOLE, save_as_external_data=True, location=f"{WHOLE}.data")
+    rows = zip(job.programs, job.plan.stages, strict=True)
+    setting = assignment([(program.name, parse_device(stage.devices[0]).kind) for program, stage in rows])
+    write_json(folder / OPTIONS, {SETTING: setting})
+    return [f"give the session the option {SETTING}={setting}"]
 
 
-TARGET: Target = AnnotatedTarget()
+TARGET = Target(
+    name="onnxruntime-layers",
+    writes=f"{WHOLE}: the whole model, each node with its stage in the metadata '{ANNOTATION}'; {OPTIONS}: {SETTING}",
+    lacks="replicas, streams, bf16, CPU cores apart (a provider has all of them), operators that ONNX does not have",
+    checked="onnx's checker, and ONNX Runtime runs the model with its setting, with equal outputs",
+    write=write,
+    missing=lambda: missing_packages("export to onnxruntime-layers", ONNX, "autosplit[onnx]"),
+)

@@ -1,22 +1,23 @@
-"""The protocol of export targets, how to get one by name, and the folder that appears whole or not at all."""
+"""What an export target is, how to get one by name, and the folder that appears whole or not at all."""
 
 import contextlib
 import importlib
 import json
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from autosplit.errors import MissingExtraError, UsageError, close_names, raise_faults
 from autosplit.files import hidden_beside, unwritable
 from autosplit.planning.predicting import predict
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, split
+from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -46,53 +47,73 @@ class Job:
         return split(self.traced, [stage.ops for stage in self.plan.stages])
 
     @cached_property
-    def makers(self) -> dict[str, int]:
-        """The number of the stage that makes each value on a cut and each output; inputs of the model are absent."""
-        return {spec.name: number for number, program in enumerate(self.programs) for spec in program.outputs}
+    def ports(self) -> list[TensorSpec]:
+        """The inputs and outputs of all stages, each once."""
+        return list(dict.fromkeys(spec for program in self.programs for spec in (*program.inputs, *program.outputs)))
+
+    def not_in_numpy(self) -> list[str]:
+        """A sentence for each value between stages, input and output with a dtype that numpy does not have."""
+        return [f"'{spec.name}' is {spec.dtype}, which numpy does not have" for spec in self.ports if not spec.in_numpy]
 
     def untouched_outputs(self, target: str) -> list[str]:
         """A sentence for each output of the model that is one of its inputs, and for each that it returns twice."""
-        outputs = self.traced.graph.outputs
-        faults = [
-            f"output '{name}' is an input of the model, which {target} cannot pass on"
-            for name in outputs
-            if name not in self.makers
-        ]
+        outputs, made = self.traced.graph.outputs, {spec.name for program in self.programs for spec in program.outputs}
+        given = dict.fromkeys(name for name in outputs if name not in made)
+        faults = [f"output '{name}' is an input of the model, which {target} cannot pass on" for name in given]
         twice = sorted({name for name in outputs if outputs.count(name) > 1})
         return faults + [f"output '{name}' is returned twice, and {target} has one place for it" for name in twice]
 
 
-class Target(Protocol):
-    """A runtime that a plan is written for."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A runtime that a plan is written for.
 
-    @property
-    def name(self) -> str:
-        """The name on the command line."""
+    Attributes:
+        name: the name on the command line.
+        writes: what it writes, in words.
+        lacks: what of a plan it cannot express, in words.
+        checked: how the tests check the written files, in words.
+        write: writes the files into an empty folder, and returns notes for the user, such as what the target's rules cost.
+            Raises: PlanError: the connections of the stages cannot be expressed. BackendError: an op cannot be.
+        missing: None if the files can be written here, else one line: the missing package and the way to install it.
+        replicas: whether a stage may have several devices.
+        streams: whether a replica may work on several requests at once.
+        chain: whether each stage needs a device of its own.
+        refuses: a sentence for each other thing in a plan that the target cannot express.
+    """
 
-    @property
-    def writes(self) -> str:
-        """What it writes, in words."""
-
-    @property
-    def lacks(self) -> str:
-        """What of a plan it cannot express, in words."""
-
-    @property
-    def checked(self) -> str:
-        """How the written files are checked by the tests, in words."""
-
-    def missing(self) -> str | None:
-        """None if it can be written here, else one line: the missing package and the way to install it."""
+    name: str
+    writes: str
+    lacks: str
+    checked: str
+    write: Callable[[Job, Path], list[str]]
+    missing: Callable[[], str | None] = lambda: None
+    replicas: bool = False
+    streams: bool = False
+    chain: bool = False
+    refuses: Callable[[Plan], list[str]] = lambda plan: []
 
     def accepts(self, plan: Plan) -> list[str]:
-        """A sentence for each thing in the plan that the target cannot express; empty if it takes the plan."""
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the files into an empty folder.
-
-        Returns: notes for the user, such as what the target's rules cost.
-        Raises: PlanError: the connections of the stages cannot be expressed. BackendError: an op cannot be.
-        """
+        """A sentence for each thing in a plan that the target lacks; every target computes in f32."""
+        faults = []
+        for stage in plan.stages:
+            if len(stage.devices) > 1 and not self.replicas:
+                faults.append(f"stage '{stage.name}' has {len(stage.devices)} replicas, and {self.name} runs each stage once")
+            if stage.streams > 1 and not self.streams:
+                one = f"{self.name} has one request in a stage at a time"
+                faults.append(f"stage '{stage.name}' has {stage.streams} streams, and {one}")
+        if self.chain:
+            homes: dict[str, list[str]] = {}
+            for stage in plan.stages:
+                homes.setdefault(stage.devices[0], []).append(stage.name)
+            faults += [
+                f"device '{device}' has stages {', '.join(names)}, and {self.name} gives each device one stage"
+                for device, names in homes.items()
+                if len(names) > 1
+            ]
+        if plan.precision != "f32":
+            faults.append(f"the plan computes in {plan.precision}, and an export does in f32; plan again with --precision f32")
+        return [*faults, *self.refuses(plan)]
 
 
 TARGETS: Mapping[str, str] = {
@@ -151,7 +172,7 @@ def write_export(name: str, job: Job, folder: Path) -> list[str]:
             "notes": notes,
             "versions": {"python": platform.python_version(), **_versions(("autosplit", "torch"))},
         }
-        (building / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        write_json(building / ABOUT, about)
     return notes
 
 
@@ -184,36 +205,6 @@ def _versions(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def refusals_of(plan: Plan, target: str, *, replicas: bool = False, streams: bool = False, chain: bool = False) -> list[str]:
-    """A sentence for each thing in a plan that a target lacks; every target computes in f32.
-
-    Args:
-        plan: the plan.
-        target: the name of the target.
-        replicas: whether a stage may have several devices.
-        streams: whether a replica may work on several requests at once.
-        chain: whether each stage needs a device of its own.
-    """
-    faults = []
-    for stage in plan.stages:
-        if len(stage.devices) > 1 and not replicas:
-            faults.append(f"stage '{stage.name}' has {len(stage.devices)} replicas, and {target} runs each stage once")
-        if stage.streams > 1 and not streams:
-            faults.append(f"stage '{stage.name}' has {stage.streams} streams, and {target} has one request in a stage at a time")
-    if chain:
-        homes: dict[str, list[str]] = {}
-        for stage in plan.stages:
-            homes.setdefault(stage.devices[0], []).append(stage.name)
-        faults += [
-            f"device '{device}' has stages {', '.join(names)}, and {target} gives each device one stage"
-            for device, names in homes.items()
-            if len(names) > 1
-        ]
-    if plan.precision != "f32":
-        faults.append(f"the plan computes in {plan.precision}, and an export does in f32; plan again with --precision f32")
-    return faults
-
-
 def relabelled(job: Job, places: Mapping[str, int]) -> Plan:
     """The plan with each op on another stage's device, as consecutive runs of ops; each run has the settings of that stage.
 
@@ -222,7 +213,7 @@ def relabelled(job: Job, places: Mapping[str, int]) -> Plan:
         places: op name to the number of the stage whose device it runs on.
     """
     graph, stages = job.traced.graph, job.plan.stages
-    runs = graph.runs(places, {op: str(number) for op, number in places.items()})
+    runs = graph.runs(places, places)
     made = tuple(replace(stages[places[ops[0]]], name=f"stage{number}", ops=ops, load_s=0.0) for number, ops in enumerate(runs))
     return replace(job.plan, stages=made).unpredicted()
 
@@ -249,6 +240,11 @@ def loss_note(job: Job, moved: Plan, rule: str) -> str:
     own, theirs = (predict(plan, graph, machine, job.profile).prediction for plan in (job.plan, moved))
     lost = 1 - theirs.throughput_per_s / own.throughput_per_s
     return f"{changed}, {theirs.throughput_per_s:.4g} items/s predicted instead of {own.throughput_per_s:.4g}: {lost:.1%} lost"
+
+
+def port_names(program: StageProgram) -> dict[str, list[str]]:
+    """The names of a stage's inputs and outputs, in order, for a file."""
+    return {"inputs": [spec.name for spec in program.inputs], "outputs": [spec.name for spec in program.outputs]}
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -1,13 +1,13 @@
 """Export for ExecuTorch: a ``.pte`` program for each stage on CPU cores, and the stage of each op as a delegation tag."""
 
-import importlib.util
 from pathlib import Path
 
 import torch
 
+from autosplit.backends.onnxfile import missing_packages
 from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
-from autosplit.exporting.base import Job, Target, refusals_of, write_json
+from autosplit.exporting.base import Job, Target, port_names, write_json
 from autosplit.tracing.tensorspec import zeros
 from autosplit.values.machine import parse_device
 from autosplit.values.plan import Plan
@@ -15,51 +15,44 @@ from autosplit.values.plan import Plan
 TAGS = "delegation_tags.json"
 
 
-class ExecuTorchTarget:
-    """``stageN.pte`` and ``delegation_tags.json``."""
+def not_on_cores(plan: Plan) -> list[str]:
+    """A sentence for each device of a plan that is not made of CPU cores."""
+    return [
+        f"stage '{stage.name}' is on '{name}', and only programs for CPU cores are written"
+        for stage in plan.stages
+        for name in stage.devices
+        if parse_device(name).kind != "cpu"
+    ]
 
-    name = "executorch"
-    writes = (
+
+def write(job: Job, folder: Path) -> list[str]:
+    """Lower each stage. Raises: BackendError: ExecuTorch refuses an op."""
+    from executorch.exir import to_edge_transform_and_lower
+
+    rows = []
+    for program in job.programs:
+        try:
+            with quiet(), torch.no_grad():
+                exported = torch.export.export(program.module, tuple(map(zeros, program.inputs)), strict=False)
+                lowered = to_edge_transform_and_lower(exported).to_executorch()
+        except Exception as failure:
+            raise BackendError(f"ExecuTorch refuses stage '{program.name}': {str(failure).strip()[:300]}") from failure
+        (folder / f"{program.name}.pte").write_bytes(lowered.buffer)
+        rows.append({"file": f"{program.name}.pte", **port_names(program)})
+    tags = {op: stage.name for stage in job.plan.stages for op in stage.ops}
+    graph = job.traced.graph
+    write_json(folder / TAGS, {"inputs": graph.inputs, "outputs": graph.outputs, "programs": rows, "tags": tags})
+    return []
+
+
+TARGET = Target(
+    name="executorch",
+    writes=(
         f"stage0.pte, stage1.pte, ... with portable kernels; {TAGS}: op to the tag for a PartitionResult, each stage's values"
-    )
-    lacks = "devices other than CPU cores (their backends bring partitioners of their own), replicas, streams, bf16"
-    checked = "ExecuTorch's runtime runs the programs one after the other where it is installed, with equal outputs"
-
-    def missing(self) -> str | None:
-        """Name the package if it is not installed."""
-        if importlib.util.find_spec("executorch") is not None:
-            return None
-        return "export to executorch needs executorch: pip install executorch"
-
-    def accepts(self, plan: Plan) -> list[str]:
-        """Refuse replicas, streams, bf16, and devices that are not CPU cores."""
-        others = [
-            f"stage '{stage.name}' is on '{name}', and only programs for CPU cores are written"
-            for stage in plan.stages
-            for name in stage.devices
-            if parse_device(name).kind != "cpu"
-        ]
-        return [*refusals_of(plan, self.name), *others]
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Lower each stage. Raises: BackendError: ExecuTorch refuses an op."""
-        from executorch.exir import to_edge_transform_and_lower
-
-        rows = []
-        for program in job.programs:
-            try:
-                with quiet(), torch.no_grad():
-                    exported = torch.export.export(program.module, tuple(map(zeros, program.inputs)), strict=False)
-                    lowered = to_edge_transform_and_lower(exported).to_executorch()
-            except Exception as failure:
-                raise BackendError(f"ExecuTorch refuses stage '{program.name}': {str(failure).strip()[:300]}") from failure
-            (folder / f"{program.name}.pte").write_bytes(lowered.buffer)
-            values = {side: [spec.name for spec in getattr(program, side)] for side in ("inputs", "outputs")}
-            rows.append({"file": f"{program.name}.pte", **values})
-        tags = {op: stage.name for stage in job.plan.stages for op in stage.ops}
-        graph = job.traced.graph
-        write_json(folder / TAGS, {"inputs": graph.inputs, "outputs": graph.outputs, "programs": rows, "tags": tags})
-        return []
-
-
-TARGET: Target = ExecuTorchTarget()
+    ),
+    lacks="devices other than CPU cores (their backends bring partitioners of their own), replicas, streams, bf16",
+    checked="ExecuTorch's runtime runs the programs one after the other where it is installed, with equal outputs",
+    write=write,
+    missing=lambda: missing_packages("export to executorch", ("executorch",), "executorch"),
+    refuses=not_on_cores,
+)

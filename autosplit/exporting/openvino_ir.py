@@ -11,52 +11,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autosplit.backends.onnxfile import missing_packages, write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
 from autosplit.backends.quiet import quiet
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, refusals_of
+from autosplit.exporting.base import Job, Target
 from autosplit.tracing.splitting import StageProgram
-from autosplit.values.plan import Plan
 
 WHOLE, SCRIPT = "model.xml", "hetero.py"
 
 
-class OpenVinoTarget:
-    """``stageN.xml`` and ``model.xml``, each with its ``.bin``, and ``hetero.py``."""
+def write(job: Job, folder: Path) -> list[str]:
+    """Convert each stage through an ONNX file, and join the stages to one model."""
+    import openvino
 
-    name = "openvino"
-    writes = f"stage0.xml, stage1.xml, ... with weights; {WHOLE} with rt_info 'affinity', which {SCRIPT} compiles for HETERO"
-    lacks = "replicas and streams (compile a stage several times), bf16, operators that ONNX or OpenVINO does not have"
-    checked = "OpenVINO runs the stages one after the other, and the whole model on HETERO:CPU, with equal outputs"
-
-    def missing(self) -> str | None:
-        """Name the packages that are not installed."""
-        return missing_packages("openvino", ("onnx", "onnxscript", "openvino"), "openvino")
-
-    def accepts(self, plan: Plan) -> list[str]:
-        """Refuse replicas, streams and bf16."""
-        return refusals_of(plan, self.name)
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Convert each stage through an ONNX file, and join the stages to one model."""
-        import openvino
-
-        raise_faults(PlanError, "an IR cannot express these connections", job.untouched_outputs(self.name))
-        devices = [device_of(stage.devices[0]) for stage in job.plan.stages]
-        with tempfile.TemporaryDirectory(prefix="autosplit-") as name, quiet():
-            for number, program in enumerate(job.programs):
-                write_onnx(program, Path(name) / f"stage{number}.onnx", dense=False)
-                model = openvino.Core().read_model(Path(name) / f"stage{number}.onnx")
-                openvino.save_model(model, folder / f"stage{number}.xml", compress_to_fp16=False)
-            models = [openvino.Core().read_model(folder / f"stage{number}.xml") for number in range(len(devices))]
-            whole = joined(models, job.programs, devices, job.traced.graph.inputs, job.traced.graph.outputs)
-            openvino.save_model(whole, folder / WHOLE, compress_to_fp16=False)
-        shutil.copyfile(Path(__file__).with_name("openvino_hetero_script.py"), folder / SCRIPT)
-        note = f"'affinity' in {WHOLE}: {', '.join(devices)}; {SCRIPT} compiles it for HETERO:{','.join(dict.fromkeys(devices))}"
-        one = (
-            " OpenVINO has one CPU device, so these stages are one there." if set(devices) == {"CPU"} and len(devices) > 1 else ""
-        )
-        return [f"{note}.{one} Compile stages with INFERENCE_PRECISION_HINT f32: the default may be bf16."]
+    raise_faults(PlanError, "an IR cannot express these connections", job.untouched_outputs("openvino"))
+    devices = [device_of(stage.devices[0]) for stage in job.plan.stages]
+    with tempfile.TemporaryDirectory(prefix="autosplit-") as name, quiet():
+        for number, program in enumerate(job.programs):
+            write_onnx(program, Path(name) / f"stage{number}.onnx", dense=False)
+            model = openvino.Core().read_model(Path(name) / f"stage{number}.onnx")
+            openvino.save_model(model, folder / f"stage{number}.xml", compress_to_fp16=False)
+        models = [openvino.Core().read_model(folder / f"stage{number}.xml") for number in range(len(devices))]
+        whole = joined(models, job.programs, devices, job.traced.graph.inputs, job.traced.graph.outputs)
+        openvino.save_model(whole, folder / WHOLE, compress_to_fp16=False)
+    shutil.copyfile(Path(__file__).with_name("openvino_hetero_script.py"), folder / SCRIPT)
+    note = f"'affinity' in {WHOLE}: {', '.join(devices)}; {SCRIPT} compiles it for HETERO:{','.join(dict.fromkeys(devices))}"
+    one = " OpenVINO has one CPU device, so these stages are one there." if set(devices) == {"CPU"} and len(devices) > 1 else ""
+    return [f"{note}.{one} Compile stages with INFERENCE_PRECISION_HINT f32: the default may be bf16."]
 
 
 def device_of(name: str) -> str:
@@ -116,4 +97,11 @@ def joined(
     return whole
 
 
-TARGET: Target = OpenVinoTarget()
+TARGET = Target(
+    name="openvino",
+    writes=f"stage0.xml, stage1.xml, ... with weights; {WHOLE} with rt_info 'affinity', which {SCRIPT} compiles for HETERO",
+    lacks="replicas and streams (compile a stage several times), bf16, operators that ONNX or OpenVINO does not have",
+    checked="OpenVINO runs the stages one after the other, and the whole model on HETERO:CPU, with equal outputs",
+    write=write,
+    missing=lambda: missing_packages("export to openvino", (*ONNX, "openvino"), "autosplit[openvino]"),
+)

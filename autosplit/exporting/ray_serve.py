@@ -6,64 +6,51 @@ from typing import Any
 
 import yaml
 
-from autosplit.backends.onnxfile import write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, refusals_of, write_json
-from autosplit.exporting.onnxruntime_files import missing_onnx
+from autosplit.exporting.base import Job, Target, port_names, write_json
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan
 
 APP, CONFIG, STAGES = "app.py", "serve_config.yaml", "stages.json"
 
 
-class RayServeTarget:
-    """``stageN.onnx``, ``stages.json``, ``app.py`` and ``serve_config.yaml``."""
+def write(job: Job, folder: Path) -> list[str]:
+    """Write the stages, the app and its config. Raises: PlanError: numpy lacks a dtype, or an input is returned."""
+    graph, specs = job.traced.graph, job.traced.specs
+    raise_faults(PlanError, "an app cannot express these values", [*job.not_in_numpy(), *job.untouched_outputs("ray-serve")])
+    rows = []
+    for program, stage in zip(job.programs, job.plan.stages, strict=True):
+        write_onnx(program, folder / f"{program.name}.onnx", dense=False)
+        rows.append({"name": program.name, "file": f"{program.name}.onnx", "threads": stage.threads, **port_names(program)})
+    inputs = {name: specs[name].dtype for name in graph.inputs}
+    write_json(folder / STAGES, {"inputs": inputs, "outputs": list(graph.outputs), "stages": rows})
+    shutil.copyfile(Path(__file__).with_name("ray_serve_app.py"), folder / APP)
+    deployments: list[dict[str, Any]] = [{"name": "ingress", "ray_actor_options": {"num_cpus": 0}}]
+    for program, stage in zip(job.programs, job.plan.stages, strict=True):
+        on_cpu = all(parse_device(name).kind == "cpu" for name in stage.devices)
+        options: dict[str, Any] = {"num_cpus": stage.threads} if on_cpu else {"num_cpus": 0, "num_gpus": 1}
+        deployments.append(
+            {
+                "name": program.name,
+                "num_replicas": len(stage.devices),
+                "max_ongoing_requests": job.plan.queue_depth,
+                "ray_actor_options": options,
+            }
+        )
+    application = {"name": "model", "route_prefix": "/", "import_path": "app:build", "deployments": deployments}
+    text = yaml.safe_dump({"proxy_location": "HeadOnly", "applications": [application]}, sort_keys=False)
+    (folder / CONFIG).write_text(text, encoding="utf-8")
+    return [f"serve it: cd {folder.name} && serve run {CONFIG}"]
 
-    name = "ray-serve"
-    writes = (
+
+TARGET = Target(
+    name="ray-serve",
+    writes=(
         f"{APP} (a deployment for each stage, connected by handles), {CONFIG} (replicas and cores), and ONNX files of the stages"
-    )
-    lacks = "streams, bf16, the core that a stage is on (Ray counts cores), operators that ONNX does not have"
-    checked = "served by Ray on this machine with a request over HTTP where ray[serve] is installed; else the stages run in order"
-
-    def missing(self) -> str | None:
-        """Name the packages that are not installed; ray is needed to serve, not to write."""
-        return missing_onnx(self.name, ("onnx", "onnxscript"))
-
-    def accepts(self, plan: Plan) -> list[str]:
-        """Refuse streams and bf16."""
-        return refusals_of(plan, self.name, replicas=True)
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the stages, the app and its config. Raises: PlanError: numpy lacks a dtype, or an input is returned."""
-        graph, specs = job.traced.graph, job.traced.specs
-        used = dict.fromkeys(spec for program in job.programs for spec in (*program.inputs, *program.outputs))
-        faults = [f"'{spec.name}' is {spec.dtype}, which numpy does not have" for spec in used if not spec.in_numpy]
-        raise_faults(PlanError, "an app cannot express these values", [*faults, *job.untouched_outputs(self.name)])
-        rows = []
-        for program, stage in zip(job.programs, job.plan.stages, strict=True):
-            write_onnx(program, folder / f"{program.name}.onnx", dense=False)
-            values = {side: [spec.name for spec in getattr(program, side)] for side in ("inputs", "outputs")}
-            rows.append({"name": program.name, "file": f"{program.name}.onnx", "threads": stage.threads, **values})
-        inputs = {name: specs[name].dtype for name in graph.inputs}
-        write_json(folder / STAGES, {"inputs": inputs, "outputs": list(graph.outputs), "stages": rows})
-        shutil.copyfile(Path(__file__).with_name("ray_serve_app.py"), folder / APP)
-        deployments: list[dict[str, Any]] = [{"name": "ingress", "ray_actor_options": {"num_cpus": 0}}]
-        for program, stage in zip(job.programs, job.plan.stages, strict=True):
-            on_cpu = all(parse_device(name).kind == "cpu" for name in stage.devices)
-            options: dict[str, Any] = {"num_cpus": stage.threads} if on_cpu else {"num_cpus": 0, "num_gpus": 1}
-            deployments.append(
-                {
-                    "name": program.name,
-                    "num_replicas": len(stage.devices),
-                    "max_ongoing_requests": job.plan.queue_depth,
-                    "ray_actor_options": options,
-                }
-            )
-        application = {"name": "model", "route_prefix": "/", "import_path": "app:build", "deployments": deployments}
-        text = yaml.safe_dump({"proxy_location": "HeadOnly", "applications": [application]}, sort_keys=False)
-        (folder / CONFIG).write_text(text, encoding="utf-8")
-        return [f"serve it: cd {folder.name} && serve run {CONFIG}"]
-
-
-TARGET: Target = RayServeTarget()
+    ),
+    lacks="streams, bf16, the core that a stage is on (Ray counts cores), operators that ONNX does not have",
+    checked="served by Ray on this machine with a request over HTTP where ray[serve] is installed; else the stages run in order",
+    write=write,
+    missing=lambda: missing_packages("export to ray-serve", ONNX, "autosplit[onnx]"),
+    replicas=True,
+)

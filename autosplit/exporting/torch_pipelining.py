@@ -1,6 +1,5 @@
 """Export for torch.distributed.pipelining: a program for each rank, and a script that runs them under torchrun."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,66 +10,47 @@ from torch import nn
 
 from autosplit.backends.quiet import quiet
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, refusals_of
+from autosplit.exporting.base import Job, Target, write_json
 from autosplit.tracing.splitting import StageProgram
 from autosplit.tracing.tensorspec import TensorSpec, zeros
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan
 
 SCRIPT, RANKS, INPUTS = "run.py", "ranks.json", "inputs.pt"
 
 
-class TorchPipeliningTarget:
-    """``rankN.pt2`` for each stage, ``ranks.json``, example inputs, and ``run.py``."""
-
-    name = "torch-pipelining"
-    writes = (
-        f"rank0.pt2, rank1.pt2, ..., {RANKS}, {INPUTS} and {SCRIPT}: PipelineStage and a forward-only schedule under torchrun"
-    )
-    lacks = "replicas, streams, bf16, inputs and outputs without a dimension to cut into microbatches"
-    checked = "torchrun over gloo with two ranks and several microbatches, equal outputs"
-
-    def missing(self) -> str | None:
-        """Nothing but torch is needed."""
-        return None
-
-    def accepts(self, plan: Plan) -> list[str]:
-        """Refuse replicas, streams and bf16; two stages on one device are two ranks there."""
-        return refusals_of(plan, self.name)
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Export each rank; values that later ranks need pass through those between. Raises: PlanError: a value is a scalar."""
-        graph, specs = job.traced.graph, job.traced.specs
-        faults = [
-            f"{kind} '{name}' is a scalar, and torch cuts requests along the first dimension"
-            for kind, names in (("input", graph.inputs), ("output", graph.outputs))
-            for name in names
-            if not specs[name].shape
-        ]
-        raise_faults(PlanError, "torch.distributed.pipelining cannot express these values", faults)
-        borders = crossing(job.programs, graph.inputs, graph.outputs)
-        ranks: list[dict[str, Any]] = []
-        for number, (program, stage) in enumerate(zip(job.programs, job.plan.stages, strict=True)):
-            inputs, outputs = ([specs[name] for name in borders[number + side]] for side in (0, 1))
-            carrying = Carrying(program, borders[number], borders[number + 1])
-            with quiet(), torch.no_grad():
-                exported = torch.export.export(carrying, tuple(map(zeros, inputs)), strict=False)
-            torch.export.save(exported, folder / f"rank{number}.pt2")
-            device = parse_device(stage.devices[0])
-            ranks.append(
-                {
-                    "file": f"rank{number}.pt2",
-                    "device": "cpu" if device.kind == "cpu" else device.name,
-                    "cores": list(device.cores),
-                    "threads": stage.threads,
-                    "inputs": _described(inputs),
-                    "outputs": _described(outputs),
-                }
-            )
-        (folder / RANKS).write_text(json.dumps({"schema": 1, "ranks": ranks}, indent=2) + "\n", encoding="utf-8")
-        torch.save(dict(zip(graph.inputs, job.traced.example_inputs, strict=True)), folder / INPUTS)
-        shutil.copyfile(Path(__file__).with_name("torch_pipelining_script.py"), folder / SCRIPT)
-        return [f"run it: torchrun --nproc-per-node {len(ranks)} {SCRIPT} --inputs {INPUTS} --outputs outputs.pt"]
+def write(job: Job, folder: Path) -> list[str]:
+    """Export each rank; values that later ranks need pass through those between. Raises: PlanError: a value is a scalar."""
+    graph, specs = job.traced.graph, job.traced.specs
+    faults = [
+        f"{kind} '{name}' is a scalar, and torch cuts requests along the first dimension"
+        for kind, names in (("input", graph.inputs), ("output", graph.outputs))
+        for name in names
+        if not specs[name].shape
+    ]
+    raise_faults(PlanError, "torch.distributed.pipelining cannot express these values", faults)
+    borders = crossing(job.programs, graph.inputs, graph.outputs)
+    ranks: list[dict[str, Any]] = []
+    for number, (program, stage) in enumerate(zip(job.programs, job.plan.stages, strict=True)):
+        inputs, outputs = ([specs[name] for name in borders[number + side]] for side in (0, 1))
+        carrying = Carrying(program, borders[number], borders[number + 1])
+        with quiet(), torch.no_grad():
+            exported = torch.export.export(carrying, tuple(map(zeros, inputs)), strict=False)
+        torch.export.save(exported, folder / f"rank{number}.pt2")
+        device = parse_device(stage.devices[0])
+        ranks.append(
+            {
+                "file": f"rank{number}.pt2",
+                "device": "cpu" if device.kind == "cpu" else device.name,
+                "cores": list(device.cores),
+                "threads": stage.threads,
+                "inputs": _described(inputs),
+                "outputs": _described(outputs),
+            }
+        )
+    write_json(folder / RANKS, {"schema": 1, "ranks": ranks})
+    torch.save(dict(zip(graph.inputs, job.traced.example_inputs, strict=True)), folder / INPUTS)
+    shutil.copyfile(Path(__file__).with_name("torch_pipelining_script.py"), folder / SCRIPT)
+    return [f"run it: torchrun --nproc-per-node {len(ranks)} {SCRIPT} --inputs {INPUTS} --outputs outputs.pt"]
 
 
 class Carrying(nn.Module):
@@ -107,4 +87,12 @@ def _described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
     return [{"name": spec.name, "shape": list(spec.shape), "stride": list(spec.stride), "dtype": spec.dtype} for spec in specs]
 
 
-TARGET: Target = TorchPipeliningTarget()
+TARGET = Target(
+    name="torch-pipelining",
+    writes=(
+        f"rank0.pt2, rank1.pt2, ..., {RANKS}, {INPUTS} and {SCRIPT}: PipelineStage and a forward-only schedule under torchrun"
+    ),
+    lacks="replicas, streams, bf16, inputs and outputs without a dimension to cut into microbatches",
+    checked="torchrun over gloo with two ranks and several microbatches, equal outputs",
+    write=write,
+)

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autosplit.backends.onnxfile import write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, refusals_of
-from autosplit.exporting.onnxruntime_files import missing_onnx
+from autosplit.exporting.base import Job, Target
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
 from autosplit.values.plan import Plan, Stage
@@ -32,54 +31,37 @@ class Word(str):
     """A text that stands without quotes in a config: the name of an enum's value."""
 
 
-class TritonTarget:
-    """A folder for each stage with ``config.pbtxt`` and ``1/model.onnx``, and a folder for the ensemble."""
+def mixed_kinds(plan: Plan) -> list[str]:
+    """A sentence for each stage with replicas on several kinds of devices."""
+    return [
+        f"stage '{stage.name}' has replicas on {', '.join(stage.devices)}, and an instance group is of one kind"
+        for stage in plan.stages
+        if len({parse_device(name).kind for name in stage.devices}) > 1
+    ]
 
-    name = "triton"
-    writes = (
-        "a model repository: config.pbtxt and 1/model.onnx for each stage, instance_group from replicas and streams, an ensemble"
-    )
-    lacks = "bf16, replicas on several kinds of devices, scalars as inputs of the model, operators that ONNX does not have"
-    checked = (
-        "tritonclient's protobuf reads each config; types and connections are checked; ONNX Runtime runs the ensemble's table"
-    )
 
-    def missing(self) -> str | None:
-        """Name the packages that are not installed."""
-        return missing_onnx(self.name, ("onnx", "onnxscript"))
-
-    def accepts(self, plan: Plan) -> list[str]:
-        """Refuse bf16 and stages with replicas on several kinds of devices."""
-        mixed = [
-            f"stage '{stage.name}' has replicas on {', '.join(stage.devices)}, and an instance group is of one kind"
-            for stage in plan.stages
-            if len({parse_device(name).kind for name in stage.devices}) > 1
-        ]
-        return [*refusals_of(plan, self.name, replicas=True, streams=True), *mixed]
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the repository. Raises: PlanError: a type or a connection cannot be expressed."""
-        graph, specs = job.traced.graph, job.traced.specs
-        used = [spec for program in job.programs for spec in (*program.inputs, *program.outputs)]
-        strange = {s.name: f"'{s.name}' is {s.dtype}, which has no type in Triton" for s in used if s.dtype not in DTYPES}
-        faults = [*strange.values(), *job.untouched_outputs(self.name)]
-        raise_faults(PlanError, "Triton cannot express these values", faults)
-        name = re.sub(r"[^\w.-]", "_", graph.name) or "model"
-        stages = [f"{name}_{stage.name}" for stage in job.plan.stages]
-        configs = [
-            stage_config(title, stage, program.inputs, program.outputs)
-            for title, stage, program in zip(stages, job.plan.stages, job.programs, strict=True)
-        ]
-        read = {spec.name for program in job.programs for spec in program.inputs}
-        inputs = [specs[value] for value in graph.inputs if value in read]
-        ensemble = ensemble_config(name, configs, inputs, [specs[value] for value in graph.outputs])
-        raise_faults(PlanError, "the ensemble does not fit together", ensemble_faults(ensemble, configs))
-        for config in (*configs, ensemble):
-            (folder / config["name"] / "1").mkdir(parents=True)
-            (folder / config["name"] / "config.pbtxt").write_text(pbtxt(config), encoding="utf-8")
-        for title, program in zip(stages, job.programs, strict=True):
-            write_onnx(program, folder / title / "1" / "model.onnx", dense=False)
-        return [f"start it: tritonserver --model-repository {folder.name}; clients call the model '{name}'"]
+def write(job: Job, folder: Path) -> list[str]:
+    """Write the repository. Raises: PlanError: a type or a connection cannot be expressed."""
+    graph, specs = job.traced.graph, job.traced.specs
+    strange = {s.name: f"'{s.name}' is {s.dtype}, which has no type in Triton" for s in job.ports if s.dtype not in DTYPES}
+    faults = [*strange.values(), *job.untouched_outputs("triton")]
+    raise_faults(PlanError, "Triton cannot express these values", faults)
+    name = re.sub(r"[^\w.-]", "_", graph.name) or "model"
+    stages = [f"{name}_{stage.name}" for stage in job.plan.stages]
+    configs = [
+        stage_config(title, stage, program.inputs, program.outputs)
+        for title, stage, program in zip(stages, job.plan.stages, job.programs, strict=True)
+    ]
+    read = {spec.name for program in job.programs for spec in program.inputs}
+    inputs = [specs[value] for value in graph.inputs if value in read]
+    ensemble = ensemble_config(name, configs, inputs, [specs[value] for value in graph.outputs])
+    raise_faults(PlanError, "the ensemble does not fit together", ensemble_faults(ensemble, configs))
+    for config in (*configs, ensemble):
+        (folder / config["name"] / "1").mkdir(parents=True)
+        (folder / config["name"] / "config.pbtxt").write_text(pbtxt(config), encoding="utf-8")
+    for title, program in zip(stages, job.programs, strict=True):
+        write_onnx(program, folder / title / "1" / "model.onnx", dense=False)
+    return [f"start it: tritonserver --model-repository {folder.name}; clients call the model '{name}'"]
 
 
 def _port(spec: TensorSpec) -> Config:
@@ -174,4 +156,18 @@ def pbtxt(config: Mapping[str, Any], indent: str = "") -> str:
     return "".join(lines)
 
 
-TARGET: Target = TritonTarget()
+TARGET = Target(
+    name="triton",
+    writes=(
+        "a model repository: config.pbtxt and 1/model.onnx for each stage, instance_group from replicas and streams, an ensemble"
+    ),
+    lacks="bf16, replicas on several kinds of devices, scalars as inputs of the model, operators that ONNX does not have",
+    checked=(
+        "tritonclient's protobuf reads each config; types and connections are checked; ONNX Runtime runs the ensemble's table"
+    ),
+    write=write,
+    missing=lambda: missing_packages("export to triton", ONNX, "autosplit[onnx]"),
+    replicas=True,
+    streams=True,
+    refuses=mixed_kinds,
+)

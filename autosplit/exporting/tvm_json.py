@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autosplit.backends.onnxfile import write_onnx
+from autosplit.backends.onnxfile import ONNX, missing_packages, write_onnx
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, refusals_of, write_json
-from autosplit.exporting.onnxruntime_files import missing_onnx
+from autosplit.exporting.base import Job, Target, write_json
 from autosplit.files import read_data
 from autosplit.parsing import MALFORMED, parse_json
 from autosplit.serving.pipelineconfig import PipelineConfig
@@ -21,32 +20,18 @@ DEVICE_TYPES = {"cpu": 1, "cuda": 2}
 """Numbers of device kinds in DLPack, which TVM writes."""
 
 
-class TvmTarget:
-    """``pipeline_config.json`` with the keys of TVM's ``pipeline_executor``."""
+def unnumbered(plan: Plan) -> list[str]:
+    """A sentence for each device of a kind without a number in TVM."""
+    kinds = {name: parse_device(name).kind for stage in plan.stages for name in stage.devices}
+    return [f"device '{name}' is {kind}, which TVM has no number for" for name, kind in kinds.items() if kind not in DEVICE_TYPES]
 
-    name = "tvm-json"
-    writes = f"{FILE}: module, input and parameter connections of the pipeline executor; stageN.onnx for relay.frontend.from_onnx"
-    lacks = "an input of the model that two stages read, replicas, streams, bf16; TVM removed Relay and this executor in 2025"
-    checked = "read back as an autosplit PipelineConfig, which runs with equal outputs"
 
-    def missing(self) -> str | None:
-        """Name the packages that are not installed."""
-        return missing_onnx(self.name, ("onnx", "onnxscript"))
-
-    def accepts(self, plan: Plan) -> list[str]:
-        """Refuse replicas, streams, bf16, and kinds of devices without a number in TVM."""
-        kinds = {name: parse_device(name).kind for stage in plan.stages for name in stage.devices}
-        strange = [
-            f"device '{name}' is {kind}, which TVM has no number for" for name, kind in kinds.items() if kind not in DEVICE_TYPES
-        ]
-        return [*refusals_of(plan, self.name), *strange]
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the connections and the stages. Raises: PlanError: two stages read an input, or an output is not made."""
-        write_json(folder / FILE, connections(job))
-        for number, program in enumerate(job.programs):
-            write_onnx(program, folder / f"stage{number}.onnx", dense=False)
-        return []
+def write(job: Job, folder: Path) -> list[str]:
+    """Write the connections and the stages. Raises: PlanError: two stages read an input, or an output is not made."""
+    write_json(folder / FILE, connections(job))
+    for number, program in enumerate(job.programs):
+        write_onnx(program, folder / f"stage{number}.onnx", dense=False)
+    return []
 
 
 def connections(job: Job) -> dict[str, Any]:
@@ -123,4 +108,12 @@ def read_connections(path: Path, programs: Sequence[StageProgram]) -> PipelineCo
     return config
 
 
-TARGET: Target = TvmTarget()
+TARGET = Target(
+    name="tvm-json",
+    writes=f"{FILE}: module, input and parameter connections of the pipeline executor; stageN.onnx for relay.frontend.from_onnx",
+    lacks="an input of the model that two stages read, replicas, streams, bf16; TVM removed Relay and this executor in 2025",
+    checked="read back as an autosplit PipelineConfig, which runs with equal outputs",
+    write=write,
+    missing=lambda: missing_packages("export to tvm-json", ONNX, "autosplit[onnx]"),
+    refuses=unnumbered,
+)

@@ -3,47 +3,35 @@
 from pathlib import Path
 
 from autosplit.errors import PlanError, raise_faults
-from autosplit.exporting.base import Job, Target, loss_note, refusals_of, relabelled
-from autosplit.planning.moduleunits import layer_lists, layer_units, named_list, snapped
-from autosplit.values.plan import Plan
+from autosplit.exporting.base import Job, Target, loss_note, relabelled
+from autosplit.planning.moduleunits import labels, layer_lists, layer_units, named_list, named_lists, snapped
 
 VARIABLE = "VLLM_PP_LAYER_PARTITION"
 
 
-class VllmTarget:
-    """``vllm.env`` with ``VLLM_PP_LAYER_PARTITION=16,32``."""
-
-    name = "vllm"
-    writes = f"vllm.env: {VARIABLE}, the number of layers on each pipeline rank, and the flag of the number of ranks"
-    lacks = "cuts inside a layer (moved, with what that costs), models with several lists of layers, replicas, streams, bf16"
-    checked = "its length is the number of ranks and its sum the number of layers, as vLLM demands"
-
-    def missing(self) -> str | None:
-        """Nothing is needed."""
-        return None
-
-    def accepts(self, plan: Plan) -> list[str]:
-        """Refuse replicas, streams, bf16, and several stages on one device."""
-        return refusals_of(plan, self.name, chain=True)
-
-    def write(self, job: Job, folder: Path) -> list[str]:
-        """Write the number of layers of each stage; a layer goes where most of it is."""
-        graph, stages = job.traced.graph, job.plan.stages
-        lists = layer_lists(graph)
-        if len(lists) != 1:
-            found = ", ".join(f"{named_list(path)} of {count}" for path, count in lists.items()) or "none"
-            raise PlanError(f"vllm splits one list of layers, and '{graph.name}' has: {found}; export to another target")
-        [path] = lists
-        units = layer_units(graph, path)
-        places = sorted(snapped(graph, units, [stage.ops for stage in stages]))
-        counts = [places.count(number) for number in range(len(stages))]
-        empty = [f"stage '{stage.name}' has most of no layer" for stage, count in zip(stages, counts, strict=True) if not count]
-        raise_faults(PlanError, f"vllm needs a layer of {named_list(path)} on each rank; plan again with fewer stages", empty)
-        text = ",".join(map(str, counts))
-        (folder / "vllm.env").write_text(f"# vllm serve MODEL --pipeline-parallel-size {len(counts)}\n{VARIABLE}={text}\n")
-        homes = {op: place for unit, place in zip(units, places, strict=True) for op in unit.ops}
-        note = loss_note(job, relabelled(job, homes), "vllm cuts only between layers")
-        return [f"layers of {named_list(path)} on each rank: {text}", note]
+def write(job: Job, folder: Path) -> list[str]:
+    """Write the number of layers of each stage; a layer goes where most of it is."""
+    graph, stages = job.traced.graph, job.plan.stages
+    lists = layer_lists(graph)
+    if len(lists) != 1:
+        raise PlanError(f"vllm splits one list of layers, and '{graph.name}' has: {named_lists(lists)}; export to another target")
+    [path] = lists
+    units = layer_units(graph, path)
+    places = sorted(snapped(graph, units, [stage.ops for stage in stages]))
+    counts = [places.count(number) for number in range(len(stages))]
+    empty = [f"stage '{stage.name}' has most of no layer" for stage, count in zip(stages, counts, strict=True) if not count]
+    raise_faults(PlanError, f"vllm needs a layer of {named_list(path)} on each rank; plan again with fewer stages", empty)
+    text = ",".join(map(str, counts))
+    (folder / "vllm.env").write_text(f"# vllm serve MODEL --pipeline-parallel-size {len(counts)}\n{VARIABLE}={text}\n")
+    note = loss_note(job, relabelled(job, labels(units, places)), "vllm cuts only between layers")
+    return [f"layers of {named_list(path)} on each rank: {text}", note]
 
 
-TARGET: Target = VllmTarget()
+TARGET = Target(
+    name="vllm",
+    writes=f"vllm.env: {VARIABLE}, the number of layers on each pipeline rank, and the flag of the number of ranks",
+    lacks="cuts inside a layer (moved, with what that costs), models with several lists of layers, replicas, streams, bf16",
+    checked="its length is the number of ranks and its sum the number of layers, as vLLM demands",
+    write=write,
+    chain=True,
+)

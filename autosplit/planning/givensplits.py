@@ -14,7 +14,17 @@ from typing import Any
 from autosplit.errors import UsageError, close_names, raise_faults
 from autosplit.files import read_data
 from autosplit.parsing import MAX_YAML_BYTES, read_text, shown
-from autosplit.planning.moduleunits import Unit, layer_lists, layer_units, module_units, named_list, path_of
+from autosplit.planning.moduleunits import (
+    Unit,
+    is_under,
+    labels,
+    layer_lists,
+    layer_units,
+    module_units,
+    named_list,
+    named_lists,
+    path_of,
+)
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 
@@ -84,8 +94,7 @@ def from_partition(counts: Sequence[int], graph: Graph, machine: Machine) -> Giv
     """vLLM's ``VLLM_PP_LAYER_PARTITION``: the number of layers on each rank. Raises: UsageError: it does not fit."""
     lists = layer_lists(graph)
     if len(lists) != 1:
-        found = ", ".join(f"{named_list(path)} of {count}" for path, count in lists.items()) or "none"
-        raise UsageError(f"a layer partition needs a model with one list of layers, and '{graph.name}' has: {found}")
+        raise UsageError(f"a layer partition needs a model with one list of layers, and '{graph.name}' has: {named_lists(lists)}")
     [(path, num_layers)] = lists.items()
     faults = [f"rank {rank} has no layer" for rank, count in enumerate(counts) if count < 1]
     if sum(counts) != num_layers:
@@ -94,8 +103,8 @@ def from_partition(counts: Sequence[int], graph: Graph, machine: Machine) -> Giv
     raise_faults(UsageError, f"partition '{','.join(map(str, counts))}' does not fit '{graph.name}'", faults)
     units = layer_units(graph, path)
     ranks = [rank for rank, count in enumerate(counts) for _ in range(count)]
-    label = {op: rank for unit, rank in zip(units, ranks, strict=True) for op in unit.ops}
-    return split_from_labels(f"layer partition {','.join(map(str, counts))}", graph, machine, label, units, in_order=True)
+    kind = f"layer partition {','.join(map(str, counts))}"
+    return split_from_labels(kind, graph, machine, labels(units, ranks), units, in_order=True)
 
 
 def from_device_map(entries: Mapping[str, Any], graph: Graph, machine: Machine) -> GivenSplit:
@@ -115,7 +124,7 @@ def from_device_map(entries: Mapping[str, Any], graph: Graph, machine: Machine) 
         for name in unit.ops:
             label.setdefault(name, label[placed[0]] if placed else 0)
     known = {*paths.values(), *graph.weights}
-    strange = [key for key in entries if key and not any(name == key or name.startswith(f"{key}.") for name in known)]
+    strange = [key for key in entries if key and not any(is_under(name, key) for name in known)]
     faults += [f"no entry holds module '{name}'" for name in lost]
     said = [f"'{key}' is not a module with ops or weights{close_names(key, known)}" for key in strange]
     # A module without ops is usual: dropout does nothing in evaluation. Where another one lacks an entry, it is a typo.
@@ -155,6 +164,8 @@ def from_split_spec(entries: Mapping[str, Any], graph: Graph, machine: Machine) 
     """torch's split_spec: module path to ``beginning`` or ``end``. Raises: UsageError: it does not fit, with every fault."""
     paths = [path_of(op) for op in graph.ops]
     known = {".".join(path.split(".")[:length]) for path in paths for length in range(1, path.count(".") + 2)} - {""}
+    inside = {module: [number for number, path in enumerate(paths) if is_under(path, module)] for module in known}
+    spans = {module: (numbers[0], numbers[-1] + 1) for module, numbers in inside.items()}
     faults: list[str] = []
     cuts: dict[int, str] = {}
     for module, end in entries.items():
@@ -164,8 +175,7 @@ def from_split_spec(entries: Mapping[str, Any], graph: Graph, machine: Machine) 
             faults.append(f"'{module}' has {shown(end)}; write beginning or end")
         if module not in known or str(end).lower() not in ENDS:
             continue
-        inside = [number for number, path in enumerate(paths) if path == module or path.startswith(f"{module}.")]
-        cut = inside[-1] + 1 if ENDS[str(end).lower()] else inside[0]
+        cut = spans[module][ENDS[str(end).lower()]]
         if cut in (0, len(paths)):
             faults.append(f"the {end} of '{module}' is the {'end' if cut else 'beginning'} of the model, so a stage is empty")
         elif cut in cuts:
@@ -173,10 +183,7 @@ def from_split_spec(entries: Mapping[str, Any], graph: Graph, machine: Machine) 
         cuts[cut] = module
     faults += _too_many(len(cuts) + 1, machine)
     raise_faults(UsageError, f"the split_spec does not fit '{graph.name}'", faults)
-    borders = {0, len(paths)}
-    for module in known:
-        inside = [number for number, path in enumerate(paths) if path == module or path.startswith(f"{module}.")]
-        borders |= {inside[0], inside[-1] + 1}
+    borders = {0, len(paths), *(border for span in spans.values() for border in span)}
     return _sliced("split_spec", graph, machine, sorted(cuts), sorted(borders))
 
 
@@ -241,6 +248,6 @@ def split_from_labels(
         machine: the devices.
         label: op name to the number of its device.
     """
-    runs = tuple(graph.runs(label, {op: str(number) for op, number in label.items()}))
+    runs = tuple(graph.runs(label, label))
     devices = tuple(machine.devices[label[ops[0]]].name for ops in runs)
     return GivenSplit(kind, runs, devices, units, in_order, tuple(notes))

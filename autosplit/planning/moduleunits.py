@@ -31,12 +31,18 @@ class Unit:
     ops: tuple[str, ...]
 
 
+def labels(units: Sequence[Unit], places: Sequence[int]) -> dict[str, int]:
+    """Op name to the place of its unit."""
+    return {op: place for unit, place in zip(units, places, strict=True) for op in unit.ops}
+
+
 def path_of(op: Op) -> str:
     """The path of the module that an op is in, without the number of the call."""
     return _CALL.sub("", op.module)
 
 
-def _is_under(path: str, top: str) -> bool:
+def is_under(path: str, top: str) -> bool:
+    """Whether a module is another one or a part of it; every module is part of ``''``, the model."""
     return not top or path == top or path.startswith(f"{top}.")
 
 
@@ -56,7 +62,7 @@ class _Units:
         self.graph = graph
         self.paths = {op.name: path_of(op) for op in graph.ops}
         every = set(self.paths.values())
-        self.split = {path for path in every if any(other != path and _is_under(other, path) for other in every)}
+        self.split = {path for path in every if any(other != path and is_under(other, path) for other in every)}
         self.home: dict[str, str] = {}
         self.parent: dict[str, str] = {}
 
@@ -64,7 +70,7 @@ class _Units:
         whole = self._whole_modules()
         for op in self.graph.ops:
             path = self.paths[op.name]
-            tops = [top for top in whole if _is_under(path, top)]
+            tops = [top for top in whole if is_under(path, top)]
             if tops or path not in self.split:
                 self.home[op.name] = min(tops, key=len, default=path)
                 continue
@@ -92,7 +98,7 @@ class _Units:
         inside: set[str] = {op.name for op in self.graph.ops if self.paths[op.name] not in self.split or op.weights}
         for op in self.graph.ops:
             path, sources = self.paths[op.name], self._sources(op)
-            made_here = [source in inside and _is_under(self.paths[source], path) for source in sources]
+            made_here = [source in inside and is_under(self.paths[source], path) for source in sources]
             if any(made_here):
                 inside.add(op.name)
             foreign = len(sources) < len(op.inputs) or not all(made_here)
@@ -145,6 +151,11 @@ def layer_lists(graph: Graph) -> dict[str, int]:
 def named_list(path: str) -> str:
     """A list of layers in a message."""
     return f"'{path}'" if path else "the model"
+
+
+def named_lists(lists: Mapping[str, int]) -> str:
+    """What ``layer_lists`` found, in a message."""
+    return ", ".join(f"{named_list(path)} of {count}" for path, count in lists.items()) or "none"
 
 
 def layer_units(graph: Graph, path: str) -> tuple[Unit, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from autosplit.planning.baselines import ONE_DEVICE, Baselines, baseline_plan, fits
-from autosplit.planning.moduleunits import Unit, layer_lists, layer_units, module_units
+from autosplit.planning.moduleunits import Unit, labels, layer_lists, layer_units, module_units
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Source
@@ -55,9 +55,8 @@ def peer_baselines(graph: Graph, machine: Machine, source: Source, backend: str,
             else:
                 places[BY_MEMORY] = layers, by_memory(num_layers, [cap or 0 for cap in caps])
     for name, (parts, numbers) in places.items():
-        label = {op: number for part, number in zip(parts, numbers, strict=True) for op in part.ops}
-        runs = graph.runs(label, {op: str(number) for op, number in label.items()})
-        placed = [(ops, [machine.devices[label[ops[0]]]]) for ops in runs]
+        label = labels(parts, numbers)
+        placed = [(ops, [machine.devices[label[ops[0]]]]) for ops in graph.runs(label, label)]
         held = {number: tuple(op for op in label if label[op] == number) for number in set(numbers)}
         if not all(fits(graph, ops, machine.devices[number]) for number, ops in held.items()):
             left_out[name] = "its part of the weights does not fit a device"

@@ -105,7 +105,7 @@ class Graph:
         """Bytes of the weights that the named ops read, each once."""
         return sum(weight.num_bytes for weight in self.stage_weights(ops).values())
 
-    def runs(self, ops: Iterable[str], label: Mapping[str, str]) -> list[tuple[str, ...]]:
+    def runs(self, ops: Iterable[str], label: Mapping[str, object]) -> list[tuple[str, ...]]:
         """The named ops in few sets with one label each; a set reads only from itself and from the sets before it.
 
         Each set takes all that it can; where to begin is tried for each label.
@@ -114,7 +114,7 @@ class Graph:
         found = [self._runs(wanted, label, first) for first in dict.fromkeys(label[op.name] for op in wanted)]
         return min(found, key=len, default=[])
 
-    def _runs(self, waiting: Sequence[Op], label: Mapping[str, str], current: str) -> list[tuple[str, ...]]:
+    def _runs(self, waiting: Sequence[Op], label: Mapping[str, object], current: object) -> list[tuple[str, ...]]:
         found = []
         while waiting:
             taken, left, late = [], list[Op](), set[str]()
@@ -126,7 +126,7 @@ class Graph:
                     late.update(op.outputs)
             if taken:
                 found.append(tuple(taken))
-            waiting, current = left, label[left[0].name] if left else ""
+            waiting, current = left, label[left[0].name] if left else None
         return found
 
     def verify(self) -> "Graph":
