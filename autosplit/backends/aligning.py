@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from autosplit.tracing.tensorspec import ALIGNMENT
+from autosplit.memory.lives import ALIGNMENT, aligned
 
 PREPACKED = "prepacked_"
 
@@ -84,7 +84,7 @@ def _moved(data: mmap.mmap, file: BinaryIO, offset: int, length: int) -> int:
     """Append ``data[offset : offset + length]`` to the file unless it is aligned; return its offset."""
     if offset % ALIGNMENT == 0:
         return offset
-    start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+    start = aligned(file.tell())
     file.write(b"\0" * (start - file.tell()))
     with memoryview(data) as view, view[offset : offset + length] as part:
         file.write(part)

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autosplit.memory.lives import ALIGNMENT
 from autosplit.running.request import Checked
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.tensorspec import ALIGNMENT, is_dense
+from autosplit.tracing.tensorspec import is_dense
 
 PlainCall = Callable[[Sequence[Any], Mapping[str, Any]], Checked | None]
 

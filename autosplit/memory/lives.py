@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT = 64
-"""Storages begin at multiples of this number of bytes."""
+"""Storages, and tensors in rings, frames and files of weights, begin at multiples of this number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from autosplit.errors import StageError
+from autosplit.memory.lives import ALIGNMENT
 from autosplit.placing.placed import Placed
 from autosplit.tracing.devicecopies import DEVICE_COPY
 from autosplit.tracing.flattening import is_op, is_pick
@@ -84,6 +85,6 @@ class ArenaInterpreter(fx.Interpreter):
 
 def _aligned(num_bytes: int) -> torch.Tensor:
     """Bytes that begin at a 64-byte boundary."""
-    buffer = torch.empty(num_bytes + 64, dtype=torch.uint8)
-    start = -buffer.data_ptr() % 64
+    buffer = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+    start = -buffer.data_ptr() % ALIGNMENT
     return buffer[start : start + num_bytes]

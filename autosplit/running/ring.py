@@ -38,8 +38,9 @@ from dataclasses import dataclass
 
 import torch
 
+from autosplit.memory.lives import aligned
 from autosplit.running.copying import Copier
-from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, storage_bytes, view_storage
+from autosplit.tracing.tensorspec import TensorSpec, storage_bytes, view_storage
 
 PAGE = mmap.PAGESIZE
 HEADER_WORDS = 8
@@ -326,10 +327,10 @@ def _layout(specs: Sequence[TensorSpec], num_slots: int) -> tuple[list[int], int
     offsets, end = [], 0
     for spec in specs:
         offsets.append(end)
-        end += _round_up(storage_bytes(spec), ALIGNMENT)
-    header_bytes = _round_up(8 * HEADER_WORDS * (num_slots + 2), PAGE)
-    return offsets, header_bytes, _round_up(max(end, _TEXT_ROOM), PAGE)
+        end += aligned(storage_bytes(spec))
+    header_bytes = _whole_pages(8 * HEADER_WORDS * (num_slots + 2))
+    return offsets, header_bytes, _whole_pages(max(end, _TEXT_ROOM))
 
 
-def _round_up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
+def _whole_pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE) * PAGE

@@ -11,6 +11,7 @@ import torch
 
 from autosplit.devices.processes import resident_bytes
 from autosplit.errors import AutosplitError, BackendError, DeadlineError, StageError
+from autosplit.memory.lives import ALIGNMENT
 from autosplit.planning.baselines import OWN_THREADS
 from autosplit.reports.results import StageStats
 from autosplit.running import statusblock
@@ -24,7 +25,7 @@ from autosplit.running.ring import DATA, ERROR, SKIPPED
 from autosplit.running.statusblock import STATUS_WORDS
 from autosplit.running.versions import warm_up
 from autosplit.running.wiring import Wiring
-from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, laid_out, zeros
+from autosplit.tracing.tensorspec import TensorSpec, laid_out, zeros
 
 if TYPE_CHECKING:
     from autosplit.backends.base import Runnable

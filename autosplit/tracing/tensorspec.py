@@ -13,9 +13,9 @@ from typing import Any, TypeGuard
 
 import torch
 
+from autosplit.memory.lives import ALIGNMENT
 from autosplit.parsing import shown
 
-ALIGNMENT = 64
 MAX_DIMS = 64
 MAX_BYTES = 1 << 40
 """Largest tensor, and largest stride, that a file may describe."""

@@ -16,7 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from autosplit.errors import PlanError
-from autosplit.tracing.tensorspec import ALIGNMENT, TensorSpec, extent_bytes, laid_out, spec_of
+from autosplit.memory.lives import ALIGNMENT, aligned
+from autosplit.tracing.tensorspec import TensorSpec, extent_bytes, laid_out, spec_of
 
 STAGE, METADATA = "stage", "__metadata__"
 
@@ -55,7 +56,7 @@ def write_weights(path: Path, key: str, weights: Mapping[str, torch.Tensor], spe
         if name != spec.name:
             metadata[f".{spec.name}"] = name
             continue
-        num_bytes = -(-extent_bytes(spec) // ALIGNMENT) * ALIGNMENT
+        num_bytes = aligned(extent_bytes(spec))
         code = _CODES.get(spec.torch_dtype, "U8")
         count = num_bytes // (spec.torch_dtype.itemsize if spec.torch_dtype in _CODES else 1)
         entries[spec.name] = {"dtype": code, "shape": [count], "data_offsets": [end, end + num_bytes]}
