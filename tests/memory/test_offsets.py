@@ -35,13 +35,14 @@ def test_the_solver_is_never_worse_and_proves_small_plans(lives):
 
 
 def test_the_solver_finds_what_no_greedy_order_does():
-    """Two sizes that only fit in one way; every greedy order leaves a gap."""
+    """Every greedy order ends above the bound."""
     lives = [
         Life(("a",), 64 * size, first, last)
-        for size, first, last in [(2, 0, 3), (3, 2, 6), (2, 5, 8), (3, 0, 1), (1, 4, 5), (3, 7, 9), (1, 0, 9), (2, 2, 4)]
+        for size, first, last in [(3, 1, 6), (1, 8, 9), (2, 4, 9), (3, 1, 4), (2, 4, 9), (2, 6, 6), (1, 4, 6), (2, 5, 7)]
     ]
-    plan = plan_memory(lives, time_limit_s=5)
-    assert plan.proved and plan.peak_bytes <= plan_memory(lives, time_limit_s=0).peak_bytes
+    greedy, plan = plan_memory(lives, time_limit_s=0), plan_memory(lives, time_limit_s=5)
+    assert not greedy.proved and greedy.peak_bytes == 832
+    assert plan.proved and plan.method == "CP-SAT" and plan.peak_bytes == plan.bound_bytes == 768
 
 
 def test_overlapping_storages_are_refused():
