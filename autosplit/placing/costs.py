@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from autosplit.placing.moves import homes_of
 from autosplit.placing.sites import Choice
+from autosplit.planning.charging import charge
+from autosplit.planning.predicting import threads_on
 from autosplit.tables import seconds_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
@@ -21,7 +23,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Both together."""
+        """Seconds of compute and of copies together."""
         return self.compute_s + self.copy_s
 
 
@@ -29,9 +31,9 @@ def costs_of(graph: Graph, choices: Mapping[str, Choice], machine: Machine, prof
     """The costs of an op on each device where its backend was measured, the smallest first."""
     site, homes, found = choices[op].site, homes_of(graph, choices), []
     one = graph.ops[graph.index[op]]
-    links = machine.with_measured(profile.links)
+    links, _ = charge(graph, machine, profile)
     for device in machine.devices:
-        threads = max(1, len(device.cores))
+        threads = threads_on(machine, device.name)
         backends = [name for where, name, count in profile.measured if (where, count) == (device.name, threads)]
         backend = site.backend if site.backend in backends else next(iter(backends), None)
         if backend is None:
@@ -42,12 +44,8 @@ def costs_of(graph: Graph, choices: Mapping[str, Choice], machine: Machine, prof
             if value in graph.producer and machine[homes[value]].memory != device.memory
         )
         for value in one.outputs:
-            readers = {choices[reader].site.device for reader in graph.consumers[value]}
-            copy_s += sum(
-                links.link(device.name, target).seconds(graph.values[value].num_bytes)
-                for target in sorted(readers)
-                if machine[target].memory != device.memory
-            )
+            targets = {machine[choices[reader].site.device].memory for reader in graph.consumers[value]} - {device.memory}
+            copy_s += sum(links.link(device.name, target).seconds(graph.values[value].num_bytes) for target in sorted(targets))
         found.append(Cost(device.name, profile.op_s(op, device.name, backend, threads), copy_s))
     return sorted(found, key=lambda cost: cost.seconds)
 

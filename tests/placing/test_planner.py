@@ -1,5 +1,7 @@
 """default='auto': the planner places what no pattern names, with a bound, and says what the next best device costs."""
 
+from dataclasses import replace
+from itertools import permutations
 from math import isclose
 
 import pytest
@@ -7,7 +9,9 @@ import pytest
 from autosplit.errors import InfeasibleError, UsageError
 from autosplit.memory.stages import held_by_device, stage_memories
 from autosplit.placing.annotating import annotate
+from autosplit.placing.costs import costs_of
 from autosplit.placing.placed import Placed
+from autosplit.placing.sites import Choice, Site
 from autosplit.tracing.aliasing import aliases_of
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -44,6 +48,22 @@ def test_the_planner_places_the_rest_with_patterns_as_pins_and_a_bound(traced: T
     assert "by the planner (optimal, gap 0.0%); it takes 1.00 ms there, and its copies 0.0 us" in why
     assert "; on null:0 1.00 ms, and its copies 400.0 us" in why
     assert annotate(placed, {"linear": "null:1"}, default="auto", machine=MACHINE, planner_s=300) is placed
+
+
+def test_readers_that_share_a_memory_are_charged_one_copy(traced: Traced, profile: Profile) -> None:
+    sharing = replace(parse_device("npu:0"), shares="null:1")
+    links = [Link(a, b, 0, 1e-4, 0, 1e-4, 0) for a, b in permutations(("null:0", "null:1", "npu:0"), 2)]
+    machine = Machine.of([*MACHINE.devices, sharing], links)
+    choices = {op.name: Choice(Site("null:0"), "default", "") for op in traced.graph.ops}
+    op = next(op for op in traced.graph.ops if not set(op.inputs) & set(traced.graph.inputs))
+    doubled = replace(
+        traced.graph, ops=(*traced.graph.ops, replace(traced.graph.ops[-1], name="other", inputs=op.outputs, outputs=()))
+    )
+    [reader] = traced.graph.consumers[op.outputs[0]]
+    for name, device in ((reader, "null:1"), ("other", "npu:0")):
+        choices[name] = Choice(Site(device), "default", "")
+    here = next(cost for cost in costs_of(doubled, choices, machine, profile, op.name) if cost.device == "null:0")
+    assert isclose(here.copy_s, 2e-4)
 
 
 def test_pins_that_cannot_hold_and_a_missing_profile_are_named(traced: Traced, profile: Profile) -> None:
