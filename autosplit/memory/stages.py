@@ -18,7 +18,7 @@ class StageMemory:
         stage: the name of the stage.
         devices: names of the devices of its replicas.
         weight_bytes: its weights, each once.
-        arena_bytes: largest sum of bytes that are live at an op, for each stream; inputs lie in rings.
+        arena_bytes: largest sum of bytes that are live at an op, times the number of streams; inputs lie in rings.
         ring_bytes: slots of the rings from which it takes its inputs, and of those that take its results to the host.
     """
 
@@ -30,7 +30,7 @@ class StageMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All three together."""
+        """Bytes of weights, values and slots together."""
         return self.weight_bytes + self.arena_bytes + self.ring_bytes
 
     def row(self) -> dict[str, Any]:

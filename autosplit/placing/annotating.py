@@ -1,7 +1,6 @@
 """annotate(): a map of patterns, explicit copies, a default and a fallback become a placed graph."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from autosplit.errors import InfeasibleError, PlanError, UsageError, raise_faults
 from autosplit.memory.stages import held_by_device, stage_memories
@@ -147,8 +146,7 @@ def by_planner(
     )
     reason = f"the planner ({plan.status}, gap {plan.prediction.gap:.1%})"
     found = {op: Choice(Site(stage.devices[0], stage.backend), "planner", reason) for stage in plan.stages for op in stage.ops}
-    pinned = {op: replace(choice, site=replace(choice.site, device=found[op].site.device)) for op, choice in choices.items()}
-    return plan, {**found, **pinned}
+    return plan, {**found, **choices}
 
 
 def placed_by_plan(traced: Traced, plan: Plan, machine: Machine, profile: Profile | None = None) -> Placed:

@@ -1,6 +1,6 @@
 """Run a placed graph in this process: each device has a thread, which runs its parts and copies in graph order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,9 +9,8 @@ from threading import Lock
 import torch
 
 from autosplit.backends.base import Runnable, get_backend
-from autosplit.devices.accelerators import PROVIDERS, open_accelerator
+from autosplit.devices.accelerators import open_accelerator
 from autosplit.errors import StageError
-from autosplit.placing.moves import DeviceCopy
 from autosplit.placing.parts import Part
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.devicecopies import copied_tensor
@@ -42,15 +41,15 @@ class Runner:
     """The parts in order, compiled for a number of torch threads, and the memory in which each value is made."""
 
     parts: tuple[Compiled, ...]
-    homes: dict[str, str]
+    homes: Mapping[str, str]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     threads: int
     locks: tuple[Lock, ...] = ()
 
     @staticmethod
-    def of(traced: Traced, machine: Machine, parts: Sequence[Part], copies: Sequence[DeviceCopy]) -> "Runner":
-        """Compile every part. Raises: BackendError: a backend refuses its part."""
+    def of(traced: Traced, machine: Machine, parts: Sequence[Part], homes: Mapping[str, str]) -> "Runner":
+        """Compile every part; ``homes`` maps each value to the memory in which it is made. Raises: BackendError: a refusal."""
         programs = split(traced, [part.ops for part in parts])
         compiled = tuple(
             Compiled(
@@ -62,9 +61,6 @@ class Runner:
             )
             for part, program in zip(parts, programs, strict=True)
         )
-        made = {value: one.memory for one in compiled for value in one.outputs}
-        first = {value: one.memory for one in reversed(compiled) for value in one.inputs if value not in made}
-        homes = {**first, **made, **{copy.value: machine[copy.source].memory for copy in copies}}
         alone = sorted({part.site.device for part in parts if machine[part.site.device].one_model})
         locks = tuple(_LOCKS.setdefault(name, Lock()) for name in alone)
         return Runner(compiled, homes, traced.graph.inputs, traced.graph.outputs, torch.get_num_threads(), locks)
@@ -140,6 +136,6 @@ def _nth(done: "Future[Sequence[torch.Tensor]]", position: int) -> "Future[torch
 def _compile(part: Part, program: StageProgram) -> tuple[Runnable, torch.device]:
     """The part on its backend, and torch's device of its tensors; an accelerator that a provider serves gets its weights."""
     device = torch.device("cpu")
-    if part.site.device.partition(":")[0] in PROVIDERS and (accelerator := open_accelerator(part.site.device)):
+    if accelerator := open_accelerator(part.site.device):
         device, program = accelerator.device, place_stage(program, accelerator.device)
     return get_backend(part.site.backend).compile(program, torch.get_num_threads(), part.site.precision), device

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from autosplit.errors import UsageError, close_names
+from autosplit.errors import UsageError
 from autosplit.placing.sites import Choice, Site, SiteText, parse_site
 from autosplit.tracing.capturing import Traced
-from autosplit.values.constraints import matching_ops
+from autosplit.values.constraints import matches_nothing, matching_ops
 from autosplit.values.machine import Machine
 from autosplit.values.plan import ops_are
 
@@ -32,8 +32,7 @@ def by_pattern(
             faults.append(f"'{pattern}': {failure}")
         found = matching_ops(graph, pattern)
         if not found:
-            hint = close_names(pattern, [*graph.index, *sorted({op.module for op in graph.ops} - {""})])
-            faults.append(f"'{pattern}' matches no op, module path or operator{hint}")
+            faults.append(matches_nothing(graph, pattern))
         for op in found if pattern in sites else ():
             named.setdefault(op, []).append(pattern)
     rank = {pattern: number for number, pattern in enumerate(priority)}

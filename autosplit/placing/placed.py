@@ -18,7 +18,7 @@ from autosplit.placing.moves import DeviceCopy, copies_of, graph_with, homes_of,
 from autosplit.placing.parts import Part, parts_of
 from autosplit.placing.sites import Choice
 from autosplit.placing.storages import memory_of
-from autosplit.planning.predicting import predict
+from autosplit.planning.predicting import predict, threads_on
 from autosplit.tracing.aliasing import Aliases, aliases_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.graph import Graph
@@ -77,8 +77,12 @@ class Placed:
         """The name of each memory to the plan of all values in it; a device without memory of its own has none."""
         memory = {op: self.machine[choice.site.device].memory for op, choice in self.choices.items()}
         filled = {copy.name: self.machine[copy.target].memory for copy in self.copies}
-        homes = {value: self.machine[device].memory for value, device in homes_of(self.traced.graph, self.choices).items()}
-        return memory_of(self.graph, {**memory, **filled}, {**homes, **filled}, self.copies, self.aliases)
+        return memory_of(self.graph, {**memory, **filled}, {**self.homes, **filled}, self.copies, self.aliases)
+
+    @cached_property
+    def homes(self) -> Mapping[str, str]:
+        """Value name to the name of the memory in which it is made, or first read, without the copies."""
+        return {value: self.machine[device].memory for value, device in homes_of(self.traced.graph, self.choices).items()}
 
     @cached_property
     def aliases(self) -> Aliases:
@@ -108,7 +112,7 @@ class Placed:
         """The parts, compiled for torch's present number of threads: it can change the last bits of eager."""
         threads = torch.get_num_threads()
         if threads not in self._runners:
-            self._runners[threads] = Runner.of(self.traced, self.machine, self.parts, self.copies)
+            self._runners[threads] = Runner.of(self.traced, self.machine, self.parts, self.homes)
         return self._runners[threads]
 
     @cached_property
@@ -128,8 +132,8 @@ class Placed:
             )
         stages = []
         for number, part in enumerate(self.parts):
-            threads = max(1, len(self.machine[part.site.device].cores))
-            stages.append(Stage(f"stage{number}", part.ops, (part.site.device,), part.site.backend, threads))
+            device, backend = part.site.device, part.site.backend
+            stages.append(Stage(f"stage{number}", part.ops, (device,), backend, threads_on(self.machine, device)))
         plan = Plan(
             source=self.traced.source,
             graph_hash=self.traced.graph.hash,
@@ -139,7 +143,7 @@ class Placed:
             objective=self.planned.objective if self.planned else "throughput",
             method=f"annotated, {self.planned.method}" if self.planned else "annotated",
             microbatch=self.traced.source.batch,
-            precision="bf16" if precisions == ["bf16"] else "f32",
+            precision=precisions[0],
         ).verify(self.traced.graph, self.machine)
         known = self.profile.measured if self.profile and self.profile.precision == plan.precision else {}
         if self.profile is not None and all(setting in known for _, setting in plan.workers):

@@ -9,6 +9,9 @@ from autosplit.placing.moves import DeviceCopy
 from autosplit.tracing.aliasing import Aliases
 from autosplit.values.graph import Graph
 
+TIME_LIMIT_S = 2.0
+"""Most seconds of CP-SAT for each memory."""
+
 
 def memory_of(
     graph: Graph,
@@ -16,8 +19,6 @@ def memory_of(
     homes: Mapping[str, str],
     copies: Sequence[DeviceCopy],
     aliases: Aliases,
-    *,
-    time_limit_s: float = 2.0,
 ) -> dict[str, MemoryPlan]:
     """The name of each memory to the plan of all values in it.
 
@@ -27,7 +28,6 @@ def memory_of(
         homes: value name to the name of its memory; inputs that nothing reads are left out.
         copies: the copies.
         aliases: views and overwrites of the model without copies.
-        time_limit_s: most seconds of CP-SAT for each memory.
     """
     num_bytes = {**aliases.num_bytes, **{copy.name: aliases.num_bytes[copy.value] for copy in copies}}
     plans = {}
@@ -54,5 +54,5 @@ def memory_of(
                 if value in here
             },
         )
-        plans[name] = plan_memory(lives, time_limit_s=time_limit_s)
+        plans[name] = plan_memory(lives, time_limit_s=TIME_LIMIT_S)
     return plans

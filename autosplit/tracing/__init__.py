@@ -9,5 +9,6 @@ A model passes these modules in order::
     splitting    split(): make a StageProgram for each stage, save it to a folder and load it (weightsfile: its weights)
 
 ``tensorspec`` describes the memory layout of a tensor, ``differing`` computes errors, ``programs`` writes fx graphs as JSON.
-``devicecopies`` finds explicit copies to devices, ``aliasing`` the values that share memory.
+``devicecopies`` finds explicit copies to devices, ``aliasing`` the values that share memory. ``callbinding`` binds a call to the
+parameters of the module.
 """

@@ -30,7 +30,7 @@ class Aliases:
 
 
 def aliases_of(traced: Traced) -> Aliases:
-    """The aliases of a model, which computes nothing: a fake tensor has strides and a storage, but no numbers."""
+    """The aliases of a model. Nothing is computed: a fake tensor has strides and a storage, but no numbers."""
     owner: dict[fx.Node, int] = {}
     views: dict[str, str] = {}
     kept: list[torch.UntypedStorage] = []
@@ -54,9 +54,9 @@ def aliases_of(traced: Traced) -> Aliases:
             mine = (specs[node.name].shape, specs[node.name].stride, specs[node.name].dtype)
             sources = [source.name for source in node.all_input_nodes if source.name in specs]
             alike = [name for name in sources if (specs[name].shape, specs[name].stride, specs[name].dtype) == mine]
-            nodes = {source.name: owner[source] for source in node.all_input_nodes if source in owner}
-            crossed = {nodes[name] for name in nodes if name not in alike}
-            alike = [name for name in alike if nodes[name] not in crossed]
+            storages = {source.name: owner[source] for source in node.all_input_nodes if source in owner}
+            crossed = {storage for name, storage in storages.items() if name not in alike}
+            alike = [name for name in alike if storages[name] not in crossed]
             if alike and node.name not in views:
                 overwrites[node.name] = tuple(alike)
     num_bytes = {name: extent_bytes(spec) for name, spec in specs.items()}

@@ -58,8 +58,7 @@ def copied_to(node: fx.Node) -> str:
     moves = node.target is TO_COPY and "device" in node.kwargs
     if not moves or node.kwargs.get("dtype") not in (None, _dtype(node.all_input_nodes[0])):
         return ""
-    device = torch.device(str(node.kwargs["device"]))
-    return device.type if device.index is None else str(device)
+    return str(node.kwargs["device"])
 
 
 def _dtype(node: fx.Node) -> Any:

@@ -170,8 +170,7 @@ class Constraints(Demands):
         for pattern in dict.fromkeys([*self.pins, *self.forbids, *listed("together", self.together, str)]):
             listing = pattern in self.forbids and _GENERAL.search(pattern)
             if not listing and not matching_ops(graph, pattern):
-                hint = close_names(pattern, [*graph.index, *sorted({op.module for op in graph.ops})])
-                faults.append(f"'{pattern}' matches no op, module path or operator{hint}")
+                faults.append(matches_nothing(graph, pattern))
         supports = {device.name: device.operators for device in machine.devices if device.operators}
         found = replace(self, supports=supports)
         raise_faults(
@@ -283,3 +282,9 @@ def matching_ops(graph: Graph, pattern: str) -> tuple[str, ...]:
         if op.module.startswith(f"{pattern}.")
         or any(fnmatch.fnmatchcase(text, pattern) for text in (op.name, op.module, op.operator))
     )
+
+
+def matches_nothing(graph: Graph, pattern: str) -> str:
+    """The fault of a pattern that no op matches, with the names that come close."""
+    hint = close_names(pattern, [*graph.index, *sorted({op.module for op in graph.ops} - {""})])
+    return f"'{pattern}' matches no op, module path or operator{hint}"

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -125,7 +126,7 @@ def test_an_input_is_copied_once_and_weights_and_constants_never():
 
 
 def test_devices_that_share_a_memory_need_no_copy():
-    npu = annotating.replace(parse_device("npu:0"), shares="cpu:0")
+    npu = replace(parse_device("npu:0"), shares="cpu:0")
     machine = Machine.of([parse_device("cpu:0"), parse_device("cpu:1"), npu])
     traced = traced_of(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
     placed = place(traced, {"relu": "npu:0"}, machine=machine)
@@ -206,7 +207,7 @@ def test_explicit_copies_in_a_circle_are_refused():
 
 
 def test_an_op_that_its_device_cannot_run_falls_back_with_the_reason():
-    npu = annotating.replace(parse_device("npu:0"), dtypes=("float32",), operators=("aten.embedding*", "aten.linear*"))
+    npu = replace(parse_device("npu:0"), dtypes=("float32",), operators=("aten.embedding*", "aten.linear*"))
     machine = Machine.of([parse_device("cpu:0"), npu])
     traced = traced_of(nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8), nn.ReLU()), torch.zeros(1, 4, dtype=torch.int64))
     with pytest.raises(UsageError) as caught:

@@ -1,6 +1,7 @@
 """A simulated accelerator with rules, as real ones have them, and a precision for each device."""
 
 import random
+from dataclasses import replace
 from itertools import combinations
 from threading import Thread
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from autosplit.errors import BackendError, UsageError
-from autosplit.placing.annotating import annotate, replace
+from autosplit.placing.annotating import annotate
 from autosplit.placing.precisions import errors_of
 from autosplit.placing.rules import broken_rules, keep_rules, parts_on
 from autosplit.placing.sites import Choice, Site
