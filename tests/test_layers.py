@@ -35,7 +35,7 @@ LAYERS = """
     deploying/    workspace setup calling service compiling checking microbatching sidebyside comparing
     measuring
     searching/    correcting candidates tuning loop
-    clusters/     frames hostlinks segments agent raynodes fleet hostprofile hostsfeed replanning remote cluster
+    clusters/     frames handshake hostlinks segments agent raynodes fleet hostprofile hostsfeed replanning remote cluster
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing
     exporting

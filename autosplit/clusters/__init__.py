@@ -2,7 +2,8 @@
 
 ::
 
-    frames      a connection between two hosts: frames of tensors, credits, a shared secret
+    frames      a connection between two hosts: frames of tensors, credits
+    handshake   how two hosts connect: each proves that it knows the secret of the run
     hostlinks   latency and bandwidth of such a connection
     segments    the stages of a plan, cut into what each host runs
     agent       one process a host: the pipeline of its segment between two connections

@@ -20,7 +20,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autosplit.clusters import hostlinks
-from autosplit.clusters.frames import BROKEN, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, dial, left_ns, welcome
+from autosplit.clusters.frames import BROKEN, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, left_ns
+from autosplit.clusters.handshake import dial, welcome
 from autosplit.devices.discovering import discover
 from autosplit.devices.limits import affinity, memory_limit_bytes
 from autosplit.devices.processes import prepare_to_spawn
@@ -43,7 +44,7 @@ from autosplit.values.machine import Device, Link, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision, Provenance
 
-NETWORK, PURPOSE, SENDER = "network", "purpose", "sender"
+SEGMENT, PURPOSE, SENDER = "segment", "purpose", "sender"
 """Keys of the greeting of a connection."""
 
 DRIVER = "driver"
@@ -86,16 +87,16 @@ class SegmentOrder:
     """What an agent runs of a plan.
 
     Attributes:
-        network: the name of this segment of this deployment.
-        next_network: that of the next segment; empty for the last one.
+        name: the segment's, which no other segment of any deployment has.
+        next_name: that of the next segment; empty for the last one.
         stages: with the host's own devices; the folders of their modules are relative to the agent's.
         inputs, outputs: the values that come in and go on.
         num_slots: most requests in the segment.
         route: the hosts of the next segment; request ``k`` goes to ``route[k % len(route)]``. Empty for the driver.
     """
 
-    network: str
-    next_network: str
+    name: str
+    next_name: str
     stages: tuple[StagePlacement, ...]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -258,7 +259,7 @@ class Agent:
             replace(stage, module=replace(stage.module, folder=self._folder / "stages" / stage.module.folder))  # type: ignore[type-var, attr-defined]
             for stage in order.stages
         )
-        self._segments[order.network] = RunningSegment(self._name, replace(order, stages=stages))
+        self._segments[order.name] = RunningSegment(self._name, replace(order, stages=stages))
 
     def _lay_out(self, files: Files) -> None:
         """Make folders of the files that came here."""
@@ -269,46 +270,46 @@ class Agent:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     os.link(self._folder / "files" / content_hash, target)
 
-    def connect(self, network: str, targets: Mapping[str, tuple[tuple[str, int], int]]) -> None:
+    def connect(self, segment: str, targets: Mapping[str, tuple[tuple[str, int], int]]) -> None:
         """Connect a segment to the hosts behind it: by name, where their agents listen, and how many slots they have."""
-        segment = self._segment(network)
+        running = self._segment(segment)
         for name, (address, num_slots) in targets.items():
-            sock = dial(address, self._secret, {PURPOSE: REQUESTS, NETWORK: segment.order.next_network, SENDER: self._name})
-            segment.send_to(name, sock, num_slots)
+            sock = dial(address, self._secret, {PURPOSE: REQUESTS, SEGMENT: running.order.next_name, SENDER: self._name})
+            running.send_to(name, sock, num_slots)
 
-    def close_segment(self, network: str) -> None:
+    def close_segment(self, segment: str) -> None:
         """End a segment, if it runs."""
-        segment = self._segments.pop(network, None)
-        if segment is not None:
-            segment.close()
+        running = self._segments.pop(segment, None)
+        if running is not None:
+            running.close()
 
     def clock_ns(self) -> int:
         """This host's monotonic clock."""
         return time.monotonic_ns()
 
-    def stats(self, network: str, clear: bool) -> RunStats:
+    def stats(self, segment: str, clear: bool) -> RunStats:
         """What the segment's pipeline measured."""
-        return self._segment(network).pipeline.stats(clear=clear)
+        return self._segment(segment).pipeline.stats(clear=clear)
 
-    def health(self, network: str) -> list[WorkerHealth]:
+    def health(self, segment: str) -> list[WorkerHealth]:
         """The state of the segment's workers."""
-        return self._segment(network).pipeline.health()
+        return self._segment(segment).pipeline.health()
 
-    def events(self, network: str, clear: bool) -> list[list[WorkerEvent]]:
+    def events(self, segment: str, clear: bool) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker of the segment, in nanoseconds of this host's clock."""
-        return self._segment(network).pipeline.events(clear=clear)
+        return self._segment(segment).pipeline.events(clear=clear)
 
     def close(self) -> None:
         """End all segments and connections, and remove every file."""
         self._listener.close()
-        for network in list(self._segments):
-            self.close_segment(network)
+        for name in list(self._segments):
+            self.close_segment(name)
         self._opened.close()
 
-    def _segment(self, network: str) -> RunningSegment:
-        if network not in self._segments:
-            raise WorkerError(f"segment '{network}' does not run here")
-        return self._segments[network]
+    def _segment(self, segment: str) -> RunningSegment:
+        if segment not in self._segments:
+            raise WorkerError(f"segment '{segment}' does not run here")
+        return self._segments[segment]
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
@@ -324,10 +325,10 @@ class Agent:
             if purpose == PROBE:
                 hostlinks.answer_probe(sock)
             elif purpose == CONTROL:
-                self._segments[hello[NETWORK]].report_to(sock)
+                self._segments[hello[SEGMENT]].report_to(sock)
             elif purpose == REQUESTS:
-                self._segments[hello[NETWORK]].feed_from(sock, sender)
+                self._segments[hello[SEGMENT]].feed_from(sock, sender)
             elif purpose == ANSWERS:
-                self._segments[hello[NETWORK]].send_to("", sock, int(hello["num_slots"]))
+                self._segments[hello[SEGMENT]].send_to("", sock, int(hello["num_slots"]))
         except (OSError, ValueError, KeyError, WorkerError):
             sock.close()

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from autosplit.clusters import hostlinks
 from autosplit.clusters.agent import PROBE, PURPOSE, SENDER, Agent, Files, HostFacts
-from autosplit.clusters.frames import dial
+from autosplit.clusters.handshake import dial
 from autosplit.clusters.raynodes import ASK_S, Agents, connected
 from autosplit.errors import AutosplitError, DeviceError
 from autosplit.files import content_hash, file_hash

@@ -6,48 +6,36 @@
     receiver                          CREDIT 1                  (a slot is free again)
 
 The layout of the tensors is known to both ends, so a frame is a header of 32 bytes and the bytes of the tensors. A sender
-needs a credit for each frame with tensors, and has as many as the receiver has slots. Nothing that comes in is unpickled, and
-both ends prove that they know the secret of the run before anything else is read. An end that is idle sends a frame every
-``BEAT_S``. An end that hears nothing for ``SILENCE_S`` gives the connection up.
+needs a credit for each frame with tensors, and has as many as the receiver has slots. Nothing that comes in is unpickled. An
+end that is idle sends a frame every ``BEAT_S``. An end that hears nothing for ``SILENCE_S`` gives the connection up.
 """
 
 import contextlib
-import hmac
-import json
 import math
 import os
-import secrets
 import socket
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from autosplit.errors import WorkerError
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, extent_bytes, laid_out
 
 REQUEST, ERROR, CANCEL, BROKEN, CREDIT, BEAT = range(6)
 """Kinds of frames: tensors; the text of an error in their place; a request to end; a lost host; free slots; a sign of life."""
 
 BEAT_S, SILENCE_S = 0.5, 5.0
-CONNECT_S = 10.0
-"""Seconds for connecting and for proving the secret."""
-
 MAX_TEXT_BYTES = 64 * 1024
-NONCE_BYTES = 32
 SMALL_BYTES = 64 * 1024
 """Tensors up to this size are written by the thread that posts them."""
 
 MOST_PARTS = 512
 """Most buffers of one call of the kernel, which takes 1024."""
-
-BUFFER_BYTES = 4 << 20
-"""Bytes of a socket's buffers that are asked for; the kernel may give less."""
 
 _HEADER = struct.Struct("<BxxxiQdQ")
 
@@ -207,7 +195,7 @@ class Connection:
             except BlockingIOError:
                 pass
             except OSError as failure:
-                self._lose(_reason(failure))
+                self._lose(reason_of(failure, SILENCE_S))
             finally:
                 self._writing.release()
         with self._lock:
@@ -229,7 +217,7 @@ class Connection:
                         self._unsent = _rest(self._unsent, self._sock.sendmsg(self._unsent[:MOST_PARTS]))
                     self._note_sent()
         except OSError as failure:
-            self._lose(_reason(failure))
+            self._lose(reason_of(failure, SILENCE_S))
 
     def _has_work(self) -> bool:
         return not self._open or bool(self._unsent) or self._owed >= self._tell_at or self._next() is not None
@@ -291,18 +279,13 @@ class Connection:
                         receive_into(self._sock, buffer)
                     self._receiver.request(self, frame, slot)
                 elif frame.kind == ERROR:
-                    self._receiver.error(self, frame, self._read_text(frame))
+                    self._receiver.error(self, frame, receive_text(self._sock, frame.num_bytes))
                 elif frame.kind == BROKEN:
-                    self._receiver.broken(self, self._read_text(frame))
+                    self._receiver.broken(self, receive_text(self._sock, frame.num_bytes))
                 elif frame.kind == CANCEL:
                     self._receiver.cancel(self, frame)
         except OSError as failure:
-            self._lose(_reason(failure))
-
-    def _read_text(self, frame: Frame) -> str:
-        text = memoryview(bytearray(_bounded(frame.num_bytes)))
-        receive_into(self._sock, text)
-        return bytes(text).decode(errors="replace")
+            self._lose(reason_of(failure, SILENCE_S))
 
 
 def _rest(parts: Sequence[memoryview], num_sent: int) -> list[memoryview]:
@@ -324,68 +307,19 @@ def receive_into(sock: socket.socket, buffer: memoryview) -> None:
         buffer = buffer[num_bytes:]
 
 
-def dial(address: tuple[str, int], secret: bytes, hello: Mapping[str, Any]) -> socket.socket:
-    """Connect to a listener, prove the secret, and say what the connection is for.
-
-    Raises: WorkerError: nobody listens there, or the listener does not know the secret.
-    """
-    try:
-        sock = socket.create_connection(address, timeout=CONNECT_S)
-        try:
-            _enlarge(sock)
-            _prove(sock, secret, mine=b"dials", theirs=b"listens")
-            text = json.dumps(hello).encode()
-            sock.sendall(struct.pack("<Q", len(text)) + text)
-        except BaseException:
-            sock.close()
-            raise
-    except OSError as failure:
-        raise WorkerError(f"no connection to {address[0]}:{address[1]}: {_reason(failure)}") from None
-    return sock
-
-
-def welcome(sock: socket.socket, secret: bytes) -> dict[str, Any]:
-    """The listener's part of ``dial``: what the connection is for. Raises: OSError, ValueError: the other end is a stranger."""
-    sock.settimeout(CONNECT_S)
-    _enlarge(sock)
-    _prove(sock, secret, mine=b"listens", theirs=b"dials")
-    size = memoryview(bytearray(8))
-    receive_into(sock, size)
-    text = memoryview(bytearray(_bounded(struct.unpack("<Q", size)[0])))
-    receive_into(sock, text)
-    hello = json.loads(bytes(text))
-    if not isinstance(hello, dict):
-        raise ValueError("the greeting is not a mapping")
-    return hello
-
-
-def _prove(sock: socket.socket, secret: bytes, mine: bytes, theirs: bytes) -> None:
-    """Exchange random numbers, and answer the other end's with a keyed hash of both; the two ends hash different words."""
-    own = secrets.token_bytes(NONCE_BYTES)
-    sock.sendall(own)
-    other, proof = memoryview(bytearray(NONCE_BYTES)), memoryview(bytearray(32))
-    receive_into(sock, other)
-    first, second = (own, bytes(other)) if mine == b"dials" else (bytes(other), own)
-    sock.sendall(hmac.digest(secret, mine + first + second, "sha256"))
-    receive_into(sock, proof)
-    if not hmac.compare_digest(bytes(proof), hmac.digest(secret, theirs + first + second, "sha256")):
-        raise ConnectionError("the other end does not know the secret of this run")
-
-
-def _enlarge(sock: socket.socket) -> None:
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        sock.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
-
-
-def _bounded(num_bytes: int) -> int:
+def receive_text(sock: socket.socket, num_bytes: int) -> str:
+    """Receive a text. Raises: ConnectionError: it is longer than ``MAX_TEXT_BYTES``; errors as ``receive_into``."""
     if num_bytes > MAX_TEXT_BYTES:
         raise ConnectionError(f"it sent a text of {num_bytes} bytes, and {MAX_TEXT_BYTES} are allowed")
-    return num_bytes
+    text = memoryview(bytearray(num_bytes))
+    receive_into(sock, text)
+    return bytes(text).decode(errors="replace")
 
 
-def _reason(failure: OSError) -> str:
+def reason_of(failure: OSError, limit_s: float) -> str:
+    """Why a connection ended, as the rest of a sentence; ``limit_s`` is the socket's time limit."""
     if isinstance(failure, TimeoutError):
-        return f"it was silent for {SILENCE_S:g} s"
+        return f"it was silent for {limit_s:g} s"
     return str(failure) if type(failure) is ConnectionError else (failure.strerror or str(failure)).lower()
 
 

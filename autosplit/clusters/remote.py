@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from autosplit.clusters.agent import ANSWERS, CONTROL, DRIVER, NETWORK, PURPOSE, REQUESTS, SENDER, SegmentOrder
+from autosplit.clusters.agent import ANSWERS, CONTROL, DRIVER, PURPOSE, REQUESTS, SEGMENT, SENDER, SegmentOrder
 from autosplit.clusters.fleet import Fleet
-from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, dial
+from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
+from autosplit.clusters.handshake import dial
 from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
 from autosplit.clusters.replanning import Replanner
 from autosplit.clusters.segments import Segment, segments_of
@@ -175,7 +176,7 @@ class HostsDeployment:
         self._cluster, self._wiring = cluster, wiring
         self._segments = segments_of(wiring.stages, wiring.inputs, wiring.outputs)
         deployment = next(_numbers)
-        self._networks = [f"deployment-{deployment}.{number}" for number in range(len(self._segments))]
+        self._names = [f"deployment-{deployment}.{number}" for number in range(len(self._segments))]
         self._slots = [_num_slots(segment) for segment in self._segments]
         self._places = [(number, host) for number, segment in enumerate(self._segments) for host in dict.fromkeys(segment.hosts)]
         """Each segment on each of its hosts."""
@@ -210,7 +211,7 @@ class HostsDeployment:
         for number, host in self._places:
             if host not in self._cluster.lost:
                 with contextlib.suppress(AutosplitError):
-                    self._cluster.ask([(host, "close_segment", self._networks[number])], timeout_s=timeout_s)
+                    self._cluster.ask([(host, "close_segment", self._names[number])], timeout_s=timeout_s)
 
     def latency(self, last: int = 16_384) -> LatencyStats:
         """Seconds from the first stage to the answer, for the ``last`` requests."""
@@ -274,7 +275,7 @@ class HostsDeployment:
             answers.append(None)
             if host not in self._cluster.lost:
                 with contextlib.suppress(AutosplitError):
-                    [answers[-1]] = self._cluster.ask([(host, method, self._networks[number], *given)], timeout_s=REPORT_S)
+                    [answers[-1]] = self._cluster.ask([(host, method, self._names[number], *given)], timeout_s=REPORT_S)
         return answers
 
     def _first(self, number: int) -> Connection:
@@ -294,8 +295,8 @@ class HostsDeployment:
                 for stage in segment.on(host)
             )
             order = SegmentOrder(
-                network=self._networks[number],
-                next_network="" if is_last else self._networks[number + 1],
+                name=self._names[number],
+                next_name="" if is_last else self._names[number + 1],
                 stages=stages,
                 inputs=segment.inputs,
                 outputs=segment.outputs,
@@ -315,7 +316,7 @@ class HostsDeployment:
         for number, host in self._places:
             if number < last:
                 targets = {one: (cluster.address(one), self._slots[number + 1]) for one in self._segments[number + 1].hosts}
-                calls.append((host, "connect", self._networks[number], targets))
+                calls.append((host, "connect", self._names[number], targets))
         cluster.ask(calls)
         for host in dict.fromkeys(self._segments[last].hosts):
             sock = self._dial(last, host, ANSWERS, num_slots=self.window)
@@ -325,7 +326,7 @@ class HostsDeployment:
             self._requests[host] = Connection(sock, host, self._returns, self._segments[0].inputs, num_credits=self._slots[0])
 
     def _dial(self, number: int, host: str, purpose: str, **more: int) -> socket.socket:
-        hello = {PURPOSE: purpose, NETWORK: self._networks[number], SENDER: DRIVER, **more}
+        hello = {PURPOSE: purpose, SEGMENT: self._names[number], SENDER: DRIVER, **more}
         return dial(self._cluster.address(host), self._cluster.secret, hello)
 
 

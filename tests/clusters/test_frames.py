@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from autosplit.clusters import frames
-from autosplit.clusters.frames import CANCEL, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, dial, welcome
+from autosplit.clusters import frames, handshake
+from autosplit.clusters.frames import CANCEL, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
+from autosplit.clusters.handshake import dial, welcome
 from autosplit.errors import WorkerError
 from autosplit.tracing.tensorspec import spec_of
 
@@ -165,3 +166,9 @@ def test_nobody_listens() -> None:
         address = listener.getsockname()
     with pytest.raises(WorkerError, match="connection refused"):
         dial(address, SECRET, {})
+
+
+def test_a_silent_listener_is_given_up_and_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "CONNECT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(WorkerError, match=r"it was silent for 0\.1 s"):
+        dial(listener.getsockname(), SECRET, {})
