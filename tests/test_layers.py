@@ -35,7 +35,8 @@ LAYERS = """
     deploying/    workspace setup calling service compiling checking microbatching sidebyside comparing
     measuring
     searching/    correcting candidates tuning loop
-    clusters/     frames handshake hostlinks segments agent raynodes fleet hostprofile hostsfeed replanning remote cluster
+    clusters/     frames handshake hostlinks segments agent localnodes raynodes fleet
+    clusters/     hostprofile hostsfeed replanning remote cluster
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing
     exporting
@@ -82,7 +83,7 @@ ALLOWED = {
     "typer": {"commands", "cli"},
     "rich": {"commands", "progress"},
     "transformers": {"tracing.architectures"},
-    "ray": {"clusters.raynodes", "exporting"},
+    "ray": {"clusters.localnodes", "clusters.raynodes", "exporting"},
     "onnxruntime": {"backends", "bundling.driver", "exporting"},
     "openvino": {"backends", "bundling.driver", "exporting"},
 }

@@ -7,7 +7,8 @@
     hostlinks   latency and bandwidth of such a connection
     segments    the stages of a plan, cut into what each host runs
     agent       one process a host: the pipeline of its segment between two connections
-    raynodes    all use of Ray: its nodes, the agents on them, nodes on this machine for trying it out
+    localnodes  Ray nodes on this machine, for trying a cluster out
+    raynodes    the nodes of a Ray cluster, and the agents on them
     hostprofile the profiles of all hosts as one
     fleet       Fleet: the hosts, their agents, and the machine that they are together
     hostsfeed   requests that are under way over hosts, in order

@@ -1,0 +1,101 @@
+"""Ray nodes on this machine, for trying a cluster out. A process of its own keeps them.
+
+Ray's classes for several nodes on one machine (``ray.cluster_utils``) are its own test tools. Only ``keep`` uses them.
+"""
+
+import contextlib
+import os
+import signal
+import string
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from autosplit.devices.limits import affinity
+from autosplit.errors import DeviceError
+from autosplit.scratch import scratch_folder
+
+LOOPBACK = "127.0.0.1"
+LABEL = "autosplit-host"
+"""The label of a local node that gives its name."""
+
+OBJECT_STORE_BYTES = 96 << 20
+"""Shared memory of a local node for files on their way; Ray writes what exceeds it to disk."""
+
+START_S = 60.0
+_ADDRESS = "address of the first node: "
+
+
+@contextlib.contextmanager
+def local_nodes(count: int) -> Iterator[str]:
+    """Start nodes on this machine that listen on loopback alone, and yield the address of the first.
+
+    A process of its own keeps them, and ends all of their processes when this one ends, however it ends.
+
+    Raises: DeviceError: the nodes did not start.
+    """
+    import ray._private.ray_constants as constants
+
+    code = f"from autosplit.clusters.localnodes import keep; keep({count})"
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    keeper = subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
+    )
+    with keeper, mock.patch.object(constants, "ENABLE_RAY_CLUSTER", new=False):
+        assert keeper.stdin is not None and keeper.stdout is not None
+        address = next((line for line in iter(keeper.stdout.readline, "") if line.startswith(_ADDRESS)), "")
+        if not address:
+            raise DeviceError(f"{count} Ray nodes could not be started on this machine within {START_S:.0f} s")
+        try:
+            yield address.removeprefix(_ADDRESS).strip()
+        finally:
+            keeper.stdin.close()
+
+
+def keep(count: int) -> None:
+    """The process that keeps local nodes: start them, write the address of the first, and end them once stdin ends.
+
+    Each node has its share of the cores; where there are fewer cores than nodes, nodes share them.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that wants the nodes
+    import ray._private.ray_constants as constants
+    from ray.cluster_utils import Cluster
+
+    # Ray would replace 127.0.0.1 by an address that other machines reach, and listen there.
+    constants.ENABLE_RAY_CLUSTER = False
+    cores = affinity()
+    try:
+        with scratch_folder() as folder:
+            # Ray writes the address of its newest cluster to a file for ``auto``; that of these nodes must not go there.
+            (folder / "ray").mkdir()
+            os.environ["RAY_TMPDIR"] = str(folder)
+            cluster = Cluster()
+            for number in range(count):
+                share = cores[number::count] or [cores[number % len(cores)]]
+                os.sched_setaffinity(0, share)  # the processes of the node inherit it
+                cluster.add_node(
+                    wait=False,
+                    num_cpus=len(share),
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    include_log_monitor=False,
+                    no_monitor=True,
+                    node_ip_address=LOOPBACK,
+                    temp_dir=str(folder),
+                    labels={LABEL: f"node-{string.ascii_lowercase[number]}"},
+                )
+            os.sched_setaffinity(0, cores)
+            cluster.wait_for_nodes(START_S)
+            print(f"{_ADDRESS}{cluster.address}", flush=True)
+            sys.stdin.read()
+            cluster.shutdown()
+    finally:
+        os.killpg(0, signal.SIGKILL)
