@@ -5,10 +5,11 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from autosplit.bundling.containers import output_containers
 from autosplit.bundling.drafting import Draft, draft
-from autosplit.bundling.manifest import Manifest, Network, file_of, write_manifest
+from autosplit.bundling.manifest import Manifest, Network, Part, file_of, write_manifest
 from autosplit.bundling.nativedriver import write_native_driver
 from autosplit.bundling.packing import pack
 from autosplit.bundling.weightpool import WeightPool
@@ -34,8 +35,8 @@ def write_bundle(
         path: the folder to make, or the file if ``zipped``; nothing may be there yet.
         zipped: one uncompressed file in place of a folder.
         progress: called with the share of the parts that are made, for the step ``bundle``.
-    Raises: UsageError: ``path`` is there or cannot be written. BackendError: a backend refuses a stage. MissingExtraError: a
-        backend is not installed.
+    Raises: UsageError: ``path`` is there or cannot be written, or a model returns what a bundle cannot hold. BackendError: a
+        backend refuses a stage. MissingExtraError: a backend is not installed.
     """
     path = Path(path)
     require_absent(path)
@@ -46,6 +47,7 @@ def write_bundle(
 
 def fill_bundle(networks: Mapping[str, tuple[Traced, Plan]], folder: Path, progress: Progress = quiet) -> Manifest:
     """Write the files of a bundle into an empty folder; arguments and errors as for ``write_bundle``."""
+    answers = {name: output_containers(traced) for name, (traced, _) in networks.items()}  # before anything is compiled
     with scratch_folder() as scratch:
         pool, drafts = WeightPool(), dict[str, list[Draft]]()
         num_parts = sum(len(plan.stages) for _, plan in networks.values())
@@ -60,7 +62,8 @@ def fill_bundle(networks: Mapping[str, tuple[Traced, Plan]], folder: Path, progr
         key, starts = pool.write(folder)
         made: dict[str, Network] = {}
         for name, (traced, plan) in networks.items():
-            made[name] = _network(traced, plan, drafts[name], folder, f"n{len(made)}", starts)
+            parts = [one.part(one.finish(folder, f"n{len(made)}p{k}", starts)) for k, one in enumerate(drafts[name])]
+            made[name] = _network(traced, plan, answers[name], parts)
         shutil.copyfile(HERE / DRIVER, folder / DRIVER)
         write_native_driver(folder, made, starts)
         backends = sorted({stage.backend for _, plan in networks.values() for stage in plan.stages})
@@ -83,8 +86,7 @@ def require_absent(path: Path) -> None:
         raise UsageError(f"bundle '{path}' cannot be written: {why}; give another name")
 
 
-def _network(traced: Traced, plan: Plan, drafts: Sequence[Draft], folder: Path, stem: str, starts: Mapping[str, int]) -> Network:
-    parts = tuple(one.part(one.finish(folder, f"{stem}p{number}", starts)) for number, one in enumerate(drafts))
+def _network(traced: Traced, plan: Plan, answer: Mapping[str, Any], parts: Sequence[Part]) -> Network:
     return Network(
         source=plan.source,
         graph=traced.graph.hash,
@@ -94,8 +96,8 @@ def _network(traced: Traced, plan: Plan, drafts: Sequence[Draft], folder: Path, 
         queue_depth=plan.queue_depth,
         inputs=traced.graph.inputs,
         outputs=traced.graph.outputs,
-        parts=parts,
-        answer=output_containers(traced),
+        parts=tuple(parts),
+        answer=answer,
     )
 
 

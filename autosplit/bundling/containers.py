@@ -15,7 +15,7 @@ def output_containers(traced: Traced) -> dict[str, Any]:
 
     Each container is a mapping with one key: ``value`` (a name of ``traced.graph.outputs``), ``constant``, ``list``, ``tuple``,
     ``dict`` (pairs of key and container) or ``namedtuple`` (class name, pairs of field and container). Objects with named
-    fields, such as the outputs of transformers, become dicts, because their classes are not there when the export runs.
+    fields, such as the outputs of transformers, become dicts, because their classes are not there when the bundle runs.
 
     Raises: UsageError: a container is of another class, or a constant is one that JSON cannot hold.
     """
@@ -38,7 +38,7 @@ def _described(value: Any, names: Mapping[int, str]) -> dict[str, Any]:
     if is_dataclass(value):
         return {"dict": _pairs(((field.name, getattr(value, field.name)) for field in fields(value)), names)}
     raise UsageError(
-        f"the model returns a {type(value).__name__}, which an export cannot build; return tensors in tuples, lists or dicts"
+        f"the model returns a {type(value).__name__}, which a bundle cannot build again; return tensors in tuples, lists or dicts"
     )
 
 

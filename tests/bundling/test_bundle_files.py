@@ -24,6 +24,7 @@ from autosplit.commands.bundles import bundle
 from autosplit.errors import BundleError, RefusedError, StageError, UsageError
 from autosplit.files import content_hash
 from autosplit.tracing.capturing import trace
+from autosplit.tracing.flattening import Fixed
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import unsplit
 from autosplit.values.machine import parse_device
@@ -234,6 +235,15 @@ def test_one_file_runs_as_the_folder_does_unless_it_is_cut(skips, tmp_path):
     path.write_bytes(path.read_bytes()[:20_000])
     with pytest.raises(BundleError, match="truncated or not a bundle"):
         load_bundle(path)
+
+
+def test_an_answer_that_a_bundle_cannot_hold_is_refused_before_a_part_is_made(skips, tmp_path):
+    steps = []
+    unknown = replace(skips, out_leaves=(Fixed(1j), skips.out_leaves[1]))
+    with pytest.raises(UsageError, match="returns a complex, which a bundle cannot build again"):
+        networks = {"good": (skips, plan_of(skips, ["eager"])), "odd": (unknown, plan_of(skips, ["eager"]))}
+        write_bundle(networks, tmp_path / "app.asb", progress=lambda *step: steps.append(step))
+    assert steps == [] and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

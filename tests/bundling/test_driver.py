@@ -1,3 +1,5 @@
+"""The driver that lies in each bundle, in exports for ONNX Runtime: it runs them without torch and without autosplit."""
+
 import importlib
 import json
 import os
@@ -73,7 +75,6 @@ def test_the_driver_runs_without_torch_in_a_folder_that_was_moved(skips, exporte
     np.savez(tmp_path / "requests.npz", **arrays)
     script = """
 import sys
-from dataclasses import replace
 for name in ("torch", "onnx", "onnxscript", "autosplit"):
     sys.modules[name] = None
 import numpy as np
