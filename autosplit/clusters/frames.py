@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import torch
 
+from autosplit.running.interrupts import SafeCondition
 from autosplit.tracing.tensorspec import TensorSpec, empty_like_spec, extent_bytes, laid_out
 
 REQUEST, ERROR, CANCEL, BROKEN, CREDIT, BEAT = range(6)
@@ -139,8 +140,7 @@ class Connection:
         self._sending: Callable[[], None] | None = None
         self._writing = threading.Lock()
         self._queue: deque[Outgoing] = deque()
-        self._lock = threading.RLock()  # entered by itself: see Admission.lock
-        self._changed = threading.Condition(self._lock)
+        self._changed = SafeCondition()
         self._open = True
         self._threads = [threading.Thread(target=run, name=f"autosplit-{peer}", daemon=True) for run in (self._read, self._write)]
         for thread in self._threads:
@@ -148,7 +148,7 @@ class Connection:
 
     def post(self, frame: Outgoing) -> None:
         """Send a frame once all frames before it are sent; does not wait. A connection that has ended drops it."""
-        with self._lock:
+        with self._changed:
             if not self._open:
                 return
             self._queue.append(frame)
@@ -156,7 +156,7 @@ class Connection:
 
     def release(self, slot: Slot) -> None:
         """Give a slot back, so that the other end may send one more request."""
-        with self._lock:
+        with self._changed:
             self._free.append(slot)
             self._owed += 1
             if self._owed < self._tell_at:  # the other end still has half of the credits
@@ -165,7 +165,7 @@ class Connection:
 
     def close(self) -> None:
         """End the connection without a word to its receiver; frames that were not sent are dropped."""
-        with self._lock:
+        with self._changed:
             self._open = False
             self._queue.clear()
             self._changed.notify()
@@ -177,7 +177,7 @@ class Connection:
         self._sock.close()
 
     def _lose(self, reason: str) -> None:
-        with self._lock:
+        with self._changed:
             was_open, self._open = self._open, False
             self._changed.notify()
         with contextlib.suppress(OSError):
@@ -198,7 +198,7 @@ class Connection:
                 self._lose(reason_of(failure, SILENCE_S))
             finally:
                 self._writing.release()
-        with self._lock:
+        with self._changed:
             if self._has_work():
                 self._changed.notify()
 
@@ -206,7 +206,7 @@ class Connection:
         """The writing thread: write what is left, and a sign of life after each ``BEAT_S`` without a frame."""
         try:
             while True:
-                with self._lock:
+                with self._changed:
                     busy = self._changed.wait_for(self._has_work, BEAT_S)
                     if not self._open:
                         return
@@ -232,7 +232,7 @@ class Connection:
 
         ``most_bytes``: a frame with larger tensors is left for the writing thread.
         """
-        with self._lock:
+        with self._changed:
             following = self._next() if most_bytes is None or self._num_bytes <= most_bytes else None
             if following is None and self._owed < self._tell_at:
                 return False
@@ -268,7 +268,7 @@ class Connection:
                 receive_into(self._sock, header)
                 frame = Frame(*_HEADER.unpack(header))
                 if frame.kind == CREDIT:
-                    with self._lock:
+                    with self._changed:
                         self._credits += frame.number
                         self._changed.notify()
                 elif frame.kind == REQUEST:

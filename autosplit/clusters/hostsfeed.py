@@ -19,10 +19,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from autosplit import errors
-from autosplit.errors import AutosplitError, RefusedError, StageError, UsageError, WorkerError
-from autosplit.running.admission import AdmissionQueue
+from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
+from autosplit.running.admission import AdmissionQueue, no_room, wait_until
 from autosplit.running.answers import Answers
 from autosplit.running.executor import Occupancy
+from autosplit.running.interrupts import SafeCondition
 from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
 
 
@@ -96,8 +97,7 @@ class HostsFeed:
         replace: Callable[[Lost, Route], Route],
     ) -> None:
         self._thread = threading.Thread(target=self._run, name="autosplit-hosts", daemon=True)
-        self._lock = threading.RLock()  # entered by itself: see Admission.lock
-        self._changed = threading.Condition(self._lock)
+        self._changed = SafeCondition()
         self._route, self._inbox, self._replace, self._room, self._in_order = route, inbox, replace, room, in_order
         self._queue, self._answers = AdmissionQueue(), Answers(outputs, [self._thread])
         self._running: dict[int, tuple[Request, int]] = {}
@@ -118,17 +118,11 @@ class HostsFeed:
 
     def enter(self, request: Request, priority: int = 0, timeout_s: float | None = None) -> None:
         """Feed a request, or let it wait for at most ``timeout_s``. Raises: RefusedError, WorkerError: as ``Admission.enter``."""
-        if timeout_s is None or timeout_s > 0:
-            self.check_thread()
         if not request.borrowed:
             request.inputs = tuple(value.clone() for value in request.inputs)  # the caller may write to its own
-        with self._lock:
-            limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
-            if not request.borrowed and not self._changed.wait_for(self._has_room, limit_s):
-                raise RefusedError(
-                    f"the request was refused: {len(self._running)} requests are running (limit {self.pace.size}) and "
-                    f"{self._queue.num_waiting} are waiting (limit {self._room}). Submit with a longer timeout_s, or less often."
-                )
+        with self._changed:
+            if not request.borrowed and not wait_until(self._has_room, self._changed, timeout_s, self.check_thread):
+                raise no_room(len(self._running), self.pace.size, self._queue.num_waiting, self._room)
             if not self._is_open:
                 raise RefusedError("the request was refused: the pipeline is closed")
             if self.failure is not None:
@@ -141,16 +135,11 @@ class HostsFeed:
 
     def result(self, request: Request) -> Tensors:
         """The outputs of a request, once it is answered. Raises: the error with which it failed."""
-        if not request.answered:
-            self.check_thread()
-            request.wait()
-        outputs: Tensors = self._answers.result(request)
-        return outputs
+        return self._answers.wait_for(request)
 
     def check_thread(self) -> None:
-        """Raises: UsageError: this is a callback of an answer, which must not wait for the pipeline."""
-        if threading.current_thread() is self._thread:
-            raise UsageError("a callback of an answer cannot wait for the same pipeline, nor close it; do that in another thread")
+        """Raises: UsageError: see ``Answers.check_thread``."""
+        self._answers.check_thread()
 
     def occupancy(self) -> Occupancy:
         """How many requests are here."""
@@ -165,7 +154,7 @@ class HostsFeed:
 
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
         """The times of the last requests; with ``clear``, each comes once."""
-        with self._lock:
+        with self._changed:
             return self._answers.take_times(clear=clear)
 
     def last_times(self) -> list[RequestTimes]:
@@ -174,7 +163,7 @@ class HostsFeed:
 
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
-        with self._lock:
+        with self._changed:
             self._is_open = False
             self._changed.notify_all()
             if drain:
@@ -199,7 +188,7 @@ class HostsFeed:
 
     def _next_event(self) -> Answered | Lost | Look | None:
         """The next event; None for the end."""
-        with self._lock:
+        with self._changed:
             alarm_ns = self._queue.next_deadline_ns()
         try:
             return self._inbox.get(timeout=None if math.isinf(alarm_ns) else max(0.0, (alarm_ns - time.monotonic_ns()) / 1e9))
@@ -207,14 +196,14 @@ class HostsFeed:
             return Look()
 
     def _expire(self) -> list[Request]:
-        with self._lock:
+        with self._changed:
             expired = self._queue.pop_expired()
             self._changed.notify_all()
         return expired
 
     def _settle(self, answered: Answered) -> list[Request]:
         """Note a result, feed waiting requests, and return the requests to be answered now."""
-        with self._lock:
+        with self._changed:
             if answered.number in self._running:
                 request, _ = self._running[answered.number]
                 request.made_ns = time.monotonic_ns()
@@ -237,10 +226,10 @@ class HostsFeed:
 
     def _recover(self, lost: Lost) -> None:
         """Go on without a host: on another route, run every request again that has no result yet."""
-        with self._lock:
+        with self._changed:
             self._is_feeding = False
         route = self._replace(lost, self._route)
-        with self._lock:
+        with self._changed:
             self._route, self._is_feeding = route, True
             self.pace.size = route.window
             self.restarts += 1
@@ -252,7 +241,7 @@ class HostsFeed:
         self._answers.deliver(late)
 
     def _cancel(self, request: Request, future: AnswerFuture) -> None:
-        with self._lock:
+        with self._changed:
             if self._queue.remove([request]):
                 future.set_running_or_notify_cancel()
                 self._changed.notify_all()
@@ -286,7 +275,7 @@ class HostsFeed:
 
     def _fail(self, error: AutosplitError) -> None:
         """Answer every request with ``error``, and each that comes later."""
-        with self._lock:
+        with self._changed:
             self.failure = self.failure or error
             requests = [*(request for request, _ in self._running.values()), *self._queue.clear()]
             self._running.clear()

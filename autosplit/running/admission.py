@@ -10,6 +10,7 @@ from operator import itemgetter
 from autosplit.errors import AutosplitError, RefusedError
 from autosplit.running.hostrings import InputRings
 from autosplit.running.inflight import InFlight
+from autosplit.running.interrupts import SafeCondition
 from autosplit.running.lanes import Lanes
 from autosplit.running.request import AnswerFuture, Request, RequestTimes
 
@@ -65,8 +66,35 @@ class AdmissionQueue:
         return self.remove([request for _, _, request in self._waiting])
 
 
+def wait_until(
+    holds: Callable[[], bool], changed: threading.Condition, timeout_s: float | None, check_thread: Callable[[], None]
+) -> bool:
+    """Wait until ``holds`` is true, which is looked at when ``changed``, which the caller has entered, is notified.
+
+    Args:
+        holds: what is waited for.
+        changed: notified when a request is done.
+        timeout_s: how long to wait; None waits without limit.
+        check_thread: called before a wait; raises UsageError in a thread that must not wait.
+    Returns: whether it is true.
+    """
+    if holds():
+        return True
+    if timeout_s is None or timeout_s > 0:
+        check_thread()
+    return changed.wait_for(holds, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+
+
+def no_room(num_running: int, window: int, num_waiting: int, room: int) -> RefusedError:
+    """The refusal of a request that found no room in time."""
+    return RefusedError(
+        f"the request was refused: {num_running} requests are running (limit {window}) and {num_waiting} are waiting "
+        f"(limit {room}). Submit with a longer timeout_s, or less often."
+    )
+
+
 class Admission:
-    """Decides which requests are fed, wait or are refused; its lock guards them until their results are here.
+    """Decides which requests are fed, wait or are refused; a condition guards them until their results are here.
 
     Args:
         in_flight: the requests that were fed.
@@ -76,7 +104,7 @@ class Admission:
         check_thread: raises UsageError in the executor's thread, which must never wait for room.
 
     Attributes:
-        lock: held around each change; waiters for room, or for the end, are notified.
+        changed: held around each change; waiters for room, or for the end, are notified.
         failure: why every further request is refused, once there is a reason.
         alarm_ns: no deadline of a waiting request passes before.
     """
@@ -89,8 +117,7 @@ class Admission:
         wake: Callable[[], None],
         check_thread: Callable[[], None],
     ) -> None:
-        self.lock = threading.RLock()  # entered by itself: Ctrl-C inside Condition.__enter__ would leave it held for good
-        self._changed = threading.Condition(self.lock)
+        self.changed = SafeCondition()
         self.room = room
         self.queue = AdmissionQueue()
         self.failure: AutosplitError | None = None
@@ -99,8 +126,6 @@ class Admission:
         self._inputs = inputs
         self._wake = wake
         self._check_thread = check_thread
-        self._num_blocked = 0
-        """Threads that wait for room, or for the end."""
         self._is_open = True
         self._is_feeding = True
         self._last_awaited = -1
@@ -117,13 +142,9 @@ class Admission:
             timeout_s: how long to wait for room in the queue; 0 refuses at once, None waits.
         Raises: RefusedError: no room in time, or closed. WorkerError: the pipeline has given up.
         """
-        with self.lock:
-            if not request.borrowed and not self._has_room() and not self._wait_for(self._has_room, timeout_s):
-                raise RefusedError(
-                    f"the request was refused: {self._in_flight.num_running} requests are running "
-                    f"(limit {self._in_flight.pace.size}) and {self.queue.num_waiting} are waiting (limit {self.room}). "
-                    "Submit with a longer timeout_s, or less often."
-                )
+        with self.changed:
+            if not request.borrowed and not wait_until(self._has_room, self.changed, timeout_s, self._check_thread):
+                raise no_room(self._in_flight.num_running, self._in_flight.pace.size, self.queue.num_waiting, self.room)
             if not self._is_open:
                 raise RefusedError("the request was refused: the pipeline is closed")
             if self.failure is not None:
@@ -142,58 +163,58 @@ class Admission:
 
     def settle(self, done: list[Request], times: Sequence[RequestTimes]) -> list[Request]:
         """Let go of finished requests and feed waiting ones; return those to be answered now, also the late ones."""
-        with self.lock:
+        with self.changed:
             due = self._in_flight.settle(done, times)  # with the lock: new room is for waiting requests, not for new ones
             due += self._feed_waiting()
-            if self._num_blocked and self.queue.num_waiting <= self.room // 2:  # waking a caller for each place costs a core
-                self._changed.notify_all()
+            if self.queue.num_waiting <= self.room // 2:  # waking a caller for each place costs a core
+                self.changed.notify_all()
         return due
 
     def pop_expired(self) -> list[Request]:
         """Take the requests whose deadline has passed out of the queue."""
-        with self.lock:
+        with self.changed:
             expired = self.queue.pop_expired()
             self.alarm_ns = self.queue.next_deadline_ns()
-            self._changed.notify_all()
+            self.changed.notify_all()
         return expired
 
     def cancel(self, request: Request, future: AnswerFuture) -> None:
         """End a request: the stages skip it, or it leaves the queue."""
-        with self.lock:
+        with self.changed:
             if not self._in_flight.skip(request.sequence) and self.queue.remove([request]):
                 future.set_running_or_notify_cancel()
-                self._changed.notify_all()
+                self.changed.notify_all()
 
     def suspend(self) -> None:
         """Feed no request until ``resume``."""
-        with self.lock:
+        with self.changed:
             self._is_feeding = False
 
     def resume(self, restart: Callable[[Lanes], None]) -> list[Request]:
         """Run all requests in flight again, which ``restart`` prepares, and feed waiting ones; return those that are late."""
-        with self.lock:
+        with self.changed:
             self._in_flight.restart()
             restart(self._in_flight.lanes)
             self._is_feeding = True
             late = self._feed_waiting()
-            self._changed.notify_all()
+            self.changed.notify_all()
         return late
 
     def fail(self, error: AutosplitError) -> list[Request]:
         """Refuse every further request with ``error``; return the requests without an answer."""
-        with self.lock:
+        with self.changed:
             self.failure = self.failure or error
             requests = [*self._in_flight.clear(), *self.queue.clear()]
-            self._changed.notify_all()
+            self.changed.notify_all()
         return requests
 
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for the end of those taken in if ``drain``."""
-        with self.lock:
+        with self.changed:
             self._is_open = False
-            self._changed.notify_all()
+            self.changed.notify_all()
             if drain:
-                self._wait_for(lambda: self.failure is not None or not (self.queue or self._in_flight), None)
+                wait_until(self._is_done, self.changed, None, self._check_thread)
 
     def num_to_await(self) -> int:
         """Results that the executor's thread waits for now: several if no caller waits for one of them alone.
@@ -209,15 +230,8 @@ class Admission:
         """The executor's thread does not wait any more."""
         self._idle = False
 
-    def _wait_for(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until the condition holds, which is looked at when a request is done (the lock is held)."""
-        if timeout_s is None or timeout_s > 0:
-            self._check_thread()
-        self._num_blocked += 1
-        try:
-            return self._changed.wait_for(condition, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
-        finally:
-            self._num_blocked -= 1
+    def _is_done(self) -> bool:
+        return self.failure is not None or not (self.queue or self._in_flight)
 
     def _has_room(self) -> bool:
         return self.queue.num_waiting < self.room or self._may_feed() or not self._is_open or self.failure is not None

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from autosplit.running.request import Request, RequestTimes
+from autosplit.errors import UsageError
+from autosplit.running.request import Request, RequestTimes, Tensors
 
 NUM_TIMES = 16_384
 
@@ -60,6 +61,19 @@ class Answers:
         values = request.values
         outputs = tuple([values[name] for name in self._outputs])
         return outputs if request.returns is None else request.returns(outputs)
+
+    def wait_for(self, request: Request) -> Tensors:
+        """The outputs of a request, once it is answered. Raises: UsageError: see ``check_thread``; the error of the request."""
+        if not request.answered:
+            self.check_thread()
+            request.wait()
+        outputs: Tensors = self.result(request)
+        return outputs
+
+    def check_thread(self) -> None:
+        """Raises: UsageError: this is a callback, for the end of which other requests wait, so it must wait for none."""
+        if threading.current_thread() in self._threads:
+            raise UsageError("a callback of an answer cannot wait for the same pipeline, nor close it; do that in another thread")
 
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
         """The times of the last requests; with ``clear``, each comes once."""

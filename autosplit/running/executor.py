@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from autosplit.devices.processes import MOST_WAIT_S
-from autosplit.errors import AutosplitError, RefusedError, UsageError, WorkerError
+from autosplit.errors import AutosplitError, RefusedError, WorkerError
 from autosplit.running.admission import Admission
 from autosplit.running.answers import Answers
 from autosplit.running.hostrings import InputRings, ResultRings
@@ -67,8 +67,8 @@ class Executor:
         self.lanes, self.pace = self._in_flight.lanes, self._in_flight.pace
         self._results = ResultRings(deployment)
         inputs = InputRings(deployment, room)
-        self._admission = Admission(self._in_flight, inputs, room, self._results.wake, self.check_thread)
         self._answers = Answers(deployment.wiring.outputs, [self._thread])
+        self._admission = Admission(self._in_flight, inputs, room, self._results.wake, self._answers.check_thread)
         self._recovery = Recovery(deployment, max_restarts)
         self._control_lock = deployment.control_lock
         self._stopping = deployment.stopping
@@ -112,25 +112,20 @@ class Executor:
 
     def result(self, request: Request) -> Tensors:
         """The outputs of a request, once it is answered. Raises: the error with which it failed."""
-        if not request.answered:
-            self.check_thread()
-            request.wait()
-        outputs: Tensors = self._answers.result(request)
-        return outputs
+        return self._answers.wait_for(request)
 
     def check_thread(self) -> None:
-        """Raises: UsageError: this is a callback, for the end of which all requests wait, so it must wait for none."""
-        if threading.current_thread() is self._thread:
-            raise UsageError("a callback of an answer cannot wait for the same pipeline, nor close it; do that in another thread")
+        """Raises: UsageError: see ``Answers.check_thread``."""
+        self._answers.check_thread()
 
     def at_next_request(self, action: Callable[[Lanes, int], None]) -> None:
         """Call ``action`` with the lanes and the number of requests that were fed; none is fed meanwhile."""
-        with self._admission.lock:
+        with self._admission.changed:
             action(self.lanes, self._in_flight.num_fed)
 
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
         """The times of the last requests; with ``clear``, each comes once."""
-        with self._admission.lock:  # held while the pace looks at them
+        with self._admission.changed:  # held while the pace looks at them
             return self._answers.take_times(clear=clear)
 
     def last_times(self) -> list[RequestTimes]:

@@ -23,7 +23,7 @@ import torch
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError, UsageError
 from autosplit.reports.results import LatencyStats, RunStats
-from autosplit.running.admission import AdmissionQueue
+from autosplit.running.admission import AdmissionQueue, no_room, wait_until
 from autosplit.running.answers import Answers
 from autosplit.running.copying import CopyPool
 from autosplit.running.intake import Intake
@@ -54,11 +54,11 @@ class InProcess:
         self.batches = BatchCounts()
         self.room = self.wiring.window if room is None else room
         self.failure: AutosplitError | None = None
-        self.num_answered = self._num_fed = self._num_serving = self._num_blocked = 0
+        self.num_answered = self._num_fed = self._num_serving = 0
         self._owner, self._is_open, self._begun_s = os.getpid(), True, time.monotonic()
         self._intake = Intake(self.wiring)
         self._queue = AdmissionQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Ctrl-C in ``Condition.wait`` frees a Lock that another thread holds
         self._work, self._changed = threading.Condition(self._lock), threading.Condition(self._lock)
         specs = self.wiring.input_specs
         self._pools = [CopyPool(specs[name], self.room + 1) if name in specs else None for name in self.wiring.inputs]
@@ -93,14 +93,14 @@ class InProcess:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Submit one request and wait for its answer."""
-        return self._result(self._enter(self._intake(inputs)))
+        return self._answers.wait_for(self._enter(self._intake(inputs)))
 
     def run_many(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
         """The answers to all requests, in their order; the inputs must not change until then."""
         taken = [self._enter(self._intake(inputs, borrowed=True)) for inputs in requests]
         for request in taken:
             request.wait()
-        return [self._result(request) for request in taken]
+        return [self._answers.wait_for(request) for request in taken]
 
     def stream(self, requests: Iterable[Sequence[torch.Tensor]]) -> Iterator[Tensors]:
         """The answers to any number of requests, in their order; the inputs must not change until the answer is taken."""
@@ -108,9 +108,9 @@ class InProcess:
         for inputs in requests:
             under_way.append(self._enter(self._intake(inputs, borrowed=True)))
             while len(under_way) >= 2 * self.window:
-                yield self._result(under_way.popleft())
+                yield self._answers.wait_for(under_way.popleft())
         while under_way:
-            yield self._result(under_way.popleft())
+            yield self._answers.wait_for(under_way.popleft())
 
     @property
     def pids(self) -> list[int]:
@@ -195,7 +195,7 @@ class InProcess:
             failed = [] if drain else self._queue.clear()
             self._work.notify_all()
             self._changed.notify_all()
-            self._wait_for(lambda: not self._queue and not self._num_serving, None)
+            self._wait_until(lambda: not self._queue and not self._num_serving, None)
         for request in failed:
             request.error = RefusedError(str(closed))
         self._answers.deliver(failed)
@@ -206,9 +206,8 @@ class InProcess:
             copy.unload()
 
     def check_thread(self) -> None:
-        """Raises: UsageError: this is a callback of an answer, in a thread for the end of which others wait."""
-        if threading.current_thread() in self._threads:
-            raise UsageError("a callback of an answer cannot wait for the same pipeline, nor close it; do that in another thread")
+        """Raises: UsageError: see ``Answers.check_thread``."""
+        self._answers.check_thread()
 
     def __enter__(self) -> "InProcess":
         return self
@@ -243,8 +242,8 @@ class InProcess:
         if os.getpid() != self._owner:
             raise RefusedError(f"the request was refused: process {self._owner} opened the pipeline. Open one after the fork.")
         with self._lock:
-            if self._threads and not request.borrowed and not self._has_room() and not self._wait_for(self._has_room, timeout_s):
-                raise RefusedError(self._refusal())
+            if self._threads and not request.borrowed and not self._wait_until(self._has_room, timeout_s):
+                raise self._no_room()
             if not self._is_open:
                 raise RefusedError("the request was refused: the pipeline is closed")
             alone = not (self._threads or self._queue or self._num_serving)
@@ -272,9 +271,9 @@ class InProcess:
         """Compute a waiting request in the caller's thread, after those that are more urgent or came earlier."""
         while True:
             with self._lock:
-                done = self._wait_for(lambda: request.answered or not self._num_serving, timeout_s)
+                done = self._wait_until(lambda: request.answered or not self._num_serving, timeout_s)
                 if not done and self._queue.remove([request]):
-                    raise RefusedError(self._refusal())
+                    raise self._no_room()
                 if request.answered:
                     return
                 if self._num_serving:
@@ -333,8 +332,7 @@ class InProcess:
         finally:
             with self._lock:
                 self._num_serving -= 1
-                if self._num_blocked:
-                    self._changed.notify_all()
+                self._changed.notify_all()
 
     def _cancel(self, request: Request, future: AnswerFuture) -> None:
         """Take a cancelled request out of the queue."""
@@ -343,29 +341,12 @@ class InProcess:
                 future.set_running_or_notify_cancel()
                 self._changed.notify_all()
 
-    def _result(self, request: Request) -> Tensors:
-        if not request.answered:
-            self.check_thread()
-            request.wait()
-        outputs: Tensors = self._answers.result(request)
-        return outputs
-
     def _has_room(self) -> bool:
         waiting = self._queue.num_waiting
         return waiting < self.room or self.num_running + waiting < self.window or not self._is_open
 
-    def _wait_for(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until the condition holds, which is looked at when a request is done (the lock is held)."""
-        if timeout_s is None or timeout_s > 0:
-            self.check_thread()
-        self._num_blocked += 1
-        try:
-            return self._changed.wait_for(condition, None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
-        finally:
-            self._num_blocked -= 1
+    def _wait_until(self, holds: Callable[[], bool], timeout_s: float | None) -> bool:
+        return wait_until(holds, self._changed, timeout_s, self._answers.check_thread)
 
-    def _refusal(self) -> str:
-        return (
-            f"the request was refused: {self.num_running} requests are running (limit {self.window}) and "
-            f"{self._queue.num_waiting} are waiting (limit {self.room}). Submit with a longer timeout_s, or less often."
-        )
+    def _no_room(self) -> RefusedError:
+        return no_room(self.num_running, self.window, self._queue.num_waiting, self.room)

@@ -4,13 +4,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from autosplit.errors import AutosplitError, DeadlineError, UsageError
+from autosplit.running.interrupts import SafeCondition, SafeFuture
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -38,7 +38,7 @@ class RequestTimes(NamedTuple):
     done_ns: int
 
 
-class AnswerFuture(Future[Any]):
+class AnswerFuture(SafeFuture[Any]):
     """The future of a request. Cancelling it calls ``stop`` with it, which reaches the stages.
 
     Attributes:
@@ -76,16 +76,8 @@ class Finished(AnswerFuture):
         return self._result
 
 
-_SHARED = threading.RLock()
-
-
-class _SharedCondition(threading.Condition):
-    """One condition for all finished futures. Its lock is entered by itself, as that of ``Admission`` and for its reason."""
-
-    __enter__, __exit__ = _SHARED.__enter__, _SHARED.__exit__
-
-
-_FINISHED = _SharedCondition(_SHARED)
+_FINISHED = SafeCondition()
+"""One condition for all finished futures."""
 
 
 @dataclass(eq=False, slots=True)

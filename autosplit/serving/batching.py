@@ -23,6 +23,7 @@ import torch
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.engine import Engine
+from autosplit.running.interrupts import SafeCondition, SafeFuture
 from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.tracing.tensorspec import differences, is_dense, kind_of
 
@@ -33,7 +34,7 @@ class SlicedRequest:
 
     missing: int
     answers: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    future: "Future[Tensors]" = field(default_factory=Future)
+    future: "Future[Tensors]" = field(default_factory=SafeFuture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,7 @@ class Batcher:
         self.num_rows = _num_rows(pipeline, shared)
         self._gathered: list[RowSlice] = []
         self._flush_at = 0.0
-        self._lock = threading.RLock()  # entered by itself: see Admission.lock
-        self._changed = threading.Condition(self._lock)
+        self._changed = SafeCondition()
         self._open = True
         self._thread = threading.Thread(target=self._flush_in_time, name="autosplit-batcher", daemon=True)
         if self._window_s:
@@ -93,7 +93,7 @@ class Batcher:
 
     def close(self) -> None:
         """Send the gathered rows, and end; the pipeline stays open."""
-        with self._lock:
+        with self._changed:
             self._open = False
             self._changed.notify()
         if self._thread.is_alive():
@@ -140,7 +140,7 @@ class Batcher:
     def _gather(self, part: RowSlice) -> None:
         """Let a slice wait with others; send them once they fill the batch, or before they would overfill it."""
         ready: list[list[RowSlice]] = []
-        with self._lock:
+        with self._changed:
             if not self._open:
                 raise RefusedError("the request was refused: the batcher is closed")
             # The caller may write into its tensors once submit returns.
@@ -163,7 +163,7 @@ class Batcher:
     def _flush_in_time(self) -> None:
         """The thread: send the gathered rows once their window is over."""
         while True:
-            with self._lock:
+            with self._changed:
                 self._changed.wait_for(lambda: self._gathered or not self._open)
                 while self._gathered and self._open and self._flush_at > time.monotonic():
                     self._changed.wait(self._flush_at - time.monotonic())
@@ -205,7 +205,7 @@ class Batcher:
         for part in slices:
             part.request.answers[part.position] = [value[start : start + part.num_rows] for value in done.result()]
             start += part.num_rows
-            with self._lock:
+            with self._changed:
                 part.request.missing -= 1
                 complete = part.request.missing == 0
             if complete:

@@ -16,6 +16,7 @@ import torch
 
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.engine import Engine
+from autosplit.running.interrupts import SafeFuture
 from autosplit.running.request import Tensors, monotonic_deadline
 from autosplit.tracing.tensorspec import TensorSpec, layout
 
@@ -26,7 +27,7 @@ class ChainedRequest:
 
     priority: int
     deadline_ns: int
-    future: "Future[Tensors]" = field(default_factory=Future)
+    future: "Future[Tensors]" = field(default_factory=SafeFuture)
     current: "Future[Tensors] | None" = None
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Literal, TypeVar
 
 from autosplit.errors import RefusedError, UsageError
+from autosplit.running.interrupts import SafeFuture
 from autosplit.running.request import Tensors
 
 Policy = Literal["block", "refuse", "drop_oldest"]
@@ -69,7 +70,7 @@ class Limit:
                 self._unfinished = [future for future in self._unfinished if not future.done()]
                 held = [*self._unfinished, *self._starting]
                 if len(held) < self.most:
-                    place: Future[Tensors] = Future()
+                    place: Future[Tensors] = SafeFuture()
                     self._starting.append(place)
                     return place
                 oldest = self._unfinished.pop(0) if self._when_full == "drop_oldest" and self._unfinished else None

@@ -203,7 +203,7 @@ def test_a_blocked_caller_is_woken_once_half_of_the_queue_is_free() -> None:
         futures = [pipeline.submit(request(number)) for number in range(5)]
         blocked = threading.Thread(target=lambda: futures.append(pipeline.submit(request(5))))
         blocked.start()
-        while not pipeline._executor._admission._num_blocked:
+        while not pipeline._executor._admission.changed._waiters:
             time.sleep(0.001)
         let_out.release()
         futures[0].result(10)

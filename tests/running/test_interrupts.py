@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 
 from autosplit.running.admission import Admission
-from autosplit.running.request import Finished
+from autosplit.running.request import AnswerFuture, Finished
 
 
 def admission() -> Any:
-    return Admission(None, None, 1, lambda: None, lambda: None).lock  # type: ignore[arg-type]
+    return Admission(None, None, 1, lambda: None, lambda: None).changed  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("make", [admission, lambda: Finished(0, None, None)._condition], ids=["admission", "finished"])
+def future() -> Any:
+    return AnswerFuture(lambda future: None)._condition
+
+
+@pytest.mark.parametrize(
+    "make", [admission, lambda: Finished(0, None, None)._condition, future], ids=["admission", "finished", "future"]
+)
 def test_a_lock_that_is_interrupted_while_it_is_entered_or_left_is_free(make: Callable[[], Any]) -> None:
     """Ctrl-C inside ``Condition.__enter__``, which is Python code, left the lock held, and ``close`` waited for ever."""
     lock = make()
