@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,7 +21,7 @@ from autosplit import errors
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
 from autosplit.running.admission import AdmissionQueue, no_room, wait_until
 from autosplit.running.answers import Answers
-from autosplit.running.executor import Occupancy
+from autosplit.running.feed import FixedPace, Occupancy
 from autosplit.running.interrupts import SafeCondition
 from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
 
@@ -64,14 +63,6 @@ class Look(NamedTuple):
 
 
 Inbox = queue.SimpleQueue[Answered | Lost | Look | None]
-
-
-@dataclass(slots=True)
-class FixedPace:
-    """The window of a pipeline over hosts, which does not change with the load; answers are waited for one by one."""
-
-    size: int
-    num_soon: int = 1
 
 
 class HostsFeed:

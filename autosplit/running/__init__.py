@@ -18,8 +18,9 @@ The modules, in the order of their use::
     answers         gives answers to callers; request: one request; flow: where requests are; interrupts: safe from Ctrl-C
     recovery        kills hanging workers, replaces dead ones and replays; restarts: when; keptfiles: the files they need
     pipeline        Pipeline: all of it for one network; swapping: its weights while it runs
-    engine          Engine: the protocol of a Pipeline and of an InProcess; intake: tensors become a request
-    inprocess       InProcess: one stage in the caller's process, without rings; stagecopy: the stage, loaded there
+    engine          Engine: what a Pipeline and an InProcess share; intake: tensors become a request; feed: what runs it
+    inprocess       InProcess: one stage in the caller's process, without rings
+    localexecutor   runs the requests of an InProcess; stagecopy: the stage, loaded there
     monitor         latency, times and health of a running pipeline
     recording       record(): what a pipeline did, as a timeline
 

@@ -1,23 +1,42 @@
-"""Engine: the protocol of whatever runs a network: worker processes (``Pipeline``) or the caller's process (``InProcess``)."""
+"""Engine: a network that takes requests, in worker processes (``Pipeline``) or in the caller's process (``InProcess``)."""
 
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
-from autosplit.errors import AutosplitError
+from autosplit.errors import AutosplitError, UsageError
 from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.running.feed import Feed
+from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, WorkerHealth
-from autosplit.running.request import AnswerFuture, Tensors
+from autosplit.running.request import AnswerFuture, Request, Tensors, monotonic_deadline
 from autosplit.running.wiring import Wiring
 
 
-class Engine(Protocol):
-    """One network that takes requests until it is closed; ``Pipeline`` documents each member."""
+class Engine(ABC):
+    """One network that takes requests until it is closed.
 
-    wiring: Wiring
-    batches: BatchCounts
+    Args:
+        wiring: the stages.
+        room: requests that may wait in the admission queue; by default the number of requests in flight.
+    Raises: UsageError: the room is below 0.
+    """
+
+    _executor: Feed
+
+    def __init__(self, wiring: Wiring, room: int | None) -> None:
+        if room is not None and room < 0:
+            raise UsageError(f"room must be at least 0 requests, but is {room}")
+        self.wiring = wiring
+        self.batches = BatchCounts()
+        """The rows that a Batcher, if there is one, has put into requests."""
+        self._room = wiring.window if room is None else room
+        self._intake = Intake(wiring)
 
     def submit(
         self,
@@ -28,77 +47,154 @@ class Engine(Protocol):
         timeout_s: float | None = None,
         returns: Callable[[Tensors], Any] | None = None,
     ) -> AnswerFuture:
-        """Take in one request and return its future; the caller may write to the inputs once this returns."""
+        """Take in one request and return its future; the caller may write to the inputs once this returns.
+
+        Cancelling the future, or passing the deadline, ends the request at the next stage border.
+
+        Args:
+            inputs: one tensor for each input, with the shapes and dtypes that the pipeline was built for.
+            priority: lower is sooner, then arrival counts: in the admission queue, and at every stage if not ``in_order``.
+            deadline_s: seconds from now after which no stage begins the request; a request in its last stage is answered.
+            timeout_s: seconds to wait for room in the admission queue; None waits without limit, 0 refuses at once.
+            returns: makes the future's result of the outputs; by default they are the result.
+        Raises:
+            UsageError: the inputs do not fit, or a setting is not understood.
+            RefusedError: no room within ``timeout_s`` (the message has the numbers), or the pipeline is closed.
+            WorkerError: the pipeline has given up.
+        """
+        if not isinstance(priority, int):
+            raise UsageError(f"priority must be a whole number, lower is sooner, but is {priority!r}")
+        request = self._intake(inputs, monotonic_deadline(deadline_s))
+        request.returns = returns
+        return self._executor.submit(request, priority, timeout_s)
 
     def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> AnswerFuture:
-        """Take in tensors that will not change any more, whether there is room or not."""
+        """Take in tensors that will not change any more, whether there is room or not: the caller bounds their number.
+
+        Raises: UsageError: the inputs do not fit. RefusedError: the pipeline is closed. WorkerError: it has given up.
+        """
+        return self._executor.submit(self._intake(inputs, deadline_ns, borrowed=True), priority, None)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Tensors:
         """Submit one request and wait for its answer."""
+        request = self._intake(inputs)
+        self._executor.enter(request)
+        return self._executor.result(request)
 
     def run_many(self, requests: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
-        """The answers to all requests, in their order."""
+        """The answers to all requests, in their order; the inputs must not change until then.
+
+        Raises: StageError, WorkerError: the first request that failed, once all are done.
+        """
+        taken = [self._intake(inputs, borrowed=True) for inputs in requests]
+        for request in taken:
+            self._executor.enter(request)
+        self.check_thread()
+        for request in reversed(taken):  # most of the others are done when the last one is
+            request.wait()
+        return [self._executor.result(request) for request in taken]
 
     def stream(self, requests: Iterable[Sequence[torch.Tensor]]) -> Iterator[Tensors]:
-        """The answers to any number of requests, in their order, with few of either in memory at a time."""
+        """The answers to any number of requests, in their order, with only a few of either in memory at a time.
 
-    @property
-    def pids(self) -> list[int]:
-        """The process of each copy of each stage."""
+        The inputs of a request must not change until its answer is taken.
 
-    @property
-    def restarts(self) -> int:
-        """Workers that died and were started anew so far."""
+        Raises: StageError, WorkerError: a request failed; later requests that were taken in run all the same.
+        """
+        under_way: deque[Request] = deque()
+        for inputs in requests:
+            request = self._intake(inputs, borrowed=True)
+            self._executor.enter(request)
+            under_way.append(request)
+            while len(under_way) >= 2 * self._executor.pace.size:
+                if not under_way[0].answered:
+                    self.check_thread()
+                    under_way[self._executor.pace.num_soon - 1].wait()
+                yield self._executor.result(under_way.popleft())
+        while under_way:
+            yield self._executor.result(under_way.popleft())
 
     @property
     def num_waiting(self) -> int:
         """Requests in the admission queue."""
+        return self._executor.occupancy().num_waiting
 
     @property
     def num_held(self) -> int:
-        """Requests that wait in memory of their callers."""
+        """Requests of ``run_many``, ``stream`` and chains that wait in memory of their callers and take no room in the queue."""
+        return self._executor.occupancy().num_held
 
     @property
     def num_running(self) -> int:
         """Requests between the first stage and their answer."""
-
-    @property
-    def num_answered(self) -> int:
-        """Requests that have their answer."""
+        return self._executor.occupancy().num_running
 
     @property
     def window(self) -> int:
-        """The most requests between the first stage and their answer, for now."""
+        """The most requests between the first stage and their answer, for now: more if they are small and come fast."""
+        return self._executor.occupancy().window
+
+    @property
+    def num_answered(self) -> int:
+        """Requests that have their answer, as all requests before them."""
+        return self._executor.occupancy().num_answered
 
     @property
     def room(self) -> int:
         """Requests that may wait in the admission queue."""
+        return self._executor.occupancy().room
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of a request; None without dimensions."""
+        """Size of dimension 0 of the first input, which is the number of rows of a request; None without dimensions."""
+        shapes = [spec.shape for spec in self.wiring.input_specs.values()]
+        return shapes[0][0] if shapes and shapes[0] else None
 
     @property
     def failure(self) -> AutosplitError | None:
-        """Why it takes no more requests, if it does not."""
+        """Why the pipeline has given up or was closed, if it has."""
+        return self._executor.failure
 
+    @property
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """The process of each copy of each stage."""
+
+    @property
+    @abstractmethod
+    def restarts(self) -> int:
+        """Workers that died and were started anew so far."""
+
+    @abstractmethod
     def latency(self, last: int = 16_384) -> LatencyStats:
         """Seconds from the first stage to the answer, for the ``last`` requests."""
 
+    @abstractmethod
     def made_ns(self, count: int) -> list[list[int]]:
         """Times at which the last ``count`` requests were computed, ascending, for each lane of replicas."""
 
+    @abstractmethod
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state and the sums of each copy of each stage."""
 
+    @abstractmethod
     def stats(self, *, clear: bool = False) -> RunStats:
         """Latency and the times of each copy, since the start or since the last call with ``clear``."""
 
+    @abstractmethod
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests of each copy."""
 
+    @abstractmethod
     def close(self, *, drain: bool = True) -> None:
         """Answer the requests that were taken in (``drain``) or fail them, then end."""
 
     def check_thread(self) -> None:
-        """Raises: UsageError: this is a callback of an answer, which must not wait for the engine, nor close it."""
+        """Raises: UsageError: this is a callback of an answer, which must not wait for the pipeline, nor close it."""
+        self._executor.check_thread()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(drain=kind is None)

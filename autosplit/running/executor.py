@@ -15,12 +15,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from autosplit.devices.processes import MOST_WAIT_S
 from autosplit.errors import AutosplitError, RefusedError, WorkerError
 from autosplit.running.admission import Admission
 from autosplit.running.answers import Answers
+from autosplit.running.feed import Occupancy
 from autosplit.running.hostrings import InputRings, ResultRings
 from autosplit.running.inflight import SOON_NS, InFlight
 from autosplit.running.lanes import Lanes
@@ -30,21 +30,6 @@ from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tenso
 
 LOOK_NS = 1_000_000
 """How long results may keep the thread from looking at workers, deadlines and the end."""
-
-
-class Occupancy(NamedTuple):
-    """How many requests a pipeline holds.
-
-    ``num_waiting`` of at most ``room`` are in the admission queue, ``num_held`` wait beside them in memory of their callers,
-    ``num_running`` of at most ``window`` are between the first stage and their answer; ``num_answered`` are past it.
-    """
-
-    num_waiting: int
-    room: int
-    num_held: int
-    num_running: int
-    window: int
-    num_answered: int
 
 
 class Executor:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pipelines import Gate, Once, add, double, fail_on_7, increment, local, request, spawned
 
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
-from autosplit.running.admission import Admission
+from autosplit.running import admission
 from autosplit.running.copying import CopyPool
 from autosplit.running.messages import SendEvents, WorkerEvent
 from autosplit.running.pipeline import Pipeline
@@ -384,19 +384,19 @@ def test_a_request_that_kills_twice_is_given_up_and_the_others_go_on() -> None:
 @pytest.mark.timeout(30)
 def test_a_request_that_comes_while_an_idle_pipeline_recovers_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     recovering, asked = threading.Event(), threading.Event()
-    replace_dead, wait_for = Recovery.replace_dead, Admission._wait_for
+    replace_dead, wait_until = Recovery.replace_dead, admission.wait_until
 
     def replace(*args: Any) -> Any:
         recovering.set()
         asked.wait(20)
         return replace_dead(*args)
 
-    def ask(admission: Admission, *args: Any) -> bool:
+    def ask(*args: Any) -> bool:
         asked.set()  # the lock is held, and is free once it waits
-        return wait_for(admission, *args)
+        return wait_until(*args)
 
     monkeypatch.setattr(Recovery, "replace_dead", replace)
-    monkeypatch.setattr(Admission, "_wait_for", ask)
+    monkeypatch.setattr(admission, "wait_until", ask)
     with Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"], room=0) as pipeline:
         os.kill(pipeline.pids[0], signal.SIGKILL)
         assert recovering.wait(20)
@@ -433,7 +433,7 @@ def test_close_ends_all_that_it_holds_also_when_it_is_interrupted(monkeypatch: p
         threading.Timer(0.1, gate.opened.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Admission, "_wait_for", interrupt)
+    monkeypatch.setattr(admission, "wait_until", interrupt)
     with pytest.raises(KeyboardInterrupt):
         pipeline.close()
     assert [thread.name for thread in threading.enumerate() if thread.name in ("autosplit-executor", "a/0 on null:0")] == []
@@ -495,18 +495,21 @@ def test_a_callback_that_exits_or_waits_for_its_own_pipeline_hurts_nobody_else(c
         def run() -> None:
             pipeline.run(request(1))
 
+        def run_many() -> None:
+            pipeline.run_many([request(1)])
+
         def submit() -> None:
             for _ in range(3):
                 pipeline.submit(request(1))
 
         gate = pipeline.wiring.stages[0].module.function  # type: ignore[attr-defined]
-        for callback in (lambda done: sys.exit(), wait(run), wait(submit), wait(pipeline.close)):
+        for callback in (lambda done: sys.exit(), wait(run), wait(run_many), wait(submit), wait(pipeline.close)):
             gate.opened.clear()
             future = pipeline.submit(request(0))
             future.add_done_callback(callback)
             gate.opened.set()
             assert future.result(10)[0][0] == 1 and pipeline.run(request(2))[0][0] == 3
-        assert seen == ["run", "submit", "close"] and "a callback of request 0 ended its thread" in caplog.text
+        assert seen == ["run", "run_many", "submit", "close"] and "a callback of request 0 ended its thread" in caplog.text
 
 
 def test_limits_of_months_are_waited_for() -> None:

@@ -1,0 +1,241 @@
+"""LocalExecutor: runs requests through copies of one stage in the caller's own process.
+
+With one copy of the stage, the thread that calls ``enter`` computes the answer itself, so a request costs what the runtime
+alone takes. Several threads take turns, the most urgent request first. With several copies, each has a thread on the cores of
+its device, and the threads take requests from one queue::
+
+    one copy:        enter -> queue -> the caller's thread -> answer
+    several copies:  enter -> queue -> a thread of each copy -> answer
+"""
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from autosplit.errors import AutosplitError, PlanError, RefusedError
+from autosplit.running.admission import AdmissionQueue, no_room, wait_until
+from autosplit.running.answers import Answers
+from autosplit.running.copying import CopyPool
+from autosplit.running.feed import FixedPace, Occupancy
+from autosplit.running.request import AnswerFuture, Finished, Request, RequestTimes, Tensors
+from autosplit.running.stagecopy import StageCopy
+from autosplit.running.wiring import Wiring
+
+
+class LocalExecutor:
+    """Runs requests through the only stage of a network. It does what ``Executor`` does for workers.
+
+    Args:
+        wiring: the network.
+        room: requests that may wait in the queue while every copy computes.
+
+    Attributes:
+        lock: held around each change.
+        copies: the loaded copies of the stage.
+        pace: one request for each copy.
+    Raises: BackendError: the stage could not be loaded.
+    """
+
+    def __init__(self, wiring: Wiring, room: int) -> None:
+        self.failure: AutosplitError | None = None
+        self._wiring, self._room, self._owner, self._is_open = wiring, room, os.getpid(), True
+        self._num_answered = self._num_fed = self._num_serving = 0
+        self._queue = AdmissionQueue()
+        self.lock = threading.RLock()  # Ctrl-C in ``Condition.wait`` frees a Lock that another thread holds
+        self._work, self._changed = threading.Condition(self.lock), threading.Condition(self.lock)
+        specs = wiring.input_specs
+        self._pools = [CopyPool(specs[name], room + 1) if name in specs else None for name in wiring.inputs]
+        count = len(wiring.stages[0].devices)
+        self.pace = FixedPace(count)
+        self.copies: list[StageCopy] = [StageCopy(wiring, 0)] if count == 1 else []
+        numbers = range(count if count > 1 else 0)
+        self._threads = [threading.Thread(target=self._serve_copy, args=(number,), daemon=True) for number in numbers]
+        self._answers = Answers(wiring.outputs, self._threads)
+        self._load()
+
+    def submit(self, request: Request, priority: int, timeout_s: float | None) -> AnswerFuture:
+        """``enter``, and the future of the answer; with one copy the answer is there when this returns."""
+        if self._threads:
+            request.future = future = AnswerFuture(functools.partial(self._cancel, request))
+            self.enter(request, priority, timeout_s)
+            return future
+        self.enter(request, priority, timeout_s)
+        try:
+            return Finished(request.number, self._answers.result(request), None)
+        except Exception as failure:
+            return Finished(request.number, None, failure)
+
+    def enter(self, request: Request, priority: int = 0, timeout_s: float | None = None) -> None:
+        """Take a request in; with one copy, compute it in this thread. Raises: RefusedError: closed, or no room in time."""
+        if os.getpid() != self._owner:
+            raise RefusedError(f"the request was refused: process {self._owner} opened the pipeline. Open one after the fork.")
+        with self.lock:
+            if self._threads and not request.borrowed and not self._wait_until(self._has_room, timeout_s):
+                raise self._no_room()
+            if not self._is_open:
+                raise RefusedError("the request was refused: the pipeline is closed")
+            alone = not (self._threads or self._queue or self._num_serving)
+            if alone:
+                self._begin(request)
+            else:
+                self._queue.push(request, priority)
+            if self._threads:
+                if not request.borrowed:
+                    self._copy_inputs(request)
+                self._work.notify()
+                return
+        if alone:
+            self._serve(self.copies[0], request)
+        else:
+            self._compute(request, timeout_s)
+
+    def result(self, request: Request) -> Tensors:
+        """The outputs of a request, once it is answered. Raises: the error with which it failed."""
+        return self._answers.wait_for(request)
+
+    def check_thread(self) -> None:
+        """Raises: UsageError: see ``Answers.check_thread``."""
+        self._answers.check_thread()
+
+    def occupancy(self) -> Occupancy:
+        """How many requests are here."""
+        return Occupancy(
+            num_waiting=self._queue.num_waiting,
+            room=self._room,
+            num_held=self._queue.num_borrowed,
+            num_running=self._num_fed - self._num_answered,
+            window=self.pace.size,
+            num_answered=self._num_answered,
+        )
+
+    def take_times(self, *, clear: bool) -> list[RequestTimes]:
+        """The times of the last requests; with ``clear``, each comes once."""
+        with self.lock:
+            return self._answers.take_times(clear=clear)
+
+    def last_times(self) -> list[RequestTimes]:
+        """The times of the last requests, the newest last."""
+        return list(self._answers.times)
+
+    def close(self, *, drain: bool) -> None:
+        """Answer the requests that were taken in (``drain``) or fail them, then let go of the stage."""
+        if os.getpid() != self._owner:
+            return
+        self.check_thread()
+        closed = RefusedError("the pipeline was closed before the request was done")
+        with self.lock:
+            self._is_open, self.failure = False, self.failure or closed
+            failed = [] if drain else self._queue.clear()
+            self._work.notify_all()
+            self._changed.notify_all()
+            self._wait_until(lambda: not self._queue and not self._num_serving, None)
+        for request in failed:
+            request.error = RefusedError(str(closed))
+        self._answers.deliver(failed)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        for copy in self.copies:
+            copy.unload()
+
+    def _load(self) -> None:
+        """Start the threads and wait until each has loaded its copy."""
+        for thread in self._threads:
+            thread.start()
+        with self.lock:
+            self._changed.wait_for(lambda: len(self.copies) == max(1, len(self._threads)) or self.failure is not None)
+            failure = self.failure
+        if failure is not None:
+            self.close(drain=False)
+            raise failure
+
+    def _copy_inputs(self, request: Request) -> None:
+        """Copy the inputs of a request that has to wait: its caller may write into its tensors once submit returns."""
+        pairs = zip(self._pools, request.inputs, strict=True)
+        request.inputs = tuple([pool.copy(value) if pool is not None else value.clone() for pool, value in pairs])
+
+    def _compute(self, request: Request, timeout_s: float | None) -> None:
+        """Compute a waiting request in the caller's thread, after those that are more urgent or came earlier."""
+        while True:
+            with self.lock:
+                done = self._wait_until(lambda: request.answered or not self._num_serving, timeout_s)
+                if not done and self._queue.remove([request]):
+                    raise self._no_room()
+                if request.answered:
+                    return
+                if self._num_serving:
+                    continue
+                taken = self._take()
+            self._serve(self.copies[0], taken)
+
+    def _serve_copy(self, number: int) -> None:
+        """A thread: load a copy on the cores of its device, then take requests from the queue until the end."""
+        try:
+            cores = self._wiring.stages[0].devices[number].cores
+            if cores:
+                os.sched_setaffinity(0, cores)
+            copy = StageCopy(self._wiring, number)
+        except (AutosplitError, OSError) as failure:
+            with self.lock:
+                self.failure = failure if isinstance(failure, AutosplitError) else PlanError(str(failure))
+                self._changed.notify_all()
+            return
+        with self.lock:
+            self.copies.append(copy)
+            self._changed.notify_all()
+        while True:
+            with self.lock:
+                while not self._queue and self._is_open:
+                    self._work.wait()
+                if not self._queue:
+                    return
+                taken = self._take()
+            self._serve(copy, taken)
+
+    def _take(self) -> Request:
+        """Begin the most urgent request (the lock is held)."""
+        taken, _ = self._queue.pop()
+        self._begin(taken)
+        return taken
+
+    def _begin(self, request: Request) -> None:
+        request.number = request.sequence = self._num_fed
+        if request.future is not None:
+            request.future.number = request.number
+        request.fed_ns = time.monotonic_ns()
+        self._num_fed += 1
+        self._num_serving += 1
+
+    def _serve(self, copy: StageCopy, request: Request) -> None:
+        """Compute and answer a request, unless it was cancelled."""
+        try:
+            try:
+                if request.future is None or not request.future.cancelled():
+                    copy.serve(request)
+            finally:
+                with self.lock:
+                    self._num_answered += 1
+            self._answers.deliver([request])
+        finally:
+            with self.lock:
+                self._num_serving -= 1
+                self._changed.notify_all()
+
+    def _cancel(self, request: Request, future: AnswerFuture) -> None:
+        """Take a cancelled request out of the queue."""
+        with self.lock:
+            if self._queue.remove([request]):
+                future.set_running_or_notify_cancel()
+                self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        waiting = self._queue.num_waiting
+        return waiting < self._room or self._num_fed - self._num_answered + waiting < self.pace.size or not self._is_open
+
+    def _wait_until(self, holds: Callable[[], bool], timeout_s: float | None) -> bool:
+        return wait_until(holds, self._changed, timeout_s, self._answers.check_thread)
+
+    def _no_room(self) -> RefusedError:
+        return no_room(self._num_fed - self._num_answered, self.pace.size, self._queue.num_waiting, self._room)
