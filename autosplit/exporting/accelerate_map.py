@@ -55,6 +55,6 @@ TARGET = Target(
     name="accelerate",
     writes=f"{FILE}: module path to the number of a device, for dispatch_model and from_pretrained(device_map=...)",
     lacks="cuts inside a module (moved, with what that costs), replicas, streams, bf16; it runs one request at a time",
-    checked="accelerate's check_device_map, and dispatch_model on the CPU with equal outputs",
+    checked="accelerate's check_device_map, and dispatch_model on the CPU with equal outputs, where accelerate is installed",
     write=write,
 )

@@ -163,7 +163,7 @@ TARGET = Target(
     ),
     lacks="bf16, replicas on several kinds of devices, scalars as inputs of the model, operators that ONNX does not have",
     checked=(
-        "tritonclient's protobuf reads each config; types and connections are checked; ONNX Runtime runs the ensemble's table"
+        "ONNX Runtime runs the ensemble's steps, equal outputs; tritonclient's protobuf reads each config where it is installed"
     ),
     write=write,
     missing=lambda: missing_packages("export to triton", ONNX, "autosplit[onnx]"),

@@ -17,10 +17,10 @@ from torch import nn
 from torch.export.pt2_archive._package import load_pt2
 
 from autosplit.errors import PlanError
-from autosplit.exporting import aotinductor_package
+from autosplit.exporting import aotinductor_package, triton_repository
 from autosplit.exporting.aotinductor_package import compiled_files
 from autosplit.exporting.base import Job, get_target, write_export
-from autosplit.exporting.triton_repository import ensemble_faults
+from autosplit.exporting.triton_repository import ensemble_faults, pbtxt
 from autosplit.exporting.tvm_json import read_connections
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
@@ -145,37 +145,54 @@ def test_openvino_runs_the_stages_and_the_whole_model(traced: Traced, plan: Plan
         np.testing.assert_allclose(joined[name], value, rtol=1e-5, atol=1e-6)
 
 
-def triton_messages():
-    """tritonclient's protobuf of configs; its package asks for grpc, which this one file does not need."""
-    found = importlib.util.find_spec("tritonclient")
-    if found is None:
-        pytest.skip("tritonclient is not installed: pip install --no-deps tritonclient")
-    return load_file("model_config_pb2", Path(found.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py")
-
-
-def test_tritons_protobuf_reads_the_repository_and_its_table_runs(traced: Traced, plan: Plan, tmp_path: Path) -> None:
+@pytest.fixture
+def wide(plan: Plan) -> Plan:
+    """The plan with two replicas of its second stage and two streams in its third."""
     first, second, third = plan.stages
-    wide = (first, replace(second, devices=("cpu:0", "cpu:1")), replace(third, threads=2, streams=2))
-    folder = tmp_path / "repository"
-    write_export("triton", Job(traced, replace(plan, stages=wide)), folder)
-    messages = triton_messages()
-    from google.protobuf import text_format
+    return replace(plan, stages=(first, replace(second, devices=("cpu:0", "cpu:1")), replace(third, threads=2, streams=2)))
 
-    texts = {path.parent.name: path.read_text() for path in folder.glob("*/config.pbtxt")}
-    configs = {name: text_format.Parse(text, messages.ModelConfig()) for name, text in texts.items()}
-    assert set(configs) == {"skips", "skips_stage0", "skips_stage1", "skips_stage2"}
-    assert [configs[f"skips_stage{n}"].instance_group[0].count for n in range(3)] == [1, 2, 2]
+
+def test_the_ensemble_that_triton_gets_runs(traced: Traced, wide: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: dict[str, dict] = {}
+
+    def kept(config: dict, indent: str = "") -> str:
+        configs.setdefault(config.get("name", ""), config)
+        return pbtxt(config, indent)
+
+    monkeypatch.setattr(triton_repository, "pbtxt", kept)
+    write_export("triton", Job(traced, wide), tmp_path / "repository")
     import onnxruntime
 
     inputs = requests()
     values = {name: tensor.numpy() for name, tensor in zip(traced.graph.inputs, inputs, strict=True)}
-    for step in configs["skips"].ensemble_scheduling.step:
-        session = onnxruntime.InferenceSession(str(folder / step.model_name / "1" / "model.onnx"))
-        made = session.run(list(step.output_map), {key: values[value] for key, value in step.input_map.items()})
-        values |= dict(zip(step.output_map.values(), made, strict=True))
-    for port, value in zip(configs["skips"].output, expected(traced, inputs), strict=True):
-        np.testing.assert_allclose(values[port.name], value, rtol=1e-5, atol=1e-6)
-        assert (messages.DataType.Name(port.data_type), list(port.dims)) == ("TYPE_FP32", list(value.shape))
+    for step in configs["skips"]["ensemble_scheduling"]["step"]:
+        sources, targets = ({link["key"]: link["value"] for link in step[side]} for side in ("input_map", "output_map"))
+        session = onnxruntime.InferenceSession(str(tmp_path / "repository" / step["model_name"] / "1" / "model.onnx"))
+        made = session.run(list(targets), {key: values[value] for key, value in sources.items()})
+        values |= dict(zip(targets.values(), made, strict=True))
+    for port, value in zip(configs["skips"]["output"], expected(traced, inputs), strict=True):
+        np.testing.assert_allclose(values[port["name"]], value, rtol=1e-5, atol=1e-6)
+        assert (port["data_type"], port["dims"]) == ("TYPE_FP32", list(value.shape))
+
+
+def test_tritons_protobuf_reads_the_repository(traced: Traced, wide: Plan, tmp_path: Path) -> None:
+    """tritonclient's package asks for grpc, which its one file with the messages of configs does not need."""
+    found = importlib.util.find_spec("tritonclient")
+    if found is None:
+        pytest.skip("tritonclient is not installed: pip install --no-deps tritonclient")
+    messages = load_file("model_config_pb2", Path(found.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py")
+    from google.protobuf import text_format
+
+    write_export("triton", Job(traced, wide), tmp_path / "repository")
+    texts = {path.parent.name: path.read_text() for path in (tmp_path / "repository").glob("*/config.pbtxt")}
+    configs = {name: text_format.Parse(text, messages.ModelConfig()) for name, text in texts.items()}
+    assert set(configs) == {"skips", "skips_stage0", "skips_stage1", "skips_stage2"}
+    assert [configs[f"skips_stage{n}"].instance_group[0].count for n in range(3)] == [1, 2, 2]
+    assert [step.model_name for step in configs["skips"].ensemble_scheduling.step] == [f"skips_stage{n}" for n in range(3)]
+    ports = configs["skips"].output
+    assert [(port.name, messages.DataType.Name(port.data_type)) for port in ports] == [
+        (n, "TYPE_FP32") for n in traced.graph.outputs
+    ]
 
 
 def test_a_table_that_triton_would_refuse_is_explained() -> None:

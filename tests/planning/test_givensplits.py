@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autosplit.errors import UsageError
+from autosplit.planning.baselines import baseline_plan
 from autosplit.planning.givensplits import GivenSplit, read_given
 from autosplit.planning.peers import BY_MEMORY, EVEN_BYTES, EVEN_LAYERS, FASTEST_ONLY, peer_baselines
 from autosplit.planning.splitjudging import ANY_RULES, GIVEN, SAME_RULES, Judgement, crossing_bytes, judge_split
@@ -138,8 +139,12 @@ def test_modules_that_the_best_map_moves_are_named(tmp_path: Path) -> None:
 
 
 def test_bytes_of_cuts_are_counted_once_for_each_device() -> None:
-    found = judged(read_given("2,4", GRAPH, TWO))
-    assert crossing_bytes(found.plans[GIVEN], GRAPH) == 4000
+    """Two ops of the second stage read the value on the cut."""
+    split = read_given("2,4", GRAPH, TWO)
+    placed = [(ops, [device]) for ops, device in zip(split.stages, TWO.devices, strict=True)]
+    plan = baseline_plan(GRAPH, Source("m"), GIVEN, "eager", placed)
+    ops = (*GRAPH.ops[:-1], replace(GRAPH.ops[-1], inputs=(*GRAPH.ops[-1].inputs, split.stages[0][-1])))
+    assert crossing_bytes(plan, replace(GRAPH, ops=ops)) == 4000
 
 
 def test_peers_rules_are_baselines_that_say_why_they_do_not_apply() -> None:
