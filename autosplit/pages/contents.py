@@ -7,14 +7,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from autosplit.costs.schedule import plan_stages, simulate
 from autosplit.errors import UsageError
 from autosplit.figures.layout import lay_out
 from autosplit.files import read_mapping, validated, write_atomic
 from autosplit.parsing import json_safe
 from autosplit.reports.accuracy import Run
 from autosplit.reports.outcomes import Outcome
-from autosplit.reports.runreport import RunReport
+from autosplit.reports.runreport import RunReport, predicted_actions
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op
 from autosplit.values.machine import Machine
@@ -205,7 +204,7 @@ def contents_of(
         stages=_stages(plan, graph, machine),
         ops=_ops(plan, graph, machine, profile, constraints),
         edges=_edges(plan, graph),
-        schedules={"predicted": _predicted(plan, graph), "measured": _steps(report.best.actions)},
+        schedules={"predicted": _steps(predicted_actions(plan, graph, NUM_REQUESTS)), "measured": _steps(report.best.actions)},
         workers=[_worker(row) for row in report.stage_rows()],
         host_s=_host_s(report.best),
         candidates=json_safe([dict(row) for row in candidates]),
@@ -303,14 +302,6 @@ def _edges(plan: Plan, graph: Graph) -> list[Edge]:
         for (maker, reader), curves in lay_out(graph).edges.items()
         for curve in curves
     ]
-
-
-def _predicted(plan: Plan, graph: Graph) -> list[Step]:
-    """The simulated schedule; empty for a plan without a prediction, and for streams, which are not simulated."""
-    if not plan.prediction.throughput_per_s or any(stage.streams > 1 for stage in plan.stages):
-        return []
-    stages = plan_stages(plan, graph, lambda stage, device: stage.load_s)
-    return _steps(simulate(stages, NUM_REQUESTS, slots=plan.queue_depth).actions)
 
 
 def _steps(actions: Sequence[Action]) -> list[Step]:

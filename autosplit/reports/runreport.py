@@ -9,7 +9,8 @@ from autosplit.costs.schedule import plan_stages, simulate
 from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.values.graph import Graph
-from autosplit.values.timeline import chrome_trace
+from autosplit.values.plan import Plan
+from autosplit.values.timeline import Action, chrome_trace
 
 NUM_SIMULATED = 64
 """Requests of the schedule that a trace shows beside what was measured."""
@@ -193,13 +194,16 @@ def _error_words(relative: float) -> str:
 
 
 def run_trace(report: RunReport, graph: Graph) -> dict[str, Any]:
-    """The schedule that was predicted for the chosen plan beside what its workers did, as a Chrome trace (for Perfetto).
+    """The schedule that was predicted for the chosen plan beside what its workers did, as a Chrome trace (for Perfetto)."""
+    return chrome_trace(predicted_actions(report.best.plan, graph, NUM_SIMULATED), report.best.actions)
 
-    What transfers take is in the stages. A plan without a prediction is shown as it ran alone, and so is
-    one with streams: the simulation has one request at a time on a device.
+
+def predicted_actions(plan: Plan, graph: Graph, num_requests: int) -> tuple[Action, ...]:
+    """What the workers of a plan are predicted to do; what transfers take is in the stages.
+
+    Empty for a plan without a prediction, and for one with streams: the simulation has one request at a time on a device.
     """
-    plan = report.best.plan
     if not plan.prediction.throughput_per_s or any(stage.streams > 1 for stage in plan.stages):
-        return chrome_trace((), report.best.actions)
+        return ()
     stages = plan_stages(plan, graph, lambda stage, device: stage.load_s)
-    return chrome_trace(simulate(stages, NUM_SIMULATED, slots=plan.queue_depth).actions, report.best.actions)
+    return simulate(stages, num_requests, slots=plan.queue_depth).actions
