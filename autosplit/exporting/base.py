@@ -5,7 +5,7 @@ import importlib
 import json
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -79,6 +79,7 @@ class Target:
         replicas: whether a stage may have several devices.
         streams: whether a replica may work on several requests at once.
         chain: whether each stage needs a device of its own.
+        kinds: the kinds of devices that it has; None for all.
         refuses: a sentence for each other thing in a plan that the target cannot express.
     """
 
@@ -91,6 +92,7 @@ class Target:
     replicas: bool = False
     streams: bool = False
     chain: bool = False
+    kinds: Collection[str] | None = None
     refuses: Callable[[Plan], list[str]] = lambda plan: []
 
     def accepts(self, plan: Plan) -> list[str]:
@@ -99,6 +101,9 @@ class Target:
         for stage in plan.stages:
             if len(stage.devices) > 1 and not self.replicas:
                 faults.append(f"stage '{stage.name}' has {len(stage.devices)} replicas, and {self.name} runs each stage once")
+            for name in stage.devices:
+                if self.kinds is not None and parse_device(name).kind not in self.kinds:
+                    faults.append(f"stage '{stage.name}' is on '{name}', and {self.name} takes {', '.join(self.kinds)} only")
             if stage.streams > 1 and not self.streams:
                 one = f"{self.name} has one request in a stage at a time"
                 faults.append(f"stage '{stage.name}' has {stage.streams} streams, and {one}")

@@ -9,20 +9,8 @@ from autosplit.backends.quiet import quiet
 from autosplit.errors import BackendError
 from autosplit.exporting.base import Job, Target, port_names, write_json
 from autosplit.tracing.tensorspec import zeros
-from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan
 
 TAGS = "delegation_tags.json"
-
-
-def not_on_cores(plan: Plan) -> list[str]:
-    """A sentence for each device of a plan that is not made of CPU cores."""
-    return [
-        f"stage '{stage.name}' is on '{name}', and only programs for CPU cores are written"
-        for stage in plan.stages
-        for name in stage.devices
-        if parse_device(name).kind != "cpu"
-    ]
 
 
 def write(job: Job, folder: Path) -> list[str]:
@@ -54,5 +42,5 @@ TARGET = Target(
     checked="ExecuTorch's runtime runs the programs one after the other where it is installed, with equal outputs",
     write=write,
     missing=lambda: missing_packages("export to executorch", ("executorch",), "executorch"),
-    refuses=not_on_cores,
+    kinds=("cpu",),
 )

@@ -16,8 +16,12 @@ from autosplit.backends.quiet import quiet
 from autosplit.errors import PlanError, raise_faults
 from autosplit.exporting.base import Job, Target
 from autosplit.tracing.splitting import StageProgram
+from autosplit.values.machine import parse_device
 
 WHOLE, SCRIPT = "model.xml", "hetero.py"
+
+DEVICES = {"cpu": "CPU", "npu": "NPU"}
+"""Device kind to OpenVINO's name; its GPU is Intel's, which autosplit does not have."""
 
 
 def write(job: Job, folder: Path) -> list[str]:
@@ -25,7 +29,7 @@ def write(job: Job, folder: Path) -> list[str]:
     import openvino
 
     raise_faults(PlanError, "an IR cannot express these connections", job.untouched_outputs("openvino"))
-    devices = [device_of(stage.devices[0]) for stage in job.plan.stages]
+    devices = [DEVICES[parse_device(stage.devices[0]).kind] for stage in job.plan.stages]
     with tempfile.TemporaryDirectory(prefix="autosplit-") as name, quiet():
         for number, program in enumerate(job.programs):
             write_onnx(program, Path(name) / f"stage{number}.onnx", dense=False)
@@ -38,16 +42,6 @@ def write(job: Job, folder: Path) -> list[str]:
     note = f"'affinity' in {WHOLE}: {', '.join(devices)}; {SCRIPT} compiles it for HETERO:{','.join(dict.fromkeys(devices))}"
     one = " OpenVINO has one CPU device, so these stages are one there." if set(devices) == {"CPU"} and len(devices) > 1 else ""
     return [f"{note}.{one} Compile stages with INFERENCE_PRECISION_HINT f32: the default may be bf16."]
-
-
-def device_of(name: str) -> str:
-    """OpenVINO's name for a device.
-
-    >>> device_of("cpu:0-3"), device_of("gpu:1"), device_of("npu:0")
-    ('CPU', 'GPU.1', 'NPU')
-    """
-    kind, _, number = name.partition(":")
-    return f"GPU.{number}" if kind == "gpu" else kind.upper()
 
 
 def joined(
@@ -100,8 +94,9 @@ def joined(
 TARGET = Target(
     name="openvino",
     writes=f"stage0.xml, stage1.xml, ... with weights; {WHOLE} with rt_info 'affinity', which {SCRIPT} compiles for HETERO",
-    lacks="replicas and streams (compile a stage several times), bf16, operators that ONNX or OpenVINO does not have",
+    lacks="CUDA, replicas and streams (compile a stage several times), bf16, operators that ONNX or OpenVINO does not have",
     checked="OpenVINO runs the stages one after the other, and the whole model on HETERO:CPU, with equal outputs",
     write=write,
+    kinds=DEVICES,
     missing=lambda: missing_packages("export to openvino", (*ONNX, "openvino"), "autosplit[openvino]"),
 )

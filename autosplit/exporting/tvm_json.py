@@ -12,18 +12,11 @@ from autosplit.parsing import MALFORMED, parse_json
 from autosplit.serving.pipelineconfig import PipelineConfig
 from autosplit.tracing.splitting import StageProgram
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan
 
 FILE = "pipeline_config.json"
 
 DEVICE_TYPES = {"cpu": 1, "cuda": 2}
 """Numbers of device kinds in DLPack, which TVM writes."""
-
-
-def unnumbered(plan: Plan) -> list[str]:
-    """A sentence for each device of a kind without a number in TVM."""
-    kinds = {name: parse_device(name).kind for stage in plan.stages for name in stage.devices}
-    return [f"device '{name}' is {kind}, which TVM has no number for" for name, kind in kinds.items() if kind not in DEVICE_TYPES]
 
 
 def write(job: Job, folder: Path) -> list[str]:
@@ -115,5 +108,5 @@ TARGET = Target(
     checked="read back as an autosplit PipelineConfig, which runs with equal outputs",
     write=write,
     missing=lambda: missing_packages("export to tvm-json", ONNX, "autosplit[onnx]"),
-    refuses=unnumbered,
+    kinds=DEVICE_TYPES,
 )

@@ -126,6 +126,14 @@ def test_every_target_names_what_it_cannot_express(traced: Traced, halves: Plan,
         assert not faults or ("stage 'stage0'" in faults[0] and f"2 {word}" in faults[0])
 
 
+@pytest.mark.parametrize(("name", "kinds"), [("tvm-json", {"cuda"}), ("openvino", {"npu"}), ("executorch", set())])
+def test_a_kind_of_device_that_a_target_lacks_is_refused(halves: Plan, name: str, kinds: set[str]) -> None:
+    for kind in ("cuda", "npu"):
+        faults = get_target(name).accepts(replace(halves, stages=(replace(halves.stages[0], devices=(f"{kind}:0",)),)))
+        assert bool(faults) == (kind not in kinds)
+        assert not faults or f"is on '{kind}:0', and {name} takes cpu" in faults[0]
+
+
 def test_all_reasons_come_at_once(traced: Traced, halves: Plan, tmp_path: Path) -> None:
     first, second = halves.stages
     bad = replace(halves, precision="bf16", stages=(replace(first, threads=2, streams=2), replace(second, devices=("cpu:0",))))
