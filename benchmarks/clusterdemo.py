@@ -12,7 +12,6 @@ import torch
 
 import autosplit
 from autosplit.commands.console import say
-from autosplit.deploying.service import open_pipeline
 
 MODEL = "transformers:BertModel?num_hidden_layers=4&hidden_size=256&num_attention_heads=4&intermediate_size=1024"
 
@@ -46,7 +45,7 @@ def main(num_requests: int = 1000) -> None:
         tell(plan.summary())
         requests = [traced.example_inputs for _ in range(num_requests)]
         expected = traced.program(*traced.example_inputs)
-        with open_pipeline(traced, plan, hosts=cluster, profile=profile) as model:
+        with autosplit.open_pipeline(traced, plan, hosts=cluster, profile=profile) as model:
             tell(f"{num_requests} requests; after half of them, node-b is killed")
             num_right, killed_s, longest_s, last_s = 0, 0.0, 0.0, time.monotonic()
             for number, answer in enumerate(model.pipeline.stream(requests)):

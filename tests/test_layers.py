@@ -35,7 +35,7 @@ LAYERS = """
     deploying/    workspace setup calling service compiling checking microbatching sidebyside comparing
     measuring
     searching/    correcting candidates tuning loop
-    clusters/     frames handshake hostlinks segments agent localnodes raynodes fleet
+    clusters/     frames handshake hostlinks segments runningsegment agent localnodes raynodes fleet
     clusters/     hostprofile hostsfeed replanning remote cluster
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing

@@ -2,19 +2,20 @@
 
 ::
 
-    frames      a connection between two hosts: frames of tensors, credits
-    handshake   how two hosts connect: each proves that it knows the secret of the run
-    hostlinks   latency and bandwidth of such a connection
-    segments    the stages of a plan, cut into what each host runs
-    agent       one process a host: the pipeline of its segment between two connections
-    localnodes  Ray nodes on this machine, for trying a cluster out
-    raynodes    the nodes of a Ray cluster, and the agents on them
-    hostprofile the profiles of all hosts as one
-    fleet       Fleet: the hosts, their agents, and the machine that they are together
-    hostsfeed   requests that are under way over hosts, in order
-    replanning  a plan for the hosts that are left
-    remote      HostsPipeline: a Pipeline whose stages run on several hosts
-    cluster     Cluster: a Fleet that profiles models and runs plans
+    frames          a connection between two hosts: frames of tensors, credits
+    handshake       how two hosts connect: each proves that it knows the secret of the run
+    hostlinks       latency and bandwidth of such a connection
+    segments        the stages of a plan, cut into what each host runs
+    runningsegment  the pipeline of a segment between two connections
+    agent           one process a host, which runs its segments and measures it
+    localnodes      Ray nodes on this machine, for trying a cluster out
+    raynodes        the nodes of a Ray cluster, and the agents on them
+    hostprofile     the profiles of all hosts as one
+    fleet           Fleet: the hosts, their agents, and the machine that they are together
+    hostsfeed       requests that are under way over hosts, in order
+    replanning      a plan for the hosts that are left
+    remote          HostsPipeline: a Pipeline whose stages run on several hosts
+    cluster         Cluster: a Fleet that profiles models and runs plans
 
 Ray finds the hosts, starts and ends the agents, and carries stage files. No request passes it: a stage on a host hands its
 outputs to the agent there, which sends them to the next host over one plain TCP connection.

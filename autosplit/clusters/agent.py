@@ -1,10 +1,6 @@
 """Agent: one process a host, which runs the host's segments, measures the host, and listens for connections.
 
-Ray starts it and calls its methods. Requests come and go over connections of their own::
-
-    connection -> slot -> Pipeline of the segment (workers, rings) -> connection to the next host, or to the driver
-
-A slot is free again once the answer of its request was sent on, so as many requests are in a segment as it has slots.
+Ray starts it and calls its methods. Requests come and go over connections of their own: see ``runningsegment``.
 """
 
 import contextlib
@@ -13,28 +9,24 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import torch
 from torch.utils import _pytree as pytree
 
 from autosplit.clusters import hostlinks
-from autosplit.clusters.frames import BROKEN, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, left_ns
 from autosplit.clusters.handshake import dial, welcome
+from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
 from autosplit.devices.discovering import discover
 from autosplit.devices.limits import affinity, memory_limit_bytes
 from autosplit.devices.processes import prepare_to_spawn
-from autosplit.errors import AutosplitError, RefusedError, WorkerError
+from autosplit.errors import WorkerError
 from autosplit.measuring import calibration
 from autosplit.measuring.profiler import measure
 from autosplit.measuring.settings import stamps_of, wanted_settings
 from autosplit.reports.results import RunStats
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
-from autosplit.running.pipeline import Pipeline
-from autosplit.running.request import Tensors
-from autosplit.running.wiring import StagePlacement
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import load_stage
@@ -46,10 +38,6 @@ from autosplit.values.samples import Precision, Provenance
 
 SEGMENT, PURPOSE, SENDER = "segment", "purpose", "sender"
 """Keys of the greeting of a connection."""
-
-DRIVER = "driver"
-ERROR_BYTES = 60_000
-"""Most bytes of the text of an error."""
 
 CONTROL, REQUESTS, ANSWERS, PROBE = "control", "requests", "answers", "probe"
 """Purposes of connections: they tell both ends that the other one lives, bring requests, take answers, or measure."""
@@ -80,113 +68,6 @@ class HostFacts:
     devices: tuple[Device, ...]
     memory_bytes: int
     provenance: Provenance
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentOrder:
-    """What an agent runs of a plan.
-
-    Attributes:
-        name: the segment's, which no other segment of any deployment has.
-        next_name: that of the next segment; empty for the last one.
-        stages: with the host's own devices; the folders of their modules are relative to the agent's.
-        inputs, outputs: the values that come in and go on.
-        num_slots: most requests in the segment.
-        route: the hosts of the next segment; request ``k`` goes to ``route[k % len(route)]``. Empty for the driver.
-    """
-
-    name: str
-    next_name: str
-    stages: tuple[StagePlacement, ...]
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    num_slots: int
-    route: tuple[str, ...]
-
-
-class RunningSegment(Receiver):
-    """A segment that runs: its pipeline, and the connections to the hosts behind it."""
-
-    def __init__(self, host: str, order: SegmentOrder) -> None:
-        self.order = order
-        self._host = host
-        names = [[spec.name for spec in specs] for specs in (order.inputs, order.outputs)]
-        self.pipeline = Pipeline(order.stages, names[0], names[1])
-        self._sources: list[Connection] = []
-        self._targets: dict[str, Connection] = {}
-        self._running: dict[int, Future[Tensors]] = {}
-        self._lock = threading.Lock()
-        self._control: Connection | None = None
-
-    def report_to(self, sock: socket.socket) -> None:
-        """Report lost hosts to the driver over a connection; the segment ends with it."""
-        self._control = Connection(sock, DRIVER, self)
-
-    def feed_from(self, sock: socket.socket, sender: str) -> None:
-        """Take requests from a connection."""
-        self._sources.append(Connection(sock, sender, self, self.order.inputs, num_slots=self.order.num_slots))
-
-    def send_to(self, target: str, sock: socket.socket, num_credits: int) -> None:
-        """Send answers to a host, or to the driver (``''``), over a connection."""
-        self._targets[target] = Connection(sock, target or DRIVER, self, self.order.outputs, num_credits=num_credits)
-
-    def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
-        """Run a request."""
-        deadline_ns = left_ns(frame.left_s)
-        try:
-            future = self.pipeline.forward(slot.tensors, priority=frame.priority, deadline_ns=deadline_ns)
-        except AutosplitError as failure:
-            connection.release(slot)
-            self._fail(frame.number, failure)
-            return
-        with self._lock:
-            self._running[frame.number] = future
-        future.add_done_callback(lambda done: self._answer(connection, frame, slot, deadline_ns, done))
-
-    def error(self, connection: Connection, frame: Frame, text: str) -> None:
-        """Hand the failure of a request on."""
-        self._target(frame.number).post(Outgoing(ERROR, frame.number, text=text.encode()))
-
-    def cancel(self, connection: Connection, frame: Frame) -> None:
-        """End a request here, or behind this segment."""
-        with self._lock:
-            future = self._running.get(frame.number)
-        if future is None or not future.cancel():
-            self._target(frame.number).post(Outgoing(frame.kind, frame.number))
-
-    def lost(self, connection: Connection, reason: str) -> None:
-        """Tell the driver which host was lost. Without the driver itself, end."""
-        if connection is self._control:
-            threading.Thread(target=self.close, name="autosplit-ending").start()  # close waits for this thread
-        elif self._control is not None:
-            self._control.post(Outgoing(BROKEN, text=f"{connection.peer}\n{reason}".encode()))
-
-    def close(self) -> None:
-        """End the connections and the workers."""
-        for connection in filter(None, (self._control, *self._sources, *self._targets.values())):
-            connection.close()
-        self.pipeline.close(drain=False)
-
-    def _answer(self, connection: Connection, frame: Frame, slot: Slot, deadline_ns: int, done: "Future[Tensors]") -> None:
-        with self._lock:
-            self._running.pop(frame.number, None)
-        failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
-        if failure is not None:
-            connection.release(slot)
-            self._fail(frame.number, failure)
-            return
-        answer = done.result()
-        self._target(frame.number).post(
-            Outgoing(REQUEST, frame.number, frame.priority, deadline_ns, answer, sent=lambda: connection.release(slot))
-        )
-
-    def _fail(self, number: int, failure: BaseException) -> None:
-        text = f"{type(failure).__name__}\nhost '{self._host}': {failure}"
-        self._target(number).post(Outgoing(ERROR, number, text=text.encode()[:ERROR_BYTES]))
-
-    def _target(self, number: int) -> Connection:
-        route = self.order.route or ("",)
-        return self._targets[route[number % len(route)]]
 
 
 class Agent:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from autosplit.clusters.agent import ANSWERS, CONTROL, DRIVER, PURPOSE, REQUESTS, SEGMENT, SENDER, SegmentOrder
+from autosplit.clusters.agent import ANSWERS, CONTROL, PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import dial
 from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
 from autosplit.clusters.replanning import Replanner
+from autosplit.clusters.runningsegment import DRIVER, SegmentOrder
 from autosplit.clusters.segments import Segment, segments_of
 from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError
 from autosplit.reports.results import LatencyStats, RunStats, StageStats

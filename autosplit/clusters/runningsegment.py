@@ -1,0 +1,131 @@
+"""RunningSegment: a segment of a plan that runs on a host, between the connections that bring requests and take answers.
+
+::
+
+    connection -> slot -> Pipeline of the segment (workers, rings) -> connection to the next host, or to the driver
+
+A slot is free again once the answer of its request was sent on, so as many requests are in a segment as it has slots.
+"""
+
+import socket
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from autosplit.clusters.frames import BROKEN, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, left_ns
+from autosplit.errors import AutosplitError, RefusedError
+from autosplit.running.pipeline import Pipeline
+from autosplit.running.request import Tensors
+from autosplit.running.wiring import StagePlacement
+from autosplit.tracing.tensorspec import TensorSpec
+
+DRIVER = "driver"
+ERROR_BYTES = 60_000
+"""Most bytes of the text of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentOrder:
+    """What an agent runs of a plan.
+
+    Attributes:
+        name: of this segment; no two segments of a cluster share one.
+        next_name: of the next segment; empty for the last one.
+        stages: with the host's own devices; the folders of their modules are relative to the agent's.
+        inputs, outputs: the values that come in and go on.
+        num_slots: most requests in the segment.
+        route: the hosts of the next segment; request ``k`` goes to ``route[k % len(route)]``. Empty for the driver.
+    """
+
+    name: str
+    next_name: str
+    stages: tuple[StagePlacement, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    num_slots: int
+    route: tuple[str, ...]
+
+
+class RunningSegment(Receiver):
+    """A segment that runs: its pipeline, and the connections to the hosts behind it."""
+
+    def __init__(self, host: str, order: SegmentOrder) -> None:
+        self.order = order
+        self._host = host
+        names = [[spec.name for spec in specs] for specs in (order.inputs, order.outputs)]
+        self.pipeline = Pipeline(order.stages, names[0], names[1])
+        self._sources: list[Connection] = []
+        self._targets: dict[str, Connection] = {}
+        self._running: dict[int, Future[Tensors]] = {}
+        self._lock = threading.Lock()
+        self._control: Connection | None = None
+
+    def report_to(self, sock: socket.socket) -> None:
+        """Report lost hosts to the driver over a connection; the segment ends with it."""
+        self._control = Connection(sock, DRIVER, self)
+
+    def feed_from(self, sock: socket.socket, sender: str) -> None:
+        """Take requests from a connection."""
+        self._sources.append(Connection(sock, sender, self, self.order.inputs, num_slots=self.order.num_slots))
+
+    def send_to(self, target: str, sock: socket.socket, num_credits: int) -> None:
+        """Send answers to a host, or to the driver (``''``), over a connection."""
+        self._targets[target] = Connection(sock, target or DRIVER, self, self.order.outputs, num_credits=num_credits)
+
+    def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
+        """Run a request."""
+        deadline_ns = left_ns(frame.left_s)
+        try:
+            future = self.pipeline.forward(slot.tensors, priority=frame.priority, deadline_ns=deadline_ns)
+        except AutosplitError as failure:
+            connection.release(slot)
+            self._fail(frame.number, failure)
+            return
+        with self._lock:
+            self._running[frame.number] = future
+        future.add_done_callback(lambda done: self._answer(connection, frame, slot, deadline_ns, done))
+
+    def error(self, connection: Connection, frame: Frame, text: str) -> None:
+        """Hand the failure of a request on."""
+        self._target(frame.number).post(Outgoing(ERROR, frame.number, text=text.encode()))
+
+    def cancel(self, connection: Connection, frame: Frame) -> None:
+        """End a request here, or behind this segment."""
+        with self._lock:
+            future = self._running.get(frame.number)
+        if future is None or not future.cancel():
+            self._target(frame.number).post(Outgoing(frame.kind, frame.number))
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """Tell the driver which host was lost. Without the driver itself, end."""
+        if connection is self._control:
+            threading.Thread(target=self.close, name="autosplit-ending").start()  # close waits for this thread
+        elif self._control is not None:
+            self._control.post(Outgoing(BROKEN, text=f"{connection.peer}\n{reason}".encode()))
+
+    def close(self) -> None:
+        """End the connections and the workers."""
+        for connection in filter(None, (self._control, *self._sources, *self._targets.values())):
+            connection.close()
+        self.pipeline.close(drain=False)
+
+    def _answer(self, connection: Connection, frame: Frame, slot: Slot, deadline_ns: int, done: "Future[Tensors]") -> None:
+        with self._lock:
+            self._running.pop(frame.number, None)
+        failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
+        if failure is not None:
+            connection.release(slot)
+            self._fail(frame.number, failure)
+            return
+        answer = done.result()
+        self._target(frame.number).post(
+            Outgoing(REQUEST, frame.number, frame.priority, deadline_ns, answer, sent=lambda: connection.release(slot))
+        )
+
+    def _fail(self, number: int, failure: BaseException) -> None:
+        text = f"{type(failure).__name__}\nhost '{self._host}': {failure}"
+        self._target(number).post(Outgoing(ERROR, number, text=text.encode()[:ERROR_BYTES]))
+
+    def _target(self, number: int) -> Connection:
+        route = self.order.route or ("",)
+        return self._targets[route[number % len(route)]]
