@@ -121,7 +121,7 @@ def _baselines(
     compiled, failed = compile_baselines(others, subject, plan, machine, setup.workspace, budget.compiling_s, progress)
     streaming = [name for name in installed() if has_streams(name)]
     isolate = setup.isolate or setup.hosts is not None  # the caller is on one host
-    found = baselines_of(traced.graph, plan, machine, profile, compiled=compiled, streaming=streaming, isolate=setup.isolate)
+    found = baselines_of(traced.graph, plan, machine, profile, compiled=compiled, streaming=streaming, isolate=isolate)
     if plan.microbatch < plan.source.batch and plan.source.batch in subjects:
         whole, whole_profile = subjects[plan.source.batch]
         found = with_whole_requests(found, whole.graph, plan, machine, whole_profile, streaming, isolate)

@@ -212,3 +212,14 @@ def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -
     ring = _Ring(plan, {PLAN: 60.0, "barred": 100.0, "slow barred": 30.0, "a": 55.0})
     found = _halve(ring, "throughput", barred={"barred", "slow barred"})
     assert (found["barred"], found["slow barred"]) == (4, 1) and found["a"] >= 4 and found[PLAN] >= 4
+
+
+def test_no_baseline_of_a_plan_over_hosts_runs_in_the_callers_process(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(comparing, "compile_baselines", lambda *_: ([], {}))
+    monkeypatch.setattr(comparing, "baselines_of", lambda *_, isolate, **__: seen.append(isolate) or comparing.Baselines())
+    subjects: Any = {plan.microbatch: (SimpleNamespace(graph=None), None)}
+    for hosts in (None, cast(Any, "hosts")):
+        setup = comparing.Setup(hosts=hosts, workspace=cast(Any, "workspace"))
+        comparing._baselines(subjects, plan, cast(Any, None), None, setup, comparing.Budget(), quiet)
+    assert seen == [False, True]
