@@ -1,6 +1,6 @@
 """The best way to run each model here: what ``autosplit auto`` chooses, beside each runtime used without autosplit.
 
-    python -m benchmarks.models [--models NAME,...] [--batch 1 8] [--budget 10] [--rounds 5] [--note quiet] [--missing HOURS]
+    python -m benchmarks.models [--models NAME,...] [--batch 1 8] [--budget 5] [--rounds 4] [--note quiet] [--missing HOURS]
         [--minutes 25]
     python -m benchmarks.models --prepare [--models NAME,...] [--batch 1 8]
     python -m benchmarks.models --write-table
@@ -82,9 +82,6 @@ LEAST_REQUESTS, MOST_ROUND_S = 8, 3.0
 
 COMPILE_S = 240.0
 """For what the baselines run on; after ``--prepare`` it takes a second."""
-
-FEW_ROUNDS = 3
-"""In ``auto``, of a model whose request takes longer than a round."""
 
 SUBMIT_ROUNDS = 3
 """Rounds of each load of ``submitting.LOADS``."""
@@ -180,9 +177,8 @@ def _choose(
 ) -> tuple[SearchResult, RunReport, float]:
     """What ``auto`` does once it has a profile, with rounds as short as those here; and the seconds of the report."""
     fastest_s = min(profile.whole_s(*setting) for setting in profile.measured) / len(machine.devices)
-    num_rounds = NUM_ROUNDS if fastest_s < ROUND_S else FEW_ROUNDS
-    num_requests = max(num_rounds, round(num_rounds * ROUND_S / fastest_s))
-    budget = Budget(search_s=given.budget, compile_s=COMPILE_S, num_rounds=num_rounds, num_requests=num_requests)
+    num_requests = max(NUM_ROUNDS, round(NUM_ROUNDS * ROUND_S / fastest_s))
+    budget = Budget(search_s=given.budget, compile_s=COMPILE_S, num_rounds=NUM_ROUNDS, num_requests=num_requests)
     found = api.search(whole, profile, machine, setup=setup, budget=budget)
     begun_s = time.monotonic()
     subjects = {whole.source.batch: (whole, profile), found.plan.microbatch: (found.traced, found.profile)}

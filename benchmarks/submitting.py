@@ -42,7 +42,7 @@ MODELS = {
 
 
 def rate(service: Service, call: Call, inputs: tuple[Any, Any], who: str, in_flight: int, seconds: float) -> float:
-    """Requests per second that are answered within about so many seconds."""
+    """Requests that are answered per second, over about ``seconds``."""
     started = time.perf_counter()
     until = started + seconds
     if who == ASYNCIO:
@@ -63,7 +63,7 @@ def rate(service: Service, call: Call, inputs: tuple[Any, Any], who: str, in_fli
 
 
 def _keep(call: Call, in_flight: int, until: float) -> int:
-    """Keep so many requests in flight until then; how many were answered."""
+    """Keep ``in_flight`` requests in flight until the time ``until``; return how many were answered."""
     count, under_way = 0, deque[Future[Any]]()
     while under_way or count == 0:
         while len(under_way) < in_flight and (time.perf_counter() < until or count + len(under_way) == 0):
@@ -99,7 +99,7 @@ def rates(service: Service, traced: Any, latency_s: float, num_rounds: int) -> d
 
 @contextlib.contextmanager
 def _cloned() -> Iterator[None]:
-    """What waits for admission is copied by torch, as before."""
+    """Torch copies the requests that wait for admission, in place of ``memmove``."""
 
     def clone(rings: InputRings, request: Request) -> None:
         request.inputs = tuple(value.clone() for value in request.inputs)
@@ -113,7 +113,7 @@ def _cloned() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _walked(service: Service) -> Iterator[None]:
-    """Every call walks through the containers of its arguments, as before."""
+    """Every call walks through the containers of its arguments."""
     kept, service._plain = service._plain, lambda args, kwargs: None
     try:
         yield

@@ -129,7 +129,10 @@ class Budget:
 
     @property
     def round_s(self) -> float:
-        """Seconds that each plan runs in a round of the report: a tenth of the search, between 0.2 and ``ROUND_S``."""
+        """Seconds that each plan runs in a round of the report.
+
+        It is a tenth of the search, from 0.2 to ``ROUND_S``; without a search it is ``ROUND_S``.
+        """
         return ROUND_S if self.search_s == 0 else min(ROUND_S, max(0.2, self.search_s / 10))
 
     @property

@@ -52,7 +52,7 @@ def failure_text(place: str, number: int, module: Module, inputs: Sequence[torch
         op = None
     where = f" while executing '{op}'" if op else ""
     cause = trace.strip().splitlines()[-1]
-    return f"{place} failed on request {number}{where}: {cause}\nThe worker's traceback follows.\n{trace}"
+    return f"{place} failed on request {number}{where}: {cause}\nThe traceback follows.\n{trace}"
 
 
 @dataclass(frozen=True, slots=True)

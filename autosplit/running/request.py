@@ -59,7 +59,7 @@ class AnswerFuture(SafeFuture[Any]):
 
 
 class Finished(AnswerFuture):
-    """A future that is done from the start: nobody waits for it, so it needs no lock of its own (a lock takes 5 us)."""
+    """A future that is done from the start. Nobody waits for it, so it has no condition of its own, which takes 1 us."""
 
     def __init__(self, number: int, result: Any, error: Exception | None) -> None:
         self.number = number
