@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import networkx
+
 from autosplit.placing.sites import Choice, Site
 from autosplit.values.graph import Graph
 
@@ -29,20 +31,11 @@ def parts_of(graph: Graph, choices: Mapping[str, Choice]) -> tuple[Part, ...]:
 
 def connected(graph: Graph, ops: Sequence[str]) -> list[tuple[str, ...]]:
     """The ops in groups that share no value and no weight; groups and ops in the order of the first op."""
-    group: dict[str, int] = {}
-    members: list[list[str]] = []
-    for name in ops:
-        op = graph.ops[graph.index[name]]
-        touched = [f"value {value}" for value in (*op.inputs, *op.outputs)] + [f"weight {weight}" for weight in op.weights]
-        joined = sorted({group[key] for key in touched if key in group})
-        home = joined[0] if joined else len(members)
-        if not joined:
-            members.append([])
-        for other in joined[1:]:
-            members[home] += members[other]
-            members[other] = []
-            group.update({key: home for key, number in group.items() if number == other})
-        members[home].append(name)
-        group.update(dict.fromkeys(touched, home))
-    ordered = [tuple(sorted(names, key=graph.index.__getitem__)) for names in members if names]
-    return sorted(ordered, key=lambda names: graph.index[names[0]])
+    links = networkx.Graph()
+    for position in (graph.index[name] for name in ops):
+        op = graph.ops[position]
+        links.add_node(position)
+        links.add_edges_from((position, f"value {value}") for value in (*op.inputs, *op.outputs))
+        links.add_edges_from((position, f"weight {weight}") for weight in op.weights)
+    groups = [sorted(node for node in nodes if isinstance(node, int)) for nodes in networkx.connected_components(links)]
+    return [tuple(graph.ops[position].name for position in positions) for positions in sorted(groups)]
