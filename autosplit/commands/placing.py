@@ -8,7 +8,7 @@ import typer
 
 from autosplit.commands.console import err, log, say, show, trace
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.options import Dot, Output, PlansModel, Profile, pins_of
+from autosplit.commands.options import Output, PlansModel, Profile, pins_of
 from autosplit.errors import UsageError
 from autosplit.progress import bars
 
@@ -31,7 +31,7 @@ class Annotate(Profile):
     priority: Annotated[list[str] | None, typer.Option(help="A pattern that wins over others (again for more).")] = None
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the parts as a plan file.")] = None
     picture: Annotated[Path | None, typer.Option(help="Draw the placed graph as an SVG file.")] = None
-    dot: Dot = None
+    dot: Annotated[Path | None, typer.Option(help="Write the placed graph as a Graphviz file (.dot).")] = None
 
     def places(self) -> dict[str, str | tuple[str, ...]]:
         """Pattern to site. Raises: UsageError: a pair without ``=``, or a pattern with two sites."""

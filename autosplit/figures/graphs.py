@@ -1,8 +1,9 @@
 """Figures of a graph: its ops coloured by stage, and what they cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import FigureBase
@@ -77,16 +78,23 @@ def draw_graph(
     sizes = _node_sizes(graph, seconds, dense=layout.width > 30)
     shades = [colour(place.get(op.name, 0)) for op in graph.ops]
     axes.scatter(positions[:, 0], positions[:, 1], s=sizes, c=shades, edgecolors="white", linewidths=0.6, zorder=3)
+    cuts = f", {num_crossing(graph, place)} values cross a cut" if plan else ""
+    larger = "; the larger an op, the longer it takes" if seconds else ""
+    marks = [mark(number, stage_label(plan, number, graph)) for number in range(len(plan.stages))] if plan else []
+    finish_drawing(figure, axes, layout, graph, f"{graph.name}: {len(graph.ops)} ops{cuts}{larger}", marks)
+
+
+def finish_drawing(
+    figure: FigureBase, axes: Axes, layout: GraphLayout, graph: Graph, title: str, marks: Sequence[Artist]
+) -> None:
+    """Finish a drawing of a graph: the names of its ops where they are few, its extent, a title, and a legend of ``marks``."""
     for op in graph.ops if _named(graph) else ():
         below(axes, layout.positions[op.name], elided(op.name))
     axes.set_axis_off()
     axes.set_xlim(-1.2, layout.width + 0.2)
     axes.set_ylim(layout.height - 0.2, -0.8)
-    cuts = f", {num_crossing(graph, place)} values cross a cut" if plan else ""
-    larger = "; the larger an op, the longer it takes" if seconds else ""
-    axes.set_title(f"{graph.name}: {len(graph.ops)} ops{cuts}{larger}", fontsize=11, loc="left")
-    if plan:
-        marks = [mark(number, stage_label(plan, number, graph)) for number in range(len(plan.stages))]
+    axes.set_title(title, fontsize=11, loc="left")
+    if marks:
         figure.legend(handles=marks, loc="outside lower left", ncols=1, frameon=False, fontsize=9)
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autosplit.figures.graphs import NAMED_OPS, draw_edges, elided, layout_of, size_of
-from autosplit.figures.picture import DARK, Picture, below, colour, mark
+from autosplit.figures.graphs import draw_edges, finish_drawing, layout_of, size_of
+from autosplit.figures.picture import Picture, colour, mark
+from autosplit.values.dot import digraph, quoted
 from autosplit.values.graph import Graph
 
 
@@ -18,21 +19,17 @@ def dot_text(graph: Graph, devices: Mapping[str, str], copies: Mapping[str, str]
         copies: name of each copy to its label.
     """
     names = list(dict.fromkeys(devices.values()))
-    lines = [f"digraph {_quoted(graph.name)} {{", "  node [style=filled, fontcolor=white, shape=ellipse];"]
+    lines = []
     for op in graph.ops:
         look = 'shape=box, style="filled,dashed"' if op.name in copies else "shape=ellipse"
-        label = copies.get(op.name, f"{op.name}\\n{devices[op.name]}")
-        lines.append(f'  {_quoted(op.name)} [label="{label}", fillcolor="{colour(names.index(devices[op.name]))}", {look}];')
+        label = quoted(copies.get(op.name, f"{op.name}\n{devices[op.name]}"))
+        lines.append(f'{quoted(op.name)} [label={label}, fillcolor="{colour(names.index(devices[op.name]))}", {look}];')
     for op in graph.ops:
         for value in dict.fromkeys(op.inputs):
             if value in graph.producer:
                 crosses = op.name in copies or graph.producer[value] in copies
-                lines.append(f"  {_quoted(graph.producer[value])} -> {_quoted(op.name)}{' [style=dashed]' if crosses else ''};")
-    return "\n".join([*lines, "}"])
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', "'") + '"'
+                lines.append(f"{quoted(graph.producer[value])} -> {quoted(op.name)}{' [style=dashed]' if crosses else ''};")
+    return digraph(graph.name, lines, "style=filled, fontcolor=white")
 
 
 def draw(graph: Graph, devices: Mapping[str, str], copies: Mapping[str, str], title: str) -> Picture:
@@ -59,13 +56,7 @@ def draw(graph: Graph, devices: Mapping[str, str], copies: Mapping[str, str], ti
             marker="s" if is_copy else "o",
             zorder=4 if is_copy else 3,
         )
-    for op in graph.ops if len(graph.ops) <= NAMED_OPS else ():
-        below(axes, layout.positions[op.name], elided(op.name))
-    axes.set_axis_off()
-    axes.set_xlim(-1.2, layout.width + 0.2)
-    axes.set_ylim(layout.height - 0.2, -0.8)
-    axes.set_title(title, fontsize=11, loc="left", color=DARK)
     counts = {name: sum(device == name and op not in copies for op, device in devices.items()) for name in names}
     marks = [mark(number, f"{name}: {counts[name]} ops") for number, name in enumerate(names)]
-    figure.legend(handles=marks, loc="outside lower left", ncols=1, frameon=False, fontsize=9)
+    finish_drawing(figure, axes, layout, graph, title, marks)
     return figure

@@ -14,16 +14,16 @@ def graph_dot(graph: Graph, plan: Plan | None = None) -> str:
     With a plan, each stage is a cluster, and edges that cross a cut are bold.
     """
     stage_of = {op: number for number, stage in enumerate(plan.stages) for op in stage.ops} if plan else {}
-    lines = [f"{_id(op.name)} [label={_id(op.name, op.operator)}]" for op in graph.ops if op.name not in stage_of]
+    lines = [f"{quoted(op.name)} [label={quoted(op.name, op.operator)}]" for op in graph.ops if op.name not in stage_of]
     for number, stage in enumerate(plan.stages if plan else ()):
         ops = [graph.ops[graph.index[name]] for name in stage.ops]
-        members = [f"  {_id(op.name)} [label={_id(op.name, op.operator)}]" for op in ops]
+        members = [f"  {quoted(op.name)} [label={quoted(op.name, op.operator)}]" for op in ops]
         lines += [f"subgraph cluster_{number} {{", f"  label={_label(stage)}", *members, "}"]
-    lines += [f"{_id(value)} [shape=ellipse]" for value in graph.inputs]
+    lines += [f"{quoted(value)} [shape=ellipse]" for value in graph.inputs]
     for value, source, target in _edges(graph):
         bold = ", style=bold" if stage_of.get(source) != stage_of.get(target) else ""
-        lines.append(f"{_id(source)} -> {_id(target)} [label={_id(bytes_text(graph.values[value].num_bytes))}{bold}]")
-    return _digraph(graph.name, lines)
+        lines.append(f"{quoted(source)} -> {quoted(target)} [label={quoted(bytes_text(graph.values[value].num_bytes))}{bold}]")
+    return digraph(graph.name, lines)
 
 
 def plan_dot(graph: Graph, plan: Plan) -> str:
@@ -37,10 +37,10 @@ def plan_dot(graph: Graph, plan: Plan) -> str:
     for value in graph.outputs:
         source = stage_of.get(graph.producer.get(value, ""), "host")
         moved.setdefault((source, "host"), {})[value] = graph.values[value].num_bytes
-    lines = [f"{_id(stage.name)} [label={_label(stage)}]" for stage in plan.stages] + ['"host" [shape=ellipse]']
+    lines = [f"{quoted(stage.name)} [label={_label(stage)}]" for stage in plan.stages] + ['"host" [shape=ellipse]']
     for (source, target), values in moved.items():
-        lines.append(f"{_id(source)} -> {_id(target)} [label={_id(bytes_text(sum(values.values())))}]")
-    return _digraph(graph.name, lines)
+        lines.append(f"{quoted(source)} -> {quoted(target)} [label={quoted(bytes_text(sum(values.values())))}]")
+    return digraph(graph.name, lines)
 
 
 def _edges(graph: Graph) -> Iterator[tuple[str, str, str]]:
@@ -51,13 +51,14 @@ def _edges(graph: Graph) -> Iterator[tuple[str, str, str]]:
 
 def _label(stage: Stage) -> str:
     load = [seconds_text(stage.load_s)] if stage.load_s > 0 else []
-    return _id(stage.name, f"{' + '.join(stage.devices)} ({stage.backend})", f"{len(stage.ops)} ops", *load)
+    return quoted(stage.name, f"{' + '.join(stage.devices)} ({stage.backend})", f"{len(stage.ops)} ops", *load)
 
 
-def _id(*lines: str) -> str:
+def quoted(*lines: str) -> str:
     """A quoted string of DOT: line breaks, quotes and backslashes are written as in JSON."""
     return json.dumps("\n".join(lines), ensure_ascii=False)
 
 
-def _digraph(name: str, lines: Iterable[str]) -> str:
-    return "\n".join([f"digraph {_id(name)} {{", "  node [shape=box]", *(f"  {line}" for line in lines), "}", ""])
+def digraph(name: str, lines: Iterable[str], look: str = "shape=box") -> str:
+    """A graph with these lines; ``look`` has the attributes of its nodes."""
+    return "\n".join([f"digraph {quoted(name)} {{", f"  node [{look}]", *(f"  {line}" for line in lines), "}", ""])
