@@ -148,8 +148,9 @@ def _rules(items: Items, demands: Demands, usage: Usage, weights: Floats, prices
     values = np.column_stack([item_work(items, weights), prices.values, most_added(items), items.num_bytes])
     room = np.column_stack([capacity(usage, weights), usage.free @ prices.most])
     behind = np.column_stack([_work_behind(items, np.ascontiguousarray(column)) for column in values.T])
+    rows = np.ascontiguousarray(values)  # without prices, one class of devices gives the other layout, which compiles again
     return Rules(
-        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, values,
+        items.after.start, items.after.data, usage.after, usage.takes, usage.width, room, usage.free, usage.final, rows,
         values.sum(axis=0), np.where(np.isfinite(compute), compute, 0).sum(axis=0), compute, behind,
         int(usage.width.max()), items.overlap, demands.min_stage_s, full,
     )  # fmt: skip
