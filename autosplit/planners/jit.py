@@ -102,7 +102,7 @@ class _Notice(event.Listener):  # type: ignore[misc]
 @cache
 def _say_once() -> None:
     logging.getLogger(__name__).warning(
-        "compiling the planner's inner loops, once after each installation; this takes half a minute or less"
+        "compiling the planner's inner loops, once after each installation; this takes about a minute or less"
     )
 
 

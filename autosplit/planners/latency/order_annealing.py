@@ -67,6 +67,7 @@ def _walk(
     op_bytes: Floats, caps: Floats, seed: int, num_moves: int, heat: float,
 ) -> tuple[Ints, Ints, float]:  # fmt: skip
     """The order, the devices and the latency of the best plan of a walk."""
+    # 1. the start, and scratch
     np.random.seed(seed)
     num_ops, num_devices = times.compute.shape
     order, device = start.copy(), start_device.copy()
@@ -78,6 +79,7 @@ def _walk(
     best = value = _cost(times, order, device, op_bytes, caps, home, block_device, held, free, end, seen, np.inf)[0]
     hot = max(heat * value, 1e-300)
     for move in range(num_moves):
+        # 2. a move on a copy of the plan
         temperature = hot * 0.01 ** (move / num_moves)
         new_order[:] = order
         new_device[:] = device
@@ -89,12 +91,14 @@ def _walk(
             changed = _take_elsewhere(times, new_order, new_device, place, before_start, before, after_start, after)
         if not changed:
             continue
+        # 3. take it if it is quicker, or by chance
         new, fits = _cost(times, new_order, new_device, op_bytes, caps, home, block_device, held, free, end, seen, best)
         if new > value and np.random.random() >= np.exp((value - new) / temperature):
             continue
         value = new
         order[:] = new_order
         device[:] = new_device
+        # 4. keep the best plan within the caps
         if fits and value < best * (1.0 - 1e-12):
             best = value
             best_order[:] = order

@@ -12,7 +12,7 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import most_s
+from autosplit.costs.cost import block_of, most_s
 from autosplit.costs.problem import Problem
 from autosplit.planners.clusters import Clusters, fewer_clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s
@@ -66,9 +66,9 @@ def _anneal(incumbent: Incumbent, search: RowAnnealing, forced: Clusters, deadli
     demands = search.demands
     free = demands.reuse and demands.num_stages is None and demands.max_stages is None and demands.min_stage_s == 0
     if row is not None and free and is_plain(forced.problem) and all(len(block.devices) == 1 for block in row):
-        ops = [op for block in row for op in block.ops]
-        place = {op: number for number, block in enumerate(row) for op in block.ops}
-        if all(place[a] <= place[b] for a, b in {*net_edges(forced.problem), *forced.problem.order}) and len(ops) > 1:
+        home = block_of(forced.problem, row)
+        in_order = all(home[a] <= home[b] for a, b in {*net_edges(forced.problem), *forced.problem.order})
+        if in_order and forced.problem.num_ops > 1:
             found = anneal_order(forced.problem, row, seed=incumbent.seed, deadline=deadline, enough_s=incumbent.bound_s)
             incumbent.offer(forced.expand(found), "annealing")
             return

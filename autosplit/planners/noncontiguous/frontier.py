@@ -207,6 +207,7 @@ def _greedy_order(  # noqa: C901 - one compiled loop
     net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, members: Any, seed: int, random: bool
 ) -> tuple[Ints, float]:
     """Take the item that opens the fewest nets less those that it closes. Returns the order and the sum of 3^(open nets)."""
+    # 1. pins of each net that are members, and those still to come
     np.random.seed(seed)
     num_items, num_nets = len(item_start) - 1, len(net_start) - 1
     left, total = np.zeros(num_nets, np.int64), np.zeros(num_nets, np.int64)
@@ -224,6 +225,7 @@ def _greedy_order(  # noqa: C901 - one compiled loop
     near = np.zeros(num_items, np.int64)
     num_near, num_open, area = 0, 0, 0.0
     for position in range(count):
+        # 2. of the waiting items that share an open net, the one that opens the fewest nets less those that it closes
         best, best_key, kept = -1, np.inf, 0
         for entry in range(num_near):
             item = near[entry]
@@ -243,6 +245,7 @@ def _greedy_order(  # noqa: C901 - one compiled loop
             if key < best_key:
                 best, best_key = item, key
         num_near = kept
+        # 3. where there is none, the waiting item with the fewest nets
         if best < 0:
             for item in range(num_items):
                 if waiting[item]:
@@ -251,6 +254,7 @@ def _greedy_order(  # noqa: C901 - one compiled loop
                         key += 2.0 * np.random.random()
                     if key < best_key:
                         best, best_key = item, key
+        # 4. take it: the other items of the nets that it opens come near
         order[position] = best
         waiting[best] = False
         for spot in range(item_start[best], item_start[best + 1]):

@@ -38,6 +38,7 @@ def _capped(
     num_levels: int,
 ) -> Any:  # fmt: skip
     """The arrays of the new sweep. The last level of a state is for paths that the remaining items cannot bring above the cap."""
+    # 1. the bytes of all items from each step on
     num_steps = len(step_bytes)
     left = np.zeros(num_steps + 1)
     for step in range(num_steps - 1, -1, -1):
@@ -54,10 +55,12 @@ def _capped(
         number = np.full((after - first, num_levels + 1), -1, np.int64)
         least = np.full((after - first, num_levels + 1), np.inf)
         for state in range(first, after):
+            # 2. make room for all steps into the state
             most = 2 * (num_levels + 1) * (into[state + 1] - into[state])
             while num_edges + most + num_levels + 2 > len(new_source) or num_states + num_levels + 2 > len(new_into):
                 new_into, new_source = np.append(new_into, new_into), np.append(new_source, new_source)
                 new_side, new_1, new_0 = np.append(new_side, new_side), np.append(new_1, new_1), np.append(new_0, new_0)
+            # 3. for each level, list the steps that end in it; they are one state, with the fewest of their bytes
             for level in range(num_levels + 1):
                 begun = num_edges
                 for edge in range(into[state], into[state + 1]):
