@@ -126,6 +126,8 @@ class ForkServer:
             self.answers = False
             raise ForkServerLost from None
         except (EOFError, ConnectionError):
+            # The kernel closes the connection before the process has ended; the next question would find it alive.
+            self.end()
             raise ForkServerLost from None
 
     def _await_start(self) -> None:

@@ -217,6 +217,18 @@ def test_a_process_that_is_killed_before_it_has_forked_a_worker_is_replaced(targ
     worker.close(timeout_s=0.0)
 
 
+def test_a_process_whose_connection_ends_before_it_does_is_replaced(targets: str) -> None:
+    spawn_worker(f"{targets}:listener").close()
+    dying = forkserver._server
+    assert dying is not None
+    os.kill(dying.pid, signal.SIGSTOP)  # it reads no end of its connection, and does not end
+    dying._sock.shutdown(socket.SHUT_RDWR)
+    worker = spawn_worker(f"{targets}:sleeper")
+    assert receive(worker, 30, "its start") == worker.pid
+    assert dying.dead
+    worker.close(timeout_s=0.0)
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A fork server of this test alone, which must answer within a second."""
