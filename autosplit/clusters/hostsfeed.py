@@ -128,6 +128,10 @@ class HostsFeed:
         """The outputs of a request, once it is answered. Raises: the error with which it failed."""
         return self._answers.wait_for(request)
 
+    def prompt(self) -> bool:
+        """Whether there is room for a request."""
+        return self._has_room()
+
     def check_thread(self) -> None:
         """Raises: UsageError: see ``Answers.check_thread``."""
         self._answers.check_thread()

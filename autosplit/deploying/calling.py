@@ -1,6 +1,10 @@
-"""The call of a model and its tensors: as_call() makes the one of the other, plain_call() takes the short way back."""
+"""The call of a model and its tensors: as_call() makes the one of the other, plain_call() takes the short way back.
+
+plain_answer() does the same for what a call returns.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -48,6 +52,20 @@ def plain_call(traced: Traced) -> PlainCall:
         return Checked(values)
 
     return tensors
+
+
+def plain_answer(traced: Traced) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """A function that makes what the model returns of the tensors of ``graph.outputs``.
+
+    The walk through containers is left out where the model returns one tensor or a flat tuple or list of tensors.
+    """
+    leaves, names = list(traced.out_leaves), list(traced.graph.outputs)
+    if leaves == names and traced.out_spec.is_leaf():
+        return itemgetter(0)
+    flat = all(child.is_leaf() for child in traced.out_spec.children())
+    if leaves == names and flat and traced.out_spec.type in (tuple, list):
+        return list if traced.out_spec.type is list else tuple
+    return traced.unflatten_outputs
 
 
 def as_call(traced: Traced, tensors: Sequence[torch.Tensor]) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -1,6 +1,5 @@
 """Service: a plan as a running model, called as the model is."""
 
-import asyncio
 import atexit
 import functools
 from collections import deque
@@ -12,10 +11,11 @@ from typing import Any
 
 import torch
 
-from autosplit.deploying.calling import as_call, plain_call
+from autosplit.deploying.calling import as_call, plain_answer, plain_call
 from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
 from autosplit.reports.results import RunStats
+from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
 from autosplit.running.pipeline import Pipeline
 from autosplit.serving.hostmanager import HostManager
@@ -44,7 +44,7 @@ class Service:
     def __init__(self, traced: Traced, pipeline: Engine, opened: ExitStack | None = None) -> None:
         """``opened``: closes the pipeline and what it needs; by default others do."""
         self._traced, self.pipeline, self._opened = traced, pipeline, opened or ExitStack()
-        self._plain = plain_call(traced)
+        self._plain, self._answer, self._awaiting = plain_call(traced), plain_answer(traced), Awaiting()
         if opened is not None:
             atexit.register(self.close)  # a service that is never closed must end before the interpreter stops its threads
 
@@ -71,7 +71,7 @@ class Service:
             priority=priority,
             deadline_s=deadline_s,
             timeout_s=timeout_s,
-            returns=self._traced.unflatten_outputs,
+            returns=self._answer,
         )
 
     def calling(self, tensors: Sequence[torch.Tensor]) -> Call:
@@ -80,8 +80,11 @@ class Service:
         return functools.partial(self.submit, *args, **kwargs)
 
     async def call_async(self, *args: Any, **kwargs: Any) -> Any:
-        """One request, awaited; arguments as for ``submit``. Waiting for room does not hold up the event loop."""
-        return await asyncio.wrap_future(await asyncio.to_thread(self.submit, *args, **kwargs))
+        """One request, awaited; arguments as for ``submit``.
+
+        Waiting for room does not hold up the event loop, nor does a stage in this process that takes longer than 1 ms.
+        """
+        return await self._awaiting(functools.partial(self.submit, *args, **kwargs), prompt=self.pipeline.prompt)
 
     def stream(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The answers to any number of requests in the same order, with few of either in memory at a time.

@@ -20,6 +20,7 @@ The modules, in the order of their use::
     pipeline        Pipeline: all of it for one network; swapping: its weights while it runs
     engine          Engine: what a Pipeline and an InProcess share; intake: tensors become a request; feed: what runs it
     inprocess       InProcess: one stage in the caller's process, without rings
+    awaiting        awaits requests in event loops
     localexecutor   runs the requests of an InProcess; stagecopy: the stage, loaded there
     monitor         latency, times and health of a running pipeline
     recording       record(): what a pipeline did, as a timeline

@@ -25,9 +25,19 @@ class AdmissionQueue:
         """Requests that take no room, as their callers keep the inputs for them."""
 
     @property
+    def num_all(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that take room."""
         return len(self._waiting) - self.num_borrowed
+
+    @property
+    def first(self) -> Request:
+        """The next request, which stays."""
+        return self._waiting[0][2]
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -143,7 +153,7 @@ class Admission:
         Raises: RefusedError: no room in time, or closed. WorkerError: the pipeline has given up.
         """
         with self.changed:
-            if not request.borrowed and not wait_until(self._has_room, self.changed, timeout_s, self._check_thread):
+            if not request.borrowed and not wait_until(self.has_room, self.changed, timeout_s, self._check_thread):
                 raise no_room(self._in_flight.num_running, self._in_flight.pace.size, self.queue.num_waiting, self.room)
             if not self._is_open:
                 raise RefusedError("the request was refused: the pipeline is closed")
@@ -233,7 +243,8 @@ class Admission:
     def _is_done(self) -> bool:
         return self.failure is not None or not (self.queue or self._in_flight)
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether a request need not wait to be taken in, or is refused in any case."""
         return self.queue.num_waiting < self.room or self._may_feed() or not self._is_open or self.failure is not None
 
     def _may_feed(self) -> bool:

@@ -38,7 +38,7 @@ class Answers:
             self.times.append(request.times())
             request.answered = True
             if request.waiter is not None:
-                request.waiter.release()
+                request.wake()
             future, request.future = request.future, None  # without a reference cycle the answer's memory is free at once
             if future is None or not future.set_running_or_notify_cancel():
                 continue

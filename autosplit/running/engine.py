@@ -115,6 +115,11 @@ class Engine(ABC):
             yield self._executor.result(under_way.popleft())
 
     @property
+    def prompt(self) -> bool:
+        """Whether ``submit`` would return soon: there is room, and it does not compute for long in the calling thread."""
+        return self._executor.prompt()
+
+    @property
     def num_waiting(self) -> int:
         """Requests in the admission queue."""
         return self._executor.occupancy().num_waiting

@@ -60,5 +60,8 @@ class Feed(Protocol):
     def occupancy(self) -> Occupancy:
         """How many requests are here."""
 
+    def prompt(self) -> bool:
+        """Whether ``submit`` would return soon, so that the thread of an event loop may call it."""
+
     def check_thread(self) -> None:
         """Raises: UsageError: see ``Answers.check_thread``."""

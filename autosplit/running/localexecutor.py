@@ -1,10 +1,11 @@
 """LocalExecutor: runs requests through copies of one stage in the caller's own process.
 
 With one copy of the stage, the thread that calls ``enter`` computes the answer itself, so a request costs what the runtime
-alone takes. Several threads take turns, the most urgent request first. With several copies, each has a thread on the cores of
-its device, and the threads take requests from one queue::
+alone takes. A thread that comes while another one computes leaves its request in the queue and waits; the thread that computes
+goes on with what waits, the most urgent first, and then passes its turn on. So a request of many threads costs one wake-up.
+With several copies, each has a thread on the cores of its device, and the threads take requests from one queue::
 
-    one copy:        enter -> queue -> the caller's thread -> answer
+    one copy:        enter -> queue -> the thread of a caller, whose turn it is -> answer
     several copies:  enter -> queue -> a thread of each copy -> answer
 """
 
@@ -22,6 +23,9 @@ from autosplit.running.feed import FixedPace, Occupancy
 from autosplit.running.request import AnswerFuture, Finished, Request, RequestTimes, Tensors
 from autosplit.running.stagecopy import StageCopy
 from autosplit.running.wiring import Wiring
+
+PROMPT_NS = 1_000_000
+"""A stage that takes at most this long may be computed in the thread of an event loop."""
 
 
 class LocalExecutor:
@@ -41,7 +45,9 @@ class LocalExecutor:
     def __init__(self, wiring: Wiring, room: int) -> None:
         self.failure: AutosplitError | None = None
         self._wiring, self._room, self._owner, self._is_open = wiring, room, os.getpid(), True
-        self._num_answered = self._num_fed = self._num_serving = 0
+        self._num_answered = self._num_fed = 0
+        self._in_turn = False
+        """With one copy: whether a thread has the turn, which is to compute what it brought and what waits."""
         self._queue = AdmissionQueue()
         self.lock = threading.RLock()  # Ctrl-C in ``Condition.wait`` frees a Lock that another thread holds
         self._work, self._changed = threading.Condition(self.lock), threading.Condition(self.lock)
@@ -76,20 +82,27 @@ class LocalExecutor:
                 raise self._no_room()
             if not self._is_open:
                 raise RefusedError("the request was refused: the pipeline is closed")
-            alone = not (self._threads or self._queue or self._num_serving)
-            if alone:
-                self._begin(request)
-            else:
-                self._queue.push(request, priority)
             if self._threads:
+                self._queue.push(request, priority)
                 if not request.borrowed:
                     self._copy_inputs(request)
                 self._work.notify()
                 return
-        if alone:
-            self._serve(self.copies[0], request)
+            waits, self._in_turn = self._in_turn, True
+            if waits or self._queue:
+                request.will_wait()
+                self._queue.push(request, priority)
+                first = None if waits else self._take()
+            else:
+                self._begin(first := request)
+        if first is None:
+            self._await_turn(request, timeout_s)
         else:
-            self._compute(request, timeout_s)
+            self._take_turn(first, request)
+
+    def prompt(self) -> bool:
+        """Whether ``submit`` would return soon: there is room, or the copy is idle and took at most ``PROMPT_NS`` last time."""
+        return self._has_room() if self._threads else not self._in_turn and self.copies[0].last_ns < PROMPT_NS
 
     def result(self, request: Request) -> Tensors:
         """The outputs of a request, once it is answered. Raises: the error with which it failed."""
@@ -130,7 +143,7 @@ class LocalExecutor:
             failed = [] if drain else self._queue.clear()
             self._work.notify_all()
             self._changed.notify_all()
-            self._wait_until(lambda: not self._queue and not self._num_serving, None)
+            self._wait_until(lambda: not (self._queue or self._in_turn), None)
         for request in failed:
             request.error = RefusedError(str(closed))
         self._answers.deliver(failed)
@@ -156,19 +169,53 @@ class LocalExecutor:
         pairs = zip(self._pools, request.inputs, strict=True)
         request.inputs = tuple([pool.copy(value) if pool is not None else value.clone() for pool, value in pairs])
 
-    def _compute(self, request: Request, timeout_s: float | None) -> None:
-        """Compute a waiting request in the caller's thread, after those that are more urgent or came earlier."""
+    def _take_turn(self, request: Request, own: Request) -> None:
+        """Compute a request that was begun, then the thread's ``own`` one and as many as wait then, and pass the turn on."""
+        copy, num_more = self.copies[0], -1
         while True:
+            goes_on = False
+            try:
+                self._compute(copy, request)
+                self._answers.deliver((request,))
+                goes_on = True
+            finally:
+                with self.lock:
+                    self._num_answered += 1
+                    num_more = self._queue.num_all if num_more < 0 else num_more - 1
+                    if goes_on and self._queue and (num_more > 0 or not own.answered):
+                        request = self._take()
+                    else:
+                        self._in_turn = goes_on = False
+                        self._call_next()
+            if not goes_on:
+                return
+
+    def _call_next(self) -> None:
+        """Wake the thread of the most urgent request that waits, so that it takes the turn (the lock is held)."""
+        if self._queue:
+            self._queue.first.wake()
+        elif not self._is_open:
+            self._changed.notify_all()
+
+    def _await_turn(self, request: Request, timeout_s: float | None) -> None:
+        """Wait until another thread has computed a request, or until this thread is called to take the turn."""
+        try:
+            while not request.answered:
+                in_time = request.wait(timeout_s)
+                with self.lock:
+                    if not in_time and self._queue.remove([request]):
+                        raise self._no_room()
+                    timeout_s = timeout_s if in_time else None  # it is being computed
+                    if request.answered or self._in_turn:
+                        continue
+                    self._in_turn, taken = True, self._take()
+                self._take_turn(taken, request)
+        except BaseException:  # Ctrl-C, for example
             with self.lock:
-                done = self._wait_until(lambda: request.answered or not self._num_serving, timeout_s)
-                if not done and self._queue.remove([request]):
-                    raise self._no_room()
-                if request.answered:
-                    return
-                if self._num_serving:
-                    continue
-                taken = self._take()
-            self._serve(self.copies[0], taken)
+                self._queue.remove([request])
+                if not self._in_turn:
+                    self._call_next()
+            raise
 
     def _serve_copy(self, number: int) -> None:
         """A thread: load a copy on the cores of its device, then take requests from the queue until the end."""
@@ -206,22 +253,26 @@ class LocalExecutor:
             request.future.number = request.number
         request.fed_ns = time.monotonic_ns()
         self._num_fed += 1
-        self._num_serving += 1
 
     def _serve(self, copy: StageCopy, request: Request) -> None:
-        """Compute and answer a request, unless it was cancelled."""
+        """Compute and answer a request in the thread of its copy."""
         try:
-            try:
-                if request.future is None or not request.future.cancelled():
-                    copy.serve(request)
-            finally:
-                with self.lock:
-                    self._num_answered += 1
-            self._answers.deliver([request])
+            self._compute(copy, request)
         finally:
             with self.lock:
-                self._num_serving -= 1
+                self._num_answered += 1
                 self._changed.notify_all()
+        self._answers.deliver((request,))
+
+    def _compute(self, copy: StageCopy, request: Request) -> None:
+        """Compute a request, unless it was cancelled."""
+        try:
+            if request.future is None or not request.future.cancelled():
+                copy.serve(request)
+        except BaseException:  # Ctrl-C in the thread of one caller, and another one may wait for this request
+            request.error = RefusedError("the thread that computed the request was interrupted; submit it again")
+            self._answers.deliver((request,))
+            raise
 
     def _cancel(self, request: Request, future: AnswerFuture) -> None:
         """Take a cancelled request out of the queue."""

@@ -1,5 +1,6 @@
 """A request, from its inputs to its answer."""
 
+import contextlib
 import math
 import threading
 import time
@@ -59,15 +60,16 @@ class AnswerFuture(SafeFuture[Any]):
 
 
 class Finished(AnswerFuture):
-    """A future that is done from the start. Nobody waits for it, so it has no condition of its own, which takes 1 us."""
+    """A future that is done from the start. Nobody waits for it, so all of them share what a future needs to be waited for."""
+
+    _condition = SafeCondition()
+    _state = "FINISHED"
+    _waiters: list[Any] = []  # noqa: RUF012
+    _done_callbacks: list[Any] = []  # noqa: RUF012
 
     def __init__(self, number: int, result: Any, error: Exception | None) -> None:
         self.number = number
-        self._condition = _FINISHED
-        self._state = "FINISHED"
         self._result, self._exception = result, error
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Any] = []
 
     def result(self, timeout: float | None = None) -> Any:
         """The result. Raises: the error."""
@@ -76,15 +78,11 @@ class Finished(AnswerFuture):
         return self._result
 
 
-_FINISHED = SafeCondition()
-"""One condition for all finished futures."""
-
-
 @dataclass(eq=False, slots=True)
 class Request:
     """One request.
 
-    The answer goes to ``future`` if there is one, else it stays here: ``waiter`` is unlocked once ``answered`` is set.
+    The answer goes to ``future`` if there is one, else it stays here: ``wake`` is called once ``answered`` is set.
     """
 
     inputs: Sequence[torch.Tensor]
@@ -116,14 +114,27 @@ class Request:
         now_ns = time.monotonic_ns()
         return RequestTimes(self.sequence, self.number, self.submitted_ns, self.fed_ns, self.made_ns or now_ns, now_ns)
 
-    def wait(self) -> None:
-        """Block until it is answered."""
-        if not self.answered:
-            waiter = threading.Lock()
-            waiter.acquire()
-            self.waiter = waiter
-            if not self.answered:  # otherwise it was answered before the lock was there to be released
-                waiter.acquire()
+    def will_wait(self) -> None:
+        """Let ``wake`` end the next ``wait``, also if it is called before."""
+        self.waiter = threading.Lock()
+        self.waiter.acquire()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until it is answered or ``wake`` is called; False if ``timeout_s`` passed first."""
+        if self.answered:
+            return True
+        if self.waiter is None:
+            self.will_wait()
+        assert self.waiter is not None
+        if self.answered:  # before there was a lock to be released
+            return True
+        return self.waiter.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+
+    def wake(self) -> None:
+        """End the present or the next ``wait``."""
+        if self.waiter is not None:
+            with contextlib.suppress(RuntimeError):  # it was woken already
+                self.waiter.release()
 
     def expired(self) -> bool:
         """Whether the deadline has passed while the request waited, which becomes its error then."""

@@ -44,6 +44,8 @@ class StageCopy:
         [stage] = wiring.stages
         self._stage, self.replica, self.device = stage, replica, stage.devices[replica]
         self.threads = stage.threads or max(1, len(self.device.cores))
+        self.last_ns = 1 << 62
+        """Nanoseconds that the last request took to be computed."""
         self._words = [0] * STATUS_WORDS
         """As in the status block of a pipeline."""
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
@@ -107,7 +109,7 @@ class StageCopy:
         words[statusblock.WAIT_NS] += got - asked
         words[statusblock.TRANSFER_NS] += sent - ran
         words[statusblock.QUEUE_NS] += max(0, got - posted)
-        self._idle_ns = sent
+        self._idle_ns, self.last_ns = sent, ran - got
 
     def events(self, *, clear: bool) -> list[WorkerEvent]:
         """The times of its last requests; with ``clear``, each comes once."""

@@ -1,6 +1,6 @@
 """HostManager: several networks on one machine, each added, run and removed while the others run."""
 
-import asyncio
+import functools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ import torch
 
 from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
+from autosplit.running.awaiting import Awaiting
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.monitor import WorkerHealth
@@ -80,7 +81,7 @@ class HostManager:
         self.devices = {device.name: DeviceManager(device) for device in machine.devices} if machine else {}
         self._takes_any = machine is None
         self._networks: dict[str, Network] = {}
-        self._lock = threading.Lock()
+        self._lock, self._awaiting = threading.Lock(), Awaiting()
         self._beacon = Beacon(self.health)
 
     def add_network(
@@ -193,8 +194,9 @@ class HostManager:
 
     async def run_async(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
         """Submit one request and await its answer; waiting for room in the queue does not block the event loop either."""
-        future = await asyncio.to_thread(self.submit, name, inputs, **settings)
-        return await asyncio.wrap_future(future)
+        prompt = self._limit is None and self[name].prompt
+        outputs: Tensors = await self._awaiting(functools.partial(self.submit, name, inputs, **settings), prompt=prompt)
+        return outputs
 
     def chain(self, *names: str) -> Chain:
         """Networks one behind the other: each runs a request while the network after it runs the one before.

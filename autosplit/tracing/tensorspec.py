@@ -170,7 +170,10 @@ def laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 def is_dense(value: object) -> TypeGuard[torch.Tensor]:
     """Whether this is a tensor that holds a value for each element in memory of its own."""
-    return kind_of(value) == ""
+    if value.__class__ is not torch.Tensor:
+        return kind_of(value) == ""
+    strided = value.layout is torch.strided and not (value.is_meta or value.is_nested)
+    return strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 def kind_of(value: object) -> str:

@@ -103,6 +103,39 @@ def test_more_urgent_requests_of_other_threads_come_first_and_a_full_engine_refu
     assert gate.seen == [0, 2, 1]
 
 
+def test_one_thread_computes_what_others_bring_and_a_thread_that_is_interrupted_leaves_nothing_behind() -> None:
+    gate, answers, failures = Gate(), [], []
+
+    class Interrupt(BaseException):
+        pass
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        gate(x)
+        if x[0] == 3:
+            raise Interrupt
+        return 2 * x
+
+    def ask(number: int) -> None:
+        try:
+            answers.append(engine.submit(request(number)).result()[0][0].item())
+        except (Interrupt, RefusedError) as failure:
+            failures.append(str(failure))
+
+    with InProcess([local("a", compute, "x", "y")], ["x"], ["y"]) as engine:
+        threads = [threading.Thread(target=ask, args=(number,)) for number in (0, 1, 3, 2)]
+        for number, thread in enumerate(threads):
+            thread.start()
+            while engine.num_waiting < number:
+                pass
+            assert number or gate.entered.acquire(timeout=10)
+        gate.opened.set()
+        for thread in threads:
+            thread.join(10)
+        assert sorted(answers) == [2, 4] and gate.seen == [0, 1, 3, 2], "the first thread was interrupted in the third request"
+        assert sorted(failures) == ["", "the thread that computed the request was interrupted; submit it again"]
+        assert engine.submit(request(5)).result()[0][0] == 10
+
+
 def test_threads_wait_for_room_and_give_up_what_was_cancelled() -> None:
     gate = Gate()
     with InProcess([local("a", gate, "x", "y", replicas=2)], ["x"], ["y"], room=1) as engine:
