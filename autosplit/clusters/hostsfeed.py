@@ -124,6 +124,16 @@ class HostsFeed:
                 self._inbox.put(Look())  # the thread may wait for something later
         self._answers.deliver(late)
 
+    def reserve(self, request: Request, priority: int, timeout_s: float | None) -> None:
+        """None: requests are sent from any memory, which the caller leaves as it is."""
+
+    def fill(self, request: Request, priority: int) -> AnswerFuture:
+        """Send a request whose inputs were filled."""
+        return self.submit(request, priority, None)
+
+    def leave(self, request: Request) -> None:
+        """Give up a request whose inputs were to be filled."""
+
     def result(self, request: Request) -> Tensors:
         """The outputs of a request, once it is answered. Raises: the error with which it failed."""
         return self._answers.wait_for(request)

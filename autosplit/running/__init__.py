@@ -18,6 +18,7 @@ The modules, in the order of their use::
     answers         gives answers to callers; request: one request; flow: where requests are; interrupts: safe from Ctrl-C
     recovery        kills hanging workers, replaces dead ones and replays; restarts: when; keptfiles: the files they need
     pipeline        Pipeline: all of it for one network; swapping: its weights while it runs
+    buffer          Buffer: the inputs of a request, filled in the ring
     engine          Engine: what a Pipeline and an InProcess share; intake: tensors become a request; feed: what runs it
     inprocess       InProcess: one stage in the caller's process, without rings
     awaiting        awaits requests in event loops
@@ -38,6 +39,8 @@ In code::
         for answer in pipeline.stream(requests):     # for any number of requests: few are in memory at a time
             ...
         future = pipeline.submit(request, priority=0, deadline_s=None, timeout_s=None)
+        with pipeline.buffer() as buffer:            # inputs to fill in place: in the ring, without a copy
+            future = buffer.submit()
         stats = pipeline.stats(clear=True)           # results.RunStats: latency, busy / wait / transfer of each worker
         live = pipeline.health()                     # state and sums of each worker, read without asking it
         trace = chrome_trace(predicted, record(pipeline))

@@ -12,7 +12,7 @@ from autosplit.running.hostrings import InputRings
 from autosplit.running.inflight import InFlight
 from autosplit.running.interrupts import SafeCondition
 from autosplit.running.lanes import Lanes
-from autosplit.running.request import AnswerFuture, Request, RequestTimes
+from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
 
 
 class AdmissionQueue:
@@ -138,6 +138,8 @@ class Admission:
         self._check_thread = check_thread
         self._is_open = True
         self._is_feeding = True
+        self._filling: Request | None = None
+        """The request whose caller fills its slots now; none is fed until it is done."""
         self._last_awaited = -1
         """Number of the last request in flight that a caller may wait for alone."""
         self._idle = False
@@ -154,11 +156,8 @@ class Admission:
         """
         with self.changed:
             if not request.borrowed and not wait_until(self.has_room, self.changed, timeout_s, self._check_thread):
-                raise no_room(self._in_flight.num_running, self._in_flight.pace.size, self.queue.num_waiting, self.room)
-            if not self._is_open:
-                raise RefusedError("the request was refused: the pipeline is closed")
-            if self.failure is not None:
-                raise type(self.failure)(str(self.failure))
+                raise self._no_room()
+            self._check_open()
             if self._may_feed():  # then the queue is empty
                 return self._feed(request, priority)
             self.queue.push(request, priority)
@@ -170,6 +169,42 @@ class Admission:
             elif request.awaited and self._idle:
                 self._wake()
         return False
+
+    def await_turn(self, request: Request, timeout_s: float | None) -> bool:
+        """Wait until it is the turn of an unfilled request that has entered: then ``fill`` or ``leave`` must follow.
+
+        Returns: whether its inputs may be filled; otherwise it was answered with an error. Raises: RefusedError: not in time.
+        """
+        if request is not self._filling and not request.answered:
+            self._check_thread()
+        in_time = request.wait(timeout_s)
+        with self.changed:
+            if not in_time and self.queue.remove([request]):
+                raise self._no_room()
+        return not request.answered
+
+    def fill(self, request: Request, priority: int) -> list[Request]:
+        """Feed a request whose inputs lie in its slots, and then waiting ones; return those to be answered now.
+
+        Raises: RefusedError, WorkerError: the pipeline was closed or has given up meanwhile.
+        """
+        with self.changed:
+            wait_until(lambda: self._is_feeding or self.failure is not None, self.changed, None, self._check_thread)
+            self._filling = None
+            self._check_open()
+            late = [request] if self._feed(request, priority) else []
+            return late + self._feed_waiting()
+
+    def leave(self, request: Request) -> list[Request]:
+        """Give up an unfilled request, and feed waiting ones; return those to be answered now."""
+        with self.changed:
+            self.queue.remove([request])
+            self._filling = None if request is self._filling else self._filling
+            return self._feed_waiting()
+
+    def slots_of(self, request: Request) -> Tensors:
+        """The tensors that are the inputs of a request whose turn it is."""
+        return self._inputs.slots_of(request.sequence)
 
     def settle(self, done: list[Request], times: Sequence[RequestTimes]) -> list[Request]:
         """Let go of finished requests and feed waiting ones; return those to be answered now, also the late ones."""
@@ -248,7 +283,16 @@ class Admission:
         return self.queue.num_waiting < self.room or self._may_feed() or not self._is_open or self.failure is not None
 
     def _may_feed(self) -> bool:
-        return self._is_feeding and self._in_flight.has_room()
+        return self._is_feeding and self._filling is None and self._in_flight.has_room()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RefusedError("the request was refused: the pipeline is closed")
+        if self.failure is not None:
+            raise type(self.failure)(str(self.failure))
+
+    def _no_room(self) -> RefusedError:
+        return no_room(self._in_flight.num_running, self._in_flight.pace.size, self.queue.num_waiting, self.room)
 
     def _feed_waiting(self) -> list[Request]:
         """Feed waiting requests while the window has room (the lock is held); return those past their deadline."""
@@ -265,6 +309,10 @@ class Admission:
             return True
         if request.future is not None and request.future.cancelled():
             request.future.set_running_or_notify_cancel()
+            return False
+        if request.unfilled and request.sequence < 0:
+            self._filling, request.sequence = request, self._in_flight.lanes.peek()
+            request.wake()
             return False
         self._in_flight.add(request, priority)
         if request.awaited:

@@ -75,11 +75,12 @@ class CopyPool:
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """A copy of ``source``, which has the spec's shape and dtype. Not for several threads at once."""
-        tensor = self._tensor()
+        tensor = self.empty()
         self._copier.copy(tensor, source)
         return tensor
 
-    def _tensor(self) -> torch.Tensor:
+    def empty(self) -> torch.Tensor:
+        """Memory for one tensor, with any contents. Not for several threads at once."""
         for _ in range(min(_TRIES, len(self._kept))):
             array = self._kept[0]
             self._kept.rotate(-1)

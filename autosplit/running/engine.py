@@ -1,5 +1,6 @@
 """Engine: a network that takes requests, in worker processes (``Pipeline``) or in the caller's process (``InProcess``)."""
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,12 +11,14 @@ import torch
 
 from autosplit.errors import AutosplitError, UsageError
 from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.running.buffer import Buffer
 from autosplit.running.feed import Feed
 from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import BatchCounts, WorkerHealth
 from autosplit.running.request import AnswerFuture, Request, Tensors, monotonic_deadline
 from autosplit.running.wiring import Wiring
+from autosplit.tracing.tensorspec import empty_like_spec
 
 
 class Engine(ABC):
@@ -67,6 +70,21 @@ class Engine(ABC):
         request = self._intake(inputs, monotonic_deadline(deadline_s))
         request.returns = returns
         return self._executor.submit(request, priority, timeout_s)
+
+    def buffer(self, *, priority: int = 0, deadline_s: float | None = None, timeout_s: float | None = None) -> Buffer:
+        """The inputs of one request as tensors to fill in place, once it is the turn of the request; arguments as for ``submit``.
+
+        Raises: RefusedError: not in time, or closed. WorkerError: the pipeline has given up. DeadlineError: the deadline passed.
+            UsageError: no stage reads some input, so its layout is not known.
+        """
+        specs = self.wiring.input_specs
+        if unread := [name for name in self.wiring.inputs if name not in specs]:
+            raise UsageError(f"no stage reads {', '.join(map(repr, unread))}, so a buffer cannot be made; use submit")
+        request = Request((), monotonic_deadline(deadline_s), time.monotonic_ns(), borrowed=True, unfilled=True)
+        tensors = self._executor.reserve(request, priority, timeout_s)
+        if tensors is None:
+            tensors = tuple(empty_like_spec(specs[name]) for name in self.wiring.inputs)
+        return Buffer(self._executor, request, priority, tensors)
 
     def forward(self, inputs: Sequence[torch.Tensor], *, priority: int = 0, deadline_ns: int = 0) -> AnswerFuture:
         """Take in tensors that will not change any more, whether there is room or not: the caller bounds their number.

@@ -95,6 +95,28 @@ class Executor:
         if self._admission.enter(request, priority, timeout_s):
             self._answers.deliver([request])
 
+    def reserve(self, request: Request, priority: int, timeout_s: float | None) -> Tensors:
+        """Wait until the inputs of an unfilled request may be filled, and return its slots: see ``Feed.reserve``."""
+        request.will_wait()
+        try:
+            self.enter(request, priority)
+            if not self._admission.await_turn(request, timeout_s):
+                self._answers.result(request)
+            return self._admission.slots_of(request)
+        except BaseException:  # Ctrl-C, for example
+            self.leave(request)
+            raise
+
+    def fill(self, request: Request, priority: int) -> AnswerFuture:
+        """Feed a request whose slots were filled: see ``Feed.fill``."""
+        future = request.future = AnswerFuture(functools.partial(self._admission.cancel, request))
+        self._answers.deliver(self._admission.fill(request, priority))
+        return future
+
+    def leave(self, request: Request) -> None:
+        """Give up a request whose slots were to be filled."""
+        self._answers.deliver(self._admission.leave(request))
+
     def result(self, request: Request) -> Tensors:
         """The outputs of a request, once it is answered. Raises: the error with which it failed."""
         return self._answers.wait_for(request)

@@ -11,14 +11,17 @@ import select
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from autosplit.errors import AutosplitError, DeadlineError, StageError
 from autosplit.running.copying import CopyPool
 from autosplit.running.inbox import Inbox
 from autosplit.running.lanes import Lanes
 from autosplit.running.provisioner import Deployment
-from autosplit.running.request import Request
+from autosplit.running.request import Request, Tensors
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, RingEnd, Slot
 from autosplit.running.wiring import HOST
+from autosplit.tracing.tensorspec import empty_like_spec
 
 
 class InputRings:
@@ -36,6 +39,7 @@ class InputRings:
             for channel, rings in zip(wiring.channels, deployment.rings, strict=True)
             if channel.source == HOST
         ]
+        self._names, self._specs = wiring.inputs, wiring.input_specs
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
         self._copies = [
             CopyPool(wiring.input_specs[name], room) if name in wiring.input_specs and name not in wiring.outputs else None
@@ -48,6 +52,15 @@ class InputRings:
             copies.copy(value) if copies is not None else value.clone()
             for copies, value in zip(self._copies, request.inputs, strict=True)
         )
+
+    def slots_of(self, sequence: int) -> Tensors:
+        """A tensor for each input, in the slot of request ``sequence`` if a stage reads the input from there."""
+        found: list[torch.Tensor | None] = [None] * len(self._names)
+        for ends, index in self._ends:
+            slot = ends[sequence % len(ends)].acquire(sequence, timeout_s=0.0)
+            for position, tensor in zip(index, slot.tensors, strict=True):
+                found[position] = tensor if found[position] is None else found[position]
+        return tuple(empty_like_spec(self._specs[self._names[at]]) if one is None else one for at, one in enumerate(found))
 
     def write(self, request: Request) -> None:
         """Hand the inputs of a request to the first stages; inputs that are outputs too go into its values.

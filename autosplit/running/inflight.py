@@ -93,7 +93,9 @@ class InFlight:
 
     def add(self, request: Request, priority: int) -> None:
         """Number a request that is fed now, and tell the stages its deadline and priority."""
-        request.sequence = sequence = self.lanes.take()
+        sequence = request.sequence if request.unfilled else self.lanes.peek()
+        self.lanes.take(sequence)
+        request.sequence, request.unfilled = sequence, False
         request.number = self.num_fed
         if request.future is not None:
             request.future.number = request.number

@@ -36,12 +36,15 @@ class Lanes:
         """The request to be fed next in the lane of a request or replica."""
         return self.nexts[number % self.num]
 
-    def take(self) -> int:
-        """Number a request that is fed now."""
+    def peek(self) -> int:
+        """The number that a request would get that is fed now."""
         turns = [(self._last + turn) % self.num for turn in range(1, self.num + 1)]
-        self._last = lane = min(turns, key=lambda one: self.nexts[one] - self.bases[one])
-        self.nexts[lane] += self.num
-        return self.nexts[lane] - self.num
+        return self.nexts[min(turns, key=lambda one: self.nexts[one] - self.bases[one])]
+
+    def take(self, number: int) -> None:
+        """Count a request that is fed with a number from ``peek``."""
+        self._last = number % self.num
+        self.nexts[self._last] += self.num
 
     def settle(self, window: dict[int, Request]) -> None:
         """Take the oldest requests of each lane, as far as they are done, out of the window."""

@@ -93,6 +93,8 @@ class Request:
     """Makes the result of the future; None for the tensors themselves."""
     borrowed: bool = False
     """The inputs stay in memory of the caller, which does not change them until the answer; they take no room in the queue."""
+    unfilled: bool = False
+    """The caller will write the inputs into the slots of the request, once it is its turn to be fed."""
     sequence: int = -1
     """The number in its lane (see ``lanes``) once it was fed; ``number``: the number of requests that were fed before it."""
     number: int = -1

@@ -96,9 +96,10 @@ class Slot:
         self._copiers = [Copier(spec) for spec in specs]
 
     def write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors in; they have the shapes and dtypes of the specs."""
+        """Copy the tensors in, apart from those that are the slot's own; they have the shapes and dtypes of the specs."""
         for copier, target, source in zip(self._copiers, self.tensors, tensors, strict=True):
-            copier.copy(target, source)
+            if source is not target:
+                copier.copy(target, source)
         self.header[FLAG] = DATA
         self.header[POSTED_NS] = time.monotonic_ns()
 

@@ -1,0 +1,52 @@
+"""Buffer: the inputs of one request as tensors to fill, so that a pipeline need not copy them."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from autosplit.errors import UsageError
+from autosplit.running.feed import Feed
+from autosplit.running.request import AnswerFuture, Request, Tensors
+
+
+class Buffer:
+    """The inputs of one request; ``Engine.buffer`` makes it.
+
+    In a pipeline they lie in the ring from which the first stages read. Until ``submit``, or the end of the ``with`` block, no
+    other request is fed, so fill them at once; answers come meanwhile. ::
+
+        with pipeline.buffer() as buffer:
+            buffer.tensors[0].copy_(frame)
+            future = buffer.submit()
+
+    Attributes:
+        tensors: one for each input, with the shape, dtype and strides that the pipeline was built for, and any contents. They
+            must not be written to after ``submit``.
+    """
+
+    def __init__(self, feed: Feed, request: Request, priority: int, tensors: Tensors) -> None:
+        self.tensors = tensors
+        self._feed, self._request, self._priority, self._is_open = feed, request, priority, True
+
+    def submit(self, returns: Callable[[Tensors], Any] | None = None) -> AnswerFuture:
+        """Send the request with what the tensors hold; ``returns`` as in ``Engine.submit``.
+
+        Raises: UsageError: it was submitted or given up. RefusedError, WorkerError: the pipeline was closed, or has given up.
+        """
+        if not self._is_open:
+            raise UsageError("the buffer was submitted or given up already; ask for another one")
+        self._is_open = False
+        self._request.inputs, self._request.returns = self.tensors, returns
+        return self._feed.fill(self._request, self._priority)
+
+    def close(self) -> None:
+        """Give the buffer up, unless it was submitted."""
+        if self._is_open:
+            self._is_open = False
+            self._feed.leave(self._request)
+
+    def __enter__(self) -> "Buffer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
