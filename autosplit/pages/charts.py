@@ -13,6 +13,9 @@ from autosplit.tables import bytes_text, seconds_text
 
 GREY, DARK = "#c9c9c9", "#333333"
 ROW_HEIGHT = 34
+BUTTONS, LEGEND_HEIGHT = 28, 28
+"""Pixels above a chart: for the buttons that it shows under the pointer, and below these for its legend."""
+CONFIG: Mapping[str, Any] = {"displaylogo": False, "scrollZoom": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "hexagon2")
 ABOVE: Mapping[str, Any] = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
 """The legend above a chart."""
@@ -48,7 +51,7 @@ def graph_chart(contents: Contents) -> str:
             text=[_op_text(op, contents) for op in ops],
             hovertemplate="%{text}<extra></extra>",
         )
-    height = min(760, 190 + 22 * round(max((op.y for op in contents.ops), default=0)))
+    height = min(760, 150 + 22 * round(max((op.y for op in contents.ops), default=0)))
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False, autorange="reversed")
     return _html(figure, height)
@@ -99,7 +102,7 @@ def ways_chart(contents: Contents) -> str:
         hovertemplate="predicted %{x:.4g} " + unit + "<extra></extra>",
     )
     figure.update_xaxes(title=unit, rangemode="tozero")
-    return _html(figure, 130 + ROW_HEIGHT * len(ways))
+    return _html(figure, 96 + ROW_HEIGHT * len(ways))
 
 
 def _figure(way: Way, by_latency: bool) -> float:
@@ -117,7 +120,7 @@ def schedule_chart(contents: Contents) -> str:
     figure.update_yaxes(categoryorder="array", categoryarray=lanes[::-1])
     figure.update_xaxes(title="ms since the first request", rangemode="tozero")
     figure.update_layout(barmode="overlay", showlegend=False)
-    return _html(figure, 110 + ROW_HEIGHT * len(lanes))
+    return _html(figure, 78 + ROW_HEIGHT * len(lanes))
 
 
 def _add_request(figure: Any, kind: str, steps: Sequence[Step]) -> None:
@@ -160,7 +163,7 @@ def time_chart(contents: Contents) -> str:
     )
     figure.update_layout(barmode="stack", legend_traceorder="normal")
     figure.update_xaxes(title="ms for each request (medians)")
-    return _html(figure, 120 + ROW_HEIGHT * (len(contents.workers) + 1))
+    return _html(figure, 88 + ROW_HEIGHT * (len(contents.workers) + 1))
 
 
 def memory_chart(contents: Contents) -> str:
@@ -182,7 +185,7 @@ def memory_chart(contents: Contents) -> str:
             hovertemplate=label + " %{x:.4g} MiB<extra></extra>",
         )
     figure.update_xaxes(title="MiB")
-    return _html(figure, 120 + 2 * ROW_HEIGHT * len(contents.workers))
+    return _html(figure, 88 + 2 * ROW_HEIGHT * len(contents.workers))
 
 
 def trade_chart(contents: Contents) -> str:
@@ -213,7 +216,7 @@ def trade_chart(contents: Contents) -> str:
         )
     figure.update_xaxes(title="ms for a request alone", rangemode="tozero")
     figure.update_yaxes(title="items/s", rangemode="tozero")
-    return _html(figure, 420, legend=BESIDE)
+    return _html(figure, 390, legend=BESIDE)
 
 
 def front_chart(contents: Contents) -> str:
@@ -236,7 +239,8 @@ def front_chart(contents: Contents) -> str:
     )
     figure.update_xaxes(title="predicted ms for a request alone", rangemode="tozero")
     figure.update_yaxes(title="predicted items/s", rangemode="tozero")
-    return _html(figure, 380)
+    figure.update_layout(showlegend=False)
+    return _html(figure, 350)
 
 
 def _beats(one: tuple[float, float, Way], other: tuple[float, float, Way]) -> bool:
@@ -257,10 +261,13 @@ def accuracy_chart(contents: Contents) -> str:
     figure.add_hline(y=0, line={"color": DARK, "width": 1})
     figure.update_xaxes(title="stored run, oldest first")
     figure.update_yaxes(title="predicted over measured, less one", tickformat="+.0%")
-    return _html(figure, 320)
+    figure.update_layout(showlegend=False)
+    return _html(figure, 290)
 
 
 def _html(figure: Any, height: int, legend: Mapping[str, Any] = ABOVE) -> str:
-    figure.update_layout(height=height, margin={"l": 10, "r": 10, "t": 32, "b": 40}, template="plotly_white", legend=dict(legend))
-    figure.update_yaxes(automargin=True)
-    return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False, "scrollZoom": True}))
+    above = BUTTONS + (LEGEND_HEIGHT if legend is ABOVE and figure.layout.showlegend is not False else 0)
+    margin = {"l": 10, "r": 10, "t": above, "b": 40}
+    figure.update_layout(height=above + height, margin=margin, template="plotly_white", legend=dict(legend), dragmode="pan")
+    figure.update_yaxes(automargin=True, ticklabelstandoff=4)
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=CONFIG))

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -24,6 +26,8 @@ from autosplit.values.timeline import Action
 SCHEMA = 2
 NUM_REQUESTS = 12
 """Requests of each schedule that a page draws."""
+PAUSE = 10.0
+"""A time between two requests that is more than this many times the median is a pause."""
 
 Rows = list[dict[str, str | float | None]]
 
@@ -305,11 +309,26 @@ def _edges(plan: Plan, graph: Graph) -> list[Edge]:
 
 
 def _steps(actions: Sequence[Action]) -> list[Step]:
-    """The work on the first requests, which begins at 0 s."""
-    first = set(sorted({action.request for action in actions})[:NUM_REQUESTS])
-    kept = [action for action in actions if action.request in first]
+    """The work on requests that follow each other without a pause, from 0 s on."""
+    chosen = _burst(actions)
+    kept = [action for action in actions if action.request in chosen]
     start_s = min((action.start_s for action in kept), default=0.0)
     return [Step(lane=a.lane, request=a.request, start_s=a.start_s - start_s, duration_s=a.duration_s, kind=a.kind) for a in kept]
+
+
+def _burst(actions: Sequence[Action]) -> list[int]:
+    """The first ``NUM_REQUESTS`` requests with no pause between them, or as many as there are. A run pauses between rounds."""
+    start_s: dict[int, float] = {}
+    for action in actions:
+        start_s[action.request] = min(action.start_s, start_s.get(action.request, action.start_s))
+    requests = sorted(start_s)
+    waits_s = [start_s[later] - start_s[earlier] for earlier, later in pairwise(requests)]
+    bursts: list[list[int]] = [requests[:1]]
+    for request, wait_s in zip(requests[1:], waits_s, strict=True):
+        if wait_s > PAUSE * median(waits_s):
+            bursts.append([])
+        bursts[-1].append(request)
+    return next((burst for burst in bursts if len(burst) >= NUM_REQUESTS), max(bursts, key=len))[:NUM_REQUESTS]
 
 
 def _worker(row: Mapping[str, Any]) -> Worker:

@@ -16,7 +16,7 @@ h1 { font-size: 24px; margin-bottom: 4px; } h2 { font-size: 18px; margin: 36px 0
 p.verdict { font-size: 18px; border-left: 4px solid #4c72b0; padding: 6px 14px; background: #f4f6fa; }
 p.unsure { border-color: #dd8452; background: #fdf6f0; } p.hint { color: #666; margin: 0 0 8px; }
 table { border-collapse: collapse; font-size: 14px; } th, td { text-align: left; padding: 3px 14px 3px 0; vertical-align: top; }
-th { border-bottom: 1px solid #bbb; font-weight: 600; } td { border-bottom: 1px solid #eee; }
+th { border-bottom: 1px solid #bbb; font-weight: 600; } td { border-bottom: 1px solid #eee; } td.number { white-space: nowrap; }
 """
 
 
@@ -64,7 +64,10 @@ _CONFIDENCE = {
     False: "The rounds do not tell this way from the next best one: run more rounds on a quiet machine to know.",
 }
 _WAYS = "Median of interleaved rounds; thin lines span the slowest to the fastest round, thick marks are predictions."
-_GRAPH = "Scroll to zoom, drag to move, point at an op for its times. Dark lines cross a cut."
+_GRAPH = (
+    "Scroll to zoom, drag to move, point at an op for its times. Dark lines cross a cut. A line that leaves its row comes in at "
+    "the op that reads the value."
+)
 _SCHEDULE = "Each colour is a request; pale parts are transfers. Predicted above, measured below."
 _TIME = (
     "A worker waits when it has no request, or no free slot for its outputs. The host's bar is what a request alone takes beyond "
@@ -88,9 +91,15 @@ def _list(lines: Sequence[str]) -> str:
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     head = "".join(f"<th>{escape(heading(name))}</th>" for name in rows[0])
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell(name, value))}</td>" for name, value in row.items()) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td{_one_line(value)}>{escape(cell(name, value))}</td>" for name, value in row.items()) + "</tr>"
+        for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _one_line(value: Any) -> str:
+    """Keeps a number beside its unit."""
+    return ' class="number"' if isinstance(value, int | float) else ""
 
 
 def _stages(contents: Contents) -> str:
