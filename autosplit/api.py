@@ -323,8 +323,8 @@ def auto(
     """
     wanted, machine = constraints or Constraints(), _machine(devices, setup)
     prepare_to_spawn()
+    announce(setup.progress, expectation(machine, setup, budget))
     with shown(setup.progress) as progress, Workspace() as own:
-        announce(setup.progress, expectation(machine, setup, budget))
         workspace = setup.workspace or own
         setup = replace(setup, progress=progress, workspace=workspace)
         if isinstance(model, Traced):

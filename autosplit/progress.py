@@ -4,6 +4,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from html import escape
+from importlib import import_module
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -93,12 +96,45 @@ def bars(console: Console) -> Iterator[Progress]:
 
 
 @contextlib.contextmanager
+def notebook_bars() -> Iterator[Progress]:
+    """``bars`` in the output of a notebook's cell. Needs no ipywidgets, without which rich draws nothing and warns often."""
+    notebook: Any = import_module("IPython.display")  # there wherever a notebook is, and without types
+    begun_s: dict[str, float] = {}
+    lines: dict[str, str] = {}
+    output = notebook.display(notebook.HTML(""), display_id=True)
+
+    def draw(step: str, share: float, text: str) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        now_s = time.monotonic()
+        if lines and step not in lines:
+            last = next(reversed(lines))
+            lines[last] = _line(last, 1.0, now_s - begun_s[last], "")
+        taken_s = now_s - begun_s.setdefault(step, now_s)
+        lines[step] = _line(step, share, taken_s, text)
+        output.update(notebook.HTML("<br>".join(lines.values())))
+
+    yield draw
+    if lines:
+        draw(next(reversed(lines)), 1.0, "")
+
+
+def _line(step: str, share: float, taken_s: float, text: str) -> str:
+    """A bar in HTML, with the step before it, and its share, seconds and what is being done after it."""
+    bar = f'<progress value="{share:.3f}" style="width:200px"></progress>'
+    return f"<code>{escape(f'{step:>8}').replace(' ', '&nbsp;')} {bar} {share:.0%} {taken_s:.0f} s</code> {escape(text)}"
+
+
+@contextlib.contextmanager
 def shown(progress: bool | Progress) -> Iterator[Progress]:
     """The progress function that a caller asked for: True draws bars where a person looks on, False shows nothing."""
     console = Console(stderr=True)
     if callable(progress):
         yield progress
-    elif progress and (console.is_terminal or console.is_jupyter):
+    elif progress and console.is_jupyter:
+        with notebook_bars() as report:
+            yield report
+    elif progress and console.is_terminal:
         with bars(console) as report:
             yield report
     else:
@@ -109,4 +145,4 @@ def announce(progress: bool | Progress, text: str) -> None:
     """Print a line on stderr before a long call, where ``shown`` would draw bars."""
     console = Console(stderr=True)
     if progress is True and (console.is_terminal or console.is_jupyter):
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, highlight=False, markup=False, soft_wrap=console.is_terminal)

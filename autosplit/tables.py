@@ -16,6 +16,9 @@ SHARES = ("spread", "gap", "busy", "bubble", "slower", "compute_share", "transfe
 BARS = ("busy", "compute_share", "transfer_share", "of_plan")
 """Columns that an HTML table draws as bars too."""
 
+PADDING = "padding:2px 10px 2px 4px"
+"""Room around the text of a cell, because not every notebook styles tables."""
+
 
 def frame(rows: Sequence[Row], index: str | None = None) -> "pd.DataFrame":
     """The rows as a DataFrame, indexed by the column ``index`` if given."""
@@ -31,15 +34,19 @@ def html(rows: Sequence[Row], caption: str, limit: int = 60) -> str:
     After ``limit`` rows only the number of the others is shown.
     """
     columns = list(rows[0]) if rows else []
-    head = "".join(f"<th>{escape(heading(name))}</th>" for name in columns)
+    sides = {name: "right" if all(isinstance(row[name], int | float | None) for row in rows) else "left" for name in columns}
+    head = "".join(f'<th style="text-align:{sides[name]};{PADDING}">{escape(heading(name))}</th>' for name in columns)
     longest = {name: max(1.0, *(row[name] or 0.0 for row in rows)) for name in columns if name in BARS}
-    body = "".join("<tr>" + "".join(_td(name, row[name], longest) for name in columns) + "</tr>" for row in rows[:limit])
+    body = "".join(
+        "<tr>" + "".join(_td(name, row[name], sides[name], longest) for name in columns) + "</tr>" for row in rows[:limit]
+    )
     more = f"<tr><td colspan={len(columns)}>… {len(rows) - limit} more rows</td></tr>" if len(rows) > limit else ""
-    return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}{more}</tbody></table>"
+    title = f'<caption style="text-align:left;font-weight:bold;{PADDING}">{escape(caption)}</caption>'
+    return f'<table style="margin:8px 0">{title}<thead><tr>{head}</tr></thead><tbody>{body}{more}</tbody></table>'
 
 
-def _td(column: str, value: Any, longest: Mapping[str, float]) -> str:
-    style = f"text-align:{'right' if isinstance(value, int | float) else 'left'}"
+def _td(column: str, value: Any, side: str, longest: Mapping[str, float]) -> str:
+    style = f"text-align:{side};{PADDING}{';white-space:nowrap' if side == 'right' else ''}"
     if column in longest:
         style += f";background:linear-gradient(90deg,#bcd9ee {100 * (value or 0.0) / longest[column]:.0f}%,transparent 0)"
     return f'<td style="{style}">{escape(cell(column, value))}</td>'

@@ -68,7 +68,7 @@ ORDER = {name: rank for rank, name in enumerate([*ABOVE, *BELOW])}
 
 ALLOWED = {
     "ortools": {"memory.packing", "planners.bounds", "planners.cpsat", "planners.latency", "planners.noncontiguous"},
-    "optuna": {"searching.loop", "searching.tuning"},
+    "optuna": {"searching.tuning"},
     "pandas": {"tables", "figures"},
     "matplotlib": {"figures"},
     "plotly": {"pages.charts", "pages.document"},

@@ -2,12 +2,14 @@
 
 import io
 import re
+import warnings
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from autosplit import progress
-from autosplit.progress import StepTimes, bars, between, quiet, shown
+from autosplit.progress import StepTimes, bars, between, notebook_bars, quiet, shown
 
 
 def test_brackets_in_what_is_being_done_are_shown_as_they_are() -> None:
@@ -44,6 +46,20 @@ def test_bars_are_drawn_only_where_a_person_looks_on() -> None:
     with shown(lambda *now: told.append(now)) as report:
         between(report, 0.5, 1.0)("run", 0.5, "round 1")
     assert told == [("run", 0.75, "round 1")]
+
+
+def test_a_notebook_shows_bars_without_ipywidgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich draws nothing in a notebook without ipywidgets, and warned once for each report."""
+    drawn: list[str] = []
+    output = SimpleNamespace(update=lambda page: drawn.append(page.data))
+    monkeypatch.setattr("IPython.display.display", lambda page, display_id: output)
+    with warnings.catch_warnings(), notebook_bars() as report:
+        warnings.simplefilter("error")
+        report("trace", 0.0, "loading a<b>")
+        report("search", 0.5, "measuring")
+    assert 'value="0.000"' in drawn[0] and "loading a&lt;b&gt;" in drawn[0]
+    assert re.findall("[0-9]+%", drawn[1]) == ["100%", "50%"] and "measuring" in drawn[1]
+    assert re.findall("[0-9]+%", drawn[-1]) == ["100%", "100%"] and "measuring" not in drawn[-1]
 
 
 def test_the_seconds_of_a_text_end_with_the_next_one_and_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ def test_html_shows_units_and_the_frame_keeps_raw_values() -> None:
     for text in ("93.9 us", "2.50 s", "208.0 MiB", "12 B", "22.39", "12.0 %", "100.0 %", "1.0 KiB", "-"):
         assert f">{text}</td>" in shown
     for heading in ("load", "weight memory", "items/s", "cap memory"):
-        assert f"<th>{heading}</th>" in shown
+        assert f">{heading}</th>" in shown
     assert frame(rows, index="stage").loc["a", "load_s"] == 93.9e-6
 
 
@@ -29,10 +29,15 @@ def test_html_draws_shares_as_bars_and_larger_ratios_to_scale() -> None:
     assert "#bcd9ee 100%" in shown and "#bcd9ee 50%" in shown and "#bcd9ee 0%" in shown
 
 
+def test_html_sets_numbers_at_the_right_also_where_one_is_missing() -> None:
+    shown = html([{"name": "a", "load_s": 0.5}, {"name": "b", "load_s": None}], "t")
+    assert shown.count("text-align:right") == 3, "the heading, the number and the dash"
+
+
 def test_html_escapes_and_counts_what_it_leaves_out() -> None:
     assert "a&lt;b&gt;" in html(ROWS, "x & y") and "x &amp; y" in html(ROWS, "x & y")
     assert "… 1 more rows" in html(ROWS, "t", limit=1) and ">c</td>" not in html(ROWS, "t", limit=1)
-    assert "<table>" in html([], "nothing")
+    assert "<table" in html([], "nothing")
 
 
 def test_numbers() -> None:

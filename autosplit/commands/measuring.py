@@ -14,7 +14,7 @@ SHOWN = 40
 """Runs that are listed; --json gives all."""
 
 
-DETAILS = ("precision", "op_scale", "cut_per_mib_s", "max_error", "source", "date")
+DETAILS = ("precision", "op_scale", "cut_per_MiB_s", "max_error", "source", "date")
 """Columns of a profile that only ``-v`` shows."""
 
 

@@ -111,30 +111,9 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
     return made
 
 
-def prediction(plan: Plan, verbose: bool = False) -> str:
-    """What is predicted of a plan and how well it is proved, in words; ``verbose`` adds the planner's own terms.
-
-    >>> from autosplit.values.plan import Prediction, Source
-    >>> prediction(Plan(Source("m"), "g", "p", (), Prediction(0.1, 0.25, 0.06, 0.4, 10.0)))
-    'predicted: 10 items/s, 250.00 ms a request; within 40 % of the best possible'
-    """
-    told = plan.prediction
-    if not told.throughput_per_s:
-        return "nothing is predicted of this plan"
-    gap = (
-        f"within {max(told.gap, 0) * 100:.0f} % of the best possible"
-        if told.bound_s > 0
-        else "how much better a plan can be is not known"
-    )
-    proved = "no plan can be better" if told.bound_s > 0 and plan.status == "optimal" else gap
-    terms = f" ({plan.status}, gap {told.gap:.2%}, {plan.method})" if verbose else ""
-    rate = f"{tables.number_text(told.throughput_per_s)} items/s, {tables.seconds_text(told.latency_s)} a request"
-    return f"predicted: {rate}; {proved}{terms}"
-
-
 def plan_table(plan: Plan, verbose: bool = False) -> Group:
     """The stages of a plan, with its prediction as the title."""
-    return table(plan.rows(), prediction(plan, verbose), hide=() if verbose else ("first", "last"))
+    return table(plan.rows(), plan.predicted(verbose), hide=() if verbose else ("first", "last"))
 
 
 def run_table(report: RunReport, verbose: bool = False) -> Group:

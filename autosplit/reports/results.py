@@ -125,4 +125,4 @@ class RunStats:
 
     def _repr_html_(self) -> str:
         latency = f"median latency {tables.seconds_text(self.latency.p50_s)}"
-        return tables.html(self.rows(), f"{self.num_requests} requests, {latency}, {self.restarts} restarts")
+        return tables.html(self.rows(), f"requests: {self.num_requests}, {latency}, restarts: {self.restarts}")

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import optuna
-
 from autosplit import tables
 from autosplit.deploying.setup import Hosts
 from autosplit.deploying.sidebyside import Contender, SideBySide
@@ -23,7 +21,7 @@ from autosplit.progress import Progress, quiet
 from autosplit.reports.outcomes import PLAN
 from autosplit.searching.candidates import Job, Subject, Trial
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
-from autosplit.searching.tuning import asked_of, first_trials, open_study, space
+from autosplit.searching.tuning import PRUNED, asked_of, first_trials, open_study, space
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
@@ -181,7 +179,6 @@ class _Hunt:
 
     def tune(self, journal: str | Path | None) -> None:
         """Let Optuna ask the planner for plans of other shapes, and run those that look good."""
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = open_study(self.job, self._known[self.job.source.batch][0].graph, journal)
         for parameters in first_trials(self.job, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
@@ -191,7 +188,7 @@ class _Hunt:
             trial = study.ask(space(self.job))
             value = self._try(asked_of(trial.params))
             if value is None:
-                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                study.tell(trial, state=PRUNED)
             else:
                 study.tell(trial, value)
 

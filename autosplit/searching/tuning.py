@@ -1,18 +1,24 @@
 """Trials of Optuna: their choices, what they ask of the planner, and which come first."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import optuna
+with warnings.catch_warnings():
+    # In a notebook without ipywidgets, the tqdm of Optuna warns of bars that nothing here draws.
+    warnings.filterwarnings("ignore", "IProgress not found")
+    import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution, distribution_to_json
+from optuna.trial import TrialState
 
 from autosplit.files import content_hash
 from autosplit.searching.candidates import Job
 from autosplit.values.graph import Graph
 from autosplit.values.plan import Plan
 
+PRUNED = TrialState.PRUNED
 QUEUE_DEPTHS = (1, 2, 4, 8)
 
 
@@ -39,6 +45,7 @@ def open_study(job: Job, graph: Graph, journal: str | Path | None) -> optuna.Stu
 
     Values of trials do not carry over to others, and Optuna refuses a parameter whose choices have changed.
     """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = None
     if journal is not None:
         Path(journal).parent.mkdir(parents=True, exist_ok=True)

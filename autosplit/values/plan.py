@@ -186,7 +186,26 @@ class Plan:
         return f"Plan({self.summary()})"
 
     def _repr_html_(self) -> str:
-        return tables.html(self.rows(), self.summary())
+        return tables.html(self.rows(), self.predicted())
+
+    def predicted(self, verbose: bool = False) -> str:
+        """What is predicted of the plan and how well it is proved, in words; ``verbose`` adds the planner's own terms.
+
+        >>> Plan(Source("m"), "g", "p", (), Prediction(0.1, 0.25, 0.06, 0.4, 10.0)).predicted()
+        'predicted: 10 items/s, 250.00 ms a request; within 40 % of the best possible'
+        """
+        told = self.prediction
+        if not told.throughput_per_s:
+            return "nothing is predicted of this plan"
+        gap = (
+            f"within {max(told.gap, 0) * 100:.0f} % of the best possible"
+            if told.bound_s > 0
+            else "how much better a plan can be is not known"
+        )
+        proved = "no plan can be better" if told.bound_s > 0 and self.status == "optimal" else gap
+        terms = f" ({self.status}, gap {told.gap:.2%}, {self.method})" if verbose else ""
+        rate = f"{tables.number_text(told.throughput_per_s)} items/s, {tables.seconds_text(told.latency_s)} a request"
+        return f"predicted: {rate}; {proved}{terms}"
 
     def summary(self) -> str:
         """One sentence: the stages, the predicted throughput, and its proof."""

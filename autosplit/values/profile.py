@@ -361,7 +361,7 @@ class Profile:
                 "alone_s": measured.alone.median_s if measured.alone else float("nan"),
                 "spread": measured.whole.spread if measured.whole else float("nan"),
                 "op_scale": self.scale(setting),
-                "cut_per_mib_s": float("nan") if measured.cut_s_per_byte is None else measured.cut_s_per_byte * (1 << 20),
+                "cut_per_MiB_s": float("nan") if measured.cut_s_per_byte is None else measured.cut_s_per_byte * (1 << 20),
                 "max_error": measured.error,
                 "refused_ops": len(measured.refused),
                 "source": measured.source,
