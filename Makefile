@@ -5,7 +5,7 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster bench-hosts test test-fast check format docs bench-planner bench-runtime bench-models bench-accuracy profiles fuzz chaos clean
+.PHONY: help install demo demo-cluster bench-hosts test test-fast check format docs bench-planner bench-runtime bench-models bench-accuracy profiles pictures fuzz chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18

@@ -18,7 +18,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, ImageOps
 from rich.console import Console
 
 import autosplit
@@ -32,10 +32,16 @@ FOLDER = ROOT / "docs" / "pictures"
 NOTEBOOK = ROOT / "notebooks" / "3_judging_a_plan_by_hand.ipynb"
 MODEL = "autosplit.examples.unet:unet?levels=3&size=64"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-COLOURS = 128
+COLOURS = 256
 """Colours of a screenshot. Fewer than all keep a file small."""
 
-PAGE = "<meta charset=utf-8><style>body{font:15px sans-serif;width:900px}pre{background:#f4f4f4;font-size:13px}</style>"
+MARGIN = 16
+"""Pixels of white around what a screenshot shows."""
+
+PAGE = """<meta charset=utf-8><style>
+body { font: 15px sans-serif; width: 900px; } table { border-collapse: collapse; } td, th { padding: 3px 10px; text-align: right; }
+pre { background: #f4f4f4; font-size: 13px; padding: 6px 8px; white-space: pre-wrap; } pre.printed { background: none; }
+</style>"""
 
 
 def main() -> int:
@@ -56,7 +62,7 @@ def main() -> int:
         if browser is None:
             print(f"no screenshots: none of {', '.join(BROWSERS)} is installed; plan.svg is written")
             return 0
-        screenshot(browser, pages / "report.html", 1100, 1440)
+        screenshot(browser, pages / "report.html", 1100, 1500)
         screenshot(browser, pages / "terminal.svg", 1000, 1300)
         screenshot(browser, pages / "notebook.html", 960, 2600)
     for path in sorted(FOLDER.iterdir()):
@@ -92,19 +98,20 @@ def cell_html(cell: Any) -> str:
         elif "text/html" in data:
             shown.append(data["text/html"])
         else:
-            shown.append(f"<p>{escape(output.get('text', data.get('text/plain', '')))}</p>")
+            shown.append(f'<pre class="printed">{escape(output.get("text", data.get("text/plain", "")))}</pre>')
     return "".join(shown)
 
 
 def screenshot(browser: str, page: Path, width: int, height: int) -> None:
-    """Take a PNG of the top of a page, without the white around it, in few colours."""
+    """Take a PNG of the top of a page, with a margin in place of all the white around it, in few colours."""
     taken = page.with_suffix(".png")
     size = [f"--window-size={width},{height}", "--hide-scrollbars", f"--screenshot={taken}", "--virtual-time-budget=5000"]
     flags = ["--headless", "--no-sandbox", "--disable-gpu", *size, page.as_uri()]
     subprocess.run([browser, *flags], check=True, capture_output=True, timeout=120)
     image = Image.open(taken).convert("RGB")
     drawn = ImageChops.difference(image, Image.new("RGB", image.size, "white")).getbbox()
-    image.crop(drawn).quantize(COLOURS).save(FOLDER / taken.name, optimize=True)
+    shown = ImageOps.expand(image.crop(drawn), border=MARGIN, fill="white")
+    shown.quantize(COLOURS).save(FOLDER / taken.name, optimize=True)
 
 
 if __name__ == "__main__":

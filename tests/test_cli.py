@@ -478,7 +478,9 @@ def test_a_front_is_written_and_one_of_its_plans_can_be_picked(
     assert [row["plan"] for row in front] == [f"plan-front/front-{number}.yaml" for number in range(len(front))]
     assert (tmp_path / "plan.yaml").read_text() == (tmp_path / "plan-front" / "front-0.yaml").read_text()
     beyond = inside(*words, "99", cwd=tmp_path, monkeypatch=monkeypatch)
-    assert beyond.exit_code == 1 and f"has plans 0 to {len(front) - 1}" in beyond.stderr and (tmp_path / "plan.yaml").exists()
+    # the second search may measure again and find another front
+    assert beyond.exit_code == 1 and re.search("has plans 0 to [0-9]+; the plan file", beyond.stderr), beyond.stderr
+    assert (tmp_path / "plan.yaml").exists()
 
 
 @pytest.mark.timeout(120)

@@ -91,8 +91,8 @@ def _column(name: str, values: Sequence[Any]) -> Column:
 
 
 def _total(widths: Sequence[int]) -> int:
-    """The width of a table with columns of these widths: blanks at both ends, three of them in between."""
-    return sum(widths) + 3 * len(widths) - 1
+    """The width of a table with columns of these widths: a blank at both ends, two of them in between."""
+    return sum(widths) + 2 * len(widths)
 
 
 def _drawn(columns: Sequence[Column], width: int) -> Table:
@@ -103,7 +103,7 @@ def _drawn(columns: Sequence[Column], width: int) -> Table:
         _, at = max((widths[at], at) for at, left in enumerate(spare) if left)
         widths[at] -= 1
         spare[at] -= 1
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column, room in zip(columns, widths, strict=True):
         made.add_column(column.texts[0], justify="right" if column.numeric else "left", overflow="fold", width=room)
     for texts in zip(*(column.texts[1:] for column in columns), strict=True):

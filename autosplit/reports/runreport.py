@@ -181,7 +181,8 @@ class RunReport:
         reasons = [{"way": name, "reason": reason} for name, reason in self.left_out.items()]
         left_out = tables.html(reasons, "ways left out") if reasons else ""
         stages = tables.html(self.stage_rows(), f"where the time of '{self.chosen}' goes, for each request")
-        return tables.html(self.rows(), f"{self.model}, {self.request}: {self.sentence}") + left_out + stages
+        notes = tables.html([{"note": note} for note in self.notes], "notes") if self.notes else ""
+        return tables.html(self.rows(), f"{self.model}, {self.request}: {self.sentence}") + left_out + stages + notes
 
 
 def _error_words(relative: float) -> str:
