@@ -39,7 +39,8 @@ MARGIN = 16
 """Pixels of white around what a screenshot shows."""
 
 PAGE = """<meta charset=utf-8><style>
-body { font: 15px sans-serif; width: 900px; } table { border-collapse: collapse; } td, th { padding: 3px 10px; text-align: right; }
+body { font: 15px sans-serif; width: 900px; } table { border-collapse: collapse; }
+td, th { padding: 3px 10px; text-align: right; }
 pre { background: #f4f4f4; font-size: 13px; padding: 6px 8px; white-space: pre-wrap; } pre.printed { background: none; }
 </style>"""
 
