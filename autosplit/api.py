@@ -347,7 +347,7 @@ def auto(
 def expectation(machine: Machine, setup: Setup, budget: Budget) -> str:
     """One line on what ``auto`` will take, with the sum."""
     measuring_s = MEASURING_S * len(setup.considered)
-    compare_s = (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s
+    compare_s = min(budget.compare_s, (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s)
     kept = f" (less where '{setup.store}' holds it)" if setup.store is not None else ""
     backends, devices = ", ".join(setup.considered), ", ".join(device.name for device in machine.devices)
     return (

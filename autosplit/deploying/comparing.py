@@ -1,5 +1,7 @@
 """Several plans in interleaved rounds, so that drift of the machine cancels, and which of them to use."""
 
+import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -7,13 +9,13 @@ from dataclasses import dataclass, replace
 from autosplit.backends.base import has_streams, installed
 from autosplit.deploying.compiling import compile_baselines
 from autosplit.deploying.setup import BUDGET, ROUND_S, SETUP, Budget, Setup
-from autosplit.deploying.sidebyside import SideBySide
+from autosplit.deploying.sidebyside import FIRST_S, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, ProfileError
 from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
 from autosplit.planning.predicting import predict
 from autosplit.progress import Progress, between, quiet
-from autosplit.reports.judging import judge, still_running
+from autosplit.reports.judging import judge, leader, still_running
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.capturing import Traced
@@ -32,6 +34,12 @@ NUM_BESIDE = 3
 
 COMPILING_SHARE, LOADING_SHARE = 0.2, 0.4
 """Shares of the step: compiling baselines, and then of the rest loading the plan and its baselines."""
+
+LOADING_TIME, LEAST_BESIDE = 0.5, 4
+"""Share of ``Budget.compare_s`` after which no more baselines are loaded than so many."""
+
+QUICK_S = 5e-3
+"""Below this many seconds a request, ways in the caller's process are the first ones to be tried."""
 
 Subject = tuple[Traced, Profile | None]
 """The model traced for one microbatch, and its profile where there is one."""
@@ -157,21 +165,19 @@ def compare(
         demands = constraints or Constraints()
         return unmet_demands(other, latency_s, subjects[other.microbatch][0].graph, machine, demands, setup.backends)
 
-    same_as: dict[str, str] = {}
     reasons = dict(baselines.left_out)
     keep, forced = without_autosplit(baselines.plans), constraints is None
-    with SideBySide(machine, setup.workspace, setup.hosts) as bench:
+    begun_s, first_s = time.monotonic(), min(FIRST_S, budget.round_s)
+    with SideBySide(machine, setup.workspace, setup.hosts, first_s) as bench:
         if setup.observe is not None:
             setup.observe(bench.host)
         contest = _Contest(bench, len(baselines.plans), plan.objective, keep)
-        distinct: dict[str, Plan] = {}
-        for name, candidate in {PLAN: plan, **baselines.plans}.items():
-            twin = next((other for other, known in distinct.items() if known.hash == candidate.hash), None)
-            if twin is None:
-                distinct[name] = candidate
-            else:
-                same_as[name] = twin
+        distinct, same_as = _distinct({PLAN: plan} | {name: baselines.plans[name] for name in _by_promise(baselines, keep)})
         for number, (name, candidate) in enumerate(distinct.items()):
+            spent_s = time.monotonic() - begun_s
+            if number > LEAST_BESIDE and spent_s > LOADING_TIME * budget.compare_s:
+                reasons[name] = f"others were loaded before, which took {spent_s:.1f} s; a larger budget leaves time for it"
+                continue
             progress("run", LOADING_SHARE * number / len(distinct), f"loading '{name}'")
             try:
                 bench.load(name, candidate, subjects[candidate.microbatch][0])
@@ -186,7 +192,8 @@ def compare(
             entry.restart()
         kept = {PLAN} if bench.loaded[PLAN].slow else {PLAN, keep}
         barred = {name for name, e in bench.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}
-        rounds = _Rounds(bench, plan.objective, kept, barred, not forced, between(progress, LOADING_SHARE, 1.0), budget.round_s)
+        told, until_s = between(progress, LOADING_SHARE, 1.0), begun_s + budget.compare_s
+        rounds = _Rounds(bench, plan.objective, kept, barred, not forced, told, budget.round_s, until_s)
         outcomes = rounds.run(budget.num_rounds, budget.num_requests and plan.source.batch * budget.num_requests)
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
@@ -204,6 +211,41 @@ def compare(
     return RunReport(traced.graph.name, plan.source.batch, outcomes, verdict, reasons, trace_error=error)
 
 
+def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str]]:
+    """The plans without those that are equal to an earlier one, and the names of these with the name of the earlier one."""
+    distinct, same_as = dict[str, Plan](), dict[str, str]()
+    for name, candidate in plans.items():
+        twin = next((other for other, known in distinct.items() if known.hash == candidate.hash), None)
+        if twin is None:
+            distinct[name] = candidate
+        else:
+            same_as[name] = twin
+    return distinct, same_as
+
+
+def _by_promise(baselines: Baselines, keep: str) -> list[str]:
+    """The baselines in the order in which to load them: the one to ``keep``, the best one of each backend, the next one of each.
+
+    The profile says which is the best one. What it does not predict comes just behind the best predicted way of its backend.
+    Where requests are quick, ways in the caller's process come first.
+    """
+    plans, by_backend = baselines.plans, dict[str, list[str]]()
+    for name, plan in plans.items():
+        if name != keep:
+            by_backend.setdefault(plan.stages[0].backend, []).append(name)
+    places: dict[str, tuple[int, float]] = {keep: (-1, 0.0)} if keep else {}
+    for names in by_backend.values():
+        best_per_s = max(plans[name].prediction.throughput_per_s for name in names)
+        quick = 0 < min((plans[name].prediction.latency_s or math.inf) for name in names) < QUICK_S
+
+        def rank(name: str, best_per_s: float = best_per_s, quick: bool = quick) -> tuple[bool, float]:
+            in_caller = quick and plans[name].process == "caller"
+            return not in_caller, -(plans[name].prediction.throughput_per_s or (best_per_s if in_caller else 0.99 * best_per_s))
+
+        places |= {name: (number, -best_per_s) for number, name in enumerate(sorted(names, key=rank))}
+    return sorted(places, key=places.__getitem__)
+
+
 @dataclass(frozen=True)
 class _Rounds:
     """The rounds of a report. The figure that the objective asks for decides which plans run on; the other is taken of all plans.
@@ -213,6 +255,7 @@ class _Rounds:
         barred: baselines that must not be chosen.
         decide: whether the fastest ones run more rounds, in the time of those that stopped early.
         round_s: seconds that the plan runs in a round, where no number of requests is asked for.
+        until_s: the monotonic time after which two rounds are enough.
     """
 
     bench: SideBySide
@@ -222,6 +265,7 @@ class _Rounds:
     decide: bool
     progress: Progress
     round_s: float = ROUND_S
+    until_s: float = math.inf
 
     def run(self, num_rounds: int, num_items: int | None) -> dict[str, Outcome]:
         """Full rounds first, then rounds of requests alone, so that the workers' times are from full rounds only.
@@ -234,7 +278,7 @@ class _Rounds:
             take_alone, num_alone, alone_s = self.halve, num_rounds, self.round_s / 2
         else:
             take_full, num_full, full_s = self.halve, num_rounds, self.round_s
-            take_alone, num_alone, alone_s = self._beside, few, SCREEN_S
+            take_alone, num_alone, alone_s = self._beside, few, min(SCREEN_S, self.round_s / 2)
         items = round(full_s * bench.loaded[PLAN].pace_per_s) if num_items is None else num_items // num_full
         take_full(lambda running, number: bench.run_round(running, number, items), num_full)
         outcomes = {name: entry.outcome() for name, entry in bench.loaded.items()}
@@ -246,13 +290,17 @@ class _Rounds:
         """Run all plans in the rounds that the objective does not ask for."""
         share, kind = (0.0, "full") if self.objective == "latency" else (1.0, "one request at a time,")
         for number in range(num_rounds):
+            if number > 0 and time.monotonic() > self.until_s:
+                return
             self.progress("run", share, f"{kind} round {number + 1} of {num_rounds}")
             run(list(self.bench.loaded), number)
 
     def halve(self, run: Run, num_rounds: int) -> None:
         """Run all plans in rounds. The time of those that stop early goes to the fastest ones, to ``decide`` between them.
 
-        This is successive halving (Karnin, Koren and Somekh, 2013). A plan with wrong numbers runs once.
+        This is successive halving (Karnin, Koren and Somekh, 2013). It ends as soon as one plan is ahead of all others by more
+        than the spread of their ratios, or when the time is over; what is not told apart then is level. A plan with wrong
+        numbers runs once.
         A ``barred`` baseline runs on while it is fast, and no other plan stops for being slower than it.
         """
         loaded = self.bench.loaded
@@ -266,6 +314,9 @@ class _Rounds:
             turns -= len(running)
             beside = self.keep if number + 1 < num_rounds else ()
             here = {name: loaded[name].rounds(self.objective) for name in running if name in right}
+            over = number > 0 and time.monotonic() > self.until_s
+            if over or (self.decide and leader({name: per_s for name, per_s in here.items() if name not in self.barred})):
+                return
             fit = still_running({name: per_s for name, per_s in here.items() if name not in self.barred}, beside)
             fast = still_running(here, beside) if beside else []
             running = [name for name in here if name in fit or (name in self.barred and name in fast)]

@@ -20,6 +20,9 @@ from autosplit.values.samples import Precision
 ROUND_S = 2.0
 """Most seconds that each plan runs in a round of the report, where no number of requests is asked for."""
 
+LEAST_COMPARE_S = 4.0
+"""Least seconds for comparing the plan with its baselines, after a search."""
+
 COMPILE_BUDGETS = 2.0
 """Compiling a baseline may take this many times the seconds of the search, unless its own limit is given."""
 
@@ -98,11 +101,12 @@ class Budget:
     """What a call may spend. Tracing, measuring ops and loading plans come on top, and take as long as they take.
 
     Attributes:
-        search_s: seconds for running candidate plans; 0 takes the planner's answer from the profile alone.
+        search_s: seconds for planning and running candidate plans; 0 takes the planner's answer from the profile alone.
         planner_s: most seconds for one question to the planner, which has at most a fifth of ``search_s`` where that is above 0.
             None for 10 s, and for 1 s where ``search_s`` is 0 and a plan is found so soon.
         compile_s: seconds for compiling the model once for each backend that compiles for long; None for twice ``search_s``.
-        explain_s: seconds for finding out why the plan is not faster; None for 1 s where throughput is the objective, else 0.
+        explain_s: seconds for finding out why the plan is not faster; None for a tenth of ``search_s`` and at most 1 s where
+            throughput is the objective, else 0.
         num_rounds: interleaved rounds of the plan and its baselines.
         num_requests: requests of the plan over all rounds; None for as many as ``round_s`` holds.
     Raises: UsageError: with every fault, a value out of range.
@@ -131,9 +135,19 @@ class Budget:
     def round_s(self) -> float:
         """Seconds that each plan runs in a round of the report.
 
-        It is a tenth of the search, from 0.2 to ``ROUND_S``; without a search it is ``ROUND_S``.
+        It is a fifteenth of the search, from 0.2 to ``ROUND_S``; without a search it is ``ROUND_S``.
         """
-        return ROUND_S if self.search_s == 0 else min(ROUND_S, max(0.2, self.search_s / 10))
+        return ROUND_S if self.search_s == 0 else min(ROUND_S, max(0.2, self.search_s / 15))
+
+    @property
+    def compare_s(self) -> float:
+        """Seconds after which a report loads no more baselines (half of them) and begins no more rounds.
+
+        They are as many as the search takes, and at least ``LEAST_COMPARE_S``. There is no limit without a search, nor where a
+        number of requests is asked for. Two rounds are made in any case.
+        """
+        no_limit = self.search_s == 0 or self.num_requests is not None
+        return math.inf if no_limit else max(LEAST_COMPARE_S, self.search_s)
 
     @property
     def compiling_s(self) -> float:

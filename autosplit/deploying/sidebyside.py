@@ -32,7 +32,7 @@ NUM_ALONE = 20
 """Most requests sent one at a time in a row, for the latency of an idle pipeline."""
 
 FIRST_S = 0.5
-"""Seconds of single requests sent after loading: as many as fit, but at least three, or one if it alone takes longer."""
+"""Most seconds of single requests sent after loading."""
 
 SETTLE_S = 0.05
 """Seconds that threads of a stage may spin on after its last request; ONNX Runtime's do for 42 ms here."""
@@ -161,10 +161,15 @@ class SideBySide:
         machine: the devices.
         workspace: where stages are saved and prepared, to be shared with others; by default one of its own.
         hosts: the hosts of the devices, if they are not this machine's.
+        first_s: seconds of single requests sent after loading: as many as fit, but at least three, or one if it alone takes
+            longer.
     """
 
-    def __init__(self, machine: Machine, workspace: Workspace | None = None, hosts: Hosts | None = None) -> None:
+    def __init__(
+        self, machine: Machine, workspace: Workspace | None = None, hosts: Hosts | None = None, first_s: float = FIRST_S
+    ) -> None:
         self.machine = machine
+        self._first_s = first_s
         self.loaded: dict[str, Contender] = {}
         self.host = HostManager(opener=Pipeline if hosts is None else hosts.opener())
         self._workspace = workspace or Workspace()
@@ -236,7 +241,7 @@ class SideBySide:
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
         service = Service(traced, pipeline)
         calls = [service.calling(inputs) for inputs in work]
-        entry = Contender(plan, pipeline, calls, worst, fault, _alone_s(plan, calls, FIRST_S, least=3))
+        entry = Contender(plan, pipeline, calls, worst, fault, _alone_s(plan, calls, self._first_s, least=3))
         pipeline.stats(clear=True)
         return entry
 

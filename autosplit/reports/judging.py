@@ -102,7 +102,7 @@ def _simpler(name: str, simple: Plan, plan: Plan, ratio: Ratio, what: str) -> st
     """Why a simpler baseline takes the place of a plan that is level with it."""
     parts = zip(("stage", "backend"), _parts(simple), _parts(plan), strict=True)
     fewer = " and ".join(f"{few} {noun}{'s' * (few != 1)} instead of {many}" for noun, few, many in parts if few < many)
-    busy, level = f"The machine was busy: cannot tell the plan from '{name}'", f"The plan and '{name}' are equal within the noise"
+    busy, level = f"The machine was busy: cannot tell the plan from '{name}'", f"The plan and '{name}' are level within the noise"
     found = f"{busy if _is_busy(ratio) else level} (the plan measured {ratio.median:.2f} times {what}, {ratio})"
     return f"{found}. '{name}' becomes the plan because it is simpler: {fewer}."
 
@@ -114,7 +114,7 @@ def _cannot_tell(rival: str, ratio: Ratio, what: str) -> str:
         return f"One round cannot tell the plan from '{rival}' ({measured}), so the plan is kept; run more rounds."
     if _is_busy(ratio):
         return f"The machine was busy: cannot tell the plan from '{rival}' ({measured}, {ratio}), so the plan is kept."
-    return f"The plan and the best baseline, '{rival}', are equal within the noise ({measured}, {ratio}), so the plan is kept."
+    return f"The plan and the best baseline, '{rival}', are level within the noise ({measured}, {ratio}), so the plan is kept."
 
 
 def _best(some: Mapping[str, Outcome], plan: Outcome, objective: str) -> str:
@@ -141,3 +141,16 @@ def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -
     most = {name: max(a / b for a, b in zip(per_s, rates[fastest], strict=True)) for name, per_s in rates.items()}
     least = FAR_BEHIND[len(first) > 1] if keep else RIVAL
     return [name for name in rates if name == fastest or name in keep or most[name] >= least]
+
+
+def leader(rates: Mapping[str, Sequence[float]]) -> str:
+    """The plan that is ahead of each other one by more than the spread of their ratios, round by round; '' if none is.
+
+    >>> leader({"plan": [9.0, 9.1, 9.0], "fast": [10.0, 10.1, 10.2]}), leader({"plan": [9.0, 9.1], "fast": [10.0, 10.1]})
+    ('fast', '')
+    """
+    best = max(rates, key=lambda name: median(rates[name]))
+    ratios = (
+        Ratio.of([a / b for a, b in zip(rates[best], other, strict=False)]) for name, other in rates.items() if name != best
+    )
+    return best if len(rates) > 1 and all(ratio.clear for ratio in ratios) else ""

@@ -48,6 +48,11 @@ class Ratio:
         return self.num_rounds > 1 and self.low > 1
 
     @property
+    def clear(self) -> bool:
+        """Whether the first plan is ahead by more than the spread of the ratios, in at least three rounds."""
+        return self.num_rounds > 2 and self.low > 1 and self.median - 1 > self.high - self.low
+
+    @property
     def behind(self) -> bool:
         """Whether the first plan is worse beyond the noise; one round never tells."""
         return self.num_rounds > 1 and self.high < 1

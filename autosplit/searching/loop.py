@@ -19,7 +19,7 @@ from autosplit.errors import AutosplitError, InfeasibleError
 from autosplit.planning.predicting import moved_s, predict
 from autosplit.progress import Progress, quiet
 from autosplit.reports.outcomes import PLAN
-from autosplit.searching.candidates import Job, Subject, Trial
+from autosplit.searching.candidates import EXPLAIN_S, Job, Subject, Trial
 from autosplit.searching.correcting import Seen, at_usual_speed, beside_s, corrected, spans_of, taken_s
 from autosplit.searching.tuning import PRUNED, asked_of, first_trials, open_study, space
 from autosplit.tracing.capturing import Traced
@@ -84,7 +84,8 @@ def search(
     Args:
         job: the machine and the demands.
         subject: the model, traced for whole requests, and its profile.
-        budget_s: seconds for measuring candidates; 0 returns the planner's answer from the profile alone.
+        budget_s: seconds for planning and measuring candidates, of which a tenth is the most for an explanation unless it has
+            its own limit; 0 returns the planner's answer from the profile alone.
         journal: a file of Optuna's trials, so that a search that was stopped goes on where it was; one of another model, or
             with other devices or demands, begins anew there.
         workspace, hosts: as for ``SideBySide``.
@@ -99,9 +100,12 @@ def search(
         plan = job.explained(_first(job, limited, subject), subject)
         progress("search", 1.0, "done")
         return SearchResult(plan, *subject)
+    if job.explain_s is None and job.constraints.objective == "throughput":
+        job = replace(job, explain_s=min(EXPLAIN_S, budget_s / 10))
+    begun_s = time.monotonic()
     first = _first(job, limited, subject)
     with SideBySide(job.machine, workspace, hosts) as bench:
-        hunt = _Hunt(job, subject, bench, budget_s, progress)
+        hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
         hunt.correct(first)
         hunt.tune(journal)
     best = hunt.best()
@@ -142,7 +146,15 @@ def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
 class _Hunt:
     """One search under way: the clock, the corrected profiles, the candidates so far."""
 
-    def __init__(self, job: Job, subject: Subject, bench: SideBySide, budget_s: float, progress: Progress) -> None:
+    def __init__(
+        self,
+        job: Job,
+        subject: Subject,
+        bench: SideBySide,
+        budget_s: float,
+        progress: Progress,
+        begun_s: float | None = None,
+    ) -> None:
         self.job = job
         self.bench = bench
         self._known = {job.source.batch: subject}
@@ -155,7 +167,7 @@ class _Hunt:
         """Microbatches that the model cannot be traced or measured for."""
         self._progress = progress
         self._budget_s = budget_s
-        self._start = time.monotonic()
+        self._start = time.monotonic() if begun_s is None else begun_s
 
     def subject(self, microbatch: int) -> Subject:
         """The model for a microbatch, and its corrected profile."""

@@ -1,6 +1,7 @@
 """Rounds: what counts of one, who runs in which, and which ways leave."""
 
 import functools
+import math
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
@@ -187,9 +188,11 @@ def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan
     assert reasons["way 2"] == "in short runs 4 others were better; it was 0.57 times as good as the plan there"
 
 
-def _halve(ring: _Ring, objective: str, barred: Collection[str] = (), decide: bool = True) -> dict[str, int]:
+def _halve(
+    ring: _Ring, objective: str, barred: Collection[str] = (), decide: bool = True, until_s: float = math.inf
+) -> dict[str, int]:
     """How many rounds each way ran, of four for all."""
-    rounds = comparing._Rounds(cast(sidebyside.SideBySide, ring), objective, {PLAN}, barred, decide, quiet)
+    rounds = comparing._Rounds(cast(sidebyside.SideBySide, ring), objective, {PLAN}, barred, decide, quiet, until_s=until_s)
     if objective == "throughput":
         rounds.halve(lambda names, number: ring.run_round(names, number, 100), 4)
     else:
@@ -208,8 +211,32 @@ def test_who_is_far_behind_stops_and_the_fastest_run_on(plan: Plan, decide: bool
     assert {name: found[name] for name in runs} == runs
 
 
+def test_rounds_end_once_one_way_is_ahead_by_more_than_the_spread_or_the_time_is_over(plan: Plan) -> None:
+    assert _halve(_Ring(plan, {PLAN: 100.0, "a": 90.0, "b": 80.0}), "throughput") == {PLAN: 3, "a": 3, "b": 3}
+    assert _halve(_Ring(plan, {PLAN: 100.0, "a": 95.0}, drift=0.1), "throughput") == {PLAN: 4, "a": 4}
+    assert _halve(_Ring(plan, {PLAN: 100.0, "a": 95.0}, drift=0.1), "throughput", until_s=0.0) == {PLAN: 2, "a": 2}
+
+
+def test_the_most_promising_baselines_are_loaded_first(plan: Plan) -> None:
+    def way(backend: str, per_s: float, latency_s: float = 0.1, process: str = "workers") -> Plan:
+        stages = tuple(replace(stage, backend=backend) for stage in plan.stages)
+        prediction = replace(UNKNOWN, throughput_per_s=per_s, latency_s=latency_s)
+        return replace(plan, stages=stages, prediction=prediction, process=cast(Any, process))
+
+    plans = {
+        "x slow": way("x", 5),
+        "x unknown": way("x", 0, 0.0),
+        "x best": way("x", 9, 1e-3),
+        "x caller": way("x", 0, 0.0, "caller"),
+        "y": way("y", 7),
+        "usual": way("eager", 1),
+    }
+    order = comparing._by_promise(comparing.Baselines(plans), "usual")
+    assert order == ["usual", "x caller", "y", "x best", "x unknown", "x slow"]
+
+
 def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -> None:
-    ring = _Ring(plan, {PLAN: 60.0, "barred": 100.0, "slow barred": 30.0, "a": 55.0})
+    ring = _Ring(plan, {PLAN: 60.0, "barred": 100.0, "slow barred": 30.0, "a": 55.0}, drift=0.1)
     found = _halve(ring, "throughput", barred={"barred", "slow barred"})
     assert (found["barred"], found["slow barred"]) == (4, 1) and found["a"] >= 4 and found[PLAN] >= 4
 

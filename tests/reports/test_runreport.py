@@ -44,7 +44,7 @@ def test_one_round_never_changes_the_plan() -> None:
     ("rounds_per_s", "words"),
     [
         ((15, 9, 13, 12, 14), "The machine was busy: cannot tell the plan from 'replicas' (the plan measured 0.77 times as fast"),
-        ((10.1, 9.9, 10.1, 10.2, 9.95), "The plan and the best baseline, 'replicas', are equal within the noise"),
+        ((10.1, 9.9, 10.1, 10.2, 9.95), "The plan and the best baseline, 'replicas', are level within the noise"),
     ],
 )
 def test_a_difference_within_the_noise_changes_nothing_and_is_an_answer(rounds_per_s: tuple[float, ...], words: str) -> None:
@@ -63,7 +63,7 @@ EIGHT = replace(
         (
             (10.1, 9.9, 10.0, 10.05, 9.95),
             "replicas",
-            "The plan and 'replicas' are equal within the noise (the plan measured 1.00 times as fast, 0.99 to 1.01 in 5 "
+            "The plan and 'replicas' are level within the noise (the plan measured 1.00 times as fast, 0.99 to 1.01 in 5 "
             "rounds). 'replicas' becomes the plan because it is simpler: 1 stage instead of 8 and 1 backend instead of 3.",
         ),
         (
