@@ -29,6 +29,8 @@ MOST_WALKS = 1000
 FEW_PLACES = 200
 """Items times devices up to which CP-SAT, which proves, gets the time of the walks."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
+SECONDS_TO_CONTRACT = 1e-4
+"""Of each op: with less time left, a known plan is the answer. Contracting ops, which looks at no clock, takes about half of it."""
 START_SHARE, START_LEAST_S = 0.4, 5.0
 """Share of the time left, and least seconds if so many are left, for the best chain where a plan need not be a chain.
 
@@ -49,11 +51,9 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
         improve_chains(chain, monotonic() + max(START_SHARE * left_s, min(START_LEAST_S, left_s)))
         incumbent.offer(chain.blocks, "chains")
         return
-    known_s = incumbent.objective_s
-    light = problem.num_ops > linear.MANY_ITEMS and problem.total_bytes > problem.memory_bytes.min()
-    _improve(incumbent, contract(problem, demands, bytes_of_merged=not light), deadline)
-    if light and incumbent.objective_s == known_s and not (incumbent.blocks and monotonic() >= deadline):
-        _improve(incumbent, contract(problem, demands), deadline)
+    if incumbent.blocks and deadline - monotonic() < SECONDS_TO_CONTRACT * problem.num_ops:
+        return
+    _improve(incumbent, contract(problem, demands), deadline)
 
 
 def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
