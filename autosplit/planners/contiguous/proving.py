@@ -8,7 +8,7 @@ that they find is often within the caps.
 
 from dataclasses import replace
 from math import inf, isfinite
-from time import monotonic
+from time import monotonic, thread_time
 
 import numpy as np
 
@@ -23,8 +23,10 @@ from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
 
 MANY_ITEMS = 5000
-NEARLY = 0.991
-"""On many items, the first limit is this share of the best plan: to refute it takes a fraction of the time."""
+STEP, NEAR, FAR, QUICK_S = 0.75, 3e-4, 1.05, 0.1
+"""A search goes a ``STEP`` of the way from the bound to the best plan, for lower limits are refuted in a fraction of the time. It
+goes all the way where they differ by a share of ``NEAR``, after a refutation that took more processor time than ``QUICK_S``, and
+at first where the plan is ``FAR`` times the bound."""
 LIGHT_SHARE, PLAIN_SHARE, PRICES_SHARE = 0.4, 0.5, 0.25
 """Shares of the time left: for searches without the bytes of merged items, for searches without prices, and for prices."""
 WALK_SHARE = 0.7
@@ -80,9 +82,10 @@ def _close_in(
     A chain may cost more than its items say. Then the bound ends at the value of the items.
     """
     high_s, unended_s = incumbent.objective_s, inf
-    limit_s = NEARLY * high_s if items.num_items > MANY_ITEMS else high_s
+    limit_s = _towards(incumbent.bound_s, high_s) if high_s < FAR * incumbent.bound_s else high_s
     while not incumbent.closed and incumbent.bound_s < high_s and (left_s := deadline - monotonic()) > 0:
         prices = _holding(bound, items, limit_s) if bound is not None and isfinite(limit_s) else None
+        began = thread_time()
         outcome = downsets.best_chain(items, demands, usage, weights, limit_s, monotonic() + WALK_SHARE * left_s, prices)
         incumbent.note(f"down-sets: {outcome.num_sets} reached below {limit_s:.6g} s", "down-sets")
         if outcome.chain is not None:
@@ -91,21 +94,22 @@ def _close_in(
         if outcome.complete and usage.complete and min(limit_s, high_s) < inf:
             incumbent.prove(min(limit_s, high_s), "down-sets")
         if outcome.chain is not None:
-            limit_s = _middle(incumbent.bound_s, high_s)
+            limit_s = _towards(incumbent.bound_s, high_s)
         elif outcome.complete:
             if limit_s >= high_s:
                 return
-            limit_s = high_s if high_s < unended_s else _middle(limit_s, unended_s)
+            quick = thread_time() - began < QUICK_S
+            limit_s = high_s if high_s < unended_s and not quick else _towards(limit_s, min(high_s, unended_s))
         else:
             unended_s = limit_s
             if not usage.complete or unended_s <= incumbent.bound_s * (1 + CLOSE):
                 return
-            limit_s = _middle(incumbent.bound_s, unended_s)
+            limit_s = 0.5 * (incumbent.bound_s + unended_s) if unended_s < inf else 2.0 * incumbent.bound_s
 
 
-def _middle(low_s: float, high_s: float) -> float:
-    """The mean of both; twice the lower one where the other is infinite."""
-    return 0.5 * (low_s + high_s) if high_s < inf else 2.0 * low_s
+def _towards(low_s: float, high_s: float) -> float:
+    """A limit between what is refuted and what is known; all the way where the two are close, or the upper one is infinite."""
+    return high_s if high_s - low_s <= NEAR * high_s or high_s == inf else low_s + STEP * (high_s - low_s)
 
 
 def _priced(incumbent: Incumbent, items: Items, demands: Demands, deadline: float) -> ColumnBound | None:
