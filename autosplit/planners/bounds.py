@@ -19,14 +19,28 @@ def multipliers(items: Items) -> Floats:
     """Weights of the classes with ``sum(count * weight) = 1`` that make the compute bound large, shape (K,)."""
     counts = np.array([len(members) for members in items.classes], dtype=np.float64)
     work = _work(items)
-    candidates = [np.ones(len(counts)), *np.eye(len(counts))]
-    totals = np.where(np.isfinite(work), work, 0.0).sum(axis=0)
-    if (totals > 0).all():
-        candidates.append(1 / totals)
+    candidates = _simple_weights(work)
     if len(counts) > 1:
         candidates.append(_lp_duals(work, counts) if work.size <= MAX_LP_ENTRIES else _ascent(work, counts))
     best = max(candidates, key=lambda weights: _value(work, weights, counts))
     return np.asarray(best / (best @ counts))
+
+
+def work_bound_s(work_s: Floats, counts: Floats) -> float:
+    """No device is busy for less, in seconds, if ops are spread over the devices: the compute bound with simple weights.
+
+    Args:
+        work_s: compute of each op on a device of each class, shape (num_ops, K).
+        counts: devices of each class, shape (K,).
+    """
+    return max(_value(work_s, weights, counts) for weights in _simple_weights(work_s))
+
+
+def _simple_weights(work: Floats) -> list[Floats]:
+    """Weights that need no search: all classes alike, one class only, or each by what all items take on it."""
+    candidates = [np.ones(work.shape[1]), *np.eye(work.shape[1])]
+    totals = np.where(np.isfinite(work), work, 0.0).sum(axis=0)
+    return [*candidates, 1 / totals] if (totals > 0).all() else candidates
 
 
 def item_work(items: Items, weights: Floats) -> Floats:

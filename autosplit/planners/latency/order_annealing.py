@@ -18,8 +18,8 @@ from autosplit.planners.latency.evaluation import Times, row_latency_s, times_of
 
 HEATS = (0.02, 0.005, 0.001, 0.06)
 """Temperatures at which walks begin, as shares of the latency of their start; each ends at a hundredth of it."""
-FIRST_MOVES, WALK_S = 2000, 1.0
-"""Moves of the first walk, and seconds of each later one."""
+FIRST_MOVES, WALK_S, LONGER = 2000, 1.0, 1.3
+"""Moves of the first walk, seconds of the second one unless the caller says otherwise, and the factor for each walk after it."""
 
 
 def is_plain(problem: Problem) -> bool:
@@ -27,7 +27,9 @@ def is_plain(problem: Problem) -> bool:
     return not (problem.groups or problem.weights or problem.pools or any(a >= b for a, b in problem.order))
 
 
-def anneal_order(problem: Problem, row: Sequence[Block], *, seed: int, deadline: float, enough_s: float) -> tuple[Block, ...]:
+def anneal_order(
+    problem: Problem, row: Sequence[Block], *, seed: int, deadline: float, enough_s: float, walk_s: float = WALK_S
+) -> tuple[Block, ...]:
     """The blocks of least latency on several walks, each from the best plan so far.
 
     Args:
@@ -36,6 +38,7 @@ def anneal_order(problem: Problem, row: Sequence[Block], *, seed: int, deadline:
         seed: of the walks.
         deadline: monotonic seconds after which no walk begins; the last one ends about then.
         enough_s: no latency is below this.
+        walk_s: seconds of the second walk; each later one is longer.
     """
     times = times_of(problem)
     edges = sorted({*net_edges(problem), *problem.order})
@@ -55,8 +58,8 @@ def anneal_order(problem: Problem, row: Sequence[Block], *, seed: int, deadline:
             seed + number, num_moves, HEATS[number % len(HEATS)],
         )  # fmt: skip
         rate = num_moves / max(monotonic() - began, 1e-4)
-        num_moves = max(1, int(rate * min(WALK_S, deadline - monotonic())))
-        number += 1
+        num_moves = max(1, int(rate * min(walk_s, deadline - monotonic())))
+        number, walk_s = number + 1, walk_s * LONGER
     cuts = np.flatnonzero(np.diff(device[order])) + 1
     return tuple(Block(tuple(sorted(ops.tolist())), (int(device[ops[0]]),)) for ops in np.split(order, cuts))
 

@@ -24,8 +24,10 @@ from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.latency.timetable import best_timetable
 from autosplit.planners.objective import plans_on_one_device
 
-PROOF_SHARE = 0.3
-"""Of the time, for a bound from the parts of the graph."""
+PROOF_SHARE, FIRST_ANNEALING_SHARE, CP_SAT_SHARE = 0.3, 0.6, 0.6
+"""Of the time left in turn: for a bound from the parts of the graph, for annealing, and for CP-SAT on the whole graph."""
+MAX_PLACES = 500
+"""Ops times devices up to which CP-SAT schedules the whole graph; it proves nothing of larger ones within a minute."""
 
 
 def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
@@ -46,11 +48,13 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
         until = monotonic() + PROOF_SHARE * (deadline - monotonic())
         bound_s = segment_bound_s(forced.problem, demands.max_replicas, until, incumbent.seed)
         incumbent.prove(bound_s, "parts between forks and joins")
+    schedules = forced.problem.num_ops * forced.problem.num_devices <= MAX_PLACES
     if not incumbent.closed:
-        _anneal(incumbent, search, forced, monotonic() + 0.6 * (deadline - monotonic()))
-    if not incumbent.closed:
+        left_s = deadline - monotonic()
+        _anneal(incumbent, search, forced, monotonic() + (FIRST_ANNEALING_SHARE if schedules else 1.0) * left_s)
+    if not incumbent.closed and schedules:
         limit_s = search.value_s if isfinite(search.value_s) else most_s(forced.problem)
-        left_s = 0.6 * (deadline - monotonic())
+        left_s = CP_SAT_SHARE * (deadline - monotonic())
         best, bound_s = best_timetable(forced.problem, delays, limit_s, incumbent.bound_s, left_s, incumbent.seed)
         incumbent.prove(bound_s, "CP-SAT schedule")
         if best is not None:

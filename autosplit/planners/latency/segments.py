@@ -1,12 +1,12 @@
 """A bound on latency from the segments of a graph: the ops between a fork and the op at which its branches meet again.
 
 No op of a segment begins before the fork has ended, and the meeting op begins after all of them. So a path through the segment
-takes at least the shortest schedule of the segment alone on all devices. A segment is small enough for CP-SAT to prove that:
-side by side where this pays for the transfers, one after the other where it does not. Segments may contain others; a path takes
-the dearer one.
+takes at least the shortest schedule of the segment alone on all devices: at least its work spread over all devices, and CP-SAT
+proves more of small segments, whose branches run in turn where transfers cost more than running them side by side saves.
+Segments may contain others; a path takes the dearer one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from time import monotonic
@@ -16,6 +16,7 @@ import numpy as np
 
 from autosplit.costs.cost import most_s
 from autosplit.costs.problem import Net, Problem
+from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.delays import Delays, critical_path_s, readers_of
 from autosplit.planners.latency.timetable import best_timetable
 
@@ -33,25 +34,27 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
     Args:
         problem: the ops in topological order.
         max_replicas: of a block; transfers are as cheap as the cheapest of them.
-        deadline: in seconds of ``time.monotonic``; segments that are not proved by then count as their longest path.
+        deadline: in seconds of ``time.monotonic``; segments that are not proved by then count as their work or longest path.
         seed: of the solver.
     """
     delays = Delays(problem, max_replicas)
     if problem.num_ops > MOST_OPS:
         return critical_path_s(problem, delays)
-    meets, after = meeting_ops(problem), readers_of(problem)
+    firsts = [members[0] for members in problem.device_classes]
+    work_s, counts = problem.compute_s[:, firsts], np.array([float(len(members)) for members in problem.device_classes])
+    lengths: dict[int, tuple[int, float]] = {}
     parts = []
-    for fork, goal in enumerate(meets):
-        inside = _between(after, fork, goal) if goal < problem.num_ops else []
-        if 3 < len(inside) <= MOST_INSIDE:
+    for fork, goal, inside in _segments(problem):
+        lengths[fork] = goal, work_bound_s(work_s[inside[1:-1]], counts) + float(work_s[goal].min())
+        if len(inside) <= MOST_INSIDE:
             part = _part(problem, inside)
             least_s, serial_s = float(part.compute_s.min(axis=1).sum()), critical_path_s(part, Delays(part))
-            if least_s > LONGER * serial_s:
-                parts.append((fork, goal, part, serial_s))
+            lengths[fork] = goal, max(lengths[fork][1], serial_s)
+            if least_s > LONGER * lengths[fork][1]:
+                parts.append((fork, goal, part))
     known: dict[tuple[bytes, tuple[Net, ...], tuple[tuple[int, ...], ...]], float] = {}
-    lengths: dict[int, tuple[int, float]] = {}
-    for number, (fork, goal, part, least_s) in enumerate(parts):
-        key = part.compute_s.tobytes(), part.nets, part.groups
+    for number, (fork, goal, part) in enumerate(parts):
+        key, least_s = (part.compute_s.tobytes(), part.nets, part.groups), lengths[fork][1]
         if key not in known:
             left_s = (deadline - monotonic()) / (len(parts) - number)
             one_device_s = float(part.compute_s.sum(axis=0).min())
@@ -60,27 +63,42 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
             _, bound_s = best_timetable(part, Delays(part, max_replicas), limit_s, least_s, left_s, seed, busy=whole)
             known[key] = max(least_s, min(bound_s, limit_s))
         lengths[fork] = goal, known[key]
-    return critical_path_s(problem, delays, lengths)
+    return max(critical_path_s(problem, delays, lengths), work_bound_s(work_s, counts))
 
 
-def meeting_ops(problem: Problem) -> list[int]:
-    """For each op, its immediate postdominator: the first op on every path from it; num_ops where there is none."""
-    backward = networkx.DiGraph()
-    for op, readers in enumerate(readers_of(problem)):
-        backward.add_edges_from((reader, op) for reader in readers or [problem.num_ops])
-    dominators = networkx.immediate_dominators(backward, problem.num_ops)
-    return [dominators[op] for op in range(problem.num_ops)]
+def _segments(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
+    """Each fork, the op at which its branches meet, and both with all ops between them, in order; at least four ops.
+
+    Ops after which there is no work are left out: many graphs have ends that take no time.
+    """
+    after = readers_of(problem)
+    works = problem.compute_s.min(axis=1) > 0
+    for op in reversed(range(problem.num_ops)):
+        after[op] = [reader for reader in after[op] if works[reader]]
+        works[op] = works[op] or bool(after[op])
+    for fork, goal in enumerate(meeting_ops(after)):
+        if len(after[fork]) < 2 or goal == problem.num_ops:
+            continue
+        inside, waiting = {fork, goal}, [fork]
+        while waiting:
+            fresh = set(after[waiting.pop()]) - inside
+            inside |= fresh
+            waiting += fresh
+        if len(inside) > 3:
+            yield fork, goal, sorted(inside)
 
 
-def _between(after: Sequence[Sequence[int]], fork: int, goal: int) -> list[int]:
-    """The two ops and all ops on paths between them; only the first ones where they are too many."""
-    inside, waiting = {fork, goal}, [fork]
-    while waiting and len(inside) <= MOST_INSIDE:
-        for reader in after[waiting.pop()]:
-            if reader not in inside:
-                inside.add(reader)
-                waiting.append(reader)
-    return sorted(inside)
+def meeting_ops(after: Sequence[Sequence[int]]) -> list[int]:
+    """For each op, its immediate postdominator: the first op on every path from it; the number of ops where there is none.
+
+    Args:
+        after: the readers of each op.
+    """
+    end, backward = len(after), networkx.DiGraph()
+    for op, readers in enumerate(after):
+        backward.add_edges_from((reader, op) for reader in readers or [end])
+    dominators = networkx.immediate_dominators(backward, end)
+    return [dominators[op] for op in range(end)]
 
 
 def _part(problem: Problem, inside: Sequence[int]) -> Problem:

@@ -25,8 +25,8 @@ FORKS = [[1, 2], [6], [3, 4], [5], [5], [6], []]
 
 
 def test_branches_meet_where_all_paths_come_together() -> None:
-    assert meeting_ops(with_nets(chain([1.0] * 7), FORKS)) == [6, 6, 5, 5, 5, 6, 7]
-    assert meeting_ops(with_nets(chain([1.0] * 4), [[1, 2], [3], [], []])) == [4, 3, 4, 4]
+    assert meeting_ops(FORKS) == [6, 6, 5, 5, 5, 6, 7]
+    assert meeting_ops([[1, 2], [3], [], []]) == [4, 3, 4, 4]
 
 
 @pytest.mark.parametrize(("num_bytes", "bound_s"), [(0.0, 20.0), (0.5, 20.0 + 1.0), (9.0, 24.0)])
@@ -60,3 +60,10 @@ def test_what_has_no_end_or_no_time_counts_as_its_longest_path() -> None:
     assert segment_bound_s(problem, 1, monotonic() - 1) == 5.0
     ends = replace(problem, nets=(*problem.nets, Net(1, (HOST,), 1.0)), memory_bytes=np.full(2, inf))
     assert segment_bound_s(ends, 1, monotonic() + 5) == 5.0
+
+
+def test_three_branches_on_two_devices_take_half_their_work_also_where_an_end_without_work_hangs_on_them() -> None:
+    readers = [[1, 2, 3], [4], [4, 5], [4], [], []]
+    problem = with_nets(chain([1.0, 4.0, 4.0, 4.0, 1.0, 0.0]), readers, 0.0)
+    assert critical_path_s(problem, Delays(problem)) == 6.0
+    assert segment_bound_s(problem, 1, monotonic() - 1) == pytest.approx(1 + 12 / 2 + 1)
