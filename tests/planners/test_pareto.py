@@ -46,26 +46,28 @@ def test_a_front_holds_a_plan_between_the_ends_that_only_a_memory_cap_finds():
 @settings(max_examples=6, deadline=None)
 @given(st.integers(0, 10**6))
 @example(45089)
+@example(6034)  # no plan with one block on a device fits; plans that share devices do
 def test_points_run_recompute_and_do_not_dominate_each_other(seed):
     problem = random_problem(seed, num_ops=1 + seed % 5, num_devices=2)
     demands = Demands()
     best = exhaustive.best_blocks(problem, demands)
+    shared = exhaustive.best_blocks(problem, replace(demands, reuse=True))
     try:
         solutions = pareto(problem, time_limit_s=3)
     except InfeasibleError:
-        assert best is None
+        assert shared is None
         return
-    assert best is not None
+    assert shared is not None
     points = [point_of(problem, solution) for solution in solutions]
     for point, solution in zip(points, solutions, strict=True):
         assert find_faults(problem, solution.blocks) == []
         assert solution.objective_s == evaluate(problem, solution.blocks).bottleneck_s
         assert point.latency_s == latency_s(problem, solution.blocks)
     assert not any(dominates(one, other) or dominates(other, one) for one, other in combinations(points, 2))
-    shared = exhaustive.best_blocks(problem, replace(demands, reuse=True))
-    assert shared is not None
     # A quick plan with several blocks on a device is in the front too, and may be the best for throughput as well.
-    assert shared[1] * (1 - 2e-6) <= min(point.bottleneck_s for point in points) <= best[1] * (1 + 2e-6)
+    quickest_s = min(point.bottleneck_s for point in points)
+    assert shared[1] * (1 - 2e-6) <= quickest_s <= (inf if best is None else best[1]) * (1 + 2e-6)
+    assert best is not None or {solution.status for solution in solutions} == {"shared"}
     fastest = solve(problem, Demands(objective="latency"), time_limit_s=1)
     assert min(point.latency_s for point in points) <= fastest.objective_s * (1 + 1e-6)
 
