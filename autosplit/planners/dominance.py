@@ -3,7 +3,8 @@
 An item u with a single neighbour v in the order, on either side, may move to the block of v if no device pays more for it then.
 Nets of u and v alone save what they cost on both sides. Other nets of both cost no more than before: the block of v paid already,
 and so did the producer's. Only where u is the producer do a sender and a receiver change roles. Nets of u without v may cost in
-full, and so may the compute of u on its new device.
+full, and so may the compute of u on its new device. Where devices compute and transfer at the same time, saved transfers do not
+make up for compute, so that only items without compute move.
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,14 @@ Nets = dict[tuple[int, frozenset[int]], tuple[Floats, Floats]]
 
 
 def merge_dominated(
-    compute: Floats, fixed: Floats, num_bytes: Floats, nets: Nets, edges: Iterable[tuple[int, int]], tied: set[int], tight: bool
+    compute: Floats,
+    fixed: Floats,
+    num_bytes: Floats,
+    nets: Nets,
+    edges: Iterable[tuple[int, int]],
+    tied: set[int],
+    tight: bool,
+    overlap: bool,
 ) -> NDArray[np.int64]:
     """For each item, the item that it is merged into, or itself.
 
@@ -30,9 +38,12 @@ def merge_dominated(
         edges: the order.
         tied: items that share weights with others.
         tight: memory caps may bind, so items with memory stay where they are.
+        overlap: devices compute and transfer at the same time.
     """
     work = _Merging(compute, nets, edges)
     movable = (fixed == 0).all(axis=1)
+    if overlap:
+        movable &= (compute == 0).all(axis=1)
     if tight:
         movable &= num_bytes == 0
         movable[list(tied)] = False

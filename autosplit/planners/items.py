@@ -193,9 +193,9 @@ def _items(problem: Problem, demands: Demands, home: Ints, limit_s: float, merge
     sync_s_per_byte = problem.sync_s_per_byte if demands.max_replicas > 1 else 0.0
     tight = tight or sync_s_per_byte > 0
     light = tight and not sync_s_per_byte and not bytes_of_merged and not weights and not problem.pools
-    if merge and not demands.counted and demands.contiguous and not problem.overlap:
+    if merge and not demands.counted and demands.contiguous:
         target = merge_dominated(compute, fixed, num_bytes, nets, edges, {u for _, users in weights for u in users},
-                                 tight and not light)  # fmt: skip
+                                 tight and not light, problem.overlap)  # fmt: skip
         if light:
             num_bytes = np.where(target == np.arange(count), num_bytes, 0.0)
     else:

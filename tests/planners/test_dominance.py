@@ -26,9 +26,9 @@ def best(problem, demands, **options):
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
-@given(st.integers(0, 10**6))
-def test_merging_keeps_the_optimum(seed):
-    problem = random_problem(seed, send_once=True, overlap=False, pooled=False)
+@given(st.integers(0, 10**6), st.booleans())
+def test_merging_keeps_the_optimum(seed, overlap):
+    problem = random_problem(seed, send_once=True, overlap=overlap, pooled=False)
     demands = Demands(max_replicas=1 + seed % 2)
     assert best(problem, demands) == pytest.approx(best(problem, demands, merge=False), rel=1e-9)
 
@@ -50,6 +50,12 @@ def test_one_order_is_never_better_than_all_orders_and_no_bound_is_above(seed):
 def test_free_ops_are_merged_and_costly_ones_stay():
     problem = replace(chain([5.0, 0.0, 0.0, 5.0, 5.0], num_bytes=1.0), send_once=True)
     assert sorted(map(len, contract(problem, Demands()).ops)) == [1, 1, 3]
+
+
+def test_beside_transfers_only_ops_without_compute_are_merged():
+    problem = replace(chain([5.0, 0.0, 5.0, 0.5], num_bytes=1.0), send_once=True)
+    assert sorted(map(len, contract(problem, Demands()).ops)) == [1, 3]
+    assert sorted(map(len, contract(replace(problem, overlap=True), Demands()).ops)) == [1, 1, 2]
 
 
 def test_groups_and_what_lies_between_become_one_item():
