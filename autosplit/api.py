@@ -16,6 +16,7 @@ from autosplit.deploying.comparing import MOST_BESIDE, Subject, run_beside
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup
+from autosplit.deploying.weighing import Scales
 from autosplit.deploying.workspace import Workspace, machine_of_plan
 from autosplit.devices.discovering import as_machine
 from autosplit.devices.processes import prepare_to_spawn
@@ -141,6 +142,7 @@ def search(
         parts if _may_cut(traced, profile, budget) else None,
         budget.explain_s,
         hurried=budget.planner_s is None,
+        scales=Scales(machine, setup.workspace),
     )
     with shown(setup.progress) as progress:
         result = loop.search(
@@ -178,8 +180,7 @@ class _Microbatches:
     setup: Setup
 
     def __call__(self, microbatch: int) -> tuple[Traced, Profile]:
-        source = self.whole.source
-        part = trace(source.spec, batch=microbatch, seq_len=source.seq_len)
+        part = trace(self.whole.source.spec, batch=microbatch, seq_len=self.whole.source.seq_len)
         require_independent(self.whole, part)
         return part, measure(part, self.machine, setup=self.setup)
 
@@ -291,8 +292,7 @@ class AutoResult:
     def _repr_html_(self) -> str:
         from autosplit.figures import plot_run  # matplotlib takes 0.5 s to load, and only notebooks need it here
 
-        picture = plot_run(self.report, self.traced.graph).html()
-        return self.report._repr_html_() + self.plan._repr_html_() + picture
+        return self.report._repr_html_() + self.plan._repr_html_() + plot_run(self.report, self.traced.graph).html()
 
 
 def auto(

@@ -15,11 +15,12 @@ PACKAGE = Path(__file__).parents[1] / "autosplit"
 LAYERS = """
     errors parsing files scratch tables progress
     values/       graph machine samples machinefile fitting profile constraints explanation plan planfile timeline dot
-    memory/       lives arena packing offsets stages
+    memory/       lives arena packing offsets slots stages
     costs/        problem cost simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays
     planners/     noncontiguous contiguous cpsat latency infeasible portfolio pareto warming
-    planning/     moduleunits charging predicting baselines backends plans recutting explaining peers givensplits splitjudging
+    planning/     moduleunits charging predicting caps baselines backends plans recutting explaining peers givensplits
+    planning/     splitjudging
     reports/      results outcomes judging runreport accuracy status health
     -- torch --
     figures
@@ -32,7 +33,7 @@ LAYERS = """
     placing/      precisions refusals rules annotating
     running
     serving
-    deploying/    workspace setup calling service compiling checking microbatching sidebyside comparing
+    deploying/    workspace weighing setup calling service compiling checking microbatching sidebyside comparing
     measuring
     searching/    correcting candidates tuning loop
     clusters/     frames handshake hostlinks segments runningsegment agent localnodes raynodes fleet

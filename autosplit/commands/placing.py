@@ -105,38 +105,26 @@ def annotate(given: Annotate) -> None:
 
 
 def memory(given: Memory) -> None:
-    """Show what each stage of a plan holds: weights, values at their peak, slots of rings."""
+    """Show what each stage of a plan holds: weights, values, what its backend takes, slots of rings, its process."""
     from autosplit.commands.report import table
+    from autosplit.deploying.weighing import Scales
     from autosplit.loadedplan import load
     from autosplit.memory.stages import stage_memories
-    from autosplit.tracing.aliasing import aliases_of
+    from autosplit.tracing.aliasing import values_of
 
     loaded = load(given.plan, given.model)
-    aliases = aliases_of(loaded.traced)
-    rows = [one.row() for one in stage_memories(loaded.traced.graph, loaded.plan, aliases.num_bytes, aliases.views)]
+    plan, scales = loaded.plan, Scales(loaded.machine)
+    counted = stage_memories(loaded.traced.graph, plan, values_of(loaded.traced))
+    known = [stage.memory or one for stage, one in zip(plan.stages, counted, strict=True)]
     if given.measure:
-        held = _peaks(loaded)
-        rows = [
-            {**row, "measured_bytes": held[row["stage"]], "error": row["total_bytes"] / held[row["stage"]] - 1} for row in rows
-        ]
-    show(given, {"stages": rows}, table(rows, "memory of each replica, beside what its process takes"))
-
-
-def _peaks(loaded: Any) -> dict[str, int]:
-    """The name of each stage to the most bytes that a worker of it held while requests ran, less what it held before loading.
-
-    Enough requests are in flight that every slot of every ring is used.
-    """
-    from autosplit.devices.processes import peak_bytes, reset_peak
-
-    with loaded.open() as service:
-        workers, requests = service.pipeline.health(), [loaded.traced.example_inputs] * (4 * loaded.plan.queue_depth)
-        before = {(one.stage, one.replica): one.resident_before_bytes for one in service.stats().stages}
-        for worker in workers:
-            reset_peak(worker.pid)
-        service.pipeline.run_many(requests)
-        peaks: dict[str, int] = {}
-        for worker in workers:
-            held = peak_bytes(worker.pid) - before[worker.stage, worker.replica]
-            peaks[worker.stage] = max(peaks.get(worker.stage, 1), held)
-    return peaks
+        scales.weigh(loaded.traced, plan)
+    rows = []
+    for stage, one in zip(plan.stages, known, strict=True):
+        row = {"stage": stage.name, "devices": " ".join(stage.devices), **asdict(one)}
+        row |= {"weighed": "measured" if one.weighed else "counted", "total_bytes": one.weight_bytes + one.beside_bytes}
+        found = scales.footprint(loaded.traced, plan, stage)
+        if found is not None:
+            row |= {"held_bytes": found.held_bytes, "of_held": one.held_bytes / max(1, found.held_bytes)}
+            row |= {"measured_base_bytes": found.base_bytes}
+        rows.append(row)
+    show(given, {"stages": rows}, table(rows, "memory of each replica"))

@@ -119,7 +119,8 @@ def plan_table(plan: Plan, verbose: bool = False) -> Group:
 def run_table(report: RunReport, verbose: bool = False) -> Group:
     """The workers of the plan to use: where their time goes, predicted beside measured."""
     title = f"{report.model}: '{report.chosen}', {report.request}"
-    hide = () if verbose else ("ops", "resident_bytes", "proportional_bytes", "stage_bytes")  # the plan's table has the ops
+    memory = ("resident_bytes", "proportional_bytes", "predicted_bytes", "held_bytes")
+    hide = () if verbose else ("ops", *memory)  # the plan's table has the ops
     return table(report.stage_rows(), title, hide=hide)
 
 

@@ -12,12 +12,14 @@ from autosplit.deploying.setup import BUDGET, ROUND_S, SETUP, Budget, Setup
 from autosplit.deploying.sidebyside import FIRST_S, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, ProfileError
+from autosplit.memory.stages import count
 from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
 from autosplit.planning.predicting import predict
 from autosplit.progress import Progress, between, quiet
 from autosplit.reports.judging import judge, leader, still_running
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.reports.runreport import RunReport
+from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
@@ -172,7 +174,8 @@ def compare(
         if setup.observe is not None:
             setup.observe(bench.host)
         contest = _Contest(bench, len(baselines.plans), plan.objective, keep)
-        distinct, same_as = _distinct({PLAN: plan} | {name: baselines.plans[name] for name in _by_promise(baselines, keep)})
+        plans = {PLAN: plan} | {name: baselines.plans[name] for name in _by_promise(baselines, keep)}
+        distinct, same_as = _distinct(_counted(plans, subjects, machine))
         for number, (name, candidate) in enumerate(distinct.items()):
             spent_s = time.monotonic() - begun_s
             if number > LEAST_BESIDE and spent_s > LOADING_TIME * budget.compare_s:
@@ -244,6 +247,17 @@ def _by_promise(baselines: Baselines, keep: str) -> list[str]:
 
         places |= {name: (number, -best_per_s) for number, name in enumerate(sorted(names, key=rank))}
     return sorted(places, key=places.__getitem__)
+
+
+def _counted(plans: Mapping[str, Plan], subjects: Mapping[int, Subject], machine: Machine) -> dict[str, Plan]:
+    """The plans with their memory where devices have caps, so that those beyond a cap are left out."""
+    found = dict(plans)
+    if any(device.memory_bytes is not None for device in machine.devices):
+        for name, plan in plans.items():
+            traced, profile = subjects[plan.microbatch]
+            if any(stage.memory is None for stage in plan.stages):
+                found[name] = count(traced.graph, plan, values_of(traced), profile)
+    return found
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,18 @@ from autosplit.backends.base import Precision, get_backend, require_device, requ
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import as_machine, check_here
 from autosplit.files import content_hash
+from autosplit.memory.stages import count
 from autosplit.planning.baselines import machine_of
 from autosplit.running.engine import Engine
 from autosplit.running.modules import StageFolder
 from autosplit.running.wiring import StagePlacement
 from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
+from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, save_stage, split
 from autosplit.values.machine import Device, Machine
-from autosplit.values.plan import Plan, Stage
+from autosplit.values.plan import Plan, Stage, held_on
 
 
 class Workspace:
@@ -66,14 +68,19 @@ class Workspace:
         self.close()
 
 
-def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> list[StagePlacement]:
+def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *, capped: bool = False) -> list[StagePlacement]:
     """The plan's stages as the runtime takes them.
+
+    Where the machine, or with ``capped`` the host, has memory caps, a plan whose memory nobody counted is counted first.
 
     Raises: PlanError: the plan does not fit the model or the machine. BackendError: a backend refuses a stage. DeviceError: a
         device is not here.
     """
     check_here(machine)
     machine = machine_of([plan], machine)
+    capped = capped or any(device.memory_bytes is not None for device in machine.devices)
+    if capped and any(stage.memory is None for stage in plan.stages):
+        plan = count(traced.graph, plan, values_of(traced))
     plan.verify(traced.graph, machine)
     programs = split(traced, [stage.ops for stage in plan.stages])
     return [
@@ -86,9 +93,16 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) ->
             threads=stage.threads,
             queue_depth=plan.queue_depth,
             streams=stage.streams,
+            memory_bytes={name: _added_bytes(plan.stages[: number + 1], name, traced) for name in stage.devices},
         )
-        for stage, program in zip(plan.stages, programs, strict=True)
+        for number, (stage, program) in enumerate(zip(plan.stages, programs, strict=True))
     ]
+
+
+def _added_bytes(stages: Sequence[Stage], device: str, traced: Traced) -> int:
+    """What the last of the stages adds to the memory of a device; a weight that an earlier one holds there is not added."""
+    here = [stage for stage in stages if device in stage.devices]
+    return sum(held_on(here, traced.graph)) - sum(held_on(here[:-1], traced.graph))
 
 
 def _module(
@@ -105,7 +119,7 @@ def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Ma
 
     Raises: PlanError, BackendError as ``place``; WorkerError: a worker could not load its stage.
     """
-    stages = place(traced, plan, machine, workspace)
+    stages = place(traced, plan, machine, workspace, capped=host.capped)
     return host.add_network(name, stages, traced.graph.inputs, traced.graph.outputs, process=plan.process)
 
 

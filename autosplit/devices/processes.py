@@ -250,11 +250,7 @@ def proportional_bytes(pid: int) -> int:
 
     Linux calls it PSS; processes that map the same weights share their bytes, and the sums over processes add up.
     """
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    return _bytes_of(f"/proc/{pid}/smaps_rollup", "Pss:")
 
 
 def reset_peak(pid: int) -> None:
@@ -264,9 +260,42 @@ def reset_peak(pid: int) -> None:
 
 def peak_bytes(pid: int) -> int:
     """Most bytes of physical memory that a process held since its start, or since ``reset_peak``; 0 if it is gone."""
+    return _bytes_of(f"/proc/{pid}/status", "VmHWM:")
+
+
+def held_bytes(pid: int) -> int:
+    """Bytes of data that a process has in physical memory now: what it allocated, and files that it maps; 0 if it is gone.
+
+    Memory that it inherited when it was forked counts, because each page is copied once it is written to. Libraries and memory
+    that processes share for writing, such as rings, are left out.
+    """
+    return _bytes_of(f"/proc/{pid}/status", "RssAnon:") + _mapped_bytes(pid)
+
+
+def most_held_bytes(pid: int) -> int:
+    """Most bytes of data that a process held since its start, or since ``reset_peak``; 0 if it is gone."""
+    return held_bytes(pid) + max(0, peak_bytes(pid) - resident_bytes(pid))
+
+
+def _mapped_bytes(pid: int) -> int:
+    """Bytes in physical memory of the files that a process maps, without libraries, the system's own files and memory files."""
+    found, counts = 0, False
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
+        for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
+            fields = line.split(maxsplit=5)
+            if not fields[0].endswith(":"):
+                path = fields[5] if len(fields) > 5 else ""
+                counts = path.startswith("/") and not (".so" in path or path.startswith(("/usr/", "/lib", "/dev/", "/memfd:")))
+            elif counts and fields[0] == "Rss:":
+                found += int(fields[1]) * 1024
+    return found
+
+
+def _bytes_of(path: str, name: str) -> int:
+    """The kibibytes of a line of a file of the kernel, as bytes; 0 if the process is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return 0
 

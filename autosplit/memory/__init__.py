@@ -3,6 +3,7 @@
 lives      Step, Life: when each storage is live; views own none, an op may write over an input that dies
 arena      Storage, MemoryPlan: offsets in an arena with the bound on all plans, and one verify()
 offsets    greedy plans: first fit, the largest storage first
-stages     what each stage of a plan holds
+slots      how many slots rings have, and how many requests are in flight
+stages     the memory account: what each stage of a plan holds
 packing    an exact plan by CP-SAT (AddNoOverlap2D), within a time limit
 """

@@ -1,51 +1,39 @@
-"""What each stage of a plan holds beside its process: weights, values at their peak, the slots of its rings."""
+"""The memory account: what each stage of a plan holds, for planners, the host, tables and reports alike.
 
+A stage that was weighed (``Measured.footprints``) counts as it was measured. Another one counts its weights, its values at their
+peak, and the least that any weighed stage of its backend took beside these.
+"""
+
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from autosplit.memory.arena import bound_of
 from autosplit.memory.lives import Step, aligned, lives_of
+from autosplit.memory.slots import HOST, Workers, in_flight, num_slots
 from autosplit.values.graph import Graph
-from autosplit.values.plan import Plan, Stage
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan, Stage, StageMemory
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Footprint, stage_key
 
 
 @dataclass(frozen=True, slots=True)
-class StageMemory:
-    """Bytes of one replica of a stage.
+class ValueMemory:
+    """Bytes of memory of each value, and for each view the value or weight whose memory it shares."""
 
-    Attributes:
-        stage: the name of the stage.
-        devices: names of the devices of its replicas.
-        weight_bytes: its weights, each once.
-        arena_bytes: largest sum of bytes that are live at an op, times the number of streams; inputs lie in rings.
-        ring_bytes: slots of the rings from which it takes its inputs, and of those that take its results to the host.
-    """
+    num_bytes: Mapping[str, int]
+    views: Mapping[str, str] = field(default_factory=dict)
 
-    stage: str
-    devices: tuple[str, ...]
-    weight_bytes: int
-    arena_bytes: int
-    ring_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of weights, values and slots together."""
-        return self.weight_bytes + self.arena_bytes + self.ring_bytes
-
-    def row(self) -> dict[str, Any]:
-        """The row of a table."""
-        return {
-            "stage": self.stage,
-            "devices": " ".join(self.devices),
-            "weight_bytes": self.weight_bytes,
-            "arena_bytes": self.arena_bytes,
-            "ring_bytes": self.ring_bytes,
-            "total_bytes": self.total_bytes,
-        }
+    @staticmethod
+    def of(graph: Graph) -> "ValueMemory":
+        """The values of a graph as dense tensors, each in memory of its own."""
+        return ValueMemory({name: value.num_bytes for name, value in graph.values.items()})
 
 
-def stage_memories(graph: Graph, plan: Plan, num_bytes: Mapping[str, int], views: Mapping[str, str]) -> list[StageMemory]:
+def stage_memories(
+    graph: Graph, plan: Plan, values: ValueMemory | None = None, profile: Profile | None = None
+) -> list[StageMemory]:
     """The memory of each stage.
 
     No op is taken to write over its input: torch eager writes every result to new memory.
@@ -53,37 +41,114 @@ def stage_memories(graph: Graph, plan: Plan, num_bytes: Mapping[str, int], views
     Args:
         graph: the model, traced for the plan's microbatch.
         plan: the plan.
-        num_bytes: bytes of memory of each value.
-        views: value to the value or weight whose memory it shares.
+        values: what the values take; by default what dense tensors take.
+        profile: measured footprints.
     """
-    return [_stage_memory(graph, plan, stage, num_bytes, views) for stage in plan.stages]
+    values = values or ValueMemory.of(graph)
+    rings = _ring_bytes(graph, plan, values.num_bytes)
+    caller = plan.process == "caller"
+    return [_stage_memory(graph, stage, values, profile, rings[number], caller) for number, stage in enumerate(plan.stages)]
 
 
-def held_by_device(stages: Iterable[StageMemory]) -> dict[str, tuple[int, int]]:
-    """Device name to the bytes of weights, and of values and ring slots, that all its stages hold."""
-    held: dict[str, tuple[int, int]] = {}
-    for stage in stages:
-        for device in stage.devices:
-            weights, beside = held.get(device, (0, 0))
-            held[device] = weights + stage.weight_bytes, beside + stage.arena_bytes + stage.ring_bytes
-    return held
+def count(graph: Graph, plan: Plan, values: ValueMemory | None = None, profile: Profile | None = None) -> Plan:
+    """The plan with the memory of each of its stages; arguments as for ``stage_memories``."""
+    found = stage_memories(graph, plan, values, profile)
+    return replace(plan, stages=tuple(replace(stage, memory=one) for stage, one in zip(plan.stages, found, strict=True)))
 
 
-def _stage_memory(graph: Graph, plan: Plan, stage: Stage, num_bytes: Mapping[str, int], views: Mapping[str, str]) -> StageMemory:
-    ops = [graph.ops[graph.index[name]] for name in stage.ops]
-    made = {value for op in ops for value in op.outputs}
-    entering = {value for op in ops for value in op.inputs} - made
-    leaving = {
-        value for value in made if value in graph.outputs or any(reader not in stage.ops for reader in graph.consumers[value])
+def with_footprints(profile: Profile, backend: str, threads: int, footprints: Mapping[str, Footprint]) -> Profile:
+    """The profile with these footprints (``stage_key`` to footprint), if the backend was timed with so many threads."""
+    setting = next((known for known in profile.measured if known[1:] == (backend, threads)), None)
+    if setting is None:
+        return profile
+    old = profile.measured[setting]
+    return profile.with_measured(setting, replace(old, footprints={**old.footprints, **footprints}))
+
+
+def least_base_bytes(profile: Profile, backends: Iterable[str]) -> int:
+    """The least that a bare worker of any of the backends takes; 0 where one of them was not measured."""
+    return min((min((one.base_bytes for one in _footprints(profile, name)), default=0) for name in backends), default=0)
+
+
+def within(machine: Machine, taken: Mapping[str, int]) -> Machine:
+    """The machine whose caps are smaller by the bytes that each device has taken, but at least 1 B."""
+    caps = {
+        device.name: max(1, device.memory_bytes - taken.get(device.name, 0))
+        for device in machine.devices
+        if device.memory_bytes is not None
     }
+    return machine.with_memory(caps)
+
+
+def _stage_memory(
+    graph: Graph, stage: Stage, values: ValueMemory, profile: Profile | None, ring_bytes: int, caller: bool
+) -> StageMemory:
+    weight_bytes = graph.stage_bytes(stage.ops)
+    arena_bytes = _arena_bytes(graph, stage, values) * stage.streams
+    found = _footprint(profile, stage) if profile is not None else None
+    others = _footprints(profile, stage.backend) if profile is not None else []
+    base_bytes = 0 if caller else max((one.base_bytes for one in others), default=0)
+    backend_bytes = min((one.extra_bytes for one in others), default=0)
+    if found is not None:
+        backend_bytes = max(0, found.held_bytes - weight_bytes - arena_bytes)
+        arena_bytes = min(arena_bytes, max(0, found.held_bytes - weight_bytes))
+    return StageMemory(weight_bytes, arena_bytes, backend_bytes, ring_bytes, base_bytes, found is not None)
+
+
+def _footprint(profile: Profile, stage: Stage) -> Footprint | None:
+    """What a worker with these ops held, with the same backend and threads on any device; None if unknown."""
+    key, how = stage_key(stage.ops, stage.streams), (stage.backend, stage.threads)
+    found = (measured.footprints.get(key) for known, measured in profile.measured.items() if known[1:] == how)
+    return next((one for one in found if one is not None), None)
+
+
+def _footprints(profile: Profile, backend: str) -> list[Footprint]:
+    """All measured footprints of a backend."""
+    there = [measured for known, measured in profile.measured.items() if known.backend == backend]
+    return [footprint for measured in there for footprint in measured.footprints.values()]
+
+
+def _arena_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:
+    ops, inside = [graph.ops[graph.index[name]] for name in stage.ops], set(stage.ops)
+    made = {value for op in ops for value in op.outputs}
+    leaving = {value for value in made if value in graph.outputs or not inside.issuperset(graph.consumers[value])}
     lives = lives_of(
         [Step(op.inputs, op.outputs) for op in ops],
-        {value: size for value, size in num_bytes.items() if value in made},
-        given=entering,
+        {value: size for value, size in values.num_bytes.items() if value in made},
+        given={value for op in ops for value in op.inputs} - made,
         kept=leaving,
-        views=views,
+        views=values.views,
     )
-    answers = [value for value in leaving if value in graph.outputs]
-    slots = sum(aligned(num_bytes[value]) for value in (*entering, *answers))
-    arena_bytes = bound_of(lives) * stage.streams
-    return StageMemory(stage.name, stage.devices, graph.stage_bytes(stage.ops), arena_bytes, slots * plan.queue_depth)
+    return bound_of(lives)
+
+
+def _ring_bytes(graph: Graph, plan: Plan, num_bytes: Mapping[str, int]) -> list[int]:
+    """For each stage the bytes of slots that one replica reads, and of those from which the host reads its results."""
+    workers = [Workers(len(stage.devices), stage.streams, plan.queue_depth) for stage in plan.stages]
+    if plan.process == "caller":
+        return [0] * len(workers)
+    home = {
+        value: number
+        for number, stage in enumerate(plan.stages)
+        for op in stage.ops
+        for value in graph.ops[graph.index[op]].outputs
+    }
+    read = [{v for op in stage.ops for v in graph.ops[graph.index[op]].inputs} for stage in plan.stages]
+    entering = [{v for v in values if home.get(v, HOST) != number} for number, values in enumerate(read)]
+    answers = [{v for v in graph.outputs if home.get(v) == number} for number in range(len(workers))]
+    host_values = [v for values in entering for v in values if v not in home] + [v for values in answers for v in values]
+    _, most = in_flight(workers, sum(graph.values[v].num_bytes for v in host_values))
+    levels, found = list[int](), []
+    for number, values in enumerate(entering):
+        by_source: dict[int, int] = {}
+        for value in values:
+            by_source[home.get(value, HOST)] = by_source.get(home.get(value, HOST), 0) + aligned(num_bytes[value])
+        levels.append(1 + max((levels[source] for source in by_source if source != HOST), default=-1))
+        total = 0
+        for source, size in by_source.items():
+            replicas = 1 if source == HOST else workers[source].replicas
+            rings = math.lcm(replicas, workers[number].replicas) // workers[number].replicas
+            total += rings * num_slots(workers, source, number, levels, most) * size
+        out_bytes = sum(aligned(num_bytes[value]) for value in answers[number])
+        found.append(total + (num_slots(workers, number, HOST, levels, most) * out_bytes if out_bytes else 0))
+    return found

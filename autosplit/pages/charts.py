@@ -167,12 +167,13 @@ def time_chart(contents: Contents) -> str:
 
 
 def memory_chart(contents: Contents) -> str:
-    """Memory of each worker: its weights, what loading took, and all that is resident."""
+    """Memory of each worker: its weights, what was predicted and what it held beside its process, and all that is resident."""
     figure = go.Figure()
     weights = {f"{stage.name} on {device}": stage.weight_bytes for stage in contents.stages for device in stage.devices}
     series = (
         ("weights of the stage", [weights.get(worker.name, 0) for worker in contents.workers]),
-        ("taken by loading", [worker.stage_bytes for worker in contents.workers]),
+        ("predicted", [worker.predicted_bytes or 0 for worker in contents.workers]),
+        ("held at most", [worker.held_bytes for worker in contents.workers]),
         ("resident, shared pages divided", [worker.proportional_bytes for worker in contents.workers]),
     )
     for number, (label, sizes) in enumerate(series):

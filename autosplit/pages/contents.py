@@ -107,7 +107,8 @@ class Worker(Row):
     wait_s: float
     resident_bytes: int
     proportional_bytes: int
-    stage_bytes: int
+    predicted_bytes: int | None
+    held_bytes: int
 
 
 class FrontPlan(Row):

@@ -73,7 +73,10 @@ _TIME = (
     "A worker waits when it has no request, or no free slot for its outputs. The host's bar is what a request alone takes beyond "
     "compute and transfer."
 )
-_MEMORY = "Loading takes resident memory after it less before. Pages that several processes map are divided among them."
+_MEMORY = (
+    "Predicted and held: weights, values and what the backend takes, without what a bare worker has for itself and without "
+    "rings. Resident: pages that several processes map are divided among them."
+)
 _TRADE = "The dotted line joins the ways that no other way beats in both; the star is the way to use."
 _FRONT = "The planner's front, as predicted: no plan is better than another in throughput, latency and memory together."
 _ACCURACY = "All stored runs of this model; above zero the prediction promised too much."

@@ -144,7 +144,10 @@ class Placed:
             method=f"annotated, {self.planned.method}" if self.planned else "annotated",
             microbatch=self.traced.source.batch,
             precision=precisions[0],
-        ).verify(self.traced.graph, self.machine)
+        )
+        held = {stage.ops: stage.memory for stage in self.planned.stages} if self.planned else {}
+        stages = [replace(stage, memory=held.get(stage.ops)) for stage in plan.stages]
+        plan = replace(plan, stages=tuple(stages)).verify(self.traced.graph, self.machine)
         known = self.profile.measured if self.profile and self.profile.precision == plan.precision else {}
         if self.profile is not None and all(setting in known for _, setting in plan.workers):
             bound_s = self.planned.prediction.bound_s if self.planned else 0.0

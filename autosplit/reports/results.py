@@ -45,7 +45,9 @@ class StageStats:
         wait: nothing to do, or no free slot for the outputs.
         transfer: copying outputs into rings.
         queue: requests ready in the rings before the worker took them.
-        resident_before_bytes: physical memory of the worker before it loaded its stage, and after.
+        base_bytes: data of the bare worker, before it loaded its stage.
+        held_bytes: most data that it held beyond that: weights, values, what its backend takes; rings are left out.
+        resident_bytes: physical memory that the worker maps now, shared pages included.
         load_s: loading and warming up.
         proportional_bytes: physical memory of the worker now, pages that several processes map divided among them.
         note: what could not be done as it should, such as recording a stage on a GPU as one graph.
@@ -63,16 +65,12 @@ class StageStats:
     wait: LatencyStats
     transfer: LatencyStats
     queue: LatencyStats
-    resident_before_bytes: int
-    resident_after_bytes: int
+    base_bytes: int
+    held_bytes: int
+    resident_bytes: int
     load_s: float
     note: str = ""
     proportional_bytes: int = 0
-
-    @property
-    def stage_bytes(self) -> int:
-        """Physical memory that loading the stage took."""
-        return self.resident_after_bytes - self.resident_before_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +106,10 @@ class RunStats:
                 "wait_s": stage.wait.p50_s,
                 "transfer_s": stage.transfer.p50_s,
                 "queue_s": stage.queue.p50_s,
-                "resident_bytes": stage.resident_after_bytes,
+                "base_bytes": stage.base_bytes,
+                "held_bytes": stage.held_bytes,
+                "resident_bytes": stage.resident_bytes,
                 "proportional_bytes": stage.proportional_bytes,
-                "stage_bytes": stage.stage_bytes,
             }
             for stage in self.stages
         ]

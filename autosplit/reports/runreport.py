@@ -122,9 +122,10 @@ class RunReport:
                 "busy_s": stats.busy.p50_s,
                 "wait_s": stats.wait.p50_s,
                 "transfer_s": stats.transfer.p50_s,
-                "resident_bytes": stats.resident_after_bytes,
+                "resident_bytes": stats.resident_bytes,
                 "proportional_bytes": stats.proportional_bytes,
-                "stage_bytes": stats.stage_bytes,
+                "predicted_bytes": memory.held_bytes if (memory := predicted[stats.stage].memory) is not None else None,
+                "held_bytes": stats.held_bytes,
             }
             for stats in self.best.stats.stages
         ]

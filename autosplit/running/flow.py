@@ -7,9 +7,10 @@ has not taken that one either. The contents of each ring, and the worker that ho
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
 from autosplit.running.statusblock import StatusBlock
-from autosplit.running.wiring import HOST, Wiring
+from autosplit.running.wiring import Wiring
 
 
 class Position(NamedTuple):

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from autosplit.errors import AutosplitError, DeadlineError, StageError
+from autosplit.memory.slots import HOST
 from autosplit.running.copying import CopyPool
 from autosplit.running.inbox import Inbox
 from autosplit.running.lanes import Lanes
 from autosplit.running.provisioner import Deployment
 from autosplit.running.request import Request, Tensors
 from autosplit.running.ring import DATA, ERROR, FLAG, POSTED_NS, SKIPPED, RingEnd, Slot
-from autosplit.running.wiring import HOST
 from autosplit.tracing.tensorspec import empty_like_spec
 
 

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Sequence
 
 from autosplit.errors import WorkerError
+from autosplit.memory.slots import HOST
 from autosplit.running.lanes import Lanes
 from autosplit.running.request import Request, RequestTimes
 from autosplit.running.statusblock import StatusBlock
-from autosplit.running.wiring import HOST, Wiring
+from autosplit.running.wiring import Wiring
 
 SOON_NS = 20_000_000
 """How much later an answer may be taken because it is taken together with others."""

@@ -61,10 +61,13 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker's answer once its stage is loaded and warm; ``note`` is a remark of the stage, for example on a fallback."""
+    """The worker's answer once its stage is loaded and warm.
 
-    resident_before_bytes: int
-    resident_after_bytes: int
+    ``base_bytes`` is the data that it held before it loaded the stage (``processes.most_held_bytes``). ``note`` is a remark of
+    the stage, for example on a fallback.
+    """
+
+    base_bytes: int
     load_s: float
     note: str = ""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autosplit.devices.processes import proportional_bytes, resident_bytes
+from autosplit.devices.processes import most_held_bytes, proportional_bytes, resident_bytes
 from autosplit.errors import RefusedError, WorkerError
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running import statusblock
@@ -163,7 +163,7 @@ class Monitor:
         config, ready = self._deployment.worker_configs[number], self._deployment.ready[number]
         status, pid = self._deployment.status_block.status(number), self._deployment.workers[number].pid
         place = config.stage, config.device, config.replica, config.module.kind, config.threads
-        return stage_stats(place, status, events, ready, proportional_bytes(pid))
+        return stage_stats(place, status, events, ready, pid)
 
 
 def stage_stats(
@@ -171,7 +171,7 @@ def stage_stats(
     status: Words,
     events: Sequence[WorkerEvent],
     ready: Ready,
-    proportional: int,
+    pid: int,
 ) -> StageStats:
     """What one copy of a stage did.
 
@@ -180,7 +180,7 @@ def stage_stats(
         status: its words of the status block.
         events: the times of its last requests.
         ready: its memory and seconds when it was loaded.
-        proportional: physical memory of its process now, in bytes, shared pages divided among their users.
+        pid: its process.
     """
     return StageStats(
         *place,
@@ -191,9 +191,10 @@ def stage_stats(
         wait=LatencyStats.of([(event.got_ns - event.asked_ns + event.blocked_ns) / 1e9 for event in events]),
         transfer=LatencyStats.of([(event.sent_ns - event.ran_ns - event.blocked_ns) / 1e9 for event in events]),
         queue=LatencyStats.of([max(0, event.got_ns - event.posted_ns) / 1e9 for event in events]),
-        resident_before_bytes=ready.resident_before_bytes,
-        resident_after_bytes=ready.resident_after_bytes,
+        base_bytes=ready.base_bytes,
+        held_bytes=max(0, most_held_bytes(pid) - ready.base_bytes),
+        resident_bytes=resident_bytes(pid),
         load_s=ready.load_s,
         note=ready.note,
-        proportional_bytes=proportional,
+        proportional_bytes=proportional_bytes(pid),
     )

@@ -14,6 +14,7 @@ from autosplit.devices.accelerators import PROVIDERS
 from autosplit.devices.limits import affinity, usable_threads
 from autosplit.devices.processes import Worker, hang_up, receive, spawn_worker
 from autosplit.errors import BackendError, WorkerError
+from autosplit.memory.slots import HOST
 from autosplit.running.keptfiles import KeptFiles
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Failed, Ready, RingPort, RunFrom, Version, WorkerConfig
@@ -21,7 +22,7 @@ from autosplit.running.modules import StageFolder
 from autosplit.running.nullworker import start_thread
 from autosplit.running.ring import Ring
 from autosplit.running.statusblock import FLOOR, SEQUENCE, SINCE_NS, STARTING, STATE, StatusBlock
-from autosplit.running.wiring import HOST, StagePlacement, Wiring
+from autosplit.running.wiring import StagePlacement, Wiring
 from autosplit.values.machine import Device
 
 Reply = TypeVar("Reply")

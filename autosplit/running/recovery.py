@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from autosplit.errors import RefusedError, WorkerError
+from autosplit.memory.slots import HOST
 from autosplit.running import statusblock
 from autosplit.running.flow import Flow
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Pause, Paused
 from autosplit.running.provisioner import Deployment
 from autosplit.running.restarts import Death, Record
-from autosplit.running.wiring import HOST
 
 MAX_TRIES = 2
 """Workers that may die while they run one request, before it is given up."""

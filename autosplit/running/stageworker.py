@@ -1,5 +1,7 @@
 """The loop of one worker: it loads a stage, then takes requests from its input rings and writes results to its output rings."""
 
+import contextlib
+import os
 import select
 import time
 import traceback
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autosplit.devices.accelerators import PROVIDERS
-from autosplit.devices.processes import resident_bytes
+from autosplit.devices.processes import held_bytes, reset_peak
 from autosplit.running import statusblock
 from autosplit.running.lookahead import Lookahead
 from autosplit.running.messages import (
@@ -54,6 +56,8 @@ class _Restarted(Exception):  # noqa: N818 - not an error: the slots were number
 
 def main(control: Connection) -> None:
     """The whole life of a worker process; its config is the first message."""
+    with contextlib.suppress(OSError):  # a kernel that refuses counts what the fork server held too
+        reset_peak(os.getpid())
     serve_stage(control, control.recv())
 
 
@@ -63,13 +67,13 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
     try:
         PROVIDERS.update(config.providers)
         config.module.import_packages()
-        before = resident_bytes()
+        base_bytes = held_bytes(os.getpid())
         worker = StageWorker(config, control)
         note = worker.load_versions()
     except Exception:
         control.send(Failed(traceback.format_exc()))
         return
-    control.send(Ready(before, resident_bytes(), time.perf_counter() - start, note))
+    control.send(Ready(base_bytes, time.perf_counter() - start, note))
     worker.serve()
 
 

@@ -7,23 +7,15 @@ process network (Kahn 1974), in which the oldest request can always advance.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autosplit.errors import PlanError, listed, raise_faults
+from autosplit.memory.slots import HOST, Workers, in_flight, num_slots
 from autosplit.running.modules import Module
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import Device
 from autosplit.values.plan import MAX_QUEUE_DEPTH
-
-BURST = 16
-"""The most requests in flight if they are small and answers come fast, so that the host wakes once for several answers."""
-
-BURST_BYTES = 512 * 1024
-"""The most bytes of these requests in the host's slots: half of a core's second-level cache."""
-
-HOST = -1
-"""The host's number in channels; a stage's number is its position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +32,8 @@ class StagePlacement:
         queue_depth: slots of each ring that leads to this stage.
         hang_s: seconds after which a request has hung, so that its worker is killed and replaced; None for no limit.
         streams: requests that each replica works on at once.
+        memory_bytes: device name to the bytes that the stage takes there, as its plan counts them; its weights where a
+            device is not among them.
     """
 
     name: str
@@ -51,6 +45,11 @@ class StagePlacement:
     queue_depth: int = 4
     hang_s: float | None = 300.0
     streams: int = 1
+    memory_bytes: Mapping[str, int] = field(default_factory=dict)
+
+    def needs_bytes(self, device: str) -> int:
+        """The bytes that the stage takes on a device."""
+        return self.memory_bytes.get(device, self.module.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +127,9 @@ def wire(
     inputs, outputs = listed("inputs", inputs, str), listed("outputs", outputs, str)
     makers = {spec.name: number for number, stage in enumerate(stages) for spec in stage.outputs}
     raise_faults(PlanError, "the stages do not fit together", list(_faults(stages, inputs, outputs, makers)))
+    workers = [Workers(len(stage.devices), stage.streams, stage.queue_depth) for stage in stages]
     if window is None:
-        window = sum(len(stage.devices) * (stage.streams + max(1, stage.queue_depth // 2)) for stage in stages)
-        most = max(window, min(BURST, BURST_BYTES // _host_bytes(stages, inputs, outputs))) if in_order else window
+        window, most = in_flight(workers, _host_bytes(stages, inputs, outputs), in_order)
     elif window < 1:
         raise PlanError(f"the number of requests in flight must be at least 1, but is {window}")
     else:
@@ -145,48 +144,39 @@ def wire(
             wanted = [position for position, spec in enumerate(stage.inputs) if places[spec.name][0] == source]
             specs = [stage.inputs[position] for position in wanted]
             made = [places[spec.name][1] for spec in specs]
-            channels.append(_channel(stages, source, target, specs, made, wanted, levels, most, in_order))
+            channels.append(
+                _channel(workers, source, target, specs, made, wanted, num_slots(workers, source, target, levels, most, in_order))
+            )
         places |= {spec.name: (target, position) for position, spec in enumerate(stage.outputs)}
     read = {channel.source for channel in channels}
     for source, stage in enumerate(stages):
         drained = [position for position, spec in enumerate(stage.outputs) if spec.name in outputs]
         if drained or source not in read:
             specs = [stage.outputs[position] for position in drained]
-            channels.append(_channel(stages, source, HOST, specs, drained, [], levels, most, in_order))
+            channels.append(
+                _channel(workers, source, HOST, specs, drained, [], num_slots(workers, source, HOST, levels, most, in_order))
+            )
     input_specs = {spec.name: spec for stage in stages for spec in stage.inputs if spec.name in inputs}
     return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, input_specs, in_order)
 
 
 def _host_bytes(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str]) -> int:
-    """Bytes that the host writes and reads for one request, at least 1."""
+    """Bytes that the host writes and reads for one request."""
     fed = sum(spec.num_bytes for stage in stages for spec in stage.inputs if spec.name in inputs)
-    return max(1, fed + sum(spec.num_bytes for stage in stages for spec in stage.outputs if spec.name in outputs))
+    return fed + sum(spec.num_bytes for stage in stages for spec in stage.outputs if spec.name in outputs)
 
 
 def _channel(
-    stages: Sequence[StagePlacement],
+    workers: Sequence[Workers],
     source: int,
     target: int,
     specs: Sequence[TensorSpec],
     source_index: Sequence[int],
     target_index: Sequence[int],
-    levels: Sequence[int],
-    window: int,
-    in_order: bool,
+    slots: int,
 ) -> Channel:
-    source_replicas = 1 if source == HOST else len(stages[source].devices)
-    target_replicas = 1 if target == HOST else len(stages[target].devices)
-    share = -(-window // math.lcm(source_replicas, target_replicas))
-    if source == HOST:
-        # The host never waits for a slot, and a slot keeps its request for a replay until the answer is delivered.
-        num_slots = share + 1
-    elif target == HOST or not in_order:
-        num_slots = share
-    else:
-        # A value that skips stages waits for them: one more slot for each.
-        num_slots = min(share, stages[target].queue_depth + levels[target] - levels[source] - 1)
-    indices = tuple(source_index), tuple(target_index)
-    return Channel(source, target, tuple(specs), *indices, source_replicas, target_replicas, num_slots)
+    senders, receivers = (1 if number == HOST else workers[number].replicas for number in (source, target))
+    return Channel(source, target, tuple(specs), tuple(source_index), tuple(target_index), senders, receivers, slots)
 
 
 def _faults(

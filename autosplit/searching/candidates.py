@@ -1,9 +1,13 @@
 """Job: what a search is about, as the planner takes it; Trial: one candidate plan and what it measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from autosplit.deploying.weighing import Scales
+from autosplit.memory.stages import count
+from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import Log, plan_model
 from autosplit.reports.outcomes import Outcome
@@ -30,6 +34,7 @@ class Job:
         explain_s: seconds for finding out why the plan is not faster, 0 for nothing; None for ``EXPLAIN_S`` where throughput is
             the objective.
         hurried: gives the planner one second where nothing is run, and its whole limit only if it finds no plan in that.
+        scales: measures the memory of stages where a device has a cap; None counts what values and weights take.
     """
 
     machine: Machine
@@ -43,25 +48,34 @@ class Job:
     subject_for: Callable[[int], Subject] | None = None
     explain_s: float | None = None
     hurried: bool = False
+    scales: Scales | None = None
 
     def plan(self, subject: Subject, asked: Mapping[str, Any]) -> Plan:
-        """The planner's best answer; ``asked`` overrides constraints, backends, queue depth and microbatch."""
+        """The planner's best answer within the caps; ``asked`` overrides constraints, backends, queue depth and microbatch."""
         changes = {key: asked[key] for key in ("num_stages", "max_replicas") if key in asked}
         traced, profile = subject
-        return plan_model(
-            traced.graph,
-            self.machine,
-            profile,
-            self.source,
-            replace(self.constraints, **changes),
-            [asked["backend"]] if "backend" in asked else self.backends,
-            queue_depth=asked.get("queue_depth", self.queue_depth),
-            microbatch=asked.get("microbatch"),
-            max_threads=asked.get("threads"),
-            time_limit_s=self.time_limit_s,
-            seed=self.seed,
-            log=self.log,
-        )
+        backends = [asked["backend"]] if "backend" in asked else list(self.backends)
+
+        def ask(machine: Machine, names: Sequence[str]) -> Plan:
+            return plan_model(
+                traced.graph,
+                machine,
+                profile,
+                self.source,
+                replace(self.constraints, **changes),
+                names,
+                queue_depth=asked.get("queue_depth", self.queue_depth),
+                microbatch=asked.get("microbatch"),
+                max_threads=asked.get("threads"),
+                time_limit_s=self.time_limit_s,
+                seed=self.seed,
+                log=self.log,
+            )
+
+        if self.scales is not None:
+            return self.scales.plan_within_caps(ask, traced, profile, backends)
+        counting = partial(count, traced.graph, profile=profile)
+        return plan_within_caps(ask, self.machine, backends, traced.graph, counting)
 
     def explained(self, plan: Plan, subject: Subject) -> Plan:
         """The plan with the reasons why it is not faster."""

@@ -99,7 +99,7 @@ def search(
     if budget_s <= 0:
         plan = job.explained(_first(job, limited, subject), subject)
         progress("search", 1.0, "done")
-        return SearchResult(plan, *subject)
+        return _counted(job, SearchResult(plan, *subject))
     if job.explain_s is None and job.constraints.objective == "throughput":
         job = replace(job, explain_s=min(EXPLAIN_S, budget_s / 10))
     begun_s = time.monotonic()
@@ -113,7 +113,15 @@ def search(
     profile = profile.with_newest((stage.ops, setting) for stage, setting in best.plan.workers)
     plan = job.explained(_proved(limited, (traced, profile), best.plan), (traced, profile))
     progress("search", 1.0, "done")
-    return SearchResult(plan, traced, profile, tuple(hunt.trials))
+    return _counted(job, SearchResult(plan, traced, profile, tuple(hunt.trials)))
+
+
+def _counted(job: Job, found: SearchResult) -> SearchResult:
+    """The result with the memory of the plan's stages, and with the footprints of all stages that ran in its profile."""
+    if job.scales is None:
+        return found
+    plan = job.scales.counted(found.traced, found.plan, found.profile)
+    return replace(found, plan=plan, profile=job.scales.into(found.profile, found.traced))
 
 
 def _first(job: Job, limited: Job, subject: Subject) -> Plan:
@@ -274,6 +282,8 @@ class _Hunt:
                 self.bench.unload(name)
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
+        if self.job.scales is not None:
+            self.job.scales.note(traced, plan, entry.pipeline.stats().stages)
         expected = predict(plan, traced.graph, self.job.machine, known)
         expected_s = [stage.load_s for stage, _ in expected.workers]
         self._seen.append(Seen(plan, taken, beside_s(first.plan, meanwhile), expected_s))

@@ -84,6 +84,11 @@ class HostManager:
         self._lock, self._awaiting = threading.Lock(), Awaiting()
         self._beacon = Beacon(self.health)
 
+    @property
+    def capped(self) -> bool:
+        """Whether a device has a memory cap."""
+        return any(manager.device.memory_bytes is not None for manager in list(self.devices.values()))
+
     def add_network(
         self,
         name: str,
@@ -116,7 +121,7 @@ class HostManager:
                 used |= {device.name for stage in stages for device in stage.devices}
                 idle = [manager for one, manager in self.devices.items() if one not in used]
                 stages = saturated(stages, {manager.device: manager.free_bytes for manager in idle})
-            placed = {(device.name, stage.name): stage.module.num_bytes for stage in stages for device in stage.devices}
+            placed = {(device.name, stage.name): stage.needs_bytes(device.name) for stage in stages for device in stage.devices}
             network = Network("starting", tuple(dict.fromkeys(device for device, _ in placed)))
             if name in self._networks:
                 raise UsageError(f"there is a network '{name}' already; remove it first, or choose another name")

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autosplit.memory.stages import ValueMemory
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.programs import Observer, weight, weight_names
@@ -29,8 +31,23 @@ class Aliases:
     num_bytes: Mapping[str, int]
 
 
+_FOUND: "WeakKeyDictionary[Traced, Aliases]" = WeakKeyDictionary()
+
+
 def aliases_of(traced: Traced) -> Aliases:
-    """The aliases of a model. Nothing is computed: a fake tensor has strides and a storage, but no numbers."""
+    """The aliases of a model, found once. Nothing is computed: a fake tensor has strides and a storage, but no numbers."""
+    if traced not in _FOUND:
+        _FOUND[traced] = _found(traced)
+    return _FOUND[traced]
+
+
+def values_of(traced: Traced) -> ValueMemory:
+    """What the values of a model take, views left out."""
+    aliases = aliases_of(traced)
+    return ValueMemory(aliases.num_bytes, aliases.views)
+
+
+def _found(traced: Traced) -> Aliases:
     owner: dict[fx.Node, int] = {}
     views: dict[str, str] = {}
     kept: list[torch.UntypedStorage] = []

@@ -1,6 +1,6 @@
 """Plan: the stages of a model and their devices, with a check against the graph and the machine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -10,7 +10,7 @@ from autosplit.files import content_hash
 from autosplit.parsing import shown
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Machine, overlaps
+from autosplit.values.machine import Device, Machine, overlaps
 from autosplit.values.samples import Precision, Setting, backend_fault
 
 Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
@@ -31,6 +31,37 @@ SHOWN_OPS = 3
 
 
 @dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Predicted bytes of one replica of a stage.
+
+    Attributes:
+        weight_bytes: its weights, each once.
+        arena_bytes: largest sum of bytes of values that are live at an op, times the number of streams; inputs lie in rings.
+        backend_bytes: what its backend takes beside these: copies of weights, scratch memory, what its allocator keeps.
+        ring_bytes: slots of the rings from which it takes its inputs, and of those that take its results to the host.
+        base_bytes: what its process takes for itself; 0 where it was not measured.
+        weighed: whether this stage was measured while it ran.
+    """
+
+    weight_bytes: int
+    arena_bytes: int
+    backend_bytes: int
+    ring_bytes: int
+    base_bytes: int
+    weighed: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of weights, values and what the backend takes: what a worker is measured to hold beyond its base."""
+        return self.weight_bytes + self.arena_bytes + self.backend_bytes
+
+    @property
+    def beside_bytes(self) -> int:
+        """Bytes of everything but the weights."""
+        return self.arena_bytes + self.backend_bytes + self.ring_bytes + self.base_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """A convex set of ops on a device, or on several devices as replicas that take requests in turn.
 
@@ -42,6 +73,7 @@ class Stage:
         threads: threads of each replica.
         load_s: predicted busy seconds of one replica for each request that it takes.
         streams: requests that each replica works on at once; they share its threads and one copy of its weights.
+        memory: predicted memory of each replica (``memory.stages``); None where it was not counted.
     """
 
     name: str
@@ -51,6 +83,7 @@ class Stage:
     threads: int = 1
     load_s: float = 0.0
     streams: int = 1
+    memory: StageMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +156,8 @@ class Plan:
         return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision, *process])
 
     def unpredicted(self) -> "Plan":
-        """The plan without its prediction."""
-        stages = tuple(replace(stage, load_s=0.0) for stage in self.stages)
+        """The plan without its prediction, of time and of memory."""
+        stages = tuple(replace(stage, load_s=0.0, memory=None) for stage in self.stages)
         return replace(self, stages=stages, prediction=UNKNOWN, loads_s={}, status="manual")
 
     @property
@@ -136,8 +169,8 @@ class Plan:
         """Return the plan, or raise PlanError with every fault against its graph and machine.
 
         Checked: the graph's hash, each op on one stage, tensors that go to the same or a later stage, devices and backends that
-        exist, threads within the device's cores, streams within the threads, memory caps (weights, each once a device),
-        microbatch, queue depth, precision; that no two devices of the plan have a core in common.
+        exist, threads within the device's cores, streams within the threads, memory caps (weights, each once a device, and what
+        stages take beside them), microbatch, queue depth, precision; that no two devices of the plan have a core in common.
         """
         check_graph(self.graph_hash, graph)
         faults = [*placement_faults(self.placement, graph), *_device_faults(self.stages, graph, machine)]
@@ -319,11 +352,23 @@ def _device_faults(stages: Sequence[Stage], graph: Graph, machine: Machine) -> l
     used = [device for device in machine.devices if any(device.name in stage.devices for stage in stages)]
     faults += [f"{fault}; a plan uses one of them" for fault in overlaps(used)]
     for device in machine.devices:
-        here = [stage for stage in stages if device.name in stage.devices]
-        held = sum(graph.stage_bytes(tuple(op for op in stage.ops if op in graph.index)) for stage in here)
-        if device.memory_bytes is not None and held > device.memory_bytes:
-            faults.append(
-                f"device '{device.name}' would hold {tables.bytes_text(held)} of weights, and its cap is "
-                f"{tables.bytes_text(device.memory_bytes)}"
-            )
+        fault = over_cap(device, [stage for stage in stages if device.name in stage.devices], graph)
+        faults += [fault] if fault else []
     return faults
+
+
+def held_on(stages: Iterable[Stage], graph: Graph) -> tuple[int, int]:
+    """Bytes of the weights of stages on one device, each weight once, and of what the stages take beside them."""
+    stages = list(stages)
+    ops = tuple(op for stage in stages for op in stage.ops if op in graph.index)
+    return graph.stage_bytes(ops), sum(stage.memory.beside_bytes for stage in stages if stage.memory is not None)
+
+
+def over_cap(device: Device, stages: Iterable[Stage], graph: Graph) -> str:
+    """The fault of stages on a device that hold more than its cap; '' where they fit."""
+    weights, beside = held_on(stages, graph)
+    if device.memory_bytes is None or weights + beside <= device.memory_bytes:
+        return ""
+    text = tables.bytes_text
+    more = f" and {text(beside)} beside them (values, rings, backend, process)" if beside else ""
+    return f"device '{device.name}' would hold {text(weights)} of weights{more}, and its cap is {text(device.memory_bytes)}"

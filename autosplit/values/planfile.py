@@ -21,7 +21,7 @@ from autosplit.values.constraints import Objective, matching_ops
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan, Prediction, Process, Source, Stage, Status, check_graph, ops_are, unknown_op
+from autosplit.values.plan import Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph, ops_are, unknown_op
 from autosplit.values.samples import Precision, backend_fault
 
 SCHEMA = 1
@@ -63,6 +63,7 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
                 "num_ops": len(stage.ops),
                 "weight_bytes": graph.stage_bytes(stage.ops),
                 "load_s": stage.load_s,
+                **({"memory": asdict(stage.memory)} if stage.memory is not None else {}),
             }
             for stage in plan.stages
         ],
@@ -83,6 +84,15 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class _MemoryEntry(_Strict):
+    weight_bytes: int = Field(ge=0)
+    arena_bytes: int = Field(ge=0)
+    backend_bytes: int = Field(ge=0)
+    ring_bytes: int = Field(ge=0)
+    base_bytes: int = Field(ge=0)
+    weighed: bool = False
+
+
 class _StageEntry(_Strict):
     name: str
     devices: list[str] = Field(min_length=1)
@@ -93,6 +103,7 @@ class _StageEntry(_Strict):
     num_ops: int | None = None
     weight_bytes: int | None = None
     load_s: float = 0.0
+    memory: _MemoryEntry | None = None
 
     @field_validator("devices")
     @classmethod
@@ -175,7 +186,7 @@ class PlanFile(_Strict):
         check_graph(self.made_from.graph, graph)
         ops = _ops_of(self.stages, graph)
         stages = tuple(
-            Stage(s.name, ops[number], tuple(s.devices), s.backend, s.threads, s.load_s, s.streams)
+            Stage(s.name, ops[number], tuple(s.devices), s.backend, s.threads, s.load_s, s.streams, _memory(s.memory))
             for number, s in ((number, self.stages[number]) for number in _sorted_stages(ops, graph))
         )
         plan = Plan(
@@ -206,9 +217,14 @@ def read_plan(path: Path) -> PlanFile:
     return validated(PlanFile, data, PlanError, f"plan file '{path}' is truncated or wrong")
 
 
+def _memory(entry: _MemoryEntry | None) -> StageMemory | None:
+    return None if entry is None else StageMemory(**entry.model_dump())
+
+
 def _figures(plan: Plan) -> str:
     """Identity of what was predicted, as floats: a whole number comes back as one."""
     stages_s = [float(stage.load_s) for stage in plan.stages]
+    stages_s += [float(stage.memory.beside_bytes) for stage in plan.stages if stage.memory is not None]
     prediction = [float(value) for value in astuple(plan.prediction)]
     return content_hash([stages_s, prediction, {device: float(load_s) for device, load_s in plan.loads_s.items()}])
 

@@ -2,13 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from autosplit.errors import close_names
-from autosplit.files import from_plain
+from autosplit.files import content_hash, from_plain
 
 Precision = Literal["f32", "bf16"]
 """Precision of matrix products, convolutions and attention: ``f32`` keeps the dtypes of the model, ``bf16`` lowers them.
@@ -99,6 +99,36 @@ class Provenance:
     accelerator: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of a worker while it ran a stage, measured.
+
+    Attributes:
+        base_bytes: memory that the bare worker had for itself, with its backend imported and no stage loaded.
+        held_bytes: most memory beyond that: weights mapped from files, the backend's copies of them, values, scratch memory.
+            Slots of rings are left out.
+        extra_bytes: what of that is neither weights nor values at their peak.
+    """
+
+    base_bytes: int
+    held_bytes: int
+    extra_bytes: int
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError: a number is below 0."""
+        if min(self.base_bytes, self.held_bytes, self.extra_bytes) < 0:
+            raise ValueError(f"a footprint has 0 bytes or more, but is {self}")
+
+
+def stage_key(ops: Iterable[str], streams: int = 1) -> str:
+    """The key of a stage in ``Measured.footprints``.
+
+    >>> stage_key(["a", "b"]) == stage_key(["b", "a"]) != stage_key(["a", "b"], streams=2)
+    True
+    """
+    return content_hash([sorted(ops), streams])
+
+
 @dataclass(frozen=True)
 class Measured:
     """The measurements of one model in one setting.
@@ -115,6 +145,7 @@ class Measured:
         refused: op name to the reason, for each op that the backend refuses; ``whole`` and ``alone`` leave these ops out.
         cut_s_per_byte: seconds that the ops on both sides of a cut take more as two stages than as one, per byte that passes the
             cut; None if it was not measured. The receiving stage pays it.
+        footprints: ``stage_key`` of a stage to the memory of its worker, for the stages that were weighed.
     """
 
     ops: Mapping[str, Samples]
@@ -126,6 +157,7 @@ class Measured:
     error: float | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     cut_s_per_byte: float | None = None
+    footprints: Mapping[str, Footprint] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +183,7 @@ def measured_to_dict(measured: Measured) -> dict[str, Any]:
         "error": measured.error,
         **({"refused": dict(measured.refused)} if measured.refused else {}),
         **({"cut_s_per_byte": measured.cut_s_per_byte} if measured.cut_s_per_byte is not None else {}),
+        **({"footprints": {key: asdict(one) for key, one in measured.footprints.items()}} if measured.footprints else {}),
     }
 
 

@@ -33,8 +33,11 @@ def test_ops_are_placed_drawn_written_as_a_plan_and_its_memory_shown(tmp_path: P
         "devices": "null:0",
         "weight_bytes": 1088,
         "arena_bytes": 64,
-        "ring_bytes": 256,
-        "total_bytes": 1408,
+        "backend_bytes": 0,
+        "ring_bytes": 1088,
+        "base_bytes": 0,
+        "weighed": "counted",
+        "total_bytes": 2240,
     }
 
 

@@ -24,7 +24,7 @@ STAGES = (Stage("stage0", ("a", "b"), ("cpu:0",), load_s=0.004), Stage("stage1",
 PLAN = Plan(Source("m:f"), "g", "p", STAGES, Prediction(0.006, 0.01, 0.006, 0.0, 166.7), method="dp", status="optimal")
 LATENCY = LatencyStats.of([0.01])
 WORKERS = tuple(
-    StageStats(s.name, s.devices[0], 0, "eager", 1, 9, 0, 0, LATENCY, LATENCY, LATENCY, LATENCY, 2**20, 3 * 2**20, 0.5)
+    StageStats(s.name, s.devices[0], 0, "eager", 1, 9, 0, 0, LATENCY, LATENCY, LATENCY, LATENCY, 2**20, 2**21, 3 * 2**20, 0.5)
     for s in STAGES
 )
 STATS = RunStats(9, 1.0, LATENCY, LATENCY, WORKERS, 2)

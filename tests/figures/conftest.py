@@ -59,8 +59,9 @@ def stats_of(plan: Plan) -> RunStats:
             wait=samples(0.001),
             transfer=samples(0.0002),
             queue=samples(1.0),
-            resident_before_bytes=2**20,
-            resident_after_bytes=3 * 2**20,
+            base_bytes=2**20,
+            held_bytes=2 * 2**20,
+            resident_bytes=3 * 2**20,
             load_s=0.5,
         )
         for stage in plan.stages

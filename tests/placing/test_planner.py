@@ -7,15 +7,16 @@ from math import isclose
 import pytest
 
 from autosplit.errors import InfeasibleError, UsageError
-from autosplit.memory.stages import held_by_device, stage_memories
+from autosplit.memory.stages import count
 from autosplit.placing.annotating import annotate
 from autosplit.placing.costs import costs_of
 from autosplit.placing.placed import Placed
 from autosplit.placing.sites import Choice, Site
-from autosplit.tracing.aliasing import aliases_of
+from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.machine import Link, Machine, parse_device
+from autosplit.values.plan import held_on
 from autosplit.values.profile import Profile
 
 MACHINE = Machine.of(
@@ -75,10 +76,11 @@ def test_pins_that_cannot_hold_and_a_missing_profile_are_named(traced: Traced, p
 
 def test_caps_count_values_and_ring_slots_beside_weights(traced: Traced, profile: Profile) -> None:
     free = annotate(traced, default="auto", machine=MACHINE, profile=profile, planner_s=300)
-    aliases = aliases_of(traced)
 
     def held(placed: Placed) -> dict[str, tuple[int, int]]:
-        return held_by_device(stage_memories(traced.graph, placed.plan(), aliases.num_bytes, aliases.views))
+        plan = count(traced.graph, placed.plan(), values_of(traced))
+        names = dict.fromkeys(name for stage in plan.stages for name in stage.devices)
+        return {name: held_on([stage for stage in plan.stages if name in stage.devices], traced.graph) for name in names}
 
     heavy = max(held(free), key=lambda name: sum(held(free)[name]))
     weights, beside = held(free)[heavy]
@@ -88,5 +90,7 @@ def test_caps_count_values_and_ring_slots_beside_weights(traced: Traced, profile
     within = annotate(traced, default="auto", machine=MACHINE.with_memory({heavy: weights + beside}), profile=profile)
     assert sum(held(within)[heavy]) <= weights + beside
     tight = MACHINE.with_memory({device.name: weights for device in MACHINE.devices})
-    with pytest.raises(InfeasibleError, match=r"of values and ring slots, and its cap is|no plan fits"):
+    with pytest.raises(
+        InfeasibleError, match=r"of weights and .* beside them \(values, rings, backend, process\), and its cap is|no plan fits"
+    ):
         annotate(traced, default="auto", machine=tight, profile=profile, planner_s=300)

@@ -14,7 +14,7 @@ from autosplit.values.plan import Plan, Prediction, Source, Stage
 LATENCY = LatencyStats.of([0.01])
 WHOLE = LatencyStats.of([0.009])
 COPY = LatencyStats.of([0.001])
-WORKER = StageStats("stage0", "cpu:0", 0, "eager", 1, 9, 0, 0, WHOLE, LATENCY, COPY, LATENCY, 0, 0, 0.1)
+WORKER = StageStats("stage0", "cpu:0", 0, "eager", 1, 9, 0, 0, WHOLE, LATENCY, COPY, LATENCY, 0, 0, 0, 0.1)
 PLAN = Plan(Source("m:f"), "g", "p", (Stage("stage0", ("a", "b"), ("cpu:0",), load_s=0.011),), Prediction(0, 0, 0, 0, 110.0))
 
 

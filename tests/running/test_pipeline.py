@@ -77,7 +77,7 @@ def test_a_worker_holds_its_own_stage_and_says_how_it_used_its_time(tmp_path: Pa
         stats = pipeline.stats()
     half = programs[0].weight_bytes / 2
     for stage in stats.stages:
-        assert 0.5 * half < stage.stage_bytes < 1.5 * half
+        assert 0.9 * half < stage.held_bytes < 1.1 * half + 2**20 and stage.base_bytes > 2**20
         assert stage.num_requests == 10 and stage.busy.count == 10 and stage.threads == 1 and stage.backend == "eager"
         assert stage.busy.p50_s > stage.transfer.p50_s > 0
 

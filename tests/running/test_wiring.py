@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from pipelines import double, local
 
 from autosplit.errors import PlanError
-from autosplit.running.wiring import HOST, StagePlacement, wire
+from autosplit.memory.slots import HOST
+from autosplit.running.wiring import StagePlacement, wire
 from autosplit.tracing.tensorspec import TensorSpec
 
 

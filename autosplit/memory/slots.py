@@ -1,0 +1,61 @@
+"""How many slots the rings between stages have, and how many requests are in flight."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BURST = 16
+"""The most requests in flight if they are small and answers come fast, so that the host wakes once for several answers."""
+
+BURST_BYTES = 512 * 1024
+"""The most bytes of these requests in the host's slots: half of a core's second-level cache."""
+
+HOST = -1
+"""The host's number among the stages; a stage's number is its position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The replicas of a stage, the requests that each works on at once, and the slots of a ring that leads to the stage."""
+
+    replicas: int
+    streams: int
+    queue_depth: int
+
+
+def in_flight(stages: Sequence[Workers], host_bytes: int, in_order: bool = True) -> tuple[int, int]:
+    """The most requests in flight, and the most while small ones come fast.
+
+    Every replica has work and every ring is half full then.
+
+    Args:
+        stages: the stages.
+        host_bytes: bytes that the host writes and reads for one request.
+        in_order: False lets requests overtake each other.
+    """
+    window = sum(stage.replicas * (stage.streams + max(1, stage.queue_depth // 2)) for stage in stages)
+    return window, max(window, min(BURST, BURST_BYTES // max(1, host_bytes))) if in_order else window
+
+
+def num_slots(
+    stages: Sequence[Workers], source: int, target: int, levels: Sequence[int], most: int, in_order: bool = True
+) -> int:
+    """Slots of each ring from one stage to another, where a ring carries each ``lcm``-th request of the replicas of both.
+
+    Args:
+        stages: the stages.
+        source: the number of the stage that sends, or HOST.
+        target: the number of the stage that receives, or HOST.
+        levels: for each stage up to the target, the most stages before it on a path from the host.
+        most: the most requests in flight.
+        in_order: False gives every ring a slot for each request in flight.
+    """
+    replicas = [1 if number == HOST else stages[number].replicas for number in (source, target)]
+    share = -(-most // math.lcm(*replicas))
+    if source == HOST:
+        # The host never waits for a slot, and a slot keeps its request for a replay until the answer is delivered.
+        return share + 1
+    if target == HOST or not in_order:
+        return share
+    # A value that skips stages waits for them: one more slot for each.
+    return min(share, stages[target].queue_depth + levels[target] - levels[source] - 1)

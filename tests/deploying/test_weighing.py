@@ -1,0 +1,66 @@
+"""The memory account: planner, plan, host and measurement count alike."""
+
+from dataclasses import replace
+
+import pytest
+
+from autosplit.deploying.weighing import Scales
+from autosplit.deploying.workspace import Workspace, deploy
+from autosplit.devices.limits import usable_cores
+from autosplit.errors import DeviceError, PlanError
+from autosplit.memory.stages import count
+from autosplit.serving.hostmanager import HostManager
+from autosplit.tracing.aliasing import values_of
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, held_on
+from autosplit.values.profile import Profile
+
+CORE = f"cpu:{usable_cores()[0]}"
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trace(load_model("autosplit.examples.tied:tied"))
+
+
+def one_stage(traced: Traced, device: str) -> Plan:
+    stage = Stage("stage0", tuple(op.name for op in traced.graph.ops), (device,))
+    return Plan(Source("m"), traced.graph.hash, "", (stage,), UNKNOWN)
+
+
+def test_the_host_takes_a_plan_at_the_bytes_that_were_counted_and_refuses_one_byte_less(traced: Traced) -> None:
+    ops = [op.name for op in traced.graph.ops]
+    halves = tuple(Stage(f"stage{k}", tuple(part), ("null:0",)) for k, part in enumerate((ops[:2], ops[2:])))
+    plan = count(traced.graph, replace(one_stage(traced, "null:0"), stages=halves), values_of(traced))
+    total = sum(held_on(plan.stages, traced.graph))
+    free = Machine.of([parse_device("null:0")])
+    with Workspace() as workspace:
+        fitting = free.with_memory({"null:0": total})
+        plan.verify(traced.graph, fitting)
+        with HostManager(fitting) as host:
+            deploy(host, "net", traced, plan, fitting, workspace)
+            assert host.devices["null:0"].used_bytes == total
+        short = free.with_memory({"null:0": total - 1})
+        with pytest.raises(PlanError, match=r"device 'null:0' would hold .* of weights and .* beside them .* and its cap is"):
+            plan.verify(traced.graph, short)
+        with HostManager(short) as host, pytest.raises(DeviceError, match=r"needs .* on device 'null:0', and .* are free"):
+            deploy(host, "net", traced, plan, free, workspace)
+        with pytest.raises(PlanError, match="beside them"), HostManager() as host:
+            deploy(host, "net", traced, one_stage(traced, "null:0"), short.with_memory({"null:0": 1}), workspace)
+
+
+def test_a_stage_is_weighed_once_and_then_counts_as_it_was_measured(traced: Traced) -> None:
+    machine, plan = Machine.of([parse_device(CORE)]), one_stage(traced, CORE)
+    scales, profile = Scales(machine), Profile.given(traced.graph, {(op.name, CORE): 1e-3 for op in traced.graph.ops})
+    weighed = scales.weighed(traced, profile, plan)
+    [memory] = [stage.memory for stage in weighed.stages]
+    assert memory is not None and memory.weighed and memory.base_bytes > 50e6
+    found = scales.footprint(traced, plan, plan.stages[0])
+    assert found is not None and memory.held_bytes == found.held_bytes
+    assert traced.graph.weight_bytes <= memory.held_bytes < traced.graph.weight_bytes + 20e6
+    scales.weigh(traced, replace(plan, queue_depth=2))
+    assert scales.footprint(traced, plan, plan.stages[0]) is found
+    again = Profile.from_dict(scales.into(profile, traced).to_dict())
+    assert count(traced.graph, plan, values_of(traced), again) == weighed

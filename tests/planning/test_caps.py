@@ -1,0 +1,105 @@
+"""Plans within caps: the whole memory account, against brute force over all contiguous splits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise, permutations
+
+import numpy as np
+import pytest
+
+from autosplit.errors import InfeasibleError
+from autosplit.memory.stages import ValueMemory, count, stage_memories, with_footprints
+from autosplit.planning.caps import plan_within_caps
+from autosplit.planning.plans import plan_model
+from autosplit.planning.predicting import predict
+from autosplit.values.constraints import Constraints
+from autosplit.values.graph import Graph, Op, Value, Weight
+from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, over_cap
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Footprint, stage_key
+
+NAMES = ("null:0", "null:1")
+SOURCE = Source("m:f")
+
+
+def drawn(seed: int, num_ops: int = 6) -> tuple[Graph, Profile, Machine]:
+    """A chain with random weights and values, one tied weight, and caps that some splits keep."""
+    rng = np.random.default_rng(seed)
+    sizes = [int(size) for size in rng.integers(1, 40, num_ops + 1) * 64]
+    names = ["x", *(f"a{number}" for number in range(num_ops))]
+    values = {name: Value(name, (size // 4,), "float32", size) for name, size in zip(names, sizes, strict=True)}
+    weights = {f"w{k}": Weight(f"w{k}", (1,), "float32", int(rng.integers(1, 60)) * 64) for k in range(num_ops)}
+    read = [f"w{k}" if k != num_ops - 1 else "w0" for k in range(num_ops)]
+    ops = tuple(Op(f"a{k}", "linear", "", (names[k],), (names[k + 1],), (read[k],), f"s{k}") for k in range(num_ops))
+    graph = Graph("drawn", ("x",), (names[-1],), ops, values, weights)
+    seconds = {(op.name, name): float(rng.integers(1, 9)) for op in ops for name in NAMES}
+    caps = {name: int(rng.integers(200, 1600)) * 64 for name in NAMES}
+    return graph, Profile.given(graph, seconds), Machine.of(map(parse_device, NAMES)).with_memory(caps)
+
+
+def planned(graph: Graph, profile: Profile, machine: Machine) -> Plan:
+    def ask(tight: Machine, backends: Sequence[str]) -> Plan:
+        return plan_model(graph, tight, profile, SOURCE, Constraints(max_replicas=1), backends, time_limit_s=0.5)
+
+    return plan_within_caps(ask, machine, ["eager"], graph, lambda plan: count(graph, plan, None, profile))
+
+
+def every_split(graph: Graph, profile: Profile, machine: Machine) -> list[Plan]:
+    """All plans with one or two contiguous stages, each on a device of its own, whose memory is within the caps."""
+    ops, found = [op.name for op in graph.ops], []
+    for num_stages in (1, 2):
+        for cuts in combinations(range(1, len(ops)), num_stages - 1):
+            for devices in permutations(NAMES, num_stages):
+                ends = zip((0, *cuts), (*cuts, len(ops)), strict=True)
+                stages = [Stage(f"stage{k}", tuple(ops[a:b]), (devices[k],)) for k, (a, b) in enumerate(ends)]
+                plan = count(graph, Plan(SOURCE, graph.hash, profile.hash, tuple(stages), UNKNOWN), None, profile)
+                on = {name: [stage for stage in plan.stages if name in stage.devices] for name in NAMES}
+                if not any(over_cap(machine[name], on[name], graph) for name in NAMES):
+                    found.append(predict(plan, graph, machine, profile))
+    return found
+
+
+def test_plans_keep_their_caps_and_their_bounds_hold_for_every_split_that_does() -> None:
+    found, missed = 0, 0
+    for seed in range(20):
+        graph, profile, machine = drawn(seed)
+        possible = every_split(graph, profile, machine)
+        try:
+            plan = planned(graph, profile, machine).verify(graph, machine)
+        except InfeasibleError:
+            missed += bool(possible)
+            continue
+        found += 1
+        assert all(stage.memory is not None for stage in plan.stages)
+        for other in possible:
+            assert plan.prediction.bound_s <= other.prediction.bottleneck_s * (1 + 1e-9)
+    assert found >= 10 and missed <= 2
+
+
+def test_what_was_measured_counts_in_place_of_weights_and_values() -> None:
+    graph, profile, machine = drawn(0)
+    everything = tuple(op.name for op in graph.ops)
+    profile = with_footprints(profile, "eager", 1, {stage_key(everything): Footprint(1000, 90_000, 500)})
+    halves = [everything[:3], everything[3:]]
+    stages = tuple(Stage(f"stage{k}", ops, (NAMES[k],)) for k, ops in enumerate(halves))
+    plan = Plan(SOURCE, graph.hash, profile.hash, stages, UNKNOWN)
+    [whole] = stage_memories(graph, replace(plan, stages=(Stage("s", everything, NAMES[:1]),)), None, profile)
+    assert whole.weighed and whole.held_bytes == 90_000 and whole.base_bytes == 1000
+    for one, bare in zip(stage_memories(graph, plan, None, profile), stage_memories(graph, plan), strict=True):
+        assert not one.weighed and one.base_bytes == 1000 and bare.base_bytes == 0
+        assert one.held_bytes == bare.held_bytes + 500 and one.ring_bytes == bare.ring_bytes
+    weighty = machine.with_memory(dict.fromkeys(NAMES, graph.weight_bytes))
+    with pytest.raises(InfeasibleError, match=r"no plan within the caps was found: .* beside them .* its cap is"):
+        planned(graph, profile, weighty)
+
+
+def test_views_and_dead_values_take_no_memory() -> None:
+    graph, _, _ = drawn(1)
+    plan = Plan(SOURCE, graph.hash, "", (Stage("s", tuple(op.name for op in graph.ops), NAMES[:1]),), UNKNOWN)
+    [dense] = stage_memories(graph, plan)
+    plain = ValueMemory.of(graph)
+    [viewed] = stage_memories(graph, plan, ValueMemory(plain.num_bytes, {f"a{k}": f"a{k - 1}" for k in range(1, 6)}))
+    sizes = [plain.num_bytes[f"a{k}"] for k in range(6)]
+    assert dense.arena_bytes == max(map(sum, pairwise(sizes)))
+    assert viewed.arena_bytes == sizes[0]
