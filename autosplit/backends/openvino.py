@@ -182,7 +182,7 @@ def open_ir(stage: OnnxStage, weights: Path, chosen: Mapping[str, Any], blob: Pa
     _require_numpy(stage)
     with quiet():
         if blob is not None:
-            # A blob of another processor or another version is refused; the file itself is for all of them.
+            # OpenVINO refuses a blob whose header names another version of it or another instruction set, and a damaged one.
             with contextlib.suppress(RuntimeError):
                 given = {**chosen, **WEIGHTLESS, "WEIGHTS_PATH": str(weights)}
                 return Compiled(core().import_model(io.BytesIO(blob.read_bytes()), "CPU", given))

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autosplit.bundling.openbundle import load_bundle
-from autosplit.deploying.checking import Reference, is_exact, limit_of
+from autosplit.deploying.checking import Reference, threads_of, worst_error
 from autosplit.errors import BundleError
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.differing import NumericalError, compare
+from autosplit.tracing.differing import NumericalError
 from autosplit.values.plan import Plan
 
 
@@ -19,15 +19,9 @@ def check_bundle(path: Path, networks: Mapping[str, tuple[Traced, Plan]]) -> dic
     """
     found = {}
     for name, (traced, plan) in networks.items():
-        threads = {op: stage.threads for stage in plan.stages for op in stage.ops} if is_exact(plan) else {}
-        reference = Reference.of(traced, threads)
+        reference = Reference.of(traced, threads_of(plan))
         with load_bundle(path, network=name, allow_native=True, verify=False) as bundle:
-            errors = [
-                compare(traced.graph.outputs, bundle.run(inputs), expected)
-                for inputs, expected in zip(reference.work, reference.expected, strict=True)
-            ]
-        worst = max(errors, key=lambda error: error.relative)
-        limit = limit_of(plan, traced, reference.work, reference.expected)
+            worst, limit = worst_error(plan, reference, [bundle.run(inputs) for inputs in reference.work])
         if not worst.relative <= limit:
             raise BundleError(
                 f"network '{name}' of bundle '{path}' gives wrong numbers: output '{worst.output}' is off by "

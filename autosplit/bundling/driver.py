@@ -3,7 +3,7 @@
     from driver import Bundle
     bundle = Bundle()                        # the folder that this file lies in; a network's name where there are several
     answer = bundle.run({"x": array})        # one request: arrays by name or in order; returns what the model returns
-    answers = bundle.run_many(requests, policy="threads")  # one thread for each part; "serial" runs them one by one
+    answers = bundle.run_many(requests, policy="pipelined")  # a thread for each part; "serial" runs them one by one
 
 The folder may be moved as a whole. ``manifest.json`` is the table of the parts.
 """
@@ -66,12 +66,12 @@ class Bundle:
         return filled(self.network["answer"], values)
 
     def run_many(self, requests: Iterable[Request], policy: str = "serial", depth: int = 2) -> list[Any]:
-        """The answers to many requests, in order; with ``policy="threads"`` at most ``depth`` wait before each part.
+        """The answers to many requests, in order; with ``policy="pipelined"`` at most ``depth`` wait before each part.
 
         Raises: the first error of a part, once all threads have ended.
         """
-        if policy not in ("serial", "threads"):
-            raise ValueError(f"policy must be 'serial' or 'threads', but is {policy!r}")
+        if policy not in ("serial", "pipelined"):
+            raise ValueError(f"policy must be 'serial' or 'pipelined', but is {policy!r}")
         if policy == "serial":
             return [self.run(request) for request in requests]
         queues: list[queue.Queue[Any]] = [queue.Queue(depth) for _ in self._runs]
@@ -166,7 +166,7 @@ def _openvino(folder: Path, part: Mapping[str, Any], bundle: Bundle, threads: in
         given = {**settings, "CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(folder / WEIGHTS)}
         try:
             model = _core().import_model(blob, "CPU", given)
-        except RuntimeError:  # OpenVINO refuses the blob; the other file is for every processor
+        except RuntimeError:  # the blob's header names another version of OpenVINO or another instruction set
             model = None
     if model is None:
         model = _core().compile_model(_core().read_model(folder / part["files"]["ir"], folder / WEIGHTS), "CPU", settings)

@@ -46,38 +46,65 @@ class PartChain:
 
     def load(self, threads: int, device: str, shared: bool) -> "Runnable":
         """Load every part, each for its own number of threads. Raises: BackendError: a runtime refuses one."""
-        runs = [part.module.load(part.threads or threads, device, shared) for part in self.parts]
-        return lambda inputs: self._walk(runs, inputs)[1]
+        steps = self._steps(threads, device, shared)
+
+        def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+            values = self._named(inputs)
+            for step in steps:
+                try:
+                    step(values)
+                except Exception as failure:
+                    raise RuntimeError(f"part '{step.part.name}': {type(failure).__name__}: {failure}") from failure
+            return [values[spec.name] for spec in self.outputs]
+
+        return run
 
     def failing_op(self, inputs: Sequence[torch.Tensor]) -> str | None:
         """Run the parts anew up to the one that raises, and ask it for its op."""
-        runs = [part.module.load(part.threads or 1, "cpu:0", True) for part in self.parts]
-        failed, found = self._walk(runs, inputs, until_failure=True)
-        return None if failed is None else failed.module.failing_op(found)
+        values = self._named(inputs)
+        for step in self._steps(1, "cpu:0", True):
+            given = step.inputs(values)
+            try:
+                step(values)
+            except Exception:
+                return step.part.module.failing_op(given)
+        return None
 
-    def _walk(
-        self, runs: Sequence["Runnable"], inputs: Sequence[torch.Tensor], until_failure: bool = False
-    ) -> tuple[StagePlacement | None, list[torch.Tensor]]:
-        """Run the parts. Returns: None and the outputs; with ``until_failure``, the part that raises and its inputs.
+    def _named(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {spec.name: value for spec, value in zip(self.inputs, inputs, strict=True)}
 
-        Raises: RuntimeError: a part failed; the message names it.
-        """
-        values = {spec.name: value for spec, value in zip(self.inputs, inputs, strict=True)}
+    def _steps(self, threads: int, device: str, shared: bool) -> list["Step"]:
+        """The parts, loaded, each with the values that nothing after it needs."""
         last = {spec.name: number for number, part in enumerate(self.parts) for spec in part.inputs}
         kept = {spec.name for spec in self.outputs}
-        for number, (part, run) in enumerate(zip(self.parts, runs, strict=True)):
-            given = [values[spec.name] for spec in part.inputs]
-            try:
-                made = run(given)
-            except Exception as failure:
-                if until_failure:
-                    return part, given
-                raise RuntimeError(f"part '{part.name}': {type(failure).__name__}: {failure}") from failure
-            values.update((spec.name, value) for spec, value in zip(part.outputs, made, strict=True))
-            for spec in part.inputs:
-                if last[spec.name] == number and spec.name not in kept:
-                    values.pop(spec.name, None)
-        return None, [values[spec.name] for spec in self.outputs]
+        return [
+            Step(
+                part,
+                part.module.load(part.threads or threads, device, shared),
+                tuple(spec.name for spec in part.inputs if last[spec.name] == number and spec.name not in kept),
+            )
+            for number, part in enumerate(self.parts)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A loaded part of a chain: it adds its outputs to the values of a request, and drops those that no later part reads."""
+
+    part: StagePlacement
+    run: "Runnable"
+    dropped: tuple[str, ...]
+
+    def inputs(self, values: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        """The values that the part reads."""
+        return [values[spec.name] for spec in self.part.inputs]
+
+    def __call__(self, values: dict[str, torch.Tensor]) -> None:
+        """Run the part on the values of a request, and change these."""
+        made = self.run(self.inputs(values))
+        values.update((spec.name, value) for spec, value in zip(self.part.outputs, made, strict=True))
+        for name in self.dropped:
+            values.pop(name, None)
 
 
 def as_one_stage(

@@ -55,6 +55,21 @@ class Reference:
         return Reference(traced, threads, work, expected)
 
 
+def threads_of(plan: Plan) -> dict[str, int]:
+    """The threads that each op of the reference runs with: those of its stage where outputs must be exact, else torch's own."""
+    return {op: stage.threads for stage in plan.stages for op in stage.ops} if is_exact(plan) else {}
+
+
+def worst_error(plan: Plan, reference: Reference, answers: Sequence[Sequence[torch.Tensor]]) -> tuple[NumericalError, float]:
+    """The largest error of a plan's answers to the reference's inputs, sent in turn, and the relative error that is allowed.
+
+    Raises: BackendError: number, shape or dtype of the outputs differ.
+    """
+    traced, expected = reference.traced, reference.expected
+    errors = [compare(traced.graph.outputs, found, expected[k % len(expected)]) for k, found in enumerate(answers)]
+    return max(errors, key=lambda error: error.relative), limit_of(plan, traced, reference.work, expected)
+
+
 def is_exact(plan: Plan) -> bool:
     """Whether the plan's outputs must be eager's bit for bit."""
     return all(exact_on(get_backend(stage.backend), name, plan.precision) for stage in plan.stages for name in stage.devices)

@@ -10,7 +10,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Reference, blame, is_exact, limit_of
+from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Reference, blame, threads_of, worst_error
 from autosplit.deploying.service import Call, Service
 from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy
@@ -21,7 +21,7 @@ from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.capturing import Traced
-from autosplit.tracing.differing import NumericalError, compare
+from autosplit.tracing.differing import NumericalError
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 
@@ -230,14 +230,11 @@ class SideBySide:
 
     def _check(self, plan: Plan, pipeline: Engine, traced: Traced) -> Contender:
         reference = self._reference(plan, traced)
-        work, expected = reference.work, reference.expected
+        work = reference.work
         passes = 2 if len(work) == NUM_DISTINCT else 1
         count = max(len(work), passes * sum(len(stage.devices) * stage.streams for stage in plan.stages))
         answers = pipeline.run_many([work[k % len(work)] for k in range(count)])
-        names = traced.graph.outputs
-        errors = [compare(names, answer, expected[k % len(work)]) for k, answer in enumerate(answers)]
-        worst = max(errors, key=lambda error: error.relative)
-        limit = limit_of(plan, traced, work, expected)
+        worst, limit = worst_error(plan, reference, answers)
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
         service = Service(traced, pipeline)
         calls = [service.calling(inputs) for inputs in work]
@@ -247,7 +244,7 @@ class SideBySide:
 
     def _reference(self, plan: Plan, traced: Traced) -> Reference:
         """The outputs of the unsplit model in eager; plans whose stages are not exact share one reference."""
-        threads = {op: stage.threads for stage in plan.stages for op in stage.ops} if is_exact(plan) else {}
+        threads = threads_of(plan)
         found = next((one for one in self._references if one.traced is traced and one.threads == threads), None)
         if found is None:
             found = Reference.of(traced, threads)

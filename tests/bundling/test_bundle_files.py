@@ -1,6 +1,8 @@
 """A plan becomes a bundle, and the bundle runs: on any backend, by any policy, without the model."""
 
+import io
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from autosplit.backends import openvino
 from autosplit.bundling.bundler import write_bundle
 from autosplit.bundling.crosscheck import check_bundle
 from autosplit.bundling.dumps import differences_of, example_inputs, read_dump, write_dump
@@ -119,9 +122,9 @@ from driver import Bundle
 stored = np.load(sys.argv[1])
 requests = [[stored[f"{k}.0"], stored[f"{k}.1"]] for k in range(4)]
 bundle = Bundle(network="mixed")
-serial, threads = bundle.run_many(requests), bundle.run_many(requests, policy="threads")
-assert all(np.array_equal(a[name], b[name]) for a, b in zip(serial, threads, strict=True) for name in a)
-np.savez(sys.argv[2], **{f"{k}.{name}": v for k, answer in enumerate(threads) for name, v in answer.items()})
+serial, pipelined = bundle.run_many(requests), bundle.run_many(requests, policy="pipelined")
+assert all(np.array_equal(a[name], b[name]) for a, b in zip(serial, pipelined, strict=True) for name in a)
+np.savez(sys.argv[2], **{f"{k}.{name}": v for k, answer in enumerate(pipelined) for name, v in answer.items()})
 """
     command = [sys.executable, "-c", script, str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
@@ -288,6 +291,19 @@ def test_a_wrong_request_names_the_op_and_later_ones_are_answered(skips, folder,
         assert bundle(torch.zeros(2, dtype=torch.int64)).shape == (2, 8)
     with pytest.raises(RefusedError, match="closed"):
         bundle.run([torch.zeros(2, dtype=torch.int64)])
+
+
+@pytest.mark.parametrize("change", [(b";ov=2", b";ov=1"), (b";isa=", b";isA="), (b"cnndata", b"cnndatX")])
+def test_a_blob_of_another_openvino_or_processor_is_refused_and_the_file_is_compiled(skips, folder, tmp_path, change):
+    copied = shutil.copytree(folder, tmp_path / "app.asb")
+    [blob] = copied.glob("*.blob")
+    blob.write_bytes(blob.read_bytes().replace(*change))
+    with pytest.raises(RuntimeError):
+        openvino.core().import_model(io.BytesIO(blob.read_bytes()), "CPU", {"WEIGHTS_PATH": str(copied / WEIGHTS)})
+    request = requests_of(1)
+    with load_bundle(copied, network="mixed", verify=False) as bundle:
+        for found, wanted in zip(bundle.run(request[0]), answers_of(skips, request)[0], strict=True):
+            torch.testing.assert_close(found, wanted)
 
 
 def test_a_comparison_names_the_first_part_that_differs(folder, tmp_path):

@@ -83,7 +83,7 @@ stored = np.load(sys.argv[1])
 requests = [[stored[f"{i}.{j}"] for j in range(2)] for i in range(5)]
 pipeline = Bundle()
 single = [pipeline.run(request) for request in requests]
-many = pipeline.run_many(requests, policy="threads")
+many = pipeline.run_many(requests, policy="pipelined")
 assert all(np.array_equal(a[k], b[k]) for a, b in zip(single, many, strict=True) for k in a)
 np.savez(sys.argv[2], **{f"{i}.{k}": v for i, result in enumerate(many) for k, v in result.items()})
 """
@@ -188,10 +188,10 @@ def test_an_error_in_a_part_ends_the_run(skips, exported, monkeypatch):
     pipeline = driver.Bundle(exported)
     inputs = [value.numpy() for value in skips.example_inputs]
     with pytest.raises(ValueError, match="the inputs are"):
-        pipeline.run_many([inputs, {}], policy="threads")
+        pipeline.run_many([inputs, {}], policy="pipelined")
     monkeypatch.setattr(pipeline._runs[1], "_call", lambda values: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        pipeline.run_many([inputs] * 20, policy="threads")
+        pipeline.run_many([inputs] * 20, policy="pipelined")
 
 
 def test_an_export_that_fails_leaves_nothing(tmp_path):
