@@ -143,6 +143,10 @@ class Executor:
         """The times of the last requests, the newest last."""
         return list(self._answers.times)
 
+    def finish(self) -> None:
+        """Wait until an executor that has given up has answered all its requests."""
+        self._thread.join()
+
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
         try:

@@ -53,6 +53,9 @@ class Pace:
 class InFlight:
     """The requests in flight; the executor holds its lock around each call that changes them.
 
+    Order: a request is answered when it is the first one of those without an answer, and only the executor's thread answers
+    requests that were fed. A restart takes away results and never places, so that dying workers cannot change the order.
+
     Attributes:
         lanes: which numbers requests get.
         pace: how many requests there may be.

@@ -92,6 +92,7 @@ class Pipeline(Engine):
             if self.failure is None:
                 raise UsageError("the pipeline runs and need not be opened again")
             old = self._executor
+            old.finish()  # else a request of the new one may be answered before those that failed with the old one
             self._deployment.close(timeout_s=0.5)
             modules = {config.stage: config.module for config in self._deployment.worker_configs}
             stages = tuple(replace(stage, module=modules[stage.name]) for stage in self.wiring.stages)

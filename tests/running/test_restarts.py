@@ -168,6 +168,29 @@ def test_a_stage_that_says_why_it_cannot_be_loaded_ends_the_pipeline_at_once() -
         assert pipeline.run(request(1))[0][0] == 2
 
 
+def test_a_pipeline_that_is_opened_again_answers_nothing_before_the_last_of_those_that_failed() -> None:
+    answered, held = list[int](), threading.Event()
+    with Pipeline([stage(Loading(Once(0, 1), on_load=dies_while_it_loads(1)))], ["x"], ["y"], max_restarts=0) as pipeline:
+        futures = [pipeline.submit(request(k)) for k in range(2)]
+        futures[0].add_done_callback(lambda done: held.wait(20))
+        futures[1].add_done_callback(lambda done: answered.append(1))
+        with pytest.raises(WorkerError):
+            futures[0].result(20)
+
+        def ask() -> None:
+            while pipeline.failure is not None:
+                time.sleep(0.001)
+            pipeline.run(request(2))
+            answered.append(2)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        threading.Timer(0.3, held.set).start()
+        pipeline.reopen()
+        asking.join(20)
+    assert answered == [1, 2]
+
+
 def test_a_network_that_has_given_up_is_opened_again_in_its_host() -> None:
     module = Loading(Once(0, 1), on_load=dies_while_it_loads(1))
     with HostManager() as host:
