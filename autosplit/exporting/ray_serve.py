@@ -40,7 +40,7 @@ def write(job: Job, folder: Path) -> list[str]:
     application = {"name": "model", "route_prefix": "/", "import_path": "app:build", "deployments": deployments}
     text = yaml.safe_dump({"proxy_location": "HeadOnly", "applications": [application]}, sort_keys=False)
     (folder / CONFIG).write_text(text, encoding="utf-8")
-    return [f"serve it: cd {folder.name} && serve run {CONFIG}"]
+    return [f"serve it, in this folder: serve run {CONFIG}"]
 
 
 TARGET = Target(

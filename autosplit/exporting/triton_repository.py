@@ -61,7 +61,7 @@ def write(job: Job, folder: Path) -> list[str]:
         (folder / config["name"] / "config.pbtxt").write_text(pbtxt(config), encoding="utf-8")
     for title, program in zip(stages, job.programs, strict=True):
         write_onnx(program, folder / title / "1" / "model.onnx", dense=False)
-    return [f"start it: tritonserver --model-repository {folder.name}; clients call the model '{name}'"]
+    return [f"start it: tritonserver --model-repository FOLDER; clients call the model '{name}'"]
 
 
 def _port(spec: TensorSpec) -> Config:

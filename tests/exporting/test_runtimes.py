@@ -159,7 +159,8 @@ def test_the_ensemble_that_triton_gets_runs(traced: Traced, wide: Plan, tmp_path
         return pbtxt(config, indent)
 
     monkeypatch.setattr(triton_repository, "pbtxt", kept)
-    write_export("triton", Job(traced, wide), tmp_path / "repository")
+    [note] = write_export("triton", Job(traced, wide), tmp_path / "repository")
+    assert note == "start it: tritonserver --model-repository FOLDER; clients call the model 'skips'"
     import onnxruntime
 
     inputs = requests()
@@ -241,7 +242,9 @@ def test_the_deployments_of_ray_serve_have_the_plans_replicas_and_give_its_numbe
 ) -> None:
     """The deployments' own code runs in this process, in the order of the ingress; Ray itself has a test below."""
     wide = replace(plan, stages=(replace(plan.stages[0], devices=("cpu:0", "cpu:1")), *plan.stages[1:]))
-    write_export("ray-serve", Job(traced, wide), tmp_path / "app")
+    assert write_export("ray-serve", Job(traced, wide), tmp_path / "app") == [
+        "serve it, in this folder: serve run serve_config.yaml"
+    ]
     config = yaml.safe_load((tmp_path / "app" / "serve_config.yaml").read_text())
     [application] = config["applications"]
     replicas = {entry["name"]: entry.get("num_replicas") for entry in application["deployments"]}
