@@ -6,7 +6,7 @@ No weights are fetched. The seed is fixed, so a spec has the same weights in eve
 import contextlib
 import inspect
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -276,6 +276,21 @@ def _hub_code(options: Mapping[str, Any]) -> list[str]:
         elif name in HUB_OPTIONS:
             faults.append(f"{name}: leave it out, or write a function that returns (module, inputs)")
     return faults
+
+
+@contextlib.contextmanager
+def without_caches(module: Any) -> Iterator[int]:
+    """Turn the key-value caches of a module's parts off for a while; give the number of configs that had one turned on."""
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    configs: dict[int, Any] = {id(part.config): part.config for part in parts if hasattr(part, "config")}
+    on = [config for config in configs.values() if getattr(config, "use_cache", None) is True]
+    for config in on:
+        config.use_cache = False
+    try:
+        yield len(on)
+    finally:
+        for config in on:
+            config.use_cache = True
 
 
 def _turn_off_caches(config: Any, given: Mapping[str, Any]) -> None:

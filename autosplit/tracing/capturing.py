@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from autosplit.errors import TraceError, UsageError, is_interrupt
-from autosplit.tracing import devicecopies, flattening
+from autosplit.tracing import architectures, devicecopies, flattening
 from autosplit.tracing.callbinding import bind, signature_of
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.flattening import Fixed
@@ -34,6 +34,8 @@ from autosplit.tracing.tensorspec import TensorSpec, differences, laid_out, layo
 from autosplit.tracing.verifying import own_storage, verify
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.plan import PYTHON_OBJECT, Source
+
+WITHOUT_CACHE = "the model returns a key-value cache, which no graph can hold: it was traced with config.use_cache = False"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +133,14 @@ def trace(model: Model, *, check: bool = True) -> Traced:
     """
     args, kwargs = own_storage((tuple(model.args), dict(model.kwargs)))  # torch.export takes one tensor given twice as one input
     model = replace(model, args=args, kwargs=kwargs)
-    exported = _export(model)
+    try:
+        exported = _export(model)
+    except TraceError as failure:
+        with architectures.without_caches(model.module) as num_caches:
+            if model.source.spec or not num_caches or "Cache" not in str(failure):
+                raise
+            found = trace(model, check=check)
+        return replace(found, notes=(*found.notes, WITHOUT_CACHE))
     if not any(map(flattening.sorts_integers, exported.graph.nodes)):
         return _traced(model, exported, flattening.flatten(model.name, exported), check)
     try:

@@ -12,7 +12,7 @@ from autosplit.errors import TraceError, UsageError
 from autosplit.examples.mlp import mlp
 from autosplit.examples.tied import tied
 from autosplit.examples.unet import unet
-from autosplit.tracing.capturing import trace
+from autosplit.tracing.capturing import WITHOUT_CACHE, trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.graph import Graph
 
@@ -385,6 +385,13 @@ def test_cache_object_is_refused_with_the_way_out():
     spec = "transformers:GPT2Model?n_embd=32&n_layer=1&n_head=2&vocab_size=100&use_cache=true"
     with pytest.raises(TraceError, match=r"DynamicCache.*\?use_cache=false"):
         trace(load_model(spec, seq_len=8))
+
+
+def test_a_module_that_returns_a_cache_is_traced_without_it():
+    module = load_model("transformers:GPT2Model?n_embd=32&n_layer=1&n_head=2&vocab_size=100&use_cache=true", seq_len=8).module
+    found = trace(load_model(module, inputs={"input_ids": torch.arange(8)[None]}))
+    assert found.notes == (WITHOUT_CACHE,) and module.config.use_cache and found.module_error.absolute == 0
+    assert list(found.run(input_ids=torch.zeros(1, 8, dtype=torch.int64))) == ["last_hidden_state"]
 
 
 def test_control_flow_in_the_graph_is_refused():
