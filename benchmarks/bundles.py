@@ -1,7 +1,8 @@
 """Start a plan from its model and from its bundle: ``python -m benchmarks.bundles [MODEL ...]``.
 
 Each way is a new process. Its seconds run from the start of the process to the first answer, and its memory is the sum of the
-proportional set sizes of the process and its children at that moment. The ways run in interleaved rounds; a figure is the median.
+proportional set sizes of the process and its children at that moment. The ways run in interleaved rounds. A figure is the median,
+and behind it stand the lowest and the highest round. Processor seconds are those of the process and of all its children.
 """
 
 import argparse
@@ -9,8 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import psutil
 
@@ -83,8 +86,16 @@ def make(spec: str, backend: str, folder: Path) -> tuple[Manifest, int]:
     )
 
 
-def start(program: str, folder: Path, policy: str) -> tuple[float, float]:
-    """Seconds from the start of a process to its first answer, and MB of it and its children at that moment."""
+class Start(NamedTuple):
+    """A start: seconds to the first answer, processor seconds until then, and MB at that moment."""
+
+    seconds: float
+    processor_s: float
+    mb: float
+
+
+def start(program: str, folder: Path, policy: str) -> Start:
+    """Start a process and wait for its first answer."""
     began = time.perf_counter()
     command = [sys.executable, "-c", program, str(folder), policy]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -95,8 +106,15 @@ def start(program: str, folder: Path, policy: str) -> tuple[float, float]:
             raise RuntimeError(f"the process ended before its first answer: {line!r}")
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
         mb = sum(one.memory_full_info().pss for one in family) / 1e6
+        processor_s = sum(sum(one.cpu_times()[:4]) for one in family)  # children that have ended count for their parents
         process.stdin.close()
-    return seconds, mb
+    return Start(seconds, processor_s, mb)
+
+
+def spread(figures: Sequence[float], digits: int) -> str:
+    """The median, and the lowest and highest figure: ``2.1 (1.9 to 2.4)``."""
+    low, high = min(figures), max(figures)
+    return f"{median(figures):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def main() -> None:
@@ -115,9 +133,9 @@ def main() -> None:
             print(
                 f"\n## {name}, {given.backend}\n\nModel's weights {weight_bytes / 1e6:.1f} MB; bundle {total / 1e6:.1f} MB "
                 f"({total / weight_bytes:.3f} of the weights), of which weights {stored / 1e6:.1f} MB.\n\n"
-                "| started from | s to the first answer (rounds) | MB |\n|---|---|---|"
+                "| started from | s to the first answer | processor s | MB |\n|---|---|---|---|"
             )
-            found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+            found: dict[str, list[Start]] = {way: [] for way in WAYS}
             for number in range(given.rounds):
                 for way in list(WAYS)[:: 1 if number % 2 == 0 else -1]:
                     program, policy = WAYS[way]
@@ -125,8 +143,8 @@ def main() -> None:
                         found[way].append(start(program, folder, policy))
             for way, runs in found.items():
                 if runs:
-                    rounds = ", ".join(f"{seconds:.1f}" for seconds, _ in runs)
-                    print(f"| {way} | {median(s for s, _ in runs):.2f} ({rounds}) | {median(mb for _, mb in runs):.0f} |")
+                    seconds, processor_s, mb = zip(*runs, strict=True)
+                    print(f"| {way} | {spread(seconds, 1)} | {spread(processor_s, 1)} | {spread(mb, 0)} |")
             sys.stdout.flush()
 
 
