@@ -80,8 +80,11 @@ class Contender:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are submitted before the answer to the first one is taken."""
-        return max(IN_FLIGHT, self.pipeline.window)
+        """Requests that are submitted before the answer to the first one is taken.
+
+        Where they take long and stages share devices, two for each device: a window of them runs for minutes in many stages.
+        """
+        return 2 * self._at_once if self.slow and self._shares else max(IN_FLIGHT, self.pipeline.window)
 
     @property
     def _at_once(self) -> int:
@@ -99,7 +102,7 @@ class Contender:
 
         Filling and draining the pipeline are not timed: as many requests as are computed at once run before the timed ones, and
         as many after them. Where a request takes long, none runs after, and before only if there are several stages. Where stages
-        share a device, a full window runs before and after: a stage that works ahead leaves its device to the others later, which
+        share a device, ``in_flight`` run before and after: a stage that works ahead leaves its device to the others later, which
         would make them look faster than they are.
         Replicas that form lanes are timed each until its own last answer, and their throughputs add up: a slow lane still has
         requests when the others have none.
@@ -110,7 +113,7 @@ class Contender:
         before = 0 if self.slow and len(self.plan.stages) == 1 else at_once
         after = 0 if self.slow else at_once
         if self._shares:
-            before = after = self.pipeline.window
+            before = after = self.in_flight if self.slow else self.pipeline.window
         total = before + count + after
         begin_ns = time.monotonic_ns()
         under_way: deque[Future[Any]] = deque()
@@ -231,8 +234,8 @@ class SideBySide:
     def _check(self, plan: Plan, pipeline: Engine, traced: Traced) -> Contender:
         reference = self._reference(plan, traced)
         work = reference.work
-        passes = 2 if len(work) == NUM_DISTINCT else 1
-        count = max(len(work), passes * sum(len(stage.devices) * stage.streams for stage in plan.stages))
+        workers = [len(stage.devices) * stage.streams for stage in plan.stages]
+        count = max(len(work), 2 * sum(workers) if len(work) == NUM_DISTINCT else max(workers))
         answers = pipeline.run_many([work[k % len(work)] for k in range(count)])
         worst, limit = worst_error(plan, reference, answers)
         fault = "" if worst.relative <= limit else blame(plan, traced, work[0], worst, limit)
