@@ -314,6 +314,9 @@ class Running:
     ] = None
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds of the plan and the baselines.")] = 5
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace of the run, predicted beside measured.")] = None
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Show how vLLM, accelerate, exo and ollama would split the model, as predicted.")
+    ] = False
     picture: Annotated[Path | None, typer.Option(help="Draw the plan and its baselines as an SVG file.")] = None
     report: Annotated[
         Path | None,

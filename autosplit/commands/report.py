@@ -124,6 +124,13 @@ def run_table(report: RunReport, verbose: bool = False) -> Group:
     return table(report.stage_rows(), title, hide=hide)
 
 
+def peers_table(report: RunReport) -> Group:
+    """The splits of other tools, predicted, the fastest one first, and why others are left out."""
+    left_out = "\n".join(f"'{name}' was left out: {why}" for name, why in report.peers.left_out.items())
+    nothing = "" if report.peers.plans or left_out else "Nothing was measured of this model here, so nothing is predicted."
+    return table(report.peer_rows(), f"{report.model}: the rules of other tools, predicted", left_out or nothing)
+
+
 def baselines_table(report: RunReport, verbose: bool = False) -> Group:
     """The plan beside its baselines, the best one first with the chosen one marked, and why that one was chosen."""
     left_out = [f"'{name}' was left out: {why}" for name, why in report.left_out.items()]

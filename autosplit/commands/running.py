@@ -26,7 +26,7 @@ def run(given: options.Run) -> None:
     """Run a plan, checked against the unsplit model, beside its baselines: the same model run as it usually is."""
     from autosplit import api
     from autosplit.backends.base import get_backend
-    from autosplit.commands.report import baselines_table, run_table
+    from autosplit.commands.report import baselines_table, peers_table, run_table
     from autosplit.deploying.setup import Budget, Setup
     from autosplit.errors import each
     from autosplit.loadedplan import load
@@ -49,7 +49,8 @@ def run(given: options.Run) -> None:
         say(f"note: {note}")
     data = {**report.to_dict(), "plan": str(given.plan)}
     try:
-        show(given, data, run_table(report, given.verbose), baselines_table(report, given.verbose))
+        peers = [peers_table(report)] if given.peers else []
+        show(given, data, run_table(report, given.verbose), baselines_table(report, given.verbose), *peers)
     finally:
         write_trace(given.trace, traced, report)
         write_dot(given.dot, traced.graph, plan)
@@ -64,7 +65,8 @@ def run(given: options.Run) -> None:
 def auto(given: options.Auto) -> None:
     """Do everything: trace, profile, search, run, compare; the best plan is written."""
     from autosplit import api
-    from autosplit.commands.report import baselines_table, plan_table, run_table
+    from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table
+    from autosplit.deploying.comparing import expectation
     from autosplit.values.planfile import write_plan
 
     started = api.now()
@@ -72,7 +74,7 @@ def auto(given: options.Auto) -> None:
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
         progress = StepTimes(drawn)
         setup = given.setup(progress, log(given), hosts)
-        say(api.expectation(machine, setup, budget))
+        say(expectation(machine, setup, budget))
         result = api.auto(trace(given, progress, given.model), machine, wanted, setup=setup, budget=budget)
     report = result.report
     say(seconds_text(progress.seconds if given.verbose else progress.steps_s))
@@ -88,6 +90,7 @@ def auto(given: options.Auto) -> None:
             plan_table(result.plan, given.verbose),
             run_table(report),
             baselines_table(report, given.verbose),
+            *([peers_table(report)] if given.peers else []),
         )
     finally:
         write_plan(replace(result.plan, chosen=report.chosen), result.traced.graph, given.output)

@@ -140,6 +140,7 @@ class Contents(Row):
         objective: ``throughput`` or ``latency``.
         ways: the plan and each baseline.
         left_out: each baseline that did not run, with the reason.
+        peers: the splits of other tools, predicted, as rows of one table.
         notes: what else the user must know.
         stages: the stages of the chosen plan.
         ops: the ops of the model.
@@ -160,6 +161,7 @@ class Contents(Row):
     objective: str
     ways: list[Way]
     left_out: dict[str, str]
+    peers: Rows = []
     notes: list[str]
     stages: list[StageRow]
     ops: list[OpRow]
@@ -205,6 +207,7 @@ def contents_of(
         objective=plan.objective,
         ways=[_way(name, outcome, report.chosen) for name, outcome in report.distinct().items()],
         left_out=dict(report.left_out),
+        peers=json_safe(report.peer_rows()),
         notes=[report.call, *report.notes],
         stages=_stages(plan, graph, machine),
         ops=_ops(plan, graph, machine, profile, constraints),

@@ -42,6 +42,8 @@ def report_page(contents: Contents) -> str:
     if contents.left_out:
         rows = [{"way": way, "reason": reason} for way, reason in contents.left_out.items()]
         sections.append(_section("Ways left out", "", _table(rows)))
+    if contents.peers:
+        sections.append(_section("The rules of other tools", _PEERS, _table(contents.peers)))
     if contents.runs:
         sections.append(_section("Accuracy of predictions", _ACCURACY, charts.accuracy_chart(contents)))
     if contents.notes:
@@ -79,6 +81,7 @@ _MEMORY = (
 )
 _TRADE = "The dotted line joins the ways that no other way beats in both; the star is the way to use."
 _FRONT = "The planner's front, as predicted: no plan is better than another in throughput, latency and memory together."
+_PEERS = "How vLLM, accelerate, exo and ollama would split the model over these devices; all figures are predicted."
 _ACCURACY = "All stored runs of this model; above zero the prediction promised too much."
 
 

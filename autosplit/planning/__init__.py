@@ -6,6 +6,7 @@ backends     choices and mixtures of backends, as problems and as stages
 caps         plans whose whole memory is within caps
 plans        ask the planner, turn its answers into plans with a bound over all mixtures
 baselines    the usual ways to run a model without a search, as plans
+peers        the rules by which other tools split a model, as plans
 recutting    the next best cuts of a plan
 explaining   what bounds a plan, and what a change would bring
 """

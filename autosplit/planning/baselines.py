@@ -69,7 +69,7 @@ def baselines_of(
     left_out = {f"{name} alone": f"it refuses {refusals(found)}" for name, found in refusing.items()}
     known = tuple(name for name in known if name not in refusing)
     used = [stage.backend for stage in plan.stages for _ in stage.ops if stage.backend not in refusing] or ["eager"]
-    main = max(used, key=used.count)
+    main = most_used(used)
     fastest, alone_s = machine.devices[0].name, {}
     if profile is not None and main in known:
         there = [device.name for device in machine.devices if _is_measured(profile, device.name, main)]
@@ -95,6 +95,11 @@ def baselines_of(
             slow.pop(name, None)
         left_out |= slow
     return Baselines({name: baseline for name, baseline in plans.items() if name not in left_out}, left_out)
+
+
+def most_used(backends: Sequence[str]) -> str:
+    """The backend that occurs most often, the first of those that occur equally often."""
+    return max(backends, key=backends.count)
 
 
 def with_whole_requests(
@@ -327,9 +332,9 @@ def fits(graph: Graph, ops: tuple[str, ...], device: Device) -> bool:
 def baseline_plan(
     graph: Graph, source: Source, name: str, backend: str, placed: Sequence[tuple[tuple[str, ...], Sequence[Device]]]
 ) -> Plan:
-    """A plan with these ops on these devices, stage by stage, one thread for each core; nothing is predicted."""
+    """A plan of whole requests with these ops on these devices, one thread for each core; nothing is predicted."""
     stages = tuple(
         Stage(f"stage{number}", ops, tuple(d.name for d in devices), backend, threads=max(1, min(len(d.cores) for d in devices)))
         for number, (ops, devices) in enumerate(placed)
     )
-    return Plan(source, graph.hash, "", stages, UNKNOWN, method="baseline", status="manual", chosen=name)
+    return Plan(source, graph.hash, "", stages, UNKNOWN, microbatch=source.batch, method="baseline", status="manual", chosen=name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from autosplit.arguments import checked
 from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.errors import InfeasibleError
@@ -33,6 +34,7 @@ CUTS_SHARE = 0.25
 """Share of the time for other cuts."""
 
 
+@checked
 def explain(
     graph: Graph,
     plan: Plan,

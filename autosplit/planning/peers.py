@@ -1,12 +1,16 @@
 """The rules by which other tools split a model, as named baselines."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from autosplit.planning.baselines import ONE_DEVICE, Baselines, baseline_plan, fits
+from autosplit.errors import ProfileError
+from autosplit.planning.baselines import ONE_DEVICE, Baselines, baseline_plan, fits, most_used
 from autosplit.planning.moduleunits import Unit, labels, layer_lists, layer_units, module_units
+from autosplit.planning.predicting import predict
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
-from autosplit.values.plan import Source
+from autosplit.values.plan import Plan, Source
+from autosplit.values.profile import Profile
 
 EVEN_LAYERS = "even by layers (vLLM)"
 EVEN_BYTES = "even by bytes (accelerate)"
@@ -65,6 +69,28 @@ def peer_baselines(graph: Graph, machine: Machine, source: Source, backend: str,
         else:
             plans[name] = baseline_plan(graph, source, name, backend, placed)
     return Baselines(plans, left_out)
+
+
+def predicted_peers(graph: Graph, plan: Plan, machine: Machine, profile: Profile) -> Baselines:
+    """The splits of other tools with a plan's main backend, as a profile predicts them, and those left out with the reason.
+
+    Args:
+        graph: the model, traced for the plan's microbatch.
+        plan: the plan that they stand beside.
+        machine: the devices; where some are alternatives to others, the first layout counts.
+        profile: seconds of the ops there.
+    """
+    backend = most_used([stage.backend for stage in plan.stages for _ in stage.ops])
+    machine = machine.layouts[0]
+    try:
+        fastest = min(machine.devices, key=lambda device: profile.whole_s(device.name, backend)).name
+        found = peer_baselines(graph, machine, plan.source, backend, fastest)
+        shared = {key: getattr(plan, key) for key in ("microbatch", "precision", "profile_hash")}
+        plans = {name: predict(replace(peer, **shared), graph, machine, profile) for name, peer in found.plans.items()}
+    except ProfileError as failure:
+        return Baselines({}, dict.fromkeys((EVEN_LAYERS, EVEN_BYTES, BY_MEMORY, FASTEST_ONLY), str(failure)))
+    refused = {name: f"{backend} refuses an op" for name, peer in plans.items() if not peer.prediction.throughput_per_s}
+    return Baselines({name: peer for name, peer in plans.items() if name not in refused}, {**found.left_out, **refused})
 
 
 def even_by_layers(num_layers: int, num_devices: int) -> list[int]:

@@ -11,7 +11,7 @@ from autosplit.planners.portfolio import solve
 from autosplit.planning.baselines import baseline_plan
 from autosplit.planning.givensplits import GivenSplit
 from autosplit.planning.moduleunits import joined
-from autosplit.planning.peers import FASTEST_ONLY, peer_baselines
+from autosplit.planning.peers import FASTEST_ONLY, predicted_peers
 from autosplit.planning.plans import plan_model
 from autosplit.planning.predicting import blocks_of, predict, predicted, problem_on, settings_of, threads_on
 from autosplit.tables import bytes_text, number_text, seconds_text
@@ -126,10 +126,8 @@ def judge_split(
     placed = [(ops, [machine[device]]) for ops, device in zip(split.stages, split.devices, strict=True)]
     given = predict(baseline_plan(graph, source, GIVEN, backend, placed).verify(graph, machine), graph, machine, profile)
     best = best_under_rules(split, given, graph, machine, profile, time_limit_s / 2)
-    fastest = min(machine.devices, key=lambda device: profile.whole_s(device.name, backend)).name
-    peers = peer_baselines(graph, machine, source, backend, fastest)
-    plans = {GIVEN: given, SAME_RULES: best}
-    plans |= {name: predict(plan, graph, machine, profile) for name, plan in peers.plans.items()}
+    peers = predicted_peers(graph, given, machine, profile)
+    plans = {GIVEN: given, SAME_RULES: best, **peers.plans}
     plans[ANY_RULES] = plan_model(graph, machine, profile, source, Constraints(), [backend], time_limit_s=time_limit_s / 2)
     lost = max(0.0, 1 - given.prediction.throughput_per_s / best.prediction.throughput_per_s)
     return Judgement(split, plans, lost, tuple(_why(split, plans, graph, machine, profile, lost)), peers.left_out)

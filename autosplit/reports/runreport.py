@@ -6,6 +6,7 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.costs.schedule import plan_stages, simulate
+from autosplit.planning.baselines import Baselines
 from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.values.graph import Graph
@@ -27,6 +28,7 @@ class RunReport:
         verdict: which one to use, and why.
         left_out: baselines that could not be run, or must not be used, with the reason.
         notes: what else went wrong, and leaves the measurements as they are.
+        peers: the splits of other tools (vLLM, accelerate, exo, ollama), predicted, and those that do not apply, with the reason.
         trace_error: largest relative error of the traced model against the user's module; None if they were not compared.
     """
 
@@ -36,6 +38,7 @@ class RunReport:
     verdict: Verdict
     left_out: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    peers: Baselines = field(default_factory=Baselines)
     trace_error: float | None = None
 
     @property
@@ -109,6 +112,22 @@ class RunReport:
             )
         return sorted(rows, key=lambda row: row[first], reverse=objective == "throughput")
 
+    def peer_rows(self) -> list[dict[str, Any]]:
+        """One row for each split by the rules of another tool, the fastest one first; all figures are predicted."""
+        own_per_s = self.best.plan.prediction.throughput_per_s
+        rows = [
+            {
+                "split": name,
+                "predicted_per_s": plan.prediction.throughput_per_s,
+                "of_chosen": plan.prediction.throughput_per_s / own_per_s if own_per_s else None,
+                "latency_s": plan.prediction.latency_s,
+                "bottleneck": max(plan.loads_s, key=plan.loads_s.__getitem__),
+                "stages": len(plan.stages),
+            }
+            for name, plan in self.peers.plans.items()
+        ]
+        return sorted(rows, key=lambda row: row["predicted_per_s"], reverse=True)
+
     def stage_rows(self) -> list[dict[str, Any]]:
         """One row for each worker of the plan: where its time goes, predicted beside measured."""
         predicted = {stage.name: stage for stage in self.best.plan.stages}
@@ -153,6 +172,7 @@ class RunReport:
             "plan_throughput_per_s": self.plan.throughput_per_s,
             "baselines": {name: outcome.throughput_per_s for name, outcome in self.outcomes.items() if name != PLAN},
             "left_out": dict(self.left_out),
+            "peers": {"splits": self.peer_rows(), "left_out": dict(self.peers.left_out)},
             "notes": list(self.notes),
             "restarts": best.stats.restarts,
             "stages": self.stage_rows(),

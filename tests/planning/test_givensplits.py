@@ -9,8 +9,13 @@ import pytest
 from autosplit.errors import UsageError
 from autosplit.planning.baselines import baseline_plan
 from autosplit.planning.givensplits import GivenSplit, read_given
-from autosplit.planning.peers import BY_MEMORY, EVEN_BYTES, EVEN_LAYERS, FASTEST_ONLY, peer_baselines
+from autosplit.planning.peers import BY_MEMORY, EVEN_BYTES, EVEN_LAYERS, FASTEST_ONLY, peer_baselines, predicted_peers
+from autosplit.planning.predicting import predict
 from autosplit.planning.splitjudging import ANY_RULES, GIVEN, SAME_RULES, Judgement, crossing_bytes, judge_split
+from autosplit.reports.judging import Verdict
+from autosplit.reports.outcomes import PLAN, Outcome
+from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.reports.runreport import RunReport
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Source
@@ -118,6 +123,29 @@ def test_layers_of_two_speeds_are_judged_by_time() -> None:
     assert "and not after 'layers_2_down'" in text and "3 ops on 'cpu:1'" in text
     assert found.plans[EVEN_LAYERS].stages == given.stages
     assert "Not to split at all is faster" in text and found.plans[FASTEST_ONLY].prediction.bottleneck_s < 21e-3
+
+
+def test_a_request_of_several_items_is_judged_by_its_items() -> None:
+    split = read_given("3,3", GRAPH, TWO)
+    four = judge_split(split, GRAPH, TWO, PROFILE, Source("m", batch=4), "eager", time_limit_s=4)
+    for name, plan in judged(split).plans.items():
+        assert four.plans[name].microbatch == 4
+        assert four.plans[name].prediction.throughput_per_s == pytest.approx(4 * plan.prediction.throughput_per_s)
+
+
+def test_a_report_shows_the_rules_of_other_tools_or_why_they_do_not_apply() -> None:
+    plan = predict(
+        baseline_plan(GRAPH, Source("m"), "plan", "eager", [(tuple(GRAPH.index), [TWO["cpu:0"]])]), GRAPH, TWO, PROFILE
+    )
+    found = predicted_peers(GRAPH, plan, TWO, PROFILE)
+    assert set(found.left_out) == {BY_MEMORY}
+    latency = LatencyStats.of([0.1])
+    ran = Outcome(plan, (1.0,), (1.0,), latency, latency, True, 0.0, 0.0, RunStats(1, 1.0, latency, latency, (), 0))
+    rows = RunReport("m", 1, {PLAN: ran}, Verdict(PLAN, "", sure=True), peers=found).peer_rows()
+    assert rows[0]["split"] == FASTEST_ONLY and {row["split"] for row in rows} == set(found.plans)
+    assert rows[0]["of_chosen"] == pytest.approx(1.0) and rows[-1]["of_chosen"] < 1
+    other = replace(plan, stages=tuple(replace(stage, backend="openvino") for stage in plan.stages))
+    assert "openvino" in predicted_peers(GRAPH, other, TWO, PROFILE).left_out[EVEN_LAYERS]
 
 
 def test_the_best_split_obeys_the_rules(tmp_path: Path) -> None:
