@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from autosplit import api
+from autosplit.arguments import checked
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.deploying.weighing import Scales
 from autosplit.devices.discovering import as_machine
@@ -18,6 +19,7 @@ from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
 
+@checked
 def annotate(
     model: Traced | Placed,
     patterns: Mapping[str, SiteText] | Plan | None = None,

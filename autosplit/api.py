@@ -11,8 +11,9 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from autosplit import measuring
+from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes, installed
-from autosplit.deploying.comparing import MOST_BESIDE, Subject, run_beside
+from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup
@@ -43,12 +44,10 @@ if TYPE_CHECKING:
     # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
     from autosplit.searching.loop import SearchResult
 
-MEASURING_S = 15.0
-"""Seconds that measuring a backend usually takes, for the line that says what ``auto`` will take."""
-
 Model = str | Path | nn.Module | ExportedProgram
 
 
+@checked
 def trace(
     model: Model,
     args: Sequence[Any] | None = None,
@@ -72,6 +71,7 @@ def trace(
     return capturing.trace(loading.load_model(model, batch, seq_len, inputs=loading.call_of(args, kwargs, inputs), trust=trust))
 
 
+@checked
 def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setup = SETUP) -> Profile:
     """Seconds of every op on every device and backend, from the store where nothing changed.
 
@@ -103,6 +103,7 @@ def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setu
         )
 
 
+@checked
 def search(
     traced: Traced,
     profile: Profile,
@@ -185,6 +186,7 @@ class _Microbatches:
         return part, measure(part, self.machine, setup=self.setup)
 
 
+@checked
 def run(
     traced: Traced,
     plan: Plan,
@@ -246,6 +248,7 @@ def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -
     return profile.with_links(store.links(next(iter(stamps.values())))) if profile.measured else None
 
 
+@checked
 def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, devices: Machine | str | None = None) -> Plan:
     """The plan with the loads, throughput and latency that a profile predicts for it.
 
@@ -295,6 +298,7 @@ class AutoResult:
         return self.report._repr_html_() + self.plan._repr_html_() + plot_run(self.report, self.traced.graph).html()
 
 
+@checked
 def auto(
     model: Model | Traced,
     devices: Machine | str | None = None,
@@ -344,19 +348,6 @@ def auto(
     return AutoResult(machine, found.profile, found, replace(report, notes=notes), used, setup.hosts)
 
 
-def expectation(machine: Machine, setup: Setup, budget: Budget) -> str:
-    """One line on what ``auto`` will take, with the sum."""
-    measuring_s = MEASURING_S * len(setup.considered)
-    compare_s = min(budget.compare_s, (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s)
-    kept = f" (less where '{setup.store}' holds it)" if setup.store is not None else ""
-    backends, devices = ", ".join(setup.considered), ", ".join(device.name for device in machine.devices)
-    return (
-        f"this takes about {measuring_s + budget.search_s + compare_s:.0f} s, longer for large models: measure {backends} on "
-        f"{devices} {measuring_s:.0f} s{kept}, run candidate plans {budget.search_s:g} s (the budget), compare the best plan "
-        f"with its baselines {compare_s:.0f} s"
-    )
-
-
 def keep_search(found: "SearchResult", setup: Setup) -> tuple[str, ...]:
     """Store what a search measured, its stages and runs, for the next one to begin with. Returns why that failed, if it did."""
     if setup.store is None:
@@ -383,6 +374,7 @@ class Exported:
     notes: tuple[str, ...]
 
 
+@checked
 def export(
     traced: Traced, plan: Plan, folder: str | Path, to: str = "onnxruntime", *, profile: Profile | None = None
 ) -> Exported:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autosplit.api import Model, trace
+from autosplit.arguments import checked
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.devices.discovering import as_machine
 from autosplit.errors import UsageError
@@ -36,6 +37,7 @@ class LoadedPlan:
         return self.plan._repr_html_()
 
 
+@checked
 def load(
     path: str | Path,
     model: Model | Traced | None = None,

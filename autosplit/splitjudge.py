@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from autosplit import api
+from autosplit.arguments import checked
 from autosplit.deploying.comparing import compare
 from autosplit.deploying.setup import SETUP, Budget, Setup
 from autosplit.devices.discovering import as_machine
@@ -17,6 +18,7 @@ from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 
 
+@checked
 def judge(
     traced: Traced,
     split: str,

@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
-    errors parsing files scratch tables progress
+    errors arguments parsing files scratch tables progress
     values/       graph machine samples machinefile fitting profile constraints explanation plan planfile timeline dot
     memory/       lives arena packing offsets slots stages
     costs/        problem cost simulation schedule workloads

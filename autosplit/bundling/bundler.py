@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from autosplit.arguments import checked
 from autosplit.bundling.containers import output_containers
 from autosplit.bundling.drafting import Draft, draft
 from autosplit.bundling.manifest import Manifest, Network, Part, file_of, write_manifest
@@ -25,8 +26,9 @@ from autosplit.values.plan import Plan
 HERE, DRIVER = Path(__file__).parent, "driver.py"
 
 
+@checked
 def write_bundle(
-    networks: Mapping[str, tuple[Traced, Plan]], path: Path, *, zipped: bool = False, progress: Progress = quiet
+    networks: Mapping[str, tuple[Traced, Plan]], path: str | Path, *, zipped: bool = False, progress: Progress = quiet
 ) -> Manifest:
     """Write plans as one bundle; weights of equal bytes are in it once. It appears whole or not at all.
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
+from autosplit.arguments import checked
 from autosplit.backends.base import named_backend
 from autosplit.bundling.bundlepart import BundlePart
 from autosplit.bundling.driver import filled
@@ -76,6 +77,7 @@ class OpenBundle:
         return f"OpenBundle({self.name!r}, {len(self.network.parts)} parts)"
 
 
+@checked
 def load_bundle(
     path: str | Path,
     *,

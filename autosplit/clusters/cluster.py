@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 
+from autosplit.arguments import checked
 from autosplit.clusters import hostprofile
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.remote import HostsPipeline
@@ -14,6 +15,7 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
 
+@checked
 class Cluster(Fleet):
     """The hosts of a Ray cluster, given to calls as ``Setup(hosts=cluster)``; best used in a ``with`` block. ::
 

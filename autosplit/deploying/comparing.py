@@ -14,6 +14,7 @@ from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, ProfileError
 from autosplit.memory.stages import count
 from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
+from autosplit.planning.peers import predicted_peers
 from autosplit.planning.predicting import predict
 from autosplit.progress import Progress, between, quiet
 from autosplit.reports.judging import judge, leader, still_running
@@ -30,6 +31,9 @@ MOST_BESIDE = 4
 """Most baselines that run in the rounds, beside the plan and the baseline to keep. Where there are more, short runs decide."""
 
 SCREEN_S = 0.2
+
+MEASURING_S = 15.0
+"""Seconds that measuring a backend usually takes, for the line that says what ``auto`` will take."""
 
 NUM_BESIDE = 3
 """Rounds for the figure that the objective does not ask for: latency where it is throughput, throughput where it is latency."""
@@ -81,6 +85,19 @@ class _Contest:
         return {worst: f"in short runs {MOST_BESIDE} others were better; it was {times:.2f} times as good as the plan there"}
 
 
+def expectation(machine: Machine, setup: Setup, budget: Budget) -> str:
+    """One line on what ``auto`` will take, with the sum."""
+    measuring_s = MEASURING_S * len(setup.considered)
+    compare_s = min(budget.compare_s, (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s)
+    kept = f" (less where '{setup.store}' holds it)" if setup.store is not None else ""
+    backends, devices = ", ".join(setup.considered), ", ".join(device.name for device in machine.devices)
+    return (
+        f"this takes about {measuring_s + budget.search_s + compare_s:.0f} s, longer for large models: measure {backends} on "
+        f"{devices} {measuring_s:.0f} s{kept}, run candidate plans {budget.search_s:g} s (the budget), compare the best plan "
+        f"with its baselines {compare_s:.0f} s"
+    )
+
+
 def run_beside(
     subjects: Mapping[int, Subject],
     plan: Plan,
@@ -111,7 +128,8 @@ def run_beside(
             beside = _baselines(subjects, plan, machine, constraints, setup, budget, between(progress, 0.0, COMPILING_SHARE))
             progress = between(progress, COMPILING_SHARE, 1.0)
         report = compare(subjects, plan, beside, machine, constraints, setup=setup, budget=budget, progress=progress)
-    return replace(report, notes=tuple(notes))
+    peers = Baselines() if profile is None else predicted_peers(traced.graph, plan, machine, profile)
+    return replace(report, notes=tuple(notes), peers=peers)
 
 
 def _baselines(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from autosplit.arguments import checked
 from autosplit.deploying.calling import as_call, plain_answer, plain_call
 from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy, machine_of_plan
@@ -123,6 +124,7 @@ class Service:
         return f"Service({self._traced.graph.name!r}, {len(self.pipeline.pids)} copies of stages)"
 
 
+@checked
 def open_pipeline(
     traced: Traced,
     plan: Plan,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
+from autosplit.arguments import checked
 from autosplit.backends.base import get_backend, usual
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import UsageError, listed, raise_faults
@@ -43,6 +44,7 @@ class Hosts(Protocol):
         """What makes pipelines there; given the model, its plan and its profile, pipelines that plan anew if a host is lost."""
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Setup:
     """How to measure and plan.
@@ -96,6 +98,7 @@ class Setup:
         return tuple(usual() if self.backends is None else self.backends)
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What a call may spend. Tracing, measuring ops and loading plans come on top, and take as long as they take.
@@ -123,12 +126,12 @@ class Budget:
         faults = []
         for name in ("search_s", "planner_s", "compile_s", "explain_s"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
-                faults.append(f"{name} must be at least 0 seconds, but is {value!r}")
+            if value is not None and not 0 <= value < math.inf:
+                faults.append(f"{name} must be at least 0 seconds, but is {value}")
         for name in ("num_rounds", "num_requests"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
-                faults.append(f"{name} must be a whole number of at least 1, but is {value!r}")
+            if value is not None and value < 1:
+                faults.append(f"{name} must be at least 1, but is {value}")
         raise_faults(UsageError, "this Budget cannot be used", faults)
 
     @property

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 
 from autosplit import tables
+from autosplit.arguments import checked
 from autosplit.devices.accelerators import PROVIDERS, Facts, is_accelerator, provider
 from autosplit.devices.limits import affinity, cpu_quota, memory_limit_bytes, read_words, usable_cores
 from autosplit.devices.processes import receive, spawn_worker
@@ -64,8 +65,9 @@ def discover() -> Machine:
     return with_free_memory(with_feeding_cores(Machine.of([*cpus, *cudas])))
 
 
+@checked
 def machine_for(
-    devices: str | None = None, machine_file: Path | None = None, memory: str | Mapping[str, str | int] | None = None
+    devices: str | None = None, machine_file: str | Path | None = None, memory: str | Mapping[str, str | int] | None = None
 ) -> Machine:
     """The machine that the user named, checked against this one.
 
@@ -79,10 +81,8 @@ def machine_for(
     """
     if devices is not None and machine_file is not None:
         raise UsageError("devices are given twice, by --devices and by a machine file; leave one of them out")
-    if devices is not None and not isinstance(devices, str):
-        raise UsageError(f"devices are one text with commas between, such as 'cpu:0,cpu:1', but are given as {devices!r}")
     if machine_file is not None:
-        machine = read_machine(machine_file)
+        machine = read_machine(Path(machine_file))
     elif devices is not None:
         names = [name for name in devices.split(",") if name.strip()]
         machine = Machine.of(each("the devices are not understood", parse_device, names))

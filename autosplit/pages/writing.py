@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from autosplit.api import AutoResult, stored_profile
+from autosplit.arguments import checked
 from autosplit.deploying.setup import Setup
 from autosplit.files import write_atomic
 from autosplit.measuring import Store
@@ -21,6 +22,7 @@ FRONT_S = 5.0
 """Seconds for the front of a report."""
 
 
+@checked
 def write_report(
     result: AutoResult, path: str | Path, *, constraints: Constraints | None = None, store: str | Path | None = None
 ) -> Path:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from autosplit.arguments import checked
 from autosplit.errors import AutosplitError, RefusedError, UsageError, raise_faults
 from autosplit.running.engine import Engine
 from autosplit.running.interrupts import SafeCondition, SafeFuture
@@ -47,6 +48,7 @@ class RowSlice:
     num_rows: int
 
 
+@checked
 class Batcher:
     """Slices, pads and gathers requests for a pipeline.
 

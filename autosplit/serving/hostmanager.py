@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from autosplit.arguments import checked
 from autosplit.errors import RefusedError, UsageError
 from autosplit.reports.status import Beacon
 from autosplit.running.awaiting import Awaiting
@@ -51,6 +52,7 @@ class Network:
         return "failed" if failed else self.phase
 
 
+@checked
 class HostManager:
     """Several networks on the devices of one machine; every method may be called from any thread.
 
@@ -75,8 +77,6 @@ class HostManager:
         when_full: Policy = "block",
     ) -> None:
         self._opener = opener
-        if not isinstance(machine, Machine | None):
-            raise UsageError(f"machine must be a Machine, but is {machine!r}; machine_for('cpu:0,cpu:1') makes one of names")
         self._limit = None if limit is None else Limit(limit, when_full, "request", self._check_thread)
         self.devices = {device.name: DeviceManager(device) for device in machine.devices} if machine else {}
         self._takes_any = machine is None

@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 from torch import nn
 
+from autosplit.arguments import checked
 from autosplit.backends.base import get_backend
 from autosplit.errors import PlanError, UsageError, listed, raise_faults
 from autosplit.running.modules import Module, PythonFunction, StageFolder, check_allowed
@@ -33,6 +34,7 @@ from autosplit.values.machine import Device
 from autosplit.values.samples import Precision, backend_fault
 
 
+@checked
 class PipelineConfig:
     """Modules and their connections; ``build`` makes a Pipeline of them."""
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 import torch
 
+from autosplit.arguments import checked
 from autosplit.errors import RefusedError, UsageError, raise_faults
 from autosplit.running.engine import Engine
 from autosplit.running.request import Tensors
@@ -17,6 +18,7 @@ from autosplit.serving.limit import Limit, Policy
 from autosplit.tracing.tensorspec import differences
 
 
+@checked
 class Session:
     """The runs of one caller; not for use by several threads at once.
 

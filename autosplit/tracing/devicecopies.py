@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autosplit.arguments import checked
 from autosplit.tracing.tensorspec import copy_into, empty_like_spec, spec_of
 
 TO_COPY = torch.ops.aten._to_copy.default
@@ -38,6 +39,7 @@ def _(x: torch.Tensor, device: str) -> torch.Tensor:
 DEVICE_COPY = torch.ops.autosplit.device_copy.default
 
 
+@checked
 def copy_to(x: torch.Tensor, device: str) -> torch.Tensor:
     """Ask inside a model that what reads the result runs on ``device``, such as ``cpu:1``; the numbers stay as they are.
 

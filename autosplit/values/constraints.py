@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal, get_args
 
+from autosplit.arguments import checked
 from autosplit.errors import UsageError, close_names, listed, raise_faults
 from autosplit.tables import seconds_text
 from autosplit.values.graph import Graph
@@ -136,6 +137,7 @@ class Placement:
         ]
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Constraints(Demands):
     """Demands on a plan for a model: its shape, and the devices of ops. All of them hold together. Replication is free.

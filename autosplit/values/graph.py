@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from autosplit import tables
+from autosplit.arguments import checked
 from autosplit.errors import GraphError, raise_faults
 from autosplit.files import content_hash, from_plain
 from autosplit.parsing import MALFORMED
@@ -55,6 +56,7 @@ class Op:
     signature: str
 
 
+@checked
 @dataclass(frozen=True)
 class Graph:
     """A model as planners see it: frozen, torch-free, in topological order."""

@@ -17,6 +17,7 @@ from itertools import combinations, islice, product
 from typing import Any, Literal
 
 from autosplit import tables
+from autosplit.arguments import checked
 from autosplit.errors import DeviceError, UsageError, each, listed, raise_faults
 from autosplit.files import from_plain
 from autosplit.parsing import shown
@@ -131,6 +132,7 @@ def shared_memory_link(source: str, target: str) -> Link:
     return Link(source, target, latency_s=35e-6, send_s=2e-6, send_s_per_byte=2e-11, receive_s=2e-6, receive_s_per_byte=0.0)
 
 
+@checked
 @dataclass(frozen=True)
 class Machine:
     """The devices in the order of the user, and the links of ordered pairs; other pairs have the assumed link."""

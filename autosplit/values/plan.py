@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from autosplit import tables
+from autosplit.arguments import checked
 from autosplit.errors import SHOWN_FAULTS, PlanError, UsageError, close_names, raise_faults
 from autosplit.files import content_hash
 from autosplit.parsing import shown
@@ -117,6 +118,7 @@ UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, thro
 """The prediction of a plan without one, such as an edited plan."""
 
 
+@checked
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Stages in topological order, and their prediction.

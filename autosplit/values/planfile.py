@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from autosplit.arguments import checked
 from autosplit.errors import SHOWN_FAULTS, PlanError, raise_faults
 from autosplit.files import content_hash, read_mapping, validated, write_atomic
 from autosplit.parsing import shown
@@ -38,6 +39,7 @@ def spans(ops: Iterable[str], graph: Graph) -> list[str]:
     return [names[a] if a == b else f"{names[a]} .. {names[b]}" for a, b in zip(starts, ends, strict=True)]
 
 
+@checked
 def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
     """Write the plan as YAML, atomically; without its explanation where that is of other stages."""
     data: dict[str, Any] = {

@@ -14,6 +14,7 @@ from autosplit.deploying import service
 from autosplit.devices.limits import affinity
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan
 
 ONE = Machine.of([parse_device(f"cpu:{affinity()[0]}")])
 pytestmark = pytest.mark.timeout(60)
@@ -42,7 +43,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Later:
 
 
 def test_cancelling_an_answer_cancels_its_request(traced: Traced, later: Later) -> None:
-    with autosplit.open_pipeline(traced, None, ONE) as model:  # type: ignore[arg-type]
+    with autosplit.open_pipeline(traced, Plan(traced.source, traced.graph.hash, "", (), UNKNOWN), ONE) as model:
         assert model.submit(*traced.example_inputs).cancel()
     assert later.future.cancelled()
 

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def test_misuse_of_a_host_is_told() -> None:
-    with pytest.raises(UsageError, match="machine must be a Machine, but is 'cpu:0'"):
+    with pytest.raises(UsageError, match="machine must be Machine or None, but is 'cpu:0'"):
         HostManager("cpu:0")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="limit must be at least 1 request, but is '8'"):
+    with pytest.raises(UsageError, match="limit must be int or None, but is '8'"):
         HostManager(limit="8")  # type: ignore[arg-type]
     with HostManager() as host:
         host.add_network("net", [local("a", increment, "x", "y")], ["x"], ["y"])

@@ -208,7 +208,7 @@ def test_one_name_is_no_list_of_names(config: PipelineConfig) -> None:
             demand.verify(Graph("none", (), (), (), {}, {}), Machine.of([NULL]))
     with pytest.raises(UsageError, match="devices must be a list of Device"):
         Machine.of("cpu:0")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="'cpu:0,cpu:1', but are given as \\['cpu:0'\\]"):
+    with pytest.raises(UsageError, match="is \\['cpu:0'\\] \\(list\\); names of devices are one string, as in 'cpu:0,cpu:1'"):
         machine_for(["cpu:0"])  # type: ignore[arg-type]
 
 
