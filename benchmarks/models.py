@@ -1,6 +1,6 @@
 """The best way to run each model here: what ``autosplit auto`` chooses, beside each runtime used without autosplit.
 
-    python -m benchmarks.models [--models NAME,...] [--batch 1 8] [--budget 5] [--rounds 4] [--note quiet] [--missing HOURS]
+    python -m benchmarks.models [--models NAME,...] [--batch 1 8] [--budget 5] [--rounds 3] [--note quiet] [--missing HOURS]
         [--minutes 25]
     python -m benchmarks.models --prepare [--models NAME,...] [--batch 1 8]
     python -m benchmarks.models --write-table
@@ -14,7 +14,10 @@ Every run is appended to benchmarks/models.json, so the table can be made in pie
 last 2 hours was stopped, and ``--minutes`` begins no row that may end later. ``--write-table`` makes benchmarks/models.md from
 the newest run of each model and batch. ``--prepare`` only writes the files that the runtimes load, torch.compile's above all,
 which takes up to a minute a model and no quiet machine; the run that measures finds them, autosplit the ONNX file of the whole
-model among them, and removes them unless it is told to ``--keep`` them.
+model among them, and removes them unless it is told to ``--keep`` them. All 26 rows in one go on a quiet machine::
+
+    python -m benchmarks.models --prepare
+    python -m benchmarks.models --note quiet --minutes 34 --missing 3      # again for what the 34 minutes left
 """
 
 import argparse
@@ -69,13 +72,16 @@ MODELS = {
     "mlp256": "autosplit.examples.mlp:mlp?depth=6&width=256",
     "regnet": "transformers:RegNetModel",
 }
+SINGLE = ("mlp256", "regnet")
+"""Models that are measured for single items only: they stand for requests of 70 us and of 40 ms."""
+
 RESULTS, TABLE = Path("benchmarks/models.json"), Path("benchmarks/models.md")
 PROFILES, STAGES = Path("autosplit-run/profiles"), Path("autosplit-run/stages")
-NEAR, MOST_NEAR = 0.7, 3
+NEAR, MOST_NEAR = 0.7, 2
 """A runtime at less than this share of the fastest one's short run is not run again, nor are more than so many."""
 
 ROUND_S, NUM_ROUNDS = 1.0, 3
-"""Seconds of a round here and in ``auto``, and its rounds."""
+"""Seconds of a round here, and most rounds of ``auto``, which may run twice as many of the fastest ways."""
 
 LEAST_REQUESTS, MOST_ROUND_S = 8, 3.0
 """Of a round here, which lasts longer where they do, but at most so many seconds: of few, the last of a slower core counts."""
@@ -86,7 +92,7 @@ COMPILE_S = 240.0
 SUBMIT_ROUNDS = 3
 """Rounds of each load of ``submitting.LOADS``."""
 
-MOST_S = 30.0
+MOST_S = 20.0
 """Of rounds; where they take longer, as those of a model of seconds a request, there are three."""
 
 SHOWN = (
@@ -175,10 +181,8 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
 def _choose(
     whole: Traced, profile: Profile, machine: Machine, given: argparse.Namespace, setup: Setup
 ) -> tuple[SearchResult, RunReport, float]:
-    """What ``auto`` does once it has a profile, with rounds as short as those here; and the seconds of the report."""
-    fastest_s = min(profile.whole_s(*setting) for setting in profile.measured) / len(machine.devices)
-    num_requests = max(NUM_ROUNDS, round(NUM_ROUNDS * ROUND_S / fastest_s))
-    budget = Budget(search_s=given.budget, compile_s=COMPILE_S, num_rounds=NUM_ROUNDS, num_requests=num_requests)
+    """What ``auto`` does once it has a profile; and the seconds of the report."""
+    budget = Budget(search_s=given.budget, compile_s=COMPILE_S, num_rounds=NUM_ROUNDS)
     found = api.search(whole, profile, machine, setup=setup, budget=budget)
     begun_s = time.monotonic()
     subjects = {whole.source.batch: (whole, profile), found.plan.microbatch: (found.traced, found.profile)}
@@ -240,10 +244,12 @@ def write_table() -> None:
         cells += [f"{row['max_relative_error']:.1g}"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if submitting.CHANGES.exists():
-        lines += ["", "## What each change brings", "", "| model | change | without | with | ratio |", "|---|---|---|---|---|"]
+        head = "| model | change | requests/s without | with | ratio | host's us a request without | with |"
+        lines += ["", "## What each change brings", "", head, "|---" * 7 + "|"]
         for row in json.loads(submitting.CHANGES.read_text(encoding="utf-8")):
             ratio = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
             cells = [row["model"], row["change"], f"{row['without_per_s']:.4g}", f"{row['with_per_s']:.4g}", ratio]
+            cells += [f"{row[key]:.0f}" if key in row else "-" for key in ("without_us", "with_us")]
             lines.append(f"| {' | '.join(cells)} |")
     text = TABLE.read_text(encoding="utf-8") if TABLE.exists() else "# The best way to run each model\n\n<!-- table -->\n"
     head = text.split("<!-- table -->")[0]
@@ -275,7 +281,7 @@ def main() -> int:
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--runtimes", type=lambda text: text.split(","), default=list(natives.RUNTIMES))
     parser.add_argument("--budget", type=float, default=5.0, help="seconds for candidate plans")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row that may end later than this")
     parser.add_argument("--note", default="not known to be quiet", help="what a reader should know of the machine meanwhile")
     parser.add_argument("--missing", type=float, default=0.0, metavar="HOURS", help="leave out rows measured in the last HOURS")
@@ -288,7 +294,7 @@ def main() -> int:
     done = rows_since(datetime.now(UTC) - timedelta(hours=given.missing))
     for name in [] if given.write_table else given.models:
         for batch in given.batch:
-            if (name, batch) in done:
+            if (name, batch) in done or (batch > 1 and name in SINGLE):
                 continue
             if (spent_s := time.monotonic() - begun_s) + longest_s > 60 * given.minutes:
                 print(f"{name}, batch {batch}: left for the next run, after {spent_s / 60:.0f} minutes", flush=True)

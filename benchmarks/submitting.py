@@ -1,9 +1,10 @@
 """Requests through ``submit`` of an opened plan, as users send them; run as a program, it shows what each change brings.
 
-    python -m benchmarks.submitting [--rounds 7] [--seconds 1]
+    python -m benchmarks.submitting [--rounds 7] [--seconds 1] [--models NAME,...]
 
-Each change is measured with and without it, in interleaved rounds on one opened plan or on two. The ratios go to
-benchmarks/changes.json, and from there into benchmarks/models.md (``python -m benchmarks.models --write-table``).
+Each change is measured with and without it, in interleaved rounds on one opened plan or on two: requests per second, and
+processor time of this process for a request, which a busy machine changes less. Both go to benchmarks/changes.json, and from
+there into benchmarks/models.md (``python -m benchmarks.models --write-table``).
 """
 
 import argparse
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +27,7 @@ from autosplit.deploying.calling import as_call
 from autosplit.deploying.service import Call, Service, open_pipeline
 from autosplit.devices.discovering import machine_for
 from autosplit.planning.baselines import CALLER_THREADS, IN_CALLER, REPLICAS, baselines_by_backend
+from autosplit.running.awaiting import Awaiting
 from autosplit.running.hostrings import InputRings
 from autosplit.running.request import Request
 
@@ -121,6 +124,26 @@ def _walked(service: Service) -> Iterator[None]:
         service._plain = kept
 
 
+@contextlib.contextmanager
+def _by_threads() -> Iterator[None]:
+    """Each awaited request is submitted in a thread of a pool, and each answer wakes the event loop."""
+
+    async def call(self: Awaiting, submit: Callable[..., Future[Any]], *, prompt: bool) -> Any:
+        return await asyncio.wrap_future(await asyncio.to_thread(submit))
+
+    kept, Awaiting.__call__ = Awaiting.__call__, call  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Awaiting.__call__ = kept  # type: ignore[method-assign]
+
+
+def _filled(service: Service) -> "Future[Any]":
+    """A request whose inputs are taken as they lie in the ring."""
+    with service.pipeline.buffer() as buffer:
+        return buffer.submit(service._answer)
+
+
 def changes_of(name: str, num_rounds: int, seconds: float) -> list[dict[str, Any]]:
     """For one model, each change: requests per second with it and without it."""
     spec, backend = MODELS[name]
@@ -132,17 +155,37 @@ def changes_of(name: str, num_rounds: int, seconds: float) -> list[dict[str, Any
         ways = {way: plans[f"{way} ({backend})"] for way in (REPLICAS, IN_CALLER, CALLER_THREADS)}
         opened = {way: stack.enter_context(open_pipeline(traced, plan)) for way, plan in ways.items()}
 
-        def run(way: str) -> float:
+        def run(
+            way: str,
+            who: str = ONE_THREAD,
+            in_flight: int = 12,
+            call: Callable[[], "Future[Any]"] | None = None,
+            block: contextlib.AbstractContextManager[None] | None = None,
+        ) -> tuple[float, float]:
             service = opened[way]
-            return rate(service, service.calling(traced.example_inputs), inputs, ONE_THREAD, 12, seconds)
+            call = call or service.calling(traced.example_inputs)
+            with block or contextlib.nullcontext():
+                begun_s, cpu_s = time.perf_counter(), time.process_time()
+                per_s = rate(service, call, inputs, who, in_flight, seconds)
+                spent_s = time.process_time() - cpu_s
+            return per_s, 1e6 * spent_s / (per_s * (time.perf_counter() - begun_s))
 
-        def old(way: str, block: contextlib.AbstractContextManager[None]) -> float:
-            with block:
-                return run(way)
-
-        pairs: dict[str, tuple[Callable[[], float], Callable[[], float]]] = {
-            "what waits is copied by one memmove": (lambda: run(REPLICAS), lambda: old(REPLICAS, _cloned())),
-            "no walk through a plain call": (lambda: run(IN_CALLER), lambda: old(IN_CALLER, _walked(opened[IN_CALLER]))),
+        filled, calling = partial(_filled, opened[REPLICAS]), opened[IN_CALLER]
+        pairs: dict[str, tuple[Callable[[], tuple[float, float]], Callable[[], tuple[float, float]]]] = {
+            "what waits is copied by one memmove, 32 in flight": (
+                lambda: run(REPLICAS, in_flight=32),
+                lambda: run(REPLICAS, in_flight=32, block=_cloned()),
+            ),
+            "inputs lie in the ring already": (lambda: run(REPLICAS, call=filled), lambda: run(REPLICAS)),
+            "no walk through a plain call": (lambda: run(IN_CALLER), lambda: run(IN_CALLER, block=_walked(calling))),
+            "asyncio, 12 in flight: one wake-up for answers that come together": (
+                lambda: run(REPLICAS, ASYNCIO),
+                lambda: run(REPLICAS, ASYNCIO, block=_by_threads()),
+            ),
+            "asyncio, 12 in flight, in the caller: computed in the loop where it is quick": (
+                lambda: run(IN_CALLER, ASYNCIO),
+                lambda: run(IN_CALLER, ASYNCIO, block=_by_threads()),
+            ),
             "the calling thread in place of replicas": (lambda: run(IN_CALLER), lambda: run(REPLICAS)),
             "threads of the caller in place of replicas": (lambda: run(CALLER_THREADS), lambda: run(REPLICAS)),
         }
@@ -150,14 +193,16 @@ def changes_of(name: str, num_rounds: int, seconds: float) -> list[dict[str, Any
         for change, (with_it, without) in pairs.items():
             rounds = []
             for number in range(num_rounds):
-                one = with_it() if number % 2 == 0 else 0.0
+                one = with_it() if number % 2 == 0 else None
                 other = without()
                 rounds.append((one or with_it(), other))
-            ratios = sorted(one / other for one, other in rounds)
-            row = {"model": name, "change": change, "with_per_s": median(one for one, _ in rounds)}
-            row |= {"without_per_s": median(other for _, other in rounds), "ratio": median(ratios)}
-            rows.append(row | {"low": ratios[len(ratios) // 4], "high": ratios[-1 - len(ratios) // 4]})
-            print(*(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
+            ratios = sorted(one / other for (one, _), (other, _) in rounds)
+            row = {"model": name, "change": change, "with_per_s": median(one for (one, _), _ in rounds)}
+            row |= {"without_per_s": median(other for _, (other, _) in rounds), "ratio": median(ratios)}
+            row |= {"low": ratios[len(ratios) // 4], "high": ratios[-1 - len(ratios) // 4]}
+            row |= {"with_us": median(us for (_, us), _ in rounds), "without_us": median(us for _, (_, us) in rounds)}
+            rows.append(row)
+            print(*(f"{key}={value}" for key, value in row.items()), flush=True)
         return rows
 
 
@@ -165,8 +210,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS), help="names with commas between")
     given = parser.parse_args()
-    rows = [row for name in MODELS for row in changes_of(name, given.rounds, given.seconds)]
+    rows = [row for name in given.models for row in changes_of(name, given.rounds, given.seconds)]
     CHANGES.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
