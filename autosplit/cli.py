@@ -5,6 +5,7 @@ import functools
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from importlib.metadata import version
@@ -33,6 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+BEGAN_S = time.monotonic()
+SILENT_S = 1.0
+"""Ctrl-C in the first second needs no answer: nothing was measured yet."""
+
 
 def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
     """The command with its errors as one message on stderr, and as JSON with --json. The exit code is 1, or 130 after Ctrl-C."""
@@ -51,7 +56,8 @@ def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
             if given.verbose and not interrupt:
                 traceback.print_exc()
             said = "stopped; what was measured is kept, and no worker is left" if interrupt else reason(failure)
-            say(f"autosplit: {said}")
+            if not interrupt or time.monotonic() - BEGAN_S > SILENT_S:
+                say(f"autosplit: {said}")
             if given.json and not answered.is_set():
                 with contextlib.suppress(OSError):
                     show(given, {"error": "stopped" if interrupt else type(failure).__name__, "message": said})

@@ -19,12 +19,14 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import typer
 import yaml
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from autosplit import cli
 from autosplit.commands import console
+from autosplit.commands.options import Output
 from autosplit.deploying.weighing import Scales
 from autosplit.devices.limits import affinity
 from autosplit.errors import TraceError, UsageError
@@ -445,6 +447,9 @@ def test_flags_stand_in_groups() -> None:
     shown = CliRunner().invoke(cli.app, ["auto", "--help"], env={"COLUMNS": "80"}).output
     groups = ["Output", "Devices", "Model and measurement", "Plan and search", "Run and report"]
     assert [shown.count(f"─ {group} ─") for group in groups] == [1] * len(groups)
+    shared = CliRunner().invoke(cli.app, ["run", "--help"], env={"COLUMNS": "80"}).output
+    assert "--model" in shared.partition("─ Plan to run ─")[2], "each command has its own copy of a flag that several share"
+    assert "─ Bundle ─" not in shared
 
 
 def test_an_exported_program_is_read_with_trust(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,6 +485,21 @@ def test_ctrl_c_before_anything_is_loaded_ends_in_silence(tmp_path: Path) -> Non
         [sys.executable, "-m", "autosplit", "devices"], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize(
+    "age_s,said", [(0.5, []), (5.0, ["autosplit: stopped; what was measured is kept, and no worker is left"])]
+)
+def test_ctrl_c_is_answered_only_after_the_first_second(age_s: float, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    told: list[str] = []
+    monkeypatch.setattr(cli, "say", told.append)
+    monkeypatch.setattr(cli, "BEGAN_S", time.monotonic() - age_s)
+    with pytest.raises(typer.Exit) as ended:
+        cli._guarded(interrupted)(Output())
+    assert (ended.value.exit_code, told) == (130, said)
 
 
 @pytest.mark.timeout(120)

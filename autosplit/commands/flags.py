@@ -1,5 +1,6 @@
 """Flags: an options value becomes the parameters of a command, grouped in its help."""
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +16,8 @@ T = TypeVar("T", bound=Output)
 def command(function: Callable[[T], None]) -> Callable[..., None]:
     """A function whose parameters are the fields of the options value that ``function`` takes."""
     (options,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
-    hints: Mapping[str, Any] = get_type_hints(options, include_extras=True)
+    # a copy, because commands share flags, and each command shows them in a group of its own
+    hints: Mapping[str, Any] = copy.deepcopy(get_type_hints(options, include_extras=True))
 
     def run(**values: Any) -> None:
         function(options(**values))
