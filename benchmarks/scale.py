@@ -92,8 +92,11 @@ def _cost(data: dict[str, Any], node: int) -> float:
     return float(next(edge["cost"] for edge in data["edges"] if edge["sourceId"] == node))
 
 
-def program_s(problem: Problem) -> tuple[float, float, tuple[Block, ...]]:
-    """The largest load of the program along the given order, the smallest of ten random orders, and the better plan."""
+def program_s(problem: Problem, seconds: float) -> tuple[float, float, tuple[Block, ...]]:
+    """The largest load of the program along the given order, the smallest of ten random orders, and the better plan.
+
+    The given order has no time limit. After ``seconds``, no more random orders are tried.
+    """
     items, demands, random = contract(problem, Demands(), merge=False), Demands(), Random(0)
     weights = bounds.multipliers(items)
     usage = usage_of(items, demands) or sequence_usage(
@@ -103,15 +106,17 @@ def program_s(problem: Problem) -> tuple[float, float, tuple[Block, ...]]:
     after = [items.after[item].tolist() for item in range(items.num_items)]
     given = np.array([ops[0] for ops in items.ops])
     found: list[tuple[float, tuple[Block, ...]]] = []
+    deadline = inf
     for number in range(1 + NUM_ORDERS):
         keys = given if not number else np.array(random.sample(range(items.num_items), items.num_items))
         order, chain = smallest_first(after, keys), None
         known_s = min((value_s for value_s, _ in found[1:]), default=inf)
         for limit_s in (1.05 * bound_s, 1.5 * bound_s, inf):
             if chain is None and limit_s < 2 * known_s:
-                chain = chain_in_order(items, demands, usage, weights, order, min(limit_s, known_s))
+                chain = chain_in_order(items, demands, usage, weights, order, min(limit_s, known_s), deadline)
         if chain is not None or not number:
             found.append((chain.value_s, chain_blocks(items, chain)) if chain is not None else (inf, ()))
+        deadline = monotonic() + seconds if not number else deadline
     random_s = min((value_s for value_s, _ in found[1:]), default=inf)
     return found[0][0], random_s, min(found, key=lambda pair: pair[0])[1]
 
@@ -176,18 +181,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most-ops", type=int, default=30_000, help="leave larger graphs out")
     parser.add_argument(
-        "--time-limit", type=float, default=10.0, help="seconds for our plan of a simple graph, and for the annealer"
+        "--time-limit", type=float, default=10.0, help="seconds for our plan of a simple graph, the annealer, and ten orders"
     )
+    parser.add_argument("--num-ops", type=int, default=1000, help="ops of each simple graph")
+    parser.add_argument("--num-devices", type=int, default=8, help="devices of each simple graph")
     parser.add_argument("--only", default="", help="part of the names of graphs to run")
     options = parser.parse_args(arguments)
     limit_s = options.time_limit
-    cases = [(problem, limit_s) for problem in simple_graphs()]
-    num_simple = len(cases)
+    cases = [(problem, limit_s) for problem in simple_graphs(options.num_ops, options.num_devices)]
     for ops, devices, slowest in LARGE:
         caps = (1.6, 2.5) if slowest > 1 else None
         name = "unequal devices, caps" if slowest > 1 else "layered"
         edges = list(layered_edges(ops, Random(1)))
         cases.append((graph_problem(name, edges, ops, devices, caps=caps, speeds=(1.0, slowest)), 20.0))
+    num_simple = len(cases)
     cases += [(encoder(*case[:2]), case[2]) for case in ENCODERS]
     cases += [(chained(name, copies, accelerators), limit_s) for name, copies, accelerators, limit_s in CHAINS]
     for small in (graph_problem("small", list(layered_edges(100, Random(1))), 100, 3), encoder(2, 3)):
@@ -197,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number, (problem, seconds) in enumerate(cases):
         if problem.num_ops > options.most_ops or options.only not in problem.name:
             continue
-        given_s, random_s, blocks = program_s(problem)
+        given_s, random_s, blocks = program_s(problem, limit_s)
         near_s = annealed_s(problem, blocks, limit_s) if number < num_simple and blocks else inf
         began = monotonic()
         solution = solve(problem, time_limit_s=seconds)

@@ -7,7 +7,6 @@ import networkx
 import numpy as np
 
 from autosplit.costs.problem import HOST, Block, Net, Problem, SharedWeight
-from autosplit.planners.dominance import roots
 from autosplit.planners.items import components
 
 
@@ -49,63 +48,6 @@ def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
         return Clusters(problem, tuple((op,) for op in range(problem.num_ops)))
     first: dict[int, int] = {}
     return clustered(problem, [first.setdefault(home, op) for op, home in enumerate(components(problem, contiguous).tolist())])
-
-
-def fewer_clusters(clusters: Clusters, most: int) -> Clusters:
-    """At most ``most`` clusters where possible: ops are joined with their only reader, or with the only op that they read.
-
-    The lightest ops come first. No cluster grows beyond an eighth of all work or a quarter of a memory cap, and ops whose fastest
-    devices differ are not joined. With groups, or an order that is not that of the values, nothing is joined.
-    """
-    problem = clusters.problem
-    if problem.num_ops <= most or problem.groups or not net_edges(problem) >= set(problem.order):
-        return clusters
-    finite = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0)
-    work, size = finite.max(axis=1), problem.op_bytes.copy()
-    most_work, most_bytes = work.sum() / 8, problem.memory_bytes.min() / 4
-    fastest, allowed = problem.compute_s.argmin(axis=1), np.isfinite(problem.compute_s)
-    alike = [(int(fastest[op]), allowed[op].tobytes()) for op in range(problem.num_ops)]
-    shared = {op for weight in problem.weights for op in weight.users}
-    after: list[set[int]] = [set() for _ in range(problem.num_ops)]
-    before: list[set[int]] = [set() for _ in range(problem.num_ops)]
-    for source, target in net_edges(problem):
-        after[source].add(target)
-        before[target].add(source)
-    home = list(range(problem.num_ops))
-    left = problem.num_ops
-
-    def partner(op: int) -> int | None:
-        near = (after[op] if len(after[op]) == 1 else set()) | (before[op] if len(before[op]) == 1 else set())
-        fits = [
-            other
-            for other in near
-            if alike[other] == alike[op] and work[other] + work[op] <= most_work and size[other] + size[op] <= most_bytes
-        ]
-        return min(fits, key=lambda other: float(work[other]), default=None)
-
-    queue = sorted((op for op in range(problem.num_ops) if op not in shared), key=lambda op: float(work[op]))
-    while queue and left > most:
-        again = []
-        for op in queue:
-            other = partner(op) if left > most and home[op] == op else None
-            if other is None or other in shared:
-                continue
-            home[op] = other
-            left -= 1
-            work[other] += work[op]
-            size[other] += size[op]
-            for side, back in ((after, before), (before, after)):
-                for neighbour in side[op]:
-                    back[neighbour].discard(op)
-                    if neighbour != other:
-                        back[neighbour].add(other)
-                        side[other].add(neighbour)
-            again.append(other)
-        queue = sorted({op for op in again if home[op] == op}, key=lambda op: float(work[op]))
-    joined = clustered(problem, roots(home))
-    return Clusters(
-        joined.problem, tuple(tuple(op for cluster in lot for op in clusters.members[cluster]) for lot in joined.members)
-    )
 
 
 def clustered(problem: Problem, home: Sequence[int]) -> Clusters:

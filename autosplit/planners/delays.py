@@ -42,6 +42,14 @@ class Delays:
         return tables[0], tables[1], tables[2]
 
     @cached_property
+    def between_devices(self) -> tuple[Floats, Floats, Floats]:
+        """The tables between two devices, 0 on the same device; each of shape (num_devices, num_devices)."""
+        tables = [table[:HOST, :HOST].copy() for table in self._tables]
+        for table in tables:
+            np.fill_diagonal(table, 0.0)
+        return tables[0], tables[1], tables[2]
+
+    @cached_property
     def edges(self) -> dict[tuple[int, int], tuple[int, float]]:
         """(maker, reader) to the number of values between them and their bytes; either may be HOST."""
         found: dict[tuple[int, int], tuple[int, float]] = {}
@@ -58,11 +66,10 @@ class Delays:
         Shape (num_devices, num_devices), or (1, num_devices) from the host and (num_devices, 1) to it.
         """
         count, size = self.edges[maker, reader]
-        fixed, per_byte, delay = self._tables
-        table = count * fixed + size * per_byte + delay
         if maker == HOST:
             if self.problem.overlap:
-                return table[HOST:, :HOST]
+                fixed, per_byte, delay = self._tables
+                return np.asarray(count * fixed + size * per_byte + delay)[HOST:, :HOST]
             t = self.problem.transfers
             paid = count * t.receive_s + size * t.receive_s_per_byte
             return np.asarray((paid + t.latency_s)[HOST:, :HOST])
@@ -70,9 +77,8 @@ class Delays:
             t = self.problem.transfers
             paid = (count * t.send_s + size * t.send_s_per_byte) * (not self.problem.overlap)
             return np.asarray((paid + t.latency_s)[:HOST, HOST:])
-        table = table[:HOST, :HOST]
-        np.fill_diagonal(table, 0.0)
-        return table
+        fixed, per_byte, delay = self.between_devices
+        return np.asarray(count * fixed + size * per_byte + delay)
 
     def between_classes(self, maker: int, reader: int) -> Floats:
         """Seconds from a device of each class (rows) to another device of each class; infinite where there is no other one."""

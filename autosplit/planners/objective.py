@@ -23,7 +23,7 @@ def demand_faults(problem: Problem, demands: Demands, blocks: Sequence[Block]) -
     if len(set(used)) < len(used) and not demands.reuse:
         faults.append("two blocks share a device")
     widest = max(len(block.devices) for block in blocks)
-    shortest_s = float(evaluate(problem, blocks).stage_s.min())
+    shortest_s = float(evaluate(problem, blocks).stage_s.min()) if demands.min_stage_s > 0 else inf
     alone_s = latency_s(problem, blocks) if demands.max_latency_s < inf else 0.0
     return faults + demands.broken(len(blocks), widest, shortest_s, alone_s)
 

@@ -3,6 +3,7 @@
 A timetable gives each op a device and a start; ``blocks_of`` turns it into blocks.
 """
 
+from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -37,11 +38,12 @@ def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caut
         return None
     mean = np.where(np.isfinite(allowed), allowed, 0).sum(axis=1) / np.isfinite(allowed).sum(axis=1)
     after = readers_of(problem)
-    spread = 1 - 1 / len(devices)
+    tables = delays.between_devices
+    fixed_s, byte_s, delay_s = (float(table[np.ix_(devices, devices)].mean()) for table in tables)
     rank = np.zeros(problem.num_ops)
     for op in reversed(range(problem.num_ops)):
-        tails = [float(delays.between(op, r)[np.ix_(devices, devices)].mean()) * spread + rank[r] for r in after[op]]
-        rank[op] = mean[op] + max(tails, default=0.0)
+        moved = ((*delays.edges[op, reader], reader) for reader in after[op])
+        rank[op] = mean[op] + max((count * fixed_s + size * byte_s + delay_s + rank[r] for count, size, r in moved), default=0.0)
     before: list[list[int]] = [[] for _ in range(problem.num_ops)]
     for op in range(problem.num_ops):
         for reader in after[op]:
@@ -51,27 +53,29 @@ def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caut
     place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
     for op in sorted(range(problem.num_ops), key=lambda op: (-rank[op], op)):
         best_s, chosen = inf, (-1, 0.0)
-        incoming = [(end_s[maker], delays.between(maker, op)[place[maker]] * caution) for maker in before[op]]
-        from_host = delays.between(HOST, op)[0] if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
+        ready_s = delays.between(HOST, op)[0].copy() if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
+        for maker in before[op]:
+            (count, size), there = delays.edges[maker, op], place[maker]
+            came_s = count * tables[0][there] + size * tables[1][there] + tables[2][there]
+            np.maximum(ready_s, end_s[maker] + caution * came_s, out=ready_s)
         able = [device for device in devices if problem.compute_s[op, device] < inf]
         roomy = [device for device in able if held[device] + problem.op_bytes[op] <= problem.memory_bytes[device]]
         for device in roomy or able:
-            ready_s = max([float(from_host[device]), *(float(end + delay[device]) for end, delay in incoming)])
-            begin_s = _gap(busy[device], ready_s, float(problem.compute_s[op, device]))
+            begin_s = _gap(busy[device], float(ready_s[device]), float(problem.compute_s[op, device]))
             ends_s = begin_s + float(problem.compute_s[op, device])
             if ends_s < best_s:
                 best_s, chosen = ends_s, (device, begin_s)
         place[op], start_s[op], end_s[op] = *chosen, best_s
         held[chosen[0]] += problem.op_bytes[op]
-        busy[chosen[0]].append((chosen[1], best_s))
-        busy[chosen[0]].sort()
+        insort(busy[chosen[0]], (chosen[1], best_s))
     return Timetable(place, start_s)
 
 
 def _gap(busy: Sequence[tuple[float, float]], ready_s: float, work_s: float) -> float:
     """The first time from ``ready_s`` on at which the device is idle for ``work_s``."""
     begin_s = ready_s
-    for from_s, to_s in busy:
+    for place in range(max(0, bisect(busy, (ready_s, inf)) - 1), len(busy)):
+        from_s, to_s = busy[place]
         if begin_s + work_s <= from_s:
             return begin_s
         begin_s = max(begin_s, to_s)

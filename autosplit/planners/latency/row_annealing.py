@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from autosplit.costs.cost import CLOSED, TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
 from autosplit.costs.problem import Block, Floats
-from autosplit.planners.clusters import Clusters, fewer_clusters, forced_clusters
+from autosplit.planners.clusters import Clusters, forced_clusters
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import kept_together
 from autosplit.planners.latency.evaluation import LatencyEvaluator
@@ -24,6 +24,9 @@ from autosplit.values.constraints import Demands
 
 JOIN_S = 0.1
 """Time for joining blocks of the best plan, even where none is left."""
+
+MOST_JOINED = 40
+"""Blocks of a row up to which joining them is tried before the end: each pair is evaluated."""
 
 NUM_STEPS = 500
 """Moves of one run, and more moves for each cluster."""
@@ -35,21 +38,14 @@ INITIAL_TEMPERATURE = 0.05
 
 Row = tuple[Block, ...]
 
-MAX_CLUSTERS = 160
-"""Ops that the search moves one by one; larger problems are joined to about as many."""
-
 
 def anneal_rows(incumbent: Incumbent, deadline: float) -> None:
     """Move single ops and borders from the best plan: where latency is limited, chains along single orders are not all."""
-    forced = forced_clusters(incumbent.problem, incumbent.demands.contiguous)
-    for clusters in (fewer_clusters(forced, MAX_CLUSTERS), forced):
-        if monotonic() < deadline:
-            search = RowAnnealing(clusters, incumbent.demands, Random(incumbent.seed), deadline)
-            search.offer(incumbent.blocks, "start")
-            search.anneal(deadline, incumbent.bound_s)
-            search.report(incumbent)
-        if clusters is forced:
-            return
+    clusters = forced_clusters(incumbent.problem, incumbent.demands.contiguous)
+    search = RowAnnealing(clusters, incumbent.demands, Random(incumbent.seed), deadline)
+    search.offer(incumbent.blocks, "start")
+    search.anneal(deadline, incumbent.bound_s)
+    search.report(incumbent)
 
 
 class RowAnnealing:
@@ -94,9 +90,10 @@ class RowAnnealing:
             self.offer_joined(row, method)
 
     def offer_joined(self, row: Row, method: str) -> None:
-        """Keep blocks of clusters if they are the best so far, as they are or with blocks joined where that costs nothing."""
+        """Keep blocks of clusters if they are the best so far; few blocks also with some joined where that costs nothing."""
         self._offer_row(row, method)
-        self._offer_row(self._joined(row, self.deadline), method)
+        if len(row) <= MOST_JOINED:
+            self._offer_row(self._joined(row, self.deadline), method)
 
     def _offer_row(self, row: Row, method: str) -> None:
         """Keep blocks of clusters if they meet the demands and are better than the best by more than rounding."""

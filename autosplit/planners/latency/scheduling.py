@@ -14,12 +14,12 @@ import numpy as np
 
 from autosplit.costs.cost import block_of, most_s
 from autosplit.costs.problem import Problem
-from autosplit.planners.clusters import Clusters, fewer_clusters, forced_clusters, net_edges
+from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
-from autosplit.planners.latency.row_annealing import MAX_CLUSTERS, RowAnnealing
+from autosplit.planners.latency.row_annealing import RowAnnealing
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.latency.timetable import best_timetable
 from autosplit.planners.objective import plans_on_one_device
@@ -36,7 +36,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     forced = forced_clusters(problem, demands.contiguous)
     delays = Delays(forced.problem, demands.max_replicas)
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
-    search = RowAnnealing(fewer_clusters(forced, MAX_CLUSTERS), demands, Random(incumbent.seed), deadline)
+    search = RowAnnealing(forced, demands, Random(incumbent.seed), deadline)
     for row in plans_on_one_device(problem):
         search.offer(row, "one device")
     if incumbent.blocks:
@@ -81,16 +81,18 @@ def _anneal(incumbent: Incumbent, search: RowAnnealing, forced: Clusters, deadli
 
 
 def _list_schedules(problem: Problem, deadline: float) -> Iterator[Timetable]:
-    """HEFT on the fastest one, two, ... devices, with delays taken as they are and as twice as dear."""
+    """HEFT on the fastest one, two, four ... and on all devices, with delays taken as they are and as twice as dear."""
     delays = Delays(problem)
     speed = np.where(
         np.isfinite(problem.compute_s), problem.compute_s, 10 * problem.compute_s[np.isfinite(problem.compute_s)].sum()
     )
     order = [int(device) for device in np.argsort(speed.sum(axis=0), kind="stable")]
-    for count in range(1, problem.num_devices + 1):
+    count = 1
+    while count < 2 * problem.num_devices:
         for caution in (1.0, 2.0) if count > 1 else (1.0,):
             if count > 1 and monotonic() > deadline:
                 return
             table = list_schedule(problem, delays, order[:count], caution)
             if table is not None:
                 yield table
+        count *= 2

@@ -13,7 +13,7 @@ from problems import chain, random_blocks, random_problem
 from autosplit.costs.cost import find_faults, latency_s
 from autosplit.costs.problem import Block, Net, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
-from autosplit.planners.clusters import fewer_clusters, forced_clusters
+from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.evaluation import LatencyEvaluator
@@ -144,8 +144,8 @@ def test_the_compiled_sample_is_the_evaluators(seed, contiguous):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
 def test_clusters_cost_what_their_ops_cost(seed):
-    problem = random_problem(seed, loose_order=False, unsupported=False, num_ops=7)
-    clusters = fewer_clusters(forced_clusters(problem, contiguous=True), 3)
+    problem = random_problem(seed, loose_order=False, unsupported=False, grouped=True, num_ops=7)
+    clusters = forced_clusters(problem, contiguous=True)
     assert sorted(op for ops in clusters.members for op in ops) == list(range(7))
     clusters.problem.verify()
     blocks = random_blocks(clusters.problem, seed, contiguous=True)
@@ -194,10 +194,10 @@ def test_annealing_an_order_finds_the_branches_and_holds_the_caps():
 
 
 def test_an_order_against_the_values_leaves_the_clusters_as_they_are():
-    problem = chain([1.0] * 24)
+    problem = chain([1.0] * 24, groups=((0, 2),))
     turned = replace(problem, order=tuple((b, a) if a % 2 else (a, b) for a, b in problem.order))
-    assert fewer_clusters(forced_clusters(problem, contiguous=True), 12).problem.num_ops == 12
-    assert fewer_clusters(forced_clusters(turned, contiguous=True), 12).problem.num_ops == 24
+    assert forced_clusters(problem, contiguous=True).problem.num_ops == 22
+    assert forced_clusters(turned, contiguous=True).problem.num_ops == 24
 
 
 def test_a_wide_graph_of_300_ops_beats_one_device_in_time():
