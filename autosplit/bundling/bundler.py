@@ -49,6 +49,9 @@ def write_bundle(
 
 def fill_bundle(networks: Mapping[str, tuple[Traced, Plan]], folder: Path, progress: Progress = quiet) -> Manifest:
     """Write the files of a bundle into an empty folder; arguments and errors as for ``write_bundle``."""
+    mixed = [name for name, (_, plan) in networks.items() if len(set(plan.precisions)) > 1]
+    if mixed:
+        raise UsageError(f"network '{mixed[0]}' computes in several precisions, and a network of a bundle in one")
     answers = {name: output_containers(traced) for name, (traced, _) in networks.items()}  # before anything is compiled
     with scratch_folder() as scratch:
         pool, drafts = WeightPool(), dict[str, list[Draft]]()

@@ -72,17 +72,18 @@ def worst_error(plan: Plan, reference: Reference, answers: Sequence[Sequence[tor
 
 def is_exact(plan: Plan) -> bool:
     """Whether the plan's outputs must be eager's bit for bit."""
-    return all(exact_on(get_backend(stage.backend), name, plan.precision) for stage in plan.stages for name in stage.devices)
+    stages = zip(plan.stages, plan.precisions, strict=True)
+    return all(exact_on(get_backend(stage.backend), name, precision) for stage, precision in stages for name in stage.devices)
 
 
 def limit_of(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: Sequence[Microbatch]) -> float:
     """The largest relative error that the plan's outputs may have: 0 where every stage is exact."""
-    if plan.precision == "f32":
+    if set(plan.precisions) == {"f32"}:
         return 0.0 if is_exact(plan) else tolerance("f32")
     lowered = lower_to_bf16(unsplit(traced)).module
     with torch.inference_mode():
         errors = [compare(traced.graph.outputs, lowered(*inputs), right) for inputs, right in zip(work, expected, strict=True)]
-    return tolerance(plan.precision, max(errors, key=lambda error: error.relative))
+    return tolerance("bf16", max(errors, key=lambda error: error.relative))
 
 
 def blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError, limit: float) -> str:
@@ -91,14 +92,15 @@ def blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError,
     for stage, program in zip(plan.stages, split(traced, [stage.ops for stage in plan.stages]), strict=True):
         given = [values[spec.name] for spec in program.inputs]
         try:
-            check(get_backend(stage.backend), program, given, precision=plan.precision, threads=stage.threads)
+            check(get_backend(stage.backend), program, given, precision=stage.precision or plan.precision, threads=stage.threads)
         except BackendError as failure:
             return str(failure)
         with torch.inference_mode():
             values |= zip((spec.name for spec in program.outputs), program.module(*given), strict=True)
     backends = ", ".join(dict.fromkeys(stage.backend for stage in plan.stages))
+    precisions = ", ".join(dict.fromkeys(plan.precisions))
     return (
-        f"the outputs of {len(plan.stages)} stages ({backends}, {plan.precision}) differ from f32 eager: '{error.output}' is "
+        f"the outputs of {len(plan.stages)} stages ({backends}, {precisions}) differ from f32 eager: '{error.output}' is "
         f"off by {error.relative:.3g} of the largest value, and the tolerance is {limit:.3g}; no stage alone is wrong"
     )
 

@@ -101,4 +101,4 @@ class Scales:
 
 
 def _key(traced: Traced, plan: Plan, stage: Stage) -> _Key:
-    return traced.graph.hash, stage.backend, stage.threads, plan.precision, stage_key(stage.ops, stage.streams)
+    return traced.graph.hash, stage.backend, stage.threads, stage.precision or plan.precision, stage_key(stage.ops, stage.streams)

@@ -86,7 +86,7 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
     return [
         StagePlacement(
             name=stage.name,
-            module=_module(workspace, program, stage, plan.precision, [machine[name] for name in stage.devices]),
+            module=_module(workspace, program, stage, precision, [machine[name] for name in stage.devices]),
             inputs=program.inputs,
             outputs=program.outputs,
             devices=tuple(machine[name] for name in stage.devices),
@@ -95,7 +95,7 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
             streams=stage.streams,
             memory_bytes={name: _added_bytes(plan.stages[: number + 1], name, traced) for name in stage.devices},
         )
-        for number, (stage, program) in enumerate(zip(plan.stages, programs, strict=True))
+        for number, (stage, precision, program) in enumerate(zip(plan.stages, plan.precisions, programs, strict=True))
     ]
 
 

@@ -116,8 +116,9 @@ class Target:
                 for device, names in homes.items()
                 if len(names) > 1
             ]
-        if plan.precision != "f32":
-            faults.append(f"the plan computes in {plan.precision}, and an export does in f32; plan again with --precision f32")
+        if set(plan.precisions) != {"f32"}:
+            found = ", ".join(dict.fromkeys(plan.precisions))
+            faults.append(f"the plan computes in {found}, and an export does in f32; plan again with --precision f32")
         return [*faults, *self.refuses(plan)]
 
 

@@ -1,19 +1,22 @@
 """annotate(): a map of patterns, explicit copies, a default and a fallback become a placed graph."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from math import isfinite
 
-from autosplit.errors import PlanError, UsageError, raise_faults
+from autosplit.errors import PlanError, ProfileError, UsageError, raise_faults
 from autosplit.memory.stages import count
 from autosplit.placing.moves import homes_of
 from autosplit.placing.patterns import by_explicit_copies, by_pattern
 from autosplit.placing.placed import Placed
 from autosplit.placing.precisions import require_error
 from autosplit.placing.refusals import fall_back
-from autosplit.placing.rules import keep_rules
-from autosplit.placing.sites import AUTO, Choice, Site, SiteText, parse_site
+from autosplit.placing.rules import broken_rules, every_placement, keep_rules, parts_on
+from autosplit.placing.sites import AUTO, Choice, Site, SiteText, parse_site, usual_backend
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.plans import plan_model
+from autosplit.planning.predicting import bounded
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints, Objective
@@ -86,6 +89,8 @@ def annotate(
         choices = {**choices_of(planned), **choices}
     elsewhere = next((device.name for device in machine.devices if device.max_subgraphs is None and device.min_ops == 1), None)
     spare = sites.get("fallback") or (parse_site(elsewhere, machine) if default == AUTO and elsewhere else None)
+    if planned is not None and profile is not None:
+        planned, choices = by_rules(model, planned, choices, machine, profile)
     choices, wrong = keep_rules(model.graph, {op.name: choices[op.name] for op in model.graph.ops}, spare, machine)
     raise_faults(UsageError, f"'{model.graph.name}' cannot be placed", wrong)
     ordered = {op.name: choices[op.name] for op in model.graph.ops}
@@ -123,6 +128,35 @@ def by_planner(
     return plan_within_caps(ask, machine, backends, traced.graph, counting)
 
 
+def by_rules(
+    traced: Traced, planned: Plan, choices: Mapping[str, Choice], machine: Machine, profile: Profile
+) -> tuple[Plan, dict[str, Choice]]:
+    """The plan and the choices where accelerators have rules on subgraphs, which the planner does not know.
+
+    Where its answer breaks a rule and there are few ops, every placement within the rules is tried. Else the answer stays, and
+    ops fall back afterwards. The planner's bound holds in both cases, because rules only leave placements out.
+    """
+    found = dict(choices)
+    if not any(broken_rules(device, parts_on(traced.graph, found, device)) for device in machine.devices):
+        return planned, found
+    used = {stage.devices[0]: stage.backend for stage in planned.stages}
+    sites = [Site(one.name, used.get(one.name, usual_backend(machine, one.name))) for one in machine.devices]
+    options = {op: sites if choice.kind == "planner" else [choice.site] for op, choice in found.items()}
+    best: tuple[float, Plan, dict[str, Choice]] | None = None
+    for placement in every_placement(traced.graph, found, options, machine):
+        try:
+            plan = Placed(traced, machine, placement, (), profile, planned).plan()
+        except (PlanError, ProfileError):  # an op has no time on its device, or a cap is exceeded
+            continue
+        seconds = plan.prediction.latency_s if planned.objective == "latency" else plan.prediction.bottleneck_s
+        if isfinite(seconds) and (best is None or 0 < seconds < best[0]):
+            best = seconds, plan, placement
+    if best is None:
+        return planned, found
+    seconds, plan, placement = best
+    return bounded(replace(plan, method=f"{planned.method}, every placement within the rules"), seconds), placement
+
+
 def choices_of(plan: Plan) -> dict[str, Choice]:
     """The choices of all ops, by the planner."""
     reason = f"the planner ({plan.status}, gap {plan.prediction.gap:.1%})"
@@ -139,10 +173,9 @@ def placed_by_plan(traced: Traced, plan: Plan, machine: Machine, profile: Profil
     ]
     raise_faults(PlanError, "the plan cannot become a placed graph", faults)
     plan.verify(traced.graph, machine)
-    choices = {
-        op: Choice(Site(stage.devices[0], stage.backend, plan.precision), "plan", f"stage '{stage.name}' of the plan")
-        for stage in plan.stages
-        for op in stage.ops
-    }
+    choices = dict[str, Choice]()
+    for stage, precision in zip(plan.stages, plan.precisions, strict=True):
+        site = Site(stage.devices[0], stage.backend, precision)
+        choices |= dict.fromkeys(stage.ops, Choice(site, "plan", f"stage '{stage.name}' of the plan"))
     ordered = {op.name: choices[op.name] for op in traced.graph.ops}
     return Placed(traced, machine, ordered, (), profile)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from autosplit import tables
-from autosplit.errors import PlanError, UsageError, close_names
+from autosplit.errors import UsageError, close_names
 from autosplit.memory.arena import MemoryPlan
 from autosplit.placing.costs import cost_text
 from autosplit.placing.drawing import dot_text, draw
@@ -25,6 +25,7 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from autosplit.values.profile import Profile
+from autosplit.values.samples import Precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,20 +121,14 @@ class Placed:
         return {}
 
     def plan(self) -> Plan:
-        """The parts as the stages of a pipeline, with a prediction where the profile knows every op.
-
-        Raises: PlanError: the parts compute in several precisions, and a plan has one.
-        """
-        precisions = sorted({part.site.precision for part in self.parts})
-        if len(precisions) > 1:
-            raise PlanError(
-                f"the parts compute in {' and '.join(precisions)}, and all stages of a plan compute in one precision. "
-                "Run it in one process with placed.run, or name one precision."
-            )
+        """The parts as the stages of a pipeline, with a prediction where the profile knows every op in the plan's precision."""
+        precisions = {part.site.precision for part in self.parts}
+        own: Precision = precisions.pop() if len(precisions) == 1 else "f32"
         stages = []
         for number, part in enumerate(self.parts):
-            device, backend = part.site.device, part.site.backend
-            stages.append(Stage(f"stage{number}", part.ops, (device,), backend, threads_on(self.machine, device)))
+            device, site = part.site.device, part.site
+            stage = Stage(f"stage{number}", part.ops, (device,), site.backend, threads_on(self.machine, device))
+            stages.append(stage if site.precision == own else replace(stage, precision=site.precision))
         plan = Plan(
             source=self.traced.source,
             graph_hash=self.traced.graph.hash,
@@ -143,12 +138,13 @@ class Placed:
             objective=self.planned.objective if self.planned else "throughput",
             method=f"annotated, {self.planned.method}" if self.planned else "annotated",
             microbatch=self.traced.source.batch,
-            precision=precisions[0],
+            precision=own,
         )
         held = {stage.ops: stage.memory for stage in self.planned.stages} if self.planned else {}
-        stages = [replace(stage, memory=held.get(stage.ops)) for stage in plan.stages]
-        plan = replace(plan, stages=tuple(stages)).verify(self.traced.graph, self.machine)
-        known = self.profile.measured if self.profile and self.profile.precision == plan.precision else {}
+        counted = tuple(replace(stage, memory=held.get(stage.ops)) for stage in plan.stages)
+        plan = replace(plan, stages=counted).verify(self.traced.graph, self.machine)
+        alike = self.profile is not None and {self.profile.precision} == set(plan.precisions)
+        known = self.profile.measured if self.profile is not None and alike else {}
         if self.profile is not None and all(setting in known for _, setting in plan.workers):
             bound_s = self.planned.prediction.bound_s if self.planned else 0.0
             return replace(predict(plan, self.traced.graph, self.machine, self.profile, bound_s), status="manual")
@@ -228,7 +224,8 @@ class Placed:
             counts[str(choice.site)] = counts.get(str(choice.site), 0) + 1
         where = ", ".join(f"{count} ops on {site}" for site, count in counts.items())
         moved = tables.bytes_text(sum(copy.num_bytes for copy in self.copies))
-        proof = "" if self.planned is None else f"; the planner's gap is {self.planned.prediction.gap:.1%}"
+        gap = self.plan().prediction.gap if self.planned is not None else 0.0
+        proof = "" if self.planned is None else f"; within {gap:.1%} of the planner's bound"
         return f"{self.traced.graph.name}: {where}, {len(self.copies)} copies of {moved}{proof}"
 
     def __repr__(self) -> str:

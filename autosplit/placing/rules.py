@@ -4,16 +4,21 @@ Where a device has few ops, every subset of them is tried, so that as many ops a
 parts go first, which is not always the best choice.
 """
 
-from collections.abc import Iterable, Mapping
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations, product
+from math import prod
 
 from autosplit.placing.parts import Part, parts_of
 from autosplit.placing.sites import Choice, Site
+from autosplit.values.constraints import unsupported
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Device, Machine
 
 MAX_TRIED_OPS = 10
 """Most ops on a device for which every subset is tried."""
+
+MAX_PLACEMENTS = 1024
+"""Most placements that are tried one by one where the planner's answer breaks a rule."""
 
 
 def keep_rules(
@@ -41,6 +46,31 @@ def keep_rules(
                 reason = broken.get(op) or next(iter(broken.values()))
                 found[op] = Choice(fallback, "fallback", f"fallback: {reason}; op '{op}' runs on {fallback.device}")
     return found, faults
+
+
+def every_placement(
+    graph: Graph, choices: Mapping[str, Choice], options: Mapping[str, Sequence[Site]], machine: Machine
+) -> Iterator[dict[str, Choice]]:
+    """Every placement that keeps the rules; none where there are more than ``MAX_PLACEMENTS`` to try.
+
+    Args:
+        graph: the model.
+        choices: op name to choice, for every op.
+        options: op name to the sites to try.
+        machine: the devices and their rules.
+    """
+    reason = "the planner, which tried every placement within the rules"
+    excluded = {device.name: unsupported(graph, device) for device in machine.devices}
+    sites = {op: [site for site in options[op] if op not in excluded[site.device]] for op in choices}
+    if prod(map(len, sites.values())) > MAX_PLACEMENTS:
+        return
+    for picked in product(*sites.values()):
+        placed = {
+            op: choices[op] if len(options[op]) == 1 else Choice(site, "planner", reason)
+            for op, site in zip(sites, picked, strict=True)
+        }
+        if not any(broken_rules(device, parts_on(graph, placed, device)) for device in machine.devices):
+            yield placed
 
 
 def parts_on(graph: Graph, choices: Mapping[str, Choice], device: Device) -> list[Part]:

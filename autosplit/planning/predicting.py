@@ -145,6 +145,8 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
         bound_s: what was proved for this profile: no plan is better.
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """
+    if any(precision != profile.precision for precision in plan.precisions):
+        raise ProfileError(f"the profile of '{profile.graph_name}' is in {profile.precision}, and the plan has other precisions")
     profile = profile.with_newest((stage.ops, setting) for stage, setting in plan.workers)
     settings = settings_of(plan)
     machine = machine.around({setting.device for setting in settings})

@@ -75,6 +75,7 @@ class Stage:
         load_s: predicted busy seconds of one replica for each request that it takes.
         streams: requests that each replica works on at once; they share its threads and one copy of its weights.
         memory: predicted memory of each replica (``memory.stages``); None where it was not counted.
+        precision: what it computes in, where that is not the precision of the plan.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Stage:
     load_s: float = 0.0
     streams: int = 1
     memory: StageMemory | None = None
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class Plan:
 
     ``microbatch`` is the number of items that pass the stages together; a request of ``source.batch`` items is cut into
     ``source.batch / microbatch`` microbatches. ``queue_depth`` is the number of slots of each ring. ``why`` explains the plan;
-    ``explain()`` returns it if it belongs to these stages. All stages compute in ``precision``. ``process`` says where they run.
+    ``explain()`` returns it if it belongs to these stages. Stages compute in ``precision``, unless they name another one.
+    ``process`` says where they run.
     """
 
     source: Source
@@ -154,8 +157,14 @@ class Plan:
     def hash(self) -> str:
         """Identity of placement: stages, devices, backends, threads, streams, microbatch, queue depth, precision, process."""
         stages = [[s.ops, s.devices, s.backend, s.threads, *([s.streams] if s.streams > 1 else [])] for s in self.stages]
+        mixed = [[stage.precision for stage in self.stages]] if any(stage.precision for stage in self.stages) else []
         process = [] if self.process == "workers" else [self.process]
-        return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision, *process])
+        return content_hash([self.graph_hash, stages, self.microbatch, self.queue_depth, self.precision, *process, *mixed])
+
+    @property
+    def precisions(self) -> list[Precision]:
+        """The precision of each stage."""
+        return [stage.precision or self.precision for stage in self.stages]
 
     def unpredicted(self) -> "Plan":
         """The plan without its prediction, of time and of memory."""
@@ -182,8 +191,11 @@ class Plan:
             faults.append(f"queue_depth must be at least 1 and at most {MAX_QUEUE_DEPTH}, but is {self.queue_depth}")
         if self.process == "caller":
             faults += _caller_faults(self.stages, machine)
-        if self.precision not in get_args(Precision):
-            faults.append(f"precision must be one of {', '.join(get_args(Precision))}, but is {self.precision!r}")
+        faults += [
+            f"precision must be one of {', '.join(get_args(Precision))}, but is {precision!r}"
+            for precision in dict.fromkeys((self.precision, *self.precisions))
+            if precision not in get_args(Precision)
+        ]
         raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", faults)
         return self
 
@@ -254,7 +266,8 @@ class Plan:
 
 
 def _how(stage: Stage) -> str:
-    return stage.backend if stage.streams == 1 else f"{stage.backend}, {stage.streams} streams"
+    streams = [f"{stage.streams} streams"] if stage.streams > 1 else []
+    return ", ".join([stage.backend, *streams, *([stage.precision] if stage.precision else [])])
 
 
 def check_graph(graph_hash: str, graph: Graph) -> None:

@@ -61,6 +61,7 @@ def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
                 "backend": stage.backend,
                 "threads": stage.threads,
                 "streams": stage.streams,
+                **({"precision": stage.precision} if stage.precision is not None else {}),
                 "ops": spans(stage.ops, graph),
                 "num_ops": len(stage.ops),
                 "weight_bytes": graph.stage_bytes(stage.ops),
@@ -102,6 +103,7 @@ class _StageEntry(_Strict):
     backend: str = "eager"
     threads: int = Field(default=1, ge=1)
     streams: int = Field(default=1, ge=1)
+    precision: Precision | None = None
     num_ops: int | None = None
     weight_bytes: int | None = None
     load_s: float = 0.0
@@ -188,7 +190,9 @@ class PlanFile(_Strict):
         check_graph(self.made_from.graph, graph)
         ops = _ops_of(self.stages, graph)
         stages = tuple(
-            Stage(s.name, ops[number], tuple(s.devices), s.backend, s.threads, s.load_s, s.streams, _memory(s.memory))
+            Stage(
+                s.name, ops[number], tuple(s.devices), s.backend, s.threads, s.load_s, s.streams, _memory(s.memory), s.precision
+            )
             for number, s in ((number, self.stages[number]) for number in _sorted_stages(ops, graph))
         )
         plan = Plan(

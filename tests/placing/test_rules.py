@@ -2,24 +2,33 @@
 
 import random
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations, product
+from math import inf, isclose
+from pathlib import Path
 from threading import Thread
 
 import pytest
 import torch
 from torch import nn
 
-from autosplit.errors import BackendError, UsageError
+from autosplit.deploying.service import open_pipeline
+from autosplit.errors import BackendError, ProfileError, UsageError
 from autosplit.placing.annotating import annotate
+from autosplit.placing.parts import parts_of
 from autosplit.placing.precisions import errors_of
 from autosplit.placing.rules import broken_rules, keep_rules, parts_on
 from autosplit.placing.sites import Choice, Site
+from autosplit.planning.predicting import predict
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.graph import Graph, Op, Value
-from autosplit.values.machine import Machine, parse_device
+from autosplit.values.machine import Link, Machine, parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
+from autosplit.values.planfile import read_plan, write_plan
+from autosplit.values.profile import Profile
 
 CPU = parse_device("cpu:0")
+NULLS = ("null:0", "null:1")
 
 
 def npu(**rules: object) -> Machine:
@@ -105,3 +114,44 @@ def test_a_precision_for_each_device_with_its_error() -> None:
     assert annotate(traced, default="cpu:0", machine=machine, max_error=0.0).copies == ()
     bf16 = annotate(traced, {"*": ("cpu:1", "eager", "bf16")}, default="cpu:0", machine=machine).plan()
     assert bf16.precision == "bf16"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_planner_keeps_rules_as_well_as_brute_force(seed: int) -> None:
+    choose = random.Random(seed)
+    traced = trace(load_model("autosplit.examples.mlp:mlp?depth=4&width=8"))
+    ops = [op.name for op in traced.graph.ops]
+    ruled = replace(parse_device("null:1"), max_subgraphs=1, min_ops=4)
+    machine = Machine.of([parse_device("null:0"), ruled], [Link(a, b, 0, 1e-4, 0, 1e-4, 0) for a, b in permutations(NULLS)])
+    slower = {"null:0": 1.0, "null:1": 3.0}  # without rules less than four ops are best there
+    seconds = {(op, name): slower[name] * choose.uniform(1e-3, 2e-3) for op in ops for name in NULLS}
+    profile = Profile.given(traced.graph, seconds)
+    placed = annotate(traced, default="auto", machine=machine, profile=profile, planner_s=2)
+    assert not broken_rules(ruled, parts_on(traced.graph, placed.choices, ruled))
+    best_s = inf
+    for names in product(NULLS, repeat=len(ops)):
+        choices = {op: Choice(Site(name), "pattern", "") for op, name in zip(ops, names, strict=True)}
+        if not broken_rules(ruled, parts_on(traced.graph, choices, ruled)):
+            parts = parts_of(traced.graph, choices)
+            stages = tuple(Stage(part.name, part.ops, (part.site.device,)) for part in parts)
+            plan = predict(Plan(Source("m"), traced.graph.hash, "", stages, UNKNOWN), traced.graph, machine, profile)
+            best_s = min(best_s, plan.prediction.bottleneck_s)
+    predicted = placed.plan().prediction
+    assert isclose(predicted.bottleneck_s, best_s) and predicted.bound_s <= best_s * (1 + 1e-9) and predicted.gap < 1e-6
+
+
+def test_parts_in_two_precisions_run_as_a_pipeline_and_from_a_file(tmp_path: Path) -> None:
+    traced = trace(load_model("autosplit.examples.mlp:mlp?depth=3&width=16"))
+    machine = Machine.of(map(parse_device, NULLS))
+    placed = annotate(traced, {"linear_1": ("null:1", "eager", "bf16")}, default="null:0", machine=machine)
+    plan = placed.plan()
+    assert plan.precisions == ["f32", "bf16", "f32"] and "eager, bf16" in plan.summary()
+    assert plan.hash != replace(plan, stages=tuple(replace(stage, precision=None) for stage in plan.stages)).hash
+    write_plan(plan, traced.graph, tmp_path / "plan.yaml")
+    again = read_plan(tmp_path / "plan.yaml").resolve(traced.graph)
+    assert again.precisions == plan.precisions
+    assert annotate(traced, again, default="null:0", machine=machine).same_as(placed)
+    with open_pipeline(traced, again, machine) as model:
+        assert torch.equal(model(*traced.example_inputs), placed.run(*traced.example_inputs))
+    with pytest.raises(ProfileError, match="is in f32, and the plan has other precisions"):
+        predict(again, traced.graph, machine, Profile.given(traced.graph, {}))
