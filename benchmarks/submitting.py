@@ -144,6 +144,13 @@ def _filled(service: Service) -> "Future[Any]":
         return buffer.submit(service._answer)
 
 
+def _lent(service: Service) -> "Future[Any]":
+    """A request whose answer lies in the ring, which takes it back as soon as it is there."""
+    future = service.pipeline.submit(service._traced.example_inputs, returns=service._answer, in_place=True)
+    future.add_done_callback(lambda done: done.release())  # type: ignore[attr-defined]
+    return future
+
+
 def changes_of(name: str, num_rounds: int, seconds: float) -> list[dict[str, Any]]:
     """For one model, each change: requests per second with it and without it."""
     spec, backend = MODELS[name]
@@ -170,13 +177,14 @@ def changes_of(name: str, num_rounds: int, seconds: float) -> list[dict[str, Any
                 spent_s = time.process_time() - cpu_s
             return per_s, 1e6 * spent_s / (per_s * (time.perf_counter() - begun_s))
 
-        filled, calling = partial(_filled, opened[REPLICAS]), opened[IN_CALLER]
+        filled, lent, calling = partial(_filled, opened[REPLICAS]), partial(_lent, opened[REPLICAS]), opened[IN_CALLER]
         pairs: dict[str, tuple[Callable[[], tuple[float, float]], Callable[[], tuple[float, float]]]] = {
             "what waits is copied by one memmove, 32 in flight": (
                 lambda: run(REPLICAS, in_flight=32),
                 lambda: run(REPLICAS, in_flight=32, block=_cloned()),
             ),
             "inputs lie in the ring already": (lambda: run(REPLICAS, call=filled), lambda: run(REPLICAS)),
+            "answers are read in the ring": (lambda: run(REPLICAS, call=lent), lambda: run(REPLICAS)),
             "no walk through a plain call": (lambda: run(IN_CALLER), lambda: run(IN_CALLER, block=_walked(calling))),
             "asyncio, 12 in flight: one wake-up for answers that come together": (
                 lambda: run(REPLICAS, ASYNCIO),

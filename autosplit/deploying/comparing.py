@@ -13,7 +13,7 @@ from autosplit.deploying.sidebyside import FIRST_S, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, ProfileError
 from autosplit.memory.stages import count
-from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
+from autosplit.planning.baselines import UNCERTAIN, Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
 from autosplit.planning.peers import predicted_peers
 from autosplit.planning.predicting import predict
 from autosplit.progress import Progress, between, quiet
@@ -247,23 +247,27 @@ def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str
 def _by_promise(baselines: Baselines, keep: str) -> list[str]:
     """The baselines in the order in which to load them: the one to ``keep``, the best one of each backend, the next one of each.
 
-    The profile says which is the best one. What it does not predict comes just behind the best predicted way of its backend.
-    Where requests are quick, ways in the caller's process come first.
+    The profile says which is the best one. What it does not predict comes just behind the best predicted way of its backend, and
+    a backend that it does not know promises as much as the best one. Backends that it predicts far behind come last. Where
+    requests are quick, ways in the caller's process come first.
     """
     plans, by_backend = baselines.plans, dict[str, list[str]]()
     for name, plan in plans.items():
         if name != keep:
             by_backend.setdefault(plan.stages[0].backend, []).append(name)
-    places: dict[str, tuple[int, float]] = {keep: (-1, 0.0)} if keep else {}
-    for names in by_backend.values():
-        best_per_s = max(plans[name].prediction.throughput_per_s for name in names)
+    predicted = {backend: max(plans[one].prediction.throughput_per_s for one in names) for backend, names in by_backend.items()}
+    most_per_s = max(predicted.values(), default=0.0)
+    places: dict[str, tuple[bool, int, float]] = {keep: (False, -1, 0.0)} if keep else {}
+    for backend, names in by_backend.items():
+        best_per_s = predicted[backend] or most_per_s
         quick = 0 < min((plans[name].prediction.latency_s or math.inf) for name in names) < QUICK_S
 
         def rank(name: str, best_per_s: float = best_per_s, quick: bool = quick) -> tuple[bool, float]:
             in_caller = quick and plans[name].process == "caller"
             return not in_caller, -(plans[name].prediction.throughput_per_s or (best_per_s if in_caller else 0.99 * best_per_s))
 
-        places |= {name: (number, -best_per_s) for number, name in enumerate(sorted(names, key=rank))}
+        late = UNCERTAIN * best_per_s < most_per_s
+        places |= {name: (late, number, -best_per_s) for number, name in enumerate(sorted(names, key=rank))}
     return sorted(places, key=places.__getitem__)
 
 

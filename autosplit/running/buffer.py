@@ -28,16 +28,17 @@ class Buffer:
         self.tensors = tensors
         self._feed, self._request, self._priority, self._is_open = feed, request, priority, True
 
-    def submit(self, returns: Callable[[Tensors], Any] | None = None) -> AnswerFuture:
-        """Send the request with what the tensors hold; ``returns`` as in ``Engine.submit``.
+    def submit(self, returns: Callable[[Tensors], Any] | None = None, *, in_place: bool = False) -> AnswerFuture:
+        """Send the request with what the tensors hold; arguments as for ``Engine.submit``.
 
         Raises: UsageError: it was submitted or given up. RefusedError, WorkerError: the pipeline was closed, or has given up.
         """
         if not self._is_open:
             raise UsageError("the buffer was submitted or given up already; ask for another one")
         self._is_open = False
-        self._request.inputs, self._request.returns = self.tensors, returns
-        return self._feed.fill(self._request, self._priority)
+        request = self._request
+        request.inputs, request.returns, request.in_place = self.tensors, returns, in_place
+        return self._feed.fill(request, self._priority)
 
     def close(self) -> None:
         """Give the buffer up, unless it was submitted."""

@@ -49,6 +49,7 @@ class Engine(ABC):
         deadline_s: float | None = None,
         timeout_s: float | None = None,
         returns: Callable[[Tensors], Any] | None = None,
+        in_place: bool = False,
     ) -> AnswerFuture:
         """Take in one request and return its future; the caller may write to the inputs once this returns.
 
@@ -60,6 +61,9 @@ class Engine(ABC):
             deadline_s: seconds from now after which no stage begins the request; a request in its last stage is answered.
             timeout_s: seconds to wait for room in the admission queue; None waits without limit, 0 refuses at once.
             returns: makes the future's result of the outputs; by default they are the result.
+            in_place: leave the outputs in the ring, where that is possible (one stage brings all of them, and answers keep
+                their order), until ``release`` of the future or the end of the pipeline. A stage waits for a free slot while
+                all of them are lent.
         Raises:
             UsageError: the inputs do not fit, or a setting is not understood.
             RefusedError: no room within ``timeout_s`` (the message has the numbers), or the pipeline is closed.
@@ -68,7 +72,7 @@ class Engine(ABC):
         if not isinstance(priority, int):
             raise UsageError(f"priority must be a whole number, lower is sooner, but is {priority!r}")
         request = self._intake(inputs, monotonic_deadline(deadline_s))
-        request.returns = returns
+        request.returns, request.in_place = returns, in_place
         return self._executor.submit(request, priority, timeout_s)
 
     def buffer(self, *, priority: int = 0, deadline_s: float | None = None, timeout_s: float | None = None) -> Buffer:

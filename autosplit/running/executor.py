@@ -21,12 +21,13 @@ from autosplit.errors import AutosplitError, RefusedError, WorkerError
 from autosplit.running.admission import Admission
 from autosplit.running.answers import Answers
 from autosplit.running.feed import Occupancy
-from autosplit.running.hostrings import InputRings, ResultRings
+from autosplit.running.hostrings import InputRings, ResultRing, ResultRings
 from autosplit.running.inflight import SOON_NS, InFlight
 from autosplit.running.lanes import Lanes
 from autosplit.running.provisioner import Deployment
 from autosplit.running.recovery import Recovery
 from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
+from autosplit.running.ring import Slot
 
 LOOK_NS = 1_000_000
 """How long results may keep the thread from looking at workers, deadlines and the end."""
@@ -57,6 +58,8 @@ class Executor:
         self._recovery = Recovery(deployment, max_restarts)
         self._control_lock = deployment.control_lock
         self._stopping = deployment.stopping
+        self._lent: dict[Request, Callable[[], None]] = {}
+        """The requests whose answers lie in slots that are lent, with what frees the slot."""
         deployment.run(self.lanes)
         self._thread.start()
 
@@ -84,7 +87,7 @@ class Executor:
 
     def submit(self, request: Request, priority: int, timeout_s: float | None) -> AnswerFuture:
         """``enter``, and the future of the answer."""
-        future = request.future = AnswerFuture(functools.partial(self._admission.cancel, request))
+        future = self._future(request)
         self.enter(request, priority, timeout_s)
         return future
 
@@ -109,7 +112,7 @@ class Executor:
 
     def fill(self, request: Request, priority: int) -> AnswerFuture:
         """Feed a request whose slots were filled: see ``Feed.fill``."""
-        future = request.future = AnswerFuture(functools.partial(self._admission.cancel, request))
+        future = self._future(request)
         self._answers.deliver(self._admission.fill(request, priority))
         return future
 
@@ -150,6 +153,7 @@ class Executor:
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
         try:
+            self._lend_no_more()
             self._admission.close(drain=drain)
         finally:  # also after an interrupt: the caller takes the workers and the rings away next
             self._stopping.set()
@@ -157,6 +161,36 @@ class Executor:
             self._thread.join()
             self._fail(RefusedError("the pipeline was closed before the request was done"))
             self._results.close()
+
+    def _future(self, request: Request) -> AnswerFuture:
+        future = request.future = AnswerFuture(functools.partial(self._admission.cancel, request))
+        if request.in_place:
+            future.lent_by = request
+        return future
+
+    def _read(self, ring: ResultRing, slot: Slot, request: Request) -> None:
+        """Take a result out of a ring."""
+        if not request.in_place:
+            ring.read(slot, request)
+            return
+        with self._admission.changed:  # so that ``close`` finds every slot that is lent
+            ring.read(slot, request)
+            if request.lent is not None:
+                self._lent[request], request.lent = request.lent, functools.partial(self._give_back, request)
+
+    def _give_back(self, request: Request) -> None:
+        """Free the slot in which the answer of a request lies."""
+        with self._admission.changed:
+            if (free := self._lent.pop(request, None)) is not None:
+                free()
+
+    def _lend_no_more(self) -> None:
+        """Take every lent slot back, as the stages may need it for requests that are still to be answered."""
+        with self._admission.changed:
+            for ring in self._results:
+                ring.lends = False
+            for request in list(self._lent):
+                self._give_back(request)
 
     def _run(self) -> None:
         """The thread: take results, wait while there are none, expire late requests, replace dead workers."""
@@ -204,7 +238,7 @@ class Executor:
             for sequence, slot in ring.take():
                 found = True
                 request = self._in_flight[sequence]
-                ring.read(slot, request)
+                self._read(ring, slot, request)
                 if request.tokens == 0:
                     done.append(request)
         return found, self._admission.settle(done, self._answers.times) if done else []

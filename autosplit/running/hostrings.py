@@ -10,6 +10,7 @@ import os
 import select
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -100,6 +101,8 @@ class ResultRing:
     next: int
     inbox: Inbox | None
     """Takes results in the order in which they come, where requests may overtake each other."""
+    lends: bool
+    """Whether answers may be read in its slots: they keep their order, and no other ring brings a part of them."""
 
     def rewind(self, lanes: Lanes) -> None:
         """Expect the oldest unfinished request of this ring next."""
@@ -128,15 +131,20 @@ class ResultRing:
             yield sequence, self.end.acquire(sequence)
 
     def read(self, slot: Slot, request: Request) -> None:
-        """Copy a result, or its error, into the request, and free the slot."""
+        """Copy a result, or its error, into the request, and free the slot; or lend the slot to the caller."""
+        request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
+        request.tokens -= 1
+        if slot.header[FLAG] == DATA and request.in_place and self.lends:
+            request.values |= zip(self.copies, slot.tensors, strict=True)
+            self.end.lend(request.sequence)
+            request.lent = partial(self.end.release, request.sequence)
+            return
         if slot.header[FLAG] == DATA:
             for (name, copies), value in zip(self.copies.items(), slot.tensors, strict=True):
                 request.values[name] = copies.copy(value)
         elif request.error is None:
             request.error = error_of(slot, request.number)
-        request.made_ns = max(request.made_ns, slot.header[POSTED_NS])
         self.end.release(request.sequence)
-        request.tokens -= 1
 
 
 def error_of(slot: Slot, number: int) -> AutosplitError:
@@ -153,12 +161,13 @@ class ResultRings:
         wiring = deployment.wiring
         self._deployment = deployment
         self._rings: list[ResultRing] = []
+        lends = wiring.in_order and sum(channel.target == HOST for channel in wiring.channels) == 1
         for channel, rings in zip(wiring.channels, deployment.rings, strict=True):
             for first, ring in enumerate(rings if channel.target == HOST else ()):
                 end = RingEnd(ring, sends=False)
                 copies = {spec.name: CopyPool(spec, 4 * wiring.most_in_flight) for spec in channel.specs}
                 inbox = None if wiring.in_order else Inbox([[end]], deployment.status_block)
-                self._rings.append(ResultRing(end, copies, first, channel.every, first, inbox))
+                self._rings.append(ResultRing(end, copies, first, channel.every, first, inbox, lends))
         self._ring_fds = {ring.end.fd for ring in self._rings}
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.poll()

@@ -137,6 +137,8 @@ class InFlight:
         """All requests in flight run again, so all their results are missing again."""
         for request in self._requests.values():
             request.tokens = self._num_tokens
+            if request.lent is not None:  # no caller has this answer yet, and it comes again in the same slot
+                request.lent()
 
     def clear(self) -> list[Request]:
         """Forget all requests; return them."""

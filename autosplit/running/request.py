@@ -44,12 +44,22 @@ class AnswerFuture(SafeFuture[Any]):
 
     Attributes:
         number: the number by which messages, logs and recordings name the request; None while it waits in the queue.
+        lent_by: the request, if its answer may lie in the ring.
     """
 
     def __init__(self, stop: "Callable[[AnswerFuture], None]") -> None:
         super().__init__()
         self.number: int | None = None
         self._stop = stop
+        self.lent_by: Request | None = None
+
+    def release(self) -> None:
+        """Give back the memory of an answer that was asked for ``in_place``: its tensors must not be read any more.
+
+        Nothing happens to another answer, nor a second time.
+        """
+        if self.lent_by is not None and self.lent_by.lent is not None:
+            self.lent_by.lent()
 
     def cancel(self) -> bool:
         """Cancel the request; if it runs, it ends at the next stage border."""
@@ -68,7 +78,7 @@ class Finished(AnswerFuture):
     _done_callbacks: list[Any] = []  # noqa: RUF012
 
     def __init__(self, number: int, result: Any, error: Exception | None) -> None:
-        self.number = number
+        self.number, self.lent_by = number, None
         self._result, self._exception = result, error
 
     def result(self, timeout: float | None = None) -> Any:
@@ -93,6 +103,9 @@ class Request:
     """Makes the result of the future; None for the tensors themselves."""
     borrowed: bool = False
     """The inputs stay in memory of the caller, which does not change them until the answer; they take no room in the queue."""
+    in_place: bool = False
+    """The answer may lie in the ring until the caller releases it; ``lent`` gives the slot back."""
+    lent: Callable[[], None] | None = None
     unfilled: bool = False
     """The caller will write the inputs into the slots of the request, once it is its turn to be fed."""
     sequence: int = -1

@@ -51,8 +51,8 @@ DATA, ERROR, SKIPPED = range(3)
 HALF_S = 2e-3
 """Seconds for which a sender waits until half of a full ring is free, so that it is woken less often; then one slot will do."""
 
-EMPTY = -1
-"""The number of an empty slot."""
+EMPTY, LENT = -1, -2
+"""The number of an empty slot, and of one that its receiver has taken and whose tensors a caller reads."""
 
 _ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
 """Whether the processor keeps the order of stores and that of loads; only a store and a later load may change places."""
@@ -180,9 +180,12 @@ class Ring:
         return self.slots[sequence // self.handle.every % self.handle.num_slots]
 
     def refill(self, held: Sequence[int] = ()) -> None:
-        """Number the slots anew: the ``held`` requests wait for the receiver, other slots are empty. No end may be in use."""
+        """Number the slots anew: the ``held`` requests wait for the receiver, and other slots are empty unless they are lent.
+
+        No end may be in use.
+        """
         for slot in self.slots:
-            slot.header[SEQUENCE] = EMPTY
+            slot.header[SEQUENCE] = LENT if slot.header[SEQUENCE] == LENT else EMPTY
         for sequence in held:
             self.slot(sequence).header[SEQUENCE] = sequence
         for sleep_word, fd in zip(self.sleep_words, (self.handle.free_fd, self.handle.filled_fd), strict=True):
@@ -255,6 +258,10 @@ class RingEnd:
         if 0 < self._other_asleep[0] <= sequence + 1:
             self._other_asleep[0] = 0  # before the wake-up: if the other end sets it again, it needs a second wake-up
             os.eventfd_write(self._other_fd, 1)
+
+    def lend(self, sequence: int) -> None:
+        """Keep the acquired slot from the sender until ``release``, also when slots are numbered anew."""
+        self._headers[sequence // self._every % self._num_slots][SEQUENCE] = LENT
 
     def fall_asleep(self, until: int = 0) -> None:
         """Ask for a wake-up once the other end hands over request ``until`` or a later one.

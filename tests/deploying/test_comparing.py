@@ -233,10 +233,12 @@ def test_the_most_promising_baselines_are_loaded_first(plan: Plan) -> None:
         "x best": way("x", 9, 1e-3),
         "x caller": way("x", 0, 0.0, "caller"),
         "y": way("y", 7),
+        "far": way("far behind", 6),
+        "compiled": way("compiled", 0, 0.0),
         "usual": way("eager", 1),
     }
     order = comparing._by_promise(comparing.Baselines(plans), "usual")
-    assert order == ["usual", "x caller", "y", "x best", "x unknown", "x slow"]
+    assert order == ["usual", "x caller", "compiled", "y", "x best", "x unknown", "x slow", "far"]
 
 
 def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -> None:

@@ -105,3 +105,44 @@ def test_a_pipeline_that_is_closed_refuses_a_buffer_that_was_filled() -> None:
             buffer.submit()
     with pytest.raises(RefusedError, match="closed"):
         pipeline.buffer()
+
+
+def test_answers_are_read_in_the_ring_until_they_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pipeline([local("a", double, "x", "y")], ["x"], ["y"], max_in_flight=2) as pipeline:
+        slots = {slot.tensors[0].data_ptr() for rings in pipeline._deployment.rings for ring in rings for slot in ring.slots}
+        num_slots = len(pipeline._deployment.rings[-1][0].slots)
+        kept = [pipeline.submit(request(number), in_place=True) for number in range(num_slots)]
+        answers = [future.result(10)[0] for future in kept]
+        assert {answer.data_ptr() for answer in answers} <= slots
+        waits = pipeline.submit(request(50))
+        with pytest.raises(TimeoutError):
+            waits.result(0.05)
+        assert [float(answer[0]) for answer in answers] == [2 * number for number in range(num_slots)]
+        for future in (kept[0], kept[0], *kept[2:]):
+            future.release()
+        assert waits.result(10)[0][0] == 100 and answers[1][0] == 2
+        kept[1].release()
+        assert all(pipeline.run(request(number))[0][0] == 2 * number for number in range(2 * num_slots))
+        kept = [pipeline.submit(request(number), in_place=True) for number in range(num_slots)]
+    assert all(future.result()[0][0] in range(0, 2 * num_slots, 2) for future in kept), "the end takes all slots back"
+
+
+def test_a_lent_answer_stays_while_a_worker_dies_and_one_that_nobody_reads_is_given_back() -> None:
+    gate, dies = Gate(), Once(4, 1)
+    stages = [local("a", lambda x: dies(gate(x)), "x", "y", queue_depth=4)]
+    with Pipeline(stages, ["x"], ["y"], max_in_flight=4, max_restarts=9) as pipeline:
+        gate.opened.set()
+        lent = pipeline.submit(request(1), in_place=True)
+        assert lent.result(10)[0][0] == 3
+        dying = [pipeline.submit(request(number), in_place=True) for number in (2, 3)]
+        assert [future.result(20)[0][0].item() for future in dying] == [4, 5] and pipeline.restarts == 1
+        assert lent.result()[0][0] == 3
+        for future in (lent, *dying):
+            future.release()
+        gate.opened.clear()
+        first, dropped = pipeline.submit(request(7)), pipeline.submit(request(8), in_place=True)
+        assert dropped.cancel()
+        gate.opened.set()
+        assert first.result(10)[0][0] == 9
+        assert all(pipeline.run(request(number))[0][0] == number + 2 for number in range(10, 30))
+        assert pipeline.restarts == 1
