@@ -41,8 +41,8 @@ def html(rows: Sequence[Row], caption: str, limit: int = 60) -> str:
         "<tr>" + "".join(_td(name, row[name], sides[name], longest) for name in columns) + "</tr>" for row in rows[:limit]
     )
     more = f"<tr><td colspan={len(columns)}>… {len(rows) - limit} more rows</td></tr>" if len(rows) > limit else ""
-    title = f'<caption style="text-align:left;font-weight:bold;{PADDING}">{escape(caption)}</caption>'
-    return f'<table style="margin:8px 0">{title}<thead><tr>{head}</tr></thead><tbody>{body}{more}</tbody></table>'
+    title = f'<caption style="text-align:left;font-weight:bold;padding:12px 4px 2px">{escape(caption)}</caption>'
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}{more}</tbody></table>"
 
 
 def _td(column: str, value: Any, side: str, longest: Mapping[str, float]) -> str:

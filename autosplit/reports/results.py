@@ -122,6 +122,13 @@ class RunStats:
         """The rows as a pandas DataFrame."""
         return tables.frame(self.rows())
 
-    def _repr_html_(self) -> str:
+    def summary(self) -> str:
+        """Requests, their median latency, and restarts of workers, in words."""
         latency = f"median latency {tables.seconds_text(self.latency.p50_s)}"
-        return tables.html(self.rows(), f"requests: {self.num_requests}, {latency}, restarts: {self.restarts}")
+        return f"{self.num_requests} request{'s' * (self.num_requests != 1)}, {latency}, restarts: {self.restarts}"
+
+    def __repr__(self) -> str:
+        return f"RunStats({self.summary()})"
+
+    def _repr_html_(self) -> str:
+        return tables.html(self.rows(), self.summary())

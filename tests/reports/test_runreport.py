@@ -231,3 +231,8 @@ def test_a_report_tells_the_error_against_the_module_too(trace_error: float | No
     report = RunReport("net", 1, {PLAN: exact}, Verdict(PLAN, "why", True), trace_error=trace_error)
     assert report.errors == f"Outputs are equal bit for bit to the traced model's, {words}"
     assert report.to_dict()["trace_relative_error"] == trace_error
+
+
+def test_statistics_are_short_in_a_prompt() -> None:
+    assert repr(STATS) == "RunStats(4 requests, median latency 100.00 ms, restarts: 0)"
+    assert "(1 request," in repr(replace(STATS, num_requests=1))
