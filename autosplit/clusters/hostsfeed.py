@@ -20,10 +20,10 @@ import torch
 from autosplit import errors
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
 from autosplit.running.admission import AdmissionQueue, no_room, wait_until
-from autosplit.running.answers import Answers
+from autosplit.running.answers import Answering, Answers
 from autosplit.running.feed import FixedPace, Occupancy
 from autosplit.running.interrupts import SafeCondition
-from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
+from autosplit.running.request import AnswerFuture, Request, RequestTimes
 
 
 class Route(Protocol):
@@ -65,7 +65,7 @@ class Look(NamedTuple):
 Inbox = queue.SimpleQueue[Answered | Lost | Look | None]
 
 
-class HostsFeed:
+class HostsFeed(Answering):
     """Runs requests through a route. It does what ``Executor`` does for a pipeline in one host.
 
     Args:
@@ -134,17 +134,9 @@ class HostsFeed:
     def leave(self, request: Request) -> None:
         """Give up a request whose inputs were to be filled."""
 
-    def result(self, request: Request) -> Tensors:
-        """The outputs of a request, once it is answered. Raises: the error with which it failed."""
-        return self._answers.wait_for(request)
-
     def prompt(self) -> bool:
         """Whether there is room for a request."""
         return self._has_room()
-
-    def check_thread(self) -> None:
-        """Raises: UsageError: see ``Answers.check_thread``."""
-        self._answers.check_thread()
 
     def occupancy(self) -> Occupancy:
         """How many requests are here."""
@@ -161,10 +153,6 @@ class HostsFeed:
         """The times of the last requests; with ``clear``, each comes once."""
         with self._changed:
             return self._answers.take_times(clear=clear)
-
-    def last_times(self) -> list[RequestTimes]:
-        """The times of the last requests, the newest last."""
-        return list(self._answers.times)
 
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
@@ -269,12 +257,9 @@ class HostsFeed:
             elif request.future is not None and request.future.cancelled():
                 request.future.set_running_or_notify_cancel()
             else:
-                request.number = request.sequence = self._num_fed
-                request.fed_ns = time.monotonic_ns()
+                request.feed(self._num_fed, self._num_fed)
                 self._num_fed += 1
                 self._running[request.number] = request, priority
-                if request.future is not None:
-                    request.future.number = request.number
                 self._route.send(request.number, request.inputs, priority, request.deadline_ns)
         return late
 
@@ -285,9 +270,7 @@ class HostsFeed:
             requests = [*(request for request, _ in self._running.values()), *self._queue.clear()]
             self._running.clear()
             self._changed.notify_all()
-        for request in requests:
-            request.error = request.error or type(error)(str(error))
-        self._answers.deliver(requests)
+        self._answers.fail(requests, error)
 
 
 def error_of(text: str) -> AutosplitError:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from autosplit.errors import UsageError
+from autosplit.errors import AutosplitError, UsageError
 from autosplit.running.request import Request, RequestTimes, Tensors
 
 NUM_TIMES = 16_384
@@ -56,6 +56,12 @@ class Answers:
                     raise
                 log.exception("a callback of request %d ended its thread, which goes on with the other requests", request.number)
 
+    def fail(self, requests: Sequence[Request], error: AutosplitError) -> None:
+        """Answer requests with an error, each with one of its own, unless they have one already."""
+        for request in requests:
+            request.error = request.error or type(error)(str(error))
+        self.deliver(requests)
+
     def result(self, request: Request) -> Any:
         """The outputs of an answered request, or what it returns in their place. Raises: the error with which it failed."""
         if request.error is not None:
@@ -80,3 +86,21 @@ class Answers:
     def take_times(self, *, clear: bool) -> list[RequestTimes]:
         """The times of the last requests; with ``clear``, each comes once."""
         return [self.times.popleft() for _ in range(len(self.times))] if clear else list(self.times)
+
+
+class Answering:
+    """What the executors have in common: they give the answers and the times of their ``Answers``."""
+
+    _answers: Answers
+
+    def result(self, request: Request) -> Tensors:
+        """The outputs of a request, once it is answered. Raises: the error with which it failed."""
+        return self._answers.wait_for(request)
+
+    def check_thread(self) -> None:
+        """Raises: UsageError: see ``Answers.check_thread``."""
+        self._answers.check_thread()
+
+    def last_times(self) -> list[RequestTimes]:
+        """The times of the last requests, the newest last."""
+        return list(self._answers.times)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from autosplit.devices.processes import MOST_WAIT_S
 from autosplit.errors import AutosplitError, RefusedError, WorkerError
 from autosplit.running.admission import Admission
-from autosplit.running.answers import Answers
+from autosplit.running.answers import Answering, Answers
 from autosplit.running.feed import Occupancy
 from autosplit.running.hostrings import InputRings, ResultRing, ResultRings
 from autosplit.running.inflight import SOON_NS, InFlight
@@ -33,7 +33,7 @@ LOOK_NS = 1_000_000
 """How long results may keep the thread from looking at workers, deadlines and the end."""
 
 
-class Executor:
+class Executor(Answering):
     """Runs requests through a deployment.
 
     Args:
@@ -120,17 +120,9 @@ class Executor:
         """Give up a request whose slots were to be filled."""
         self._answers.deliver(self._admission.leave(request))
 
-    def result(self, request: Request) -> Tensors:
-        """The outputs of a request, once it is answered. Raises: the error with which it failed."""
-        return self._answers.wait_for(request)
-
     def prompt(self) -> bool:
         """Whether there is room for a request."""
         return self._admission.has_room()
-
-    def check_thread(self) -> None:
-        """Raises: UsageError: see ``Answers.check_thread``."""
-        self._answers.check_thread()
 
     def at_next_request(self, action: Callable[[Lanes, int], None]) -> None:
         """Call ``action`` with the lanes and the number of requests that were fed; none is fed meanwhile."""
@@ -141,10 +133,6 @@ class Executor:
         """The times of the last requests; with ``clear``, each comes once."""
         with self._admission.changed:  # held while the pace looks at them
             return self._answers.take_times(clear=clear)
-
-    def last_times(self) -> list[RequestTimes]:
-        """The times of the last requests, the newest last."""
-        return list(self._answers.times)
 
     def finish(self) -> None:
         """Wait until an executor that has given up has answered all its requests."""
@@ -262,7 +250,4 @@ class Executor:
 
     def _fail(self, error: AutosplitError) -> None:
         """Answer every request with ``error``, and each that comes later."""
-        requests = self._admission.fail(error)
-        for request in requests:
-            request.error = request.error or type(error)(str(error))
-        self._answers.deliver(requests)
+        self._answers.fail(self._admission.fail(error), error)

@@ -7,7 +7,6 @@ requests keep the stages busy::
     in flight  0 1 2 3 4 5 6 7      the host wakes when 3 is done, takes 0 1 2 3, feeds 8 9 10 11
 """
 
-import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -99,12 +98,8 @@ class InFlight:
         """Number a request that is fed now, and tell the stages its deadline and priority."""
         sequence = request.sequence if request.unfilled else self.lanes.peek()
         self.lanes.take(sequence)
-        request.sequence, request.unfilled = sequence, False
-        request.number = self.num_fed
-        if request.future is not None:
-            request.future.number = request.number
-        request.fed_ns = time.monotonic_ns()
-        request.tokens = self._num_tokens
+        request.feed(sequence, self.num_fed)
+        request.unfilled, request.tokens = False, self._num_tokens
         self._status_block.describe(sequence, request.deadline_ns, priority, request.number)
         self._requests[sequence] = request
         if self.in_order:

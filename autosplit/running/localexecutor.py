@@ -12,12 +12,11 @@ With several copies, each has a thread on the cores of its device, and the threa
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.running.admission import AdmissionQueue, no_room, wait_until
-from autosplit.running.answers import Answers
+from autosplit.running.answers import Answering, Answers
 from autosplit.running.copying import CopyPool
 from autosplit.running.feed import FixedPace, Occupancy
 from autosplit.running.request import AnswerFuture, Checked, Finished, Request, RequestTimes, Tensors
@@ -28,7 +27,7 @@ PROMPT_NS = 1_000_000
 """A stage that takes at most this long may be computed in the thread of an event loop."""
 
 
-class LocalExecutor:
+class LocalExecutor(Answering):
     """Runs requests through the only stage of a network. It does what ``Executor`` does for workers.
 
     Args:
@@ -116,14 +115,6 @@ class LocalExecutor:
         """Whether ``submit`` would return soon: there is room, or the copy is idle and took at most ``PROMPT_NS`` last time."""
         return self._has_room() if self._threads else not self._in_turn and self.copies[0].last_ns < PROMPT_NS
 
-    def result(self, request: Request) -> Tensors:
-        """The outputs of a request, once it is answered. Raises: the error with which it failed."""
-        return self._answers.wait_for(request)
-
-    def check_thread(self) -> None:
-        """Raises: UsageError: see ``Answers.check_thread``."""
-        self._answers.check_thread()
-
     def occupancy(self) -> Occupancy:
         """How many requests are here."""
         return Occupancy(
@@ -140,10 +131,6 @@ class LocalExecutor:
         with self.lock:
             return self._answers.take_times(clear=clear)
 
-    def last_times(self) -> list[RequestTimes]:
-        """The times of the last requests, the newest last."""
-        return list(self._answers.times)
-
     def close(self, *, drain: bool) -> None:
         """Answer the requests that were taken in (``drain``) or fail them, then let go of the stage."""
         if os.getpid() != self._owner:
@@ -156,9 +143,7 @@ class LocalExecutor:
             self._work.notify_all()
             self._changed.notify_all()
             self._wait_until(lambda: not (self._queue or self._in_turn), None)
-        for request in failed:
-            request.error = RefusedError(str(closed))
-        self._answers.deliver(failed)
+        self._answers.fail(failed, closed)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
@@ -260,10 +245,7 @@ class LocalExecutor:
         return taken
 
     def _begin(self, request: Request) -> None:
-        request.number = request.sequence = self._num_fed
-        if request.future is not None:
-            request.future.number = request.number
-        request.fed_ns = time.monotonic_ns()
+        request.feed(self._num_fed, self._num_fed)
         self._num_fed += 1
 
     def _serve(self, copy: StageCopy, request: Request) -> None:

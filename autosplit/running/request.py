@@ -124,6 +124,12 @@ class Request:
         """Whether a caller may wait for this answer alone, and not for the last of many."""
         return self.future is not None or not self.borrowed
 
+    def feed(self, sequence: int, number: int) -> None:
+        """Number a request that is fed now."""
+        self.sequence, self.number, self.fed_ns = sequence, number, time.monotonic_ns()
+        if self.future is not None:
+            self.future.number = number
+
     def times(self) -> RequestTimes:
         """The times of a request that is answered now."""
         now_ns = time.monotonic_ns()
