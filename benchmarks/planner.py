@@ -9,6 +9,8 @@ from time import monotonic
 from autosplit.costs.cost import find_faults, latency_s
 from autosplit.costs.problem import Problem, Solution
 from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
+from autosplit.planners.clusters import forced_clusters
+from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.objective import plans_on_one_device
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
@@ -36,6 +38,9 @@ CHAINED = (
 )
 """Larger graphs: (workload, copies in a row, accelerators)."""
 
+
+TRAINING = tuple(("layer-inceptionv3_inference", accelerators) for accelerators in (2, 4, 5, 7, 8))
+"""Training graphs made of inference ones: (workload, accelerators)."""
 
 CAPPED = (
     ("layer-bert24_inference", 0.14375, 8),
@@ -97,18 +102,56 @@ def chained(name: str, copies: int, accelerators: int) -> Problem:
     return parse_dnn_partitioning(whole, f"{copies} x {name}")
 
 
+def trained(name: str, accelerators: int) -> Problem:
+    """A workload with a backward node for each node, on the same device, which takes twice as long and has no bytes.
+
+    A backward node reads those of its readers. What it makes has the size of the largest value that its node reads.
+    """
+    data = json.loads((WORKLOADS / f"{name}.json").read_text())
+    num_ids = 1 + max(node["id"] for node in data["nodes"])
+    nodes, sizes = [], dict[int, float]()
+    for node in data["nodes"]:
+        times = {key: 2 * node[key] for key in ("cpuLatency", "fpgaLatency")}
+        back = {"id": node["id"] + num_ids, "isBackwardNode": True, "size": 0.0}
+        nodes += [node | {"colorClass": node["id"]}, node | times | back | {"colorClass": node["id"]}]
+    for edge in data["edges"]:
+        sizes[edge["destId"]] = max(sizes.get(edge["destId"], 0.0), edge["cost"])
+    edges = [
+        {"sourceId": edge["destId"] + num_ids, "destId": edge["sourceId"] + num_ids, "cost": sizes[edge["destId"]]}
+        for edge in data["edges"]
+    ]
+    whole = data | {"nodes": nodes, "edges": data["edges"] + edges, "maxFPGAs": accelerators}
+    return parse_dnn_partitioning(whole, f"{name}, training, {accelerators} accelerators")
+
+
+def annealed_s(problem: Problem, solution: Solution, seconds: float) -> float | None:
+    """The latency after annealing our plan in two walks; None where its rules are more than an order of ops and caps."""
+    clusters = forced_clusters(problem, contiguous=True)
+    row = clusters.shrink(solution.blocks)
+    if row is None or not is_plain(clusters.problem):
+        return None
+    found = anneal_order(
+        clusters.problem, row, seed=1, deadline=monotonic() + seconds, enough_s=solution.bound_s, walk_s=seconds / 2.3
+    )
+    return min(solution.objective_s, latency_s(clusters.problem, found))
+
+
 def alone_s(problem: Problem) -> float | None:
     """The latency of everything on one device, where a device holds it: what a latency plan has to beat."""
     rows = [blocks for blocks in plans_on_one_device(problem) if not find_faults(problem, blocks)]
     return min((latency_s(problem, blocks) for blocks in rows), default=None)
 
 
-def row(kind: str, problem: Problem, reference: float | None, solution: Solution, seconds: float) -> str:
+def row(
+    kind: str, problem: Problem, reference: float | None, solution: Solution, seconds: float, near_s: float | None = None
+) -> str:
     known = f"{reference:.4f}" if reference is not None else ""
     cells = [
         problem.name, str(problem.num_ops), kind, known, f"{solution.objective_s:.4f}", f"{solution.bound_s:.4f}",
         f"{100 * solution.gap:.2f} %", f"{seconds:.1f}",
     ]  # fmt: skip
+    if near_s is not None:
+        cells += [f"{near_s:.4f}", f"{100 * (solution.objective_s / near_s - 1):.2f} %"]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -118,6 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--objective", choices=("throughput", "latency"), default="throughput")
     parser.add_argument("--caps", action="store_true", help="with latency: the workloads with little memory instead")
+    parser.add_argument("--anneal", type=float, default=0.0, help="with latency: minutes of annealing from our plan")
+    parser.add_argument("--training", action="store_true", help="training graphs made of inception's inference graph instead")
     parser.add_argument("--kind", choices=("both", "contiguous", "non-contiguous"), default="both")
     parser.add_argument("--chained", action="store_true", help="the larger graphs made of copies, too")
     parser.add_argument("workloads", nargs="*", help="names without .json; all where none is given")
@@ -127,14 +172,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.chained:
         cases += [(chained(*case), None, None) for case in CHAINED]
     if options.caps:
-        cases = [(capped(*case), None, None) for case in CAPPED]
+        cases = [(capped(*case), None, None) for case in CAPPED if not options.workloads or case[0] in options.workloads]
+    if options.training:
+        cases = [(trained(*case), None, None) for case in TRAINING]
     solve(cases[0][0], Demands(contiguous=False), time_limit_s=2.0)
     print("| workload | nodes | plan | reference | ours | bound | gap | s |\n|---|---|---|---|---|---|---|---|", flush=True)
     for problem, contiguous, free in cases:
         if options.objective == "latency":
             started = monotonic()
             solution = solve(problem, Demands(objective="latency"), time_limit_s=options.time_limit, seed=options.seed)
-            print(row("latency", problem, alone_s(problem), solution, monotonic() - started), flush=True)
+            took_s = monotonic() - started
+            near_s = annealed_s(problem, solution, 60 * options.anneal) if options.anneal else None
+            print(row("latency", problem, alone_s(problem), solution, took_s, near_s), flush=True)
             continue
         if options.kind != "non-contiguous":
             started = monotonic()

@@ -1,18 +1,18 @@
 """Schedule one sample: blocks that bring it through as soon as possible, branches side by side on several devices.
 
-Everything on one device, list schedules and the best plan known are the starts. Annealing moves ops and blocks of them. CP-SAT
-gives a bound and a timetable, from which annealing starts again.
+Everything on one device, list schedules and the best plan known are the starts. Annealing moves ops and blocks of them. The bound
+is the longest path, with what CP-SAT proves of the parts between forks and joins.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import inf, isfinite
+from math import inf
 from random import Random
 from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import block_of, most_s
+from autosplit.costs.cost import block_of
 from autosplit.costs.problem import Problem
 from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s
@@ -21,13 +21,10 @@ from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, lis
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.row_annealing import RowAnnealing
 from autosplit.planners.latency.segments import segment_bound_s
-from autosplit.planners.latency.timetable import best_timetable
 from autosplit.planners.objective import plans_on_one_device
 
-PROOF_SHARE, FIRST_ANNEALING_SHARE, CP_SAT_SHARE = 0.3, 0.6, 0.6
-"""Of the time left in turn: for a bound from the parts of the graph, for annealing, and for CP-SAT on the whole graph."""
-MAX_PLACES = 500
-"""Ops times devices up to which CP-SAT schedules the whole graph; it proves nothing of larger ones within a minute."""
+PROOF_SHARE = 0.3
+"""Share of the time for a bound from the parts of the graph."""
 
 
 def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
@@ -48,20 +45,8 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
         until = monotonic() + PROOF_SHARE * (deadline - monotonic())
         bound_s = segment_bound_s(forced.problem, demands.max_replicas, until, incumbent.seed)
         incumbent.prove(bound_s, "parts between forks and joins")
-    schedules = forced.problem.num_ops * forced.problem.num_devices <= MAX_PLACES
     if not incumbent.closed:
-        left_s = deadline - monotonic()
-        _anneal(incumbent, search, forced, monotonic() + (FIRST_ANNEALING_SHARE if schedules else 1.0) * left_s)
-    if not incumbent.closed and schedules:
-        limit_s = search.value_s if isfinite(search.value_s) else most_s(forced.problem)
-        left_s = CP_SAT_SHARE * (deadline - monotonic())
-        best, bound_s = best_timetable(forced.problem, delays, limit_s, incumbent.bound_s, left_s, incumbent.seed)
-        incumbent.prove(bound_s, "CP-SAT schedule")
-        if best is not None:
-            search.offer(forced.expand(blocks_of(forced.problem, best)), "CP-SAT schedule")
-            search.report(incumbent)
-        if not incumbent.closed:
-            _anneal(incumbent, search, forced, deadline)
+        _anneal(incumbent, search, forced, deadline)
 
 
 def _anneal(incumbent: Incumbent, search: RowAnnealing, forced: Clusters, deadline: float) -> None:

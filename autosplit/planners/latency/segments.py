@@ -18,7 +18,7 @@ from autosplit.costs.cost import most_s
 from autosplit.costs.problem import Net, Problem
 from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.delays import Delays, critical_path_s, readers_of
-from autosplit.planners.latency.timetable import best_timetable
+from autosplit.planners.latency.timetable import shortest_schedule_s
 
 MOST_OPS = 2000
 MOST_INSIDE = 60
@@ -60,7 +60,7 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
             one_device_s = float(part.compute_s.sum(axis=0).min())
             limit_s = one_device_s if one_device_s < inf else most_s(part)
             whole = max_replicas == 1 and not problem.overlap
-            _, bound_s = best_timetable(part, Delays(part, max_replicas), limit_s, least_s, left_s, seed, busy=whole)
+            bound_s = shortest_schedule_s(part, Delays(part, max_replicas), limit_s, least_s, left_s, seed, busy=whole)
             known[key] = max(least_s, min(bound_s, limit_s))
         lengths[fork] = goal, known[key]
     return max(critical_path_s(problem, delays, lengths), work_bound_s(work_s, counts))

@@ -1,7 +1,7 @@
 """CP-SAT as a job-shop scheduler: ops are intervals, a device runs one op at a time, and values take time between devices.
 
-It ignores that a transfer keeps both ends busy and that a block waits for all its inputs. So its optimum is a bound for every
-plan, and its timetable is turned into blocks that are evaluated like any other.
+It ignores that a block waits for all its inputs, and that a transfer takes longer between some devices than between others. So
+its optimum is a bound for every plan.
 """
 
 from math import floor
@@ -10,10 +10,9 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from autosplit.costs.cost import TOLERANCE
-from autosplit.costs.problem import HOST, Floats, Net, Problem
+from autosplit.costs.problem import HOST, Net, Problem
 from autosplit.planners.cpsat.solver import solve
 from autosplit.planners.delays import Delays
-from autosplit.planners.latency.list_scheduling import Timetable
 
 SCALE = 1e9
 """Steps in the best known latency; every duration is rounded down."""
@@ -21,7 +20,7 @@ SCALE = 1e9
 MAX_TERMS = 400_000
 
 
-def best_timetable(
+def shortest_schedule_s(
     problem: Problem,
     delays: Delays,
     limit_s: float,
@@ -29,28 +28,23 @@ def best_timetable(
     time_limit_s: float,
     seed: int,
     busy: bool = False,
-) -> tuple[Timetable | None, float]:
-    """A timetable with a makespan below ``limit_s``, the smallest if there is time, and a bound on every makespan in seconds.
+) -> float:
+    """A bound on the seconds of every schedule, at most ``limit_s``.
 
     Args:
         problem: its groups share a device; memory caps hold for all but shared weights.
         delays: between ops on two devices.
-        limit_s: latency of a known plan.
+        limit_s: schedules that are not shorter do not count.
         bound_s: a known bound.
         time_limit_s: for the solver.
         seed: of the solver.
         busy: transfers keep devices busy. False where they overlap with compute, and with replicas.
     """
     if len(delays.edges) * problem.num_devices**2 > MAX_TERMS or time_limit_s <= 0 or limit_s <= 0:
-        return None, bound_s
+        return bound_s
     model = _Model(problem, delays, limit_s, bound_s, busy)
     solver, status = solve(model.model, time_limit_s, seed)
-    if status == cp_model.INFEASIBLE:
-        return None, limit_s
-    proved_s = max(bound_s, solver.BestObjectiveBound() / model.scale)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return None, proved_s
-    return model.table(solver), proved_s
+    return limit_s if status == cp_model.INFEASIBLE else max(bound_s, solver.BestObjectiveBound() / model.scale)
 
 
 class _Model:
@@ -174,9 +168,3 @@ class _Model:
                 sends = sum(flag * self._steps(float(table[d, 0])) for d, flag in self.on[maker].items())
                 ends.append(self.end[maker] + sends)
         return ends
-
-    def table(self, solver: cp_model.CpSolver) -> Timetable:
-        """The solver's timetable."""
-        device = [next(device for device, flag in flags.items() if solver.Value(flag)) for flags in self.on]
-        start_s: Floats = np.array([solver.Value(start) / self.scale for start in self.start])
-        return Timetable(np.array(device, dtype=np.int64), start_s)
