@@ -26,6 +26,10 @@ DEFAULT_SEQ_LEN = 128
 DEFAULT_IMAGE_SIZE = 224
 CALIBRATION_IMAGE_SIZE = 224
 AUDIO_SAMPLES = 16000
+NUM_FRAMES = 200
+FRAME_SIZES = ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins")
+"""Config fields that say how many features a frame of a sound has."""
+
 MAIN_INPUTS = ("input_ids", "pixel_values", "input_features", "input_values")
 LOCAL_ATTENTION = ("", "eager", "sdpa", "flex_attention")
 """Attention implementations that come with torch; transformers fetches code from a hub for others."""
@@ -116,12 +120,15 @@ class _Shapes:
         elif main == "input_features":
             found[main] = torch.randn(batch, *self._sounds())
         elif main == "input_values":
-            found[main] = torch.randn(batch, *self._given("audio_channels"), AUDIO_SAMPLES)
+            picture = self._given("max_length") + self._given("num_mel_bins")  # the spectrogram of a sound
+            shape = picture if len(picture) == 2 else [*self._given("audio_channels"), AUDIO_SAMPLES]
+            found[main] = torch.randn(batch, *shape)
         elif main == "past_values" and hasattr(self.config, "context_length"):
             found[main] = torch.randn(batch, self.config.context_length, *self._given("num_input_channels"))
         elif main != "pixel_values":
             raise self._no_example(main)
-        if main == "pixel_values" or (hasattr(self.config, "vision_config") and "pixel_values" in self.parameters):
+        sees = hasattr(self.config, "vision_config") and "pixel_values" in self.parameters
+        if main == "pixel_values" or (sees and "image_grid_thw" not in self.parameters):  # else text alone: a grid decides shapes
             found["pixel_values"] = self._images(batch)
             if "input_ids" in found:
                 found |= self._with_places(module, found, seq_len)
@@ -149,9 +156,15 @@ class _Shapes:
         return [getattr(self.config, field)] if hasattr(self.config, field) else []
 
     def _sounds(self) -> tuple[int, int]:
-        if not (hasattr(self.config, "num_mel_bins") and hasattr(self.config, "max_source_positions")):
+        """The shape of the features of a sound: mel bins by frames, as for Whisper, else frames by features of a frame."""
+        config = self.config
+        if hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
+            return config.num_mel_bins, 2 * config.max_source_positions
+        parts = [config, *(getattr(config, name) for name in ("encoder_config", "audio_config") if hasattr(config, name))]
+        sizes = [getattr(part, name) for part in parts for name in FRAME_SIZES if isinstance(getattr(part, name, None), int)]
+        if not sizes:
             raise self._no_example("input_features")
-        return self.config.num_mel_bins, 2 * self.config.max_source_positions
+        return NUM_FRAMES, sizes[0]
 
     def _required(self) -> set[str]:
         """The parameters that every call gives."""

@@ -32,6 +32,9 @@ SPECS = {
         {"pixel_values"},
     ),
     "WhisperEncoder": ("d_model=32&encoder_layers=1&encoder_attention_heads=2", {"input_features"}),
+    "LasrEncoder": ("hidden_size=32&num_hidden_layers=1&num_attention_heads=2", {"input_features"}),
+    "Wav2Vec2BertModel": ("hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64", {"input_features"}),
+    "ASTModel": ("hidden_size=32&num_hidden_layers=1&num_attention_heads=2&intermediate_size=64", {"input_values"}),
 }
 
 
@@ -50,6 +53,13 @@ def test_transformers_model_runs_on_its_inputs(name):
     output = output_of(model)[0]
     assert output.std() > 1e-2
     assert not torch.allclose(output[0], output[1], atol=1e-4)
+
+
+def test_a_model_whose_images_come_with_grids_gets_text_alone():
+    text = '{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 100}'
+    seen = '{"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 32, "deepstack_visual_indexes": [0]}'
+    model = load_model(f"transformers:Qwen3VLModel?text_config={text}&vision_config={seen}", seq_len=8)
+    assert list(model.kwargs) == ["input_ids", "attention_mask"]
 
 
 def test_a_sound_has_the_channels_of_the_config():
@@ -130,7 +140,7 @@ def test_attention_implementation_is_sdpa_unless_asked_otherwise():
         (f"transformers:BertModel?{TEXT}&pad_token_id=100", "cannot be built from this config: Padding_idx"),
         (f"transformers:Blip2QFormerModel?{TEXT}", "takes 'query_embeds', for which no example.*'package.module:function'"),
         (
-            "transformers:LasrEncoder?hidden_size=32&num_hidden_layers=1&num_attention_heads=2",
+            "transformers:Gemma4AudioModel?hidden_size=32&num_hidden_layers=1&num_attention_heads=2",
             "takes 'input_features', for which",
         ),
         ("transformers:LevitModel?image_size=32&patch_size=8&depths=1,1,1", "fails on the inputs made up for it: The size of"),
