@@ -78,7 +78,8 @@ def draw_graph(
     sizes = _node_sizes(graph, seconds, dense=layout.width > 30)
     shades = [colour(place.get(op.name, 0)) for op in graph.ops]
     axes.scatter(positions[:, 0], positions[:, 1], s=sizes, c=shades, edgecolors="white", linewidths=0.6, zorder=3)
-    cuts = f", {num_crossing(graph, place)} values cross a cut" if plan else ""
+    crossing = num_crossing(graph, place)
+    cuts = f", {crossing} value{'s cross' if crossing != 1 else ' crosses'} a cut" if plan else ""
     larger = "; the larger an op, the longer it takes" if seconds else ""
     marks = [mark(number, stage_label(plan, number, graph)) for number in range(len(plan.stages))] if plan else []
     finish_drawing(figure, axes, layout, graph, f"{graph.name}: {len(graph.ops)} ops{cuts}{larger}", marks)
