@@ -107,11 +107,16 @@ def search(
     with SideBySide(job.machine, workspace, hosts) as bench:
         hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
         hunt.correct(first)
+        progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")
         hunt.tune(journal)
+        progress("search", 1.0, "ending the candidates")
     best = hunt.best()
     traced, profile = hunt.subject(best.plan.microbatch)
     profile = profile.with_newest((stage.ops, setting) for stage, setting in best.plan.workers)
-    plan = job.explained(_proved(limited, (traced, profile), best.plan), (traced, profile))
+    progress("search", 1.0, "looking for the bound of the best candidate")
+    proved = _proved(limited, (traced, profile), best.plan)
+    progress("search", 1.0, "finding out why it is not faster")
+    plan = job.explained(proved, (traced, profile))
     progress("search", 1.0, "done")
     return _counted(job, SearchResult(plan, traced, profile, tuple(hunt.trials)))
 
@@ -190,7 +195,7 @@ class _Hunt:
         plan = first
         while not self._measured(plan):
             self._measure(plan, {})
-            if self._spent() > CORRECTING_SHARE:
+            if self.spent() > CORRECTING_SHARE:
                 return
             try:
                 plan = self._plan(plan.microbatch, {})
@@ -203,7 +208,7 @@ class _Hunt:
         for parameters in first_trials(self.job, self.best().plan):
             study.enqueue_trial(parameters, skip_if_exists=True)
         for _ in range(MAX_TRIALS):
-            if self._spent() >= 1:
+            if self.spent() >= 1:
                 return
             trial = study.ask(space(self.job))
             value = self._try(asked_of(trial.params))
@@ -214,14 +219,15 @@ class _Hunt:
 
     def _plan(self, microbatch: int, asked: Mapping[str, Any]) -> Plan:
         """The planner's answer within a share of the time that is left."""
-        limit_s = min(self.job.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self._spent()))
+        limit_s = min(self.job.time_limit_s, PLANNING_SHARE * self._budget_s * max(0.0, 1 - self.spent()))
         return replace(self.job, time_limit_s=limit_s).plan(self.subject(microbatch), asked)
 
     def _tell(self, text: str) -> None:
         """Report the share of the budget that is spent, and what is being done."""
-        self._progress("search", min(1.0, self._spent()), text)
+        self._progress("search", min(1.0, self.spent()), text)
 
-    def _spent(self) -> float:
+    def spent(self) -> float:
+        """The share of the budget that is spent."""
         return (time.monotonic() - self._start) / self._budget_s
 
     def _measured(self, plan: Plan) -> Trial | None:
@@ -313,7 +319,7 @@ class _Hunt:
         requests takes longer than one that is always busy.
         """
         for number in range(NUM_ROUNDS):
-            if number > 1 and self._spent() > 1:
+            if number > 1 and self.spent() > 1:
                 break
             if self.job.constraints.objective == "latency":
                 self.bench.run_alone(names, number, ROUND_S)
