@@ -23,7 +23,7 @@ from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
 JOIN_S = 0.1
-"""Time for joining blocks of the best plan, even where none is left."""
+"""Time for joining blocks of the best plan, even where none is left, and where there are more than ``MOST_JOINED``."""
 
 MOST_JOINED = 40
 """Blocks of a row up to which joining them is tried before the end: each pair is evaluated."""
@@ -101,9 +101,10 @@ class RowAnnealing:
             self.row, self.value_s, self.method = row, objective_s(self.problem, self.demands, row), method
 
     def report(self, incumbent: Incumbent) -> None:
-        """Offer the best row, with blocks joined where that costs nothing; there is a little time for it after the deadline."""
+        """Offer the best row, with blocks joined where that costs nothing; many blocks get little time for it."""
         if self.row is not None:
-            row = self._joined(self.row, max(self.deadline, monotonic() + JOIN_S))
+            until = monotonic() + JOIN_S
+            row = self._joined(self.row, max(self.deadline, until) if len(self.row) <= MOST_JOINED else until)
             if not demand_faults(self.problem, self.demands, row):
                 self.row, self.value_s = row, min(self.value_s, objective_s(self.problem, self.demands, row))
             incumbent.offer(self.clusters.expand(self.row), self.method)

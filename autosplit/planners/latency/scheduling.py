@@ -23,8 +23,8 @@ from autosplit.planners.latency.row_annealing import RowAnnealing
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.objective import plans_on_one_device
 
-PROOF_SHARE = 0.3
-"""Share of the time for a bound from the parts of the graph."""
+LISTS_SHARE, PROOF_SHARE = 0.3, 0.2
+"""Shares of the time left in turn: for list schedules of large graphs, and for a bound from the parts of the graph."""
 
 
 def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
@@ -38,7 +38,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
         search.offer(row, "one device")
     if incumbent.blocks:
         search.offer(incumbent.blocks, "start")
-    for table in _list_schedules(search.clusters.problem, deadline):
+    for table in _list_schedules(search.problem, monotonic() + LISTS_SHARE * (deadline - monotonic())):
         search.offer_joined(blocks_of(search.problem, table), "list scheduling")
     search.report(incumbent)
     if not incumbent.closed:
@@ -66,18 +66,17 @@ def _anneal(incumbent: Incumbent, search: RowAnnealing, forced: Clusters, deadli
 
 
 def _list_schedules(problem: Problem, deadline: float) -> Iterator[Timetable]:
-    """HEFT on the fastest one, two, four ... and on all devices, with delays taken as they are and as twice as dear."""
+    """HEFT on all devices, then on the fastest ... four, two and one, with delays taken as they are and as twice as dear."""
     delays = Delays(problem)
     speed = np.where(
         np.isfinite(problem.compute_s), problem.compute_s, 10 * problem.compute_s[np.isfinite(problem.compute_s)].sum()
     )
     order = [int(device) for device in np.argsort(speed.sum(axis=0), kind="stable")]
-    count = 1
-    while count < 2 * problem.num_devices:
+    powers = [2**power for power in range(problem.num_devices.bit_length()) if 2**power < problem.num_devices]
+    for count in (problem.num_devices, *reversed(powers)):
         for caution in (1.0, 2.0) if count > 1 else (1.0,):
-            if count > 1 and monotonic() > deadline:
-                return
             table = list_schedule(problem, delays, order[:count], caution)
             if table is not None:
                 yield table
-        count *= 2
+            if monotonic() > deadline:
+                return

@@ -21,6 +21,8 @@ from autosplit.planners.delays import Delays, critical_path_s, readers_of
 from autosplit.planners.latency.timetable import shortest_schedule_s
 
 MOST_OPS = 2000
+"""Ops of a graph up to which its segments are looked at; of larger ones, only all work spread over all devices counts."""
+
 MOST_INSIDE = 60
 """Most ops of a segment, ends included; CP-SAT proves little about larger ones."""
 
@@ -37,11 +39,11 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
         deadline: in seconds of ``time.monotonic``; segments that are not proved by then count as their work or longest path.
         seed: of the solver.
     """
-    delays = Delays(problem, max_replicas)
-    if problem.num_ops > MOST_OPS:
-        return critical_path_s(problem, delays)
     firsts = [members[0] for members in problem.device_classes]
     work_s, counts = problem.compute_s[:, firsts], np.array([float(len(members)) for members in problem.device_classes])
+    if problem.num_ops > MOST_OPS:
+        return work_bound_s(work_s, counts)
+    delays = Delays(problem, max_replicas)
     lengths: dict[int, tuple[int, float]] = {}
     parts = []
     for fork, goal, inside in _segments(problem):
