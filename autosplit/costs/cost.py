@@ -249,7 +249,8 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
         source, target = int(part_home[problem.producers[net]]), int(part_home[reader])
         if source != target and source not in reads[target]:
             same = HOST not in (source, target) and owner[source] == owner[target]
-            reads[target][source] = 0.0 if same else float(delay[np.ix_(devices_of(source), devices_of(target))].max())
+            slowest_s = 0.0 if same else max(delay[a, b] for a in devices_of(source) for b in devices_of(target))
+            reads[target][source] = float(slowest_s)
     made = [
         TimedPiece(
             owner[number],
@@ -299,9 +300,6 @@ def _piece_transfers(
     sent: dict[tuple[int, int], Floats] = {}
     transfers = problem.transfers
 
-    def mean(array: Floats, rows: list[int], columns: list[int], axis: int) -> Floats:
-        return np.asarray(array[np.ix_(rows, columns)].mean(axis=axis))
-
     for net, source, target, size in zip(
         crossings.net.tolist(), crossings.source.tolist(), crossings.target.tolist(), crossings.num_bytes.tolist(), strict=True
     ):
@@ -309,15 +307,25 @@ def _piece_transfers(
         receivers = [HOST] if target == HOST else list(blocks[target].devices)
         if source != HOST:
             part = int(part_home[problem.producers[net]])
-            cost = mean(transfers.send_s + size * transfers.send_s_per_byte, senders, receivers, 1)
+            cost = _mean_s(transfers.send_s, transfers.send_s_per_byte, size, senders, receivers, 1)
             before = sent.get((net, part), np.zeros(len(senders)))
             after = np.maximum(before, cost) if problem.send_once else before + cost
             moved[part] += after - before
             sent[net, part] = after
         if target != HOST:
             reader = first_reader[net, target]
-            moved[reader] += mean(transfers.receive_s + size * transfers.receive_s_per_byte, senders, receivers, 0)
+            moved[reader] += _mean_s(transfers.receive_s, transfers.receive_s_per_byte, size, senders, receivers, 0)
     return moved
+
+
+def _mean_s(
+    fixed_s: Floats, per_byte: Floats, size: float, senders: Sequence[int], receivers: Sequence[int], axis: int
+) -> Floats | float:
+    """Seconds that a value costs each device of one side, the mean over the other side; one number for a pair of devices."""
+    if len(senders) == len(receivers) == 1:
+        return float(fixed_s[senders[0], receivers[0]] + size * per_byte[senders[0], receivers[0]])
+    pairs = np.ix_(senders, receivers)
+    return np.asarray((fixed_s[pairs] + size * per_byte[pairs]).mean(axis=axis))
 
 
 def find_faults(problem: Problem, blocks: Sequence[Block], *, contiguous: bool = True) -> list[str]:
