@@ -252,7 +252,9 @@ def test_a_host_at_its_limit_blocks_or_drops_the_oldest_request() -> None:
         except UsageError as failure:
             seen.append(failure)
 
+    gate.opened.clear()  # else the answer may be there before the callback, which then runs in this thread
     host.submit("one", request(1)).add_done_callback(again)
+    gate.opened.set()
     while not seen:
         time.sleep(0.001)
     assert "a callback of an answer cannot wait" in str(seen[0])
