@@ -15,7 +15,6 @@ cap (version 1 of cgroups, as root): at 5 % below it must be refused with the nu
 import argparse
 import json
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,6 @@ import psutil
 from autosplit import api
 from autosplit.deploying.weighing import Scales
 from autosplit.deploying.workspace import Workspace, deploy
-from autosplit.devices import forkserver
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import AutosplitError
@@ -146,11 +144,8 @@ def under_caps(name: str, backend: str) -> None:
             cap = int(total * share)
             machine = free.with_memory({device.name: cap})
             with cgroup(cap) as folder:
-                forkserver.close()
-                forkserver.start()
-                while not (servers := psutil.Process().children()):
-                    time.sleep(0.01)
-                (folder / "cgroup.procs").write_text(str(servers[0].pid))
+                [server] = [one for one in psutil.Process().children() if "autosplit.devices.forking" in " ".join(one.cmdline())]
+                (folder / "cgroup.procs").write_text(str(server.pid))
                 try:
                     with HostManager(machine) as host:
                         engine = deploy(host, name, traced, weighed, machine, workspace)
@@ -161,8 +156,7 @@ def under_caps(name: str, backend: str) -> None:
                 except AutosplitError as failure:
                     print(f"cap {share:.0%}, {bytes_text(cap)}: {type(failure).__name__}: {failure}")
                 finally:
-                    forkserver.close()
-                    servers[0].wait(10)
+                    (folder.parent / "cgroup.procs").write_text(str(server.pid))
 
 
 def main() -> None:

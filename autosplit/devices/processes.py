@@ -263,18 +263,29 @@ def peak_bytes(pid: int) -> int:
     return _bytes_of(f"/proc/{pid}/status", "VmHWM:")
 
 
-def held_bytes(pid: int) -> int:
-    """Bytes of data that a process has in physical memory now: what it allocated, and files that it maps; 0 if it is gone.
+def anonymous_bytes(pid: int) -> int:
+    """Bytes of physical memory that a process has and no file; what it shares with the process it was forked from counts."""
+    return _bytes_of(f"/proc/{pid}/status", "RssAnon:")
 
-    Memory that it inherited when it was forked counts, because each page is copied once it is written to. Libraries and memory
-    that processes share for writing, such as rings, are left out.
+
+def written_bytes(pid: int, before_bytes: int) -> int:
+    """Bytes of the memory that a forked process was given which it has written to since, so that it has copies of its own.
+
+    Args:
+        pid: the process.
+        before_bytes: its ``anonymous_bytes`` when it was new.
     """
-    return _bytes_of(f"/proc/{pid}/status", "RssAnon:") + _mapped_bytes(pid)
+    private = _bytes_of(f"/proc/{pid}/smaps_rollup", "Private_Dirty:")
+    return max(0, min(before_bytes, private - (anonymous_bytes(pid) - before_bytes)))
 
 
 def most_held_bytes(pid: int) -> int:
-    """Most bytes of data that a process held since its start, or since ``reset_peak``; 0 if it is gone."""
-    return held_bytes(pid) + max(0, peak_bytes(pid) - resident_bytes(pid))
+    """Most bytes of data that a process held since its start, or since ``reset_peak``; 0 if it is gone.
+
+    They are its anonymous memory and the files that it maps. Libraries and memory that processes share for writing, such as
+    rings, are left out.
+    """
+    return anonymous_bytes(pid) + _mapped_bytes(pid) + max(0, peak_bytes(pid) - resident_bytes(pid))
 
 
 def _mapped_bytes(pid: int) -> int:

@@ -45,8 +45,8 @@ class StageStats:
         wait: nothing to do, or no free slot for the outputs.
         transfer: copying outputs into rings.
         queue: requests ready in the rings before the worker took them.
-        base_bytes: data of the bare worker, before it loaded its stage.
-        held_bytes: most data that it held beyond that: weights, values, what its backend takes; rings are left out.
+        base_bytes: memory that the worker was forked with and has written to, so that it has copies of its own.
+        held_bytes: most data beyond what it was forked with: weights, values, what its backend takes; rings are left out.
         resident_bytes: physical memory that the worker maps now, shared pages included.
         load_s: loading and warming up.
         proportional_bytes: physical memory of the worker now, pages that several processes map divided among them.

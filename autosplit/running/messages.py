@@ -63,11 +63,11 @@ class WorkerConfig:
 class Ready:
     """The worker's answer once its stage is loaded and warm.
 
-    ``base_bytes`` is the data that it held before it loaded the stage (``processes.most_held_bytes``). ``note`` is a remark of
-    the stage, for example on a fallback.
+    ``before_bytes`` is its anonymous memory before it loaded the stage, most of it shared with the fork server. ``note`` is a
+    remark of the stage, for example on a fallback.
     """
 
-    base_bytes: int
+    before_bytes: int
     load_s: float
     note: str = ""
 

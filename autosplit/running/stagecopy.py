@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autosplit.devices.processes import held_bytes
+from autosplit.devices.processes import anonymous_bytes
 from autosplit.errors import AutosplitError, BackendError, DeadlineError, StageError
 from autosplit.memory.lives import ALIGNMENT
 from autosplit.planning.baselines import OWN_THREADS
@@ -51,7 +51,7 @@ class StageCopy:
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
         self._sources = [(wiring.inputs.index(spec.name), spec, spec.stride) for spec in stage.inputs]
         self._passed = [(name, wiring.inputs.index(name)) for name in wiring.outputs if name in wiring.inputs]
-        base_bytes, begun_s = held_bytes(os.getpid()), time.perf_counter()
+        before_bytes, begun_s = anonymous_bytes(os.getpid()), time.perf_counter()
         try:
             stage.module.import_packages()
             with torch.inference_mode(False):
@@ -70,7 +70,7 @@ class StageCopy:
         most = 4 * wiring.most_in_flight
         pools = [CopyPool(spec, most) if used else None for spec, used in zip(stage.outputs, shared, strict=True)]
         self._targets = [(spec.name, pool) for spec, pool in zip(stage.outputs, pools, strict=True)]
-        self.ready = Ready(base_bytes, time.perf_counter() - begun_s, str(getattr(self._run, "note", "")))
+        self.ready = Ready(before_bytes, time.perf_counter() - begun_s, str(getattr(self._run, "note", "")))
         self._words[statusblock.STATE] = statusblock.WAITING
         self._words[statusblock.SINCE_NS] = self._idle_ns = time.monotonic_ns()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autosplit.devices.accelerators import PROVIDERS
-from autosplit.devices.processes import held_bytes, reset_peak
+from autosplit.devices.processes import anonymous_bytes, reset_peak
 from autosplit.running import statusblock
 from autosplit.running.lookahead import Lookahead
 from autosplit.running.messages import (
@@ -67,13 +67,13 @@ def serve_stage(control: Connection, config: WorkerConfig) -> None:
     try:
         PROVIDERS.update(config.providers)
         config.module.import_packages()
-        base_bytes = held_bytes(os.getpid())
+        before_bytes = anonymous_bytes(os.getpid())
         worker = StageWorker(config, control)
         note = worker.load_versions()
     except Exception:
         control.send(Failed(traceback.format_exc()))
         return
-    control.send(Ready(base_bytes, time.perf_counter() - start, note))
+    control.send(Ready(before_bytes, time.perf_counter() - start, note))
     worker.serve()
 
 

@@ -104,9 +104,9 @@ class Footprint:
     """Memory of a worker while it ran a stage, measured.
 
     Attributes:
-        base_bytes: memory that the bare worker had for itself, with its backend imported and no stage loaded.
-        held_bytes: most memory beyond that: weights mapped from files, the backend's copies of them, values, scratch memory.
-            Slots of rings are left out.
+        base_bytes: what the process takes for itself: memory that it was forked with and has written to.
+        held_bytes: most memory beyond what it was forked with: weights mapped from files, the backend's copies of them, values,
+            scratch memory. Slots of rings are left out.
         extra_bytes: what of that is neither weights nor values at their peak.
     """
 
