@@ -38,6 +38,10 @@ autosplit by bound, and *proved* is what found a plan that no other one beats.
 |---|---|---|---|---|---|---|---|---|---|
 """
 
+FOOT = """
+What stages hold while they run, predicted beside measured: [stage_memory.md](stage_memory.md).
+"""
+
 
 def lives_of_model(traced: Traced, *, overwriting: bool = True) -> list[Life]:
     """The storages of a whole model on one device."""
@@ -117,7 +121,7 @@ def write_table(rows: list[dict[str, Any]]) -> None:
         + f" | {row['plan_bytes'] / row['bound_bytes']:.3f} | {row['method'] if row['proved'] else 'no'} |"
         for row in (newest[name] for name in MODELS if name in newest)
     ]
-    TABLE.write_text(HEAD + "\n".join(lines) + "\n", encoding="utf-8")
+    TABLE.write_text(HEAD + "\n".join(lines) + "\n" + FOOT, encoding="utf-8")
 
 
 def main() -> None:
