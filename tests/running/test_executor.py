@@ -558,7 +558,7 @@ def test_stats_add_up_and_can_be_cleared() -> None:
         assert stats.num_requests == stats.latency.count == 10
         assert 0 < stats.bottleneck_s < stats.latency.max_s
         assert [row["stage"] for row in stats.rows()] == ["a", "a", "b"]
-        assert "requests: 10" in stats._repr_html_() and len(stats.frame()) == 3 and stats.to_dict()["restarts"] == 0
+        assert "10 requests" in stats._repr_html_() and len(stats.frame()) == 3 and stats.to_dict()["restarts"] == 0
         assert pipeline.stats().num_requests == 0
 
 
