@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from autosplit.devices.processes import most_held_bytes, proportional_bytes, resident_bytes, written_bytes
+from autosplit.devices.processes import memory_held, resident_bytes
 from autosplit.errors import RefusedError, WorkerError
 from autosplit.reports.results import LatencyStats, RunStats, StageStats
 from autosplit.running import statusblock
@@ -191,10 +191,7 @@ def stage_stats(
         wait=LatencyStats.of([(event.got_ns - event.asked_ns + event.blocked_ns) / 1e9 for event in events]),
         transfer=LatencyStats.of([(event.sent_ns - event.ran_ns - event.blocked_ns) / 1e9 for event in events]),
         queue=LatencyStats.of([max(0, event.got_ns - event.posted_ns) / 1e9 for event in events]),
-        base_bytes=written_bytes(pid, ready.before_bytes),
-        held_bytes=max(0, most_held_bytes(pid) - ready.before_bytes),
-        resident_bytes=resident_bytes(pid),
         load_s=ready.load_s,
         note=ready.note,
-        proportional_bytes=proportional_bytes(pid),
+        **memory_held(pid, ready.before_bytes)._asdict(),
     )

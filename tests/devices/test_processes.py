@@ -17,7 +17,7 @@ import pytest
 from autosplit.devices import forkserver
 from autosplit.devices.forking import Fork, _serve, send_descriptors
 from autosplit.devices.limits import affinity
-from autosplit.devices.processes import peak_bytes, proportional_bytes, receive, reset_peak, resident_bytes, spawn_worker
+from autosplit.devices.processes import memory_held, peak_bytes, receive, reset_peak, resident_bytes, spawn_worker
 from autosplit.errors import UsageError, WorkerError
 
 pytestmark = pytest.mark.timeout(60)
@@ -357,7 +357,7 @@ def test_a_page_that_two_processes_map_counts_half_for_each() -> None:
     size = 32 << 20
     with mmap.mmap(-1, size, flags=mmap.MAP_SHARED) as shared:
         shared.write(b"x" * size)
-        alone = proportional_bytes(os.getpid())
+        alone = memory_held(os.getpid()).proportional_bytes
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -368,13 +368,13 @@ def test_a_page_that_two_processes_map_counts_half_for_each() -> None:
         try:
             os.read(read, 1)
             # The child maps all that was there before, so at least half of the shared pages is its share.
-            assert alone - proportional_bytes(os.getpid()) > 0.4 * size
+            assert alone - memory_held(os.getpid()).proportional_bytes > 0.4 * size
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os.close(read)
             os.close(write)
-    assert proportional_bytes(child) == 0
+    assert memory_held(child).proportional_bytes == 0
 
 
 def test_resident_bytes_grow_with_what_is_touched() -> None:
