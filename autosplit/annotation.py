@@ -6,8 +6,8 @@ from functools import partial
 
 from autosplit import api
 from autosplit.arguments import checked
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
-from autosplit.deploying.weighing import Scales
 from autosplit.devices.discovering import as_machine
 from autosplit.placing import annotating
 from autosplit.placing.placed import Placed
@@ -67,9 +67,9 @@ def annotate(
         usual = dict.fromkeys(backend for device in known.devices for backend in device.backends or ("eager",))
         backends = tuple(dict.fromkeys((*usual, *named))) if setup.backends is None else tuple(setup.backends)
         profile = api.measure(model, known, setup=replace(setup, backends=backends))
-    weighed = None
+    with_memory = None
     if isinstance(model, Traced) and profile is not None:
-        weighed = partial(Scales(known, setup.workspace).weighed, model, profile)
+        with_memory = partial(Footprints(known, setup.workspace).measured, model, profile)
     return annotating.annotate(
         model,
         patterns,
@@ -81,5 +81,5 @@ def annotate(
         objective=objective,
         planner_s=10.0 if budget.planner_s is None else budget.planner_s,
         max_error=max_error,
-        weighed=weighed,
+        with_memory=with_memory,
     )

@@ -14,10 +14,10 @@ from autosplit import measuring
 from autosplit.arguments import checked
 from autosplit.backends.base import absent_runtimes, installed
 from autosplit.deploying.comparing import Subject, expectation, run_beside
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.microbatching import require_independent
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Hosts, Setup
-from autosplit.deploying.weighing import Scales
 from autosplit.deploying.workspace import Workspace, machine_of_plan
 from autosplit.devices.discovering import as_machine
 from autosplit.devices.processes import prepare_to_spawn
@@ -143,7 +143,7 @@ def search(
         parts if _may_cut(traced, profile, budget) else None,
         budget.explain_s,
         hurried=budget.planner_s is None,
-        scales=Scales(machine, setup.workspace),
+        footprints=Footprints(machine, setup.workspace),
     )
     with shown(setup.progress) as progress:
         result = loop.search(

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from autosplit import api
-from autosplit.deploying.weighing import Scales
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
@@ -76,14 +76,14 @@ def rows_of(name: str, batch: int, backends: Sequence[str]) -> Iterator[dict[str
     names = [device.name for device in machine.devices]
     traced = api.trace(MODELS[name], batch=batch)
     with Workspace() as workspace:
-        scales = Scales(machine, workspace)
+        footprints = Footprints(machine, workspace)
         for backend in backends:
             plan = halves(traced, backend, names)
-            scales.weigh(traced, plan)
+            footprints.measure(traced, plan)
             measured = again(traced, plan, machine, workspace)
             counted = stage_memories(traced.graph, plan, values_of(traced))
             for stage, one, held in zip(plan.stages, counted, measured, strict=True):
-                found = scales.footprint(traced, plan, stage)
+                found = footprints.footprint(traced, plan, stage)
                 assert found is not None
                 yield {
                     "model": name,
@@ -135,8 +135,8 @@ def under_caps(name: str, backend: str) -> None:
     plan = Plan(traced.source, traced.graph.hash, "", (Stage("stage0", ops, (device.name,), backend),), UNKNOWN)
     profile = Profile.given(traced.graph, {(op, device.name): 1e-3 for op in ops}, backend)
     with Workspace() as workspace:
-        weighed = Scales(free, workspace).weighed(traced, profile, plan)
-        [memory] = [stage.memory for stage in weighed.stages]
+        measured = Footprints(free, workspace).measured(traced, profile, plan)
+        [memory] = [stage.memory for stage in measured.stages]
         assert memory is not None
         total = memory.weight_bytes + memory.beside_bytes
         print(f"{name} on {backend}: predicted {bytes_text(total)}: {memory}", flush=True)
@@ -148,7 +148,7 @@ def under_caps(name: str, backend: str) -> None:
                 (folder / "cgroup.procs").write_text(str(server.pid))
                 try:
                     with HostManager(machine) as host:
-                        engine = deploy(host, name, traced, weighed, machine, workspace)
+                        engine = deploy(host, name, traced, measured, machine, workspace)
                         engine.run_many([traced.example_inputs] * 50)
                         used = int((folder / "memory.max_usage_in_bytes").read_text())
                         failed = int((folder / "memory.failcnt").read_text())

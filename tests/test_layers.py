@@ -33,7 +33,7 @@ LAYERS = """
     placing/      precisions refusals rules annotating
     running
     serving
-    deploying/    workspace weighing setup calling service compiling checking microbatching sidebyside comparing
+    deploying/    workspace footprints setup calling service compiling checking microbatching sidebyside comparing
     measuring
     searching/    correcting candidates tuning loop
     clusters/     frames handshake hostlinks segments runningsegment agent localnodes raynodes fleet

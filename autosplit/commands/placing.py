@@ -107,22 +107,23 @@ def annotate(given: Annotate) -> None:
 def memory(given: Memory) -> None:
     """Show what each stage of a plan holds: weights, values, what its backend takes, slots of rings, its process."""
     from autosplit.commands.report import table
-    from autosplit.deploying.weighing import Scales
+    from autosplit.deploying.footprints import Footprints
     from autosplit.loadedplan import load
     from autosplit.memory.stages import stage_memories
     from autosplit.tracing.aliasing import values_of
 
     loaded = load(given.plan, given.model)
-    plan, scales = loaded.plan, Scales(loaded.machine)
+    plan, footprints = loaded.plan, Footprints(loaded.machine)
     counted = stage_memories(loaded.traced.graph, plan, values_of(loaded.traced))
     known = [stage.memory or one for stage, one in zip(plan.stages, counted, strict=True)]
     if given.measure:
-        scales.weigh(loaded.traced, plan)
+        footprints.measure(loaded.traced, plan)
     rows = []
     for stage, one in zip(plan.stages, known, strict=True):
         row = {"stage": stage.name, "devices": " ".join(stage.devices), **asdict(one)}
-        row |= {"weighed": "measured" if one.weighed else "counted", "total_bytes": one.weight_bytes + one.beside_bytes}
-        found = scales.footprint(loaded.traced, plan, stage)
+        row["source"] = "measured" if row.pop("measured") else "counted"
+        row["total_bytes"] = one.weight_bytes + one.beside_bytes
+        found = footprints.footprint(loaded.traced, plan, stage)
         if found is not None:
             row |= {"held_bytes": found.held_bytes, "of_held": one.held_bytes / max(1, found.held_bytes)}
             row |= {"measured_base_bytes": found.base_bytes}

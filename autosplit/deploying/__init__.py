@@ -3,7 +3,7 @@
 Modules in the order of the steps::
 
     workspace      saves and prepares stages, places them, loads them as a network
-    weighing       measures the memory of stages
+    footprints     measures the memory of stages
     setup          Setup and Budget: how the calls measure and plan, and what they may spend
     service        Service: a plan as a running model; calling: the tensors of a call
     compiling      compiles a model in a process of its own, within a time limit

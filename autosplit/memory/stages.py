@@ -1,7 +1,7 @@
 """The memory account: what each stage of a plan holds, for planners, the host, tables and reports alike.
 
-A stage that was weighed (``Measured.footprints``) counts as it was measured. Another one counts its weights, its values at their
-peak, and the least that any weighed stage of its backend took beside these.
+A stage that was measured (``Measured.footprints``) counts as it was measured. Another one counts its weights, its values at their
+peak, and the least that any measured stage of its backend took beside these.
 """
 
 import math

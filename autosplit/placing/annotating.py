@@ -40,12 +40,12 @@ def annotate(
     objective: Objective = "throughput",
     planner_s: float = 10.0,
     max_error: float | None = None,
-    weighed: Callable[[Plan], Plan] | None = None,
+    with_memory: Callable[[Plan], Plan] | None = None,
 ) -> Placed:
     """Place every op of a model; see ``autosplit.annotate``.
 
-    Where a device has a memory cap, ``weighed`` gives the planner's plans their measured memory; without it weights, values and
-    ring slots count.
+    Where a device has a memory cap, ``with_memory`` gives the planner's plans their measured memory. Without it, weights, values
+    and ring slots count.
 
     Raises:
         UsageError: every fault of the map, and every op that its device cannot run where there is no fallback.
@@ -58,7 +58,8 @@ def annotate(
             return model
         again = annotate(
             model.traced, patterns, default=default, fallback=fallback, machine=machine, priority=priority,
-            profile=profile or model.profile, objective=objective, planner_s=planner_s, max_error=max_error, weighed=weighed,
+            profile=profile or model.profile, objective=objective, planner_s=planner_s, max_error=max_error,
+            with_memory=with_memory,
         )  # fmt: skip
         return model if again.same_as(model) else again
     if isinstance(patterns, Plan):
@@ -85,7 +86,7 @@ def annotate(
     if default == AUTO:
         if profile is None:
             raise UsageError("default='auto' needs the seconds of the ops; give a profile, or call autosplit.annotate")
-        planned = by_planner(model, choices, machine, profile, objective, planner_s, weighed)
+        planned = by_planner(model, choices, machine, profile, objective, planner_s, with_memory)
         choices = {**choices_of(planned), **choices}
     elsewhere = next((device.name for device in machine.devices if device.max_subgraphs is None and device.min_ops == 1), None)
     spare = sites.get("fallback") or (parse_site(elsewhere, machine) if default == AUTO and elsewhere else None)
@@ -111,7 +112,7 @@ def by_planner(
     profile: Profile,
     objective: Objective,
     planner_s: float,
-    weighed: Callable[[Plan], Plan] | None = None,
+    with_memory: Callable[[Plan], Plan] | None = None,
 ) -> Plan:
     """The planner's plan within the caps, with the given choices as pins.
 
@@ -120,7 +121,7 @@ def by_planner(
     pins = {op: choice.site.device for op, choice in choices.items()}
     known, wanted = profile.on(machine), Constraints(objective=objective, pins=pins, max_replicas=1)
     backends = list(dict.fromkeys(setting.backend for setting in known.measured))
-    counting = weighed or partial(count, traced.graph, values=values_of(traced), profile=known)
+    counting = with_memory or partial(count, traced.graph, values=values_of(traced), profile=known)
 
     def ask(tight: Machine, names: Sequence[str]) -> Plan:
         return plan_model(traced.graph, tight, known, traced.source, wanted, names, time_limit_s=planner_s)

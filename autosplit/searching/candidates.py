@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from autosplit.deploying.weighing import Scales
+from autosplit.deploying.footprints import Footprints
 from autosplit.memory.stages import count
 from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.explaining import explain
@@ -34,7 +34,7 @@ class Job:
         explain_s: seconds for finding out why the plan is not faster, 0 for nothing; None for ``EXPLAIN_S`` where throughput is
             the objective.
         hurried: gives the planner one second where nothing is run, and its whole limit only if it finds no plan in that.
-        scales: measures the memory of stages where a device has a cap; None counts what values and weights take.
+        footprints: measures the memory of stages where a device has a cap; None counts what values and weights take.
     """
 
     machine: Machine
@@ -48,7 +48,7 @@ class Job:
     subject_for: Callable[[int], Subject] | None = None
     explain_s: float | None = None
     hurried: bool = False
-    scales: Scales | None = None
+    footprints: Footprints | None = None
 
     def plan(self, subject: Subject, asked: Mapping[str, Any]) -> Plan:
         """The planner's best answer within the caps; ``asked`` overrides constraints, backends, queue depth and microbatch."""
@@ -72,8 +72,8 @@ class Job:
                 log=self.log,
             )
 
-        if self.scales is not None:
-            return self.scales.plan_within_caps(ask, traced, profile, backends)
+        if self.footprints is not None:
+            return self.footprints.plan_within_caps(ask, traced, profile, backends)
         counting = partial(count, traced.graph, profile=profile)
         return plan_within_caps(ask, self.machine, backends, traced.graph, counting)
 

@@ -123,10 +123,10 @@ def search(
 
 def _counted(job: Job, found: SearchResult) -> SearchResult:
     """The result with the memory of the plan's stages, and with the footprints of all stages that ran in its profile."""
-    if job.scales is None:
+    if job.footprints is None:
         return found
-    plan = job.scales.counted(found.traced, found.plan, found.profile)
-    return replace(found, plan=plan, profile=job.scales.into(found.profile, found.traced))
+    plan = job.footprints.counted(found.traced, found.plan, found.profile)
+    return replace(found, plan=plan, profile=job.footprints.into(found.profile, found.traced))
 
 
 def _first(job: Job, limited: Job, subject: Subject) -> Plan:
@@ -288,8 +288,8 @@ class _Hunt:
                 self.bench.unload(name)
             self.trials.append(Trial(asked, plan, note=str(failure)))
             return self.trials[-1]
-        if self.job.scales is not None:
-            self.job.scales.note(traced, plan, entry.pipeline.stats().stages)
+        if self.job.footprints is not None:
+            self.job.footprints.note(traced, plan, entry.pipeline.stats().stages)
         expected = predict(plan, traced.graph, self.job.machine, known)
         expected_s = [stage.load_s for stage, _ in expected.workers]
         self._seen.append(Seen(plan, taken, beside_s(first.plan, meanwhile), expected_s))

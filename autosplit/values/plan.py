@@ -41,7 +41,7 @@ class StageMemory:
         backend_bytes: what its backend takes beside these: copies of weights, scratch memory, what its allocator keeps.
         ring_bytes: slots of the rings from which it takes its inputs, and of those that take its results to the host.
         base_bytes: what its process takes for itself; 0 where it was not measured.
-        weighed: whether this stage was measured while it ran.
+        measured: whether this stage was measured while it ran.
     """
 
     weight_bytes: int
@@ -49,7 +49,7 @@ class StageMemory:
     backend_bytes: int
     ring_bytes: int
     base_bytes: int
-    weighed: bool = False
+    measured: bool = False
 
     @property
     def held_bytes(self) -> int:

@@ -93,7 +93,7 @@ class _MemoryEntry(_Strict):
     backend_bytes: int = Field(ge=0)
     ring_bytes: int = Field(ge=0)
     base_bytes: int = Field(ge=0)
-    weighed: bool = False
+    measured: bool = False
 
 
 class _StageEntry(_Strict):

@@ -145,7 +145,7 @@ class Measured:
         refused: op name to the reason, for each op that the backend refuses; ``whole`` and ``alone`` leave these ops out.
         cut_s_per_byte: seconds that the ops on both sides of a cut take more as two stages than as one, per byte that passes the
             cut; None if it was not measured. The receiving stage pays it.
-        footprints: ``stage_key`` of a stage to the memory of its worker, for the stages that were weighed.
+        footprints: ``stage_key`` of a stage to the memory of its worker, for the stages that were measured.
     """
 
     ops: Mapping[str, Samples]

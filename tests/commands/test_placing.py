@@ -36,7 +36,7 @@ def test_ops_are_placed_drawn_written_as_a_plan_and_its_memory_shown(tmp_path: P
         "backend_bytes": 0,
         "ring_bytes": 1088,
         "base_bytes": 0,
-        "weighed": "counted",
+        "source": "counted",
         "total_bytes": 2240,
     }
 

@@ -85,9 +85,9 @@ def test_what_was_measured_counts_in_place_of_weights_and_values() -> None:
     stages = tuple(Stage(f"stage{k}", ops, (NAMES[k],)) for k, ops in enumerate(halves))
     plan = Plan(SOURCE, graph.hash, profile.hash, stages, UNKNOWN)
     [whole] = stage_memories(graph, replace(plan, stages=(Stage("s", everything, NAMES[:1]),)), None, profile)
-    assert whole.weighed and whole.held_bytes == 90_000 and whole.base_bytes == 1000
+    assert whole.measured and whole.held_bytes == 90_000 and whole.base_bytes == 1000
     for one, bare in zip(stage_memories(graph, plan, None, profile), stage_memories(graph, plan), strict=True):
-        assert not one.weighed and one.base_bytes == 1000 and bare.base_bytes == 0
+        assert not one.measured and one.base_bytes == 1000 and bare.base_bytes == 0
         assert one.held_bytes == bare.held_bytes + 500 and one.ring_bytes == bare.ring_bytes
     weighty = machine.with_memory(dict.fromkeys(NAMES, graph.weight_bytes))
     with pytest.raises(InfeasibleError, match=r"no plan within the caps was found: .* beside them .* its cap is"):

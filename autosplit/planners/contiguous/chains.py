@@ -30,7 +30,7 @@ FEW_PLACES = 200
 """Items times devices up to which CP-SAT, which proves, gets the time of the walks."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
 SECONDS_TO_CONTRACT = 1e-4
-"""Of each op: with less time left, a known plan is the answer. Contracting ops looks at no clock and takes about half of it."""
+"""Seconds for each op: with less time left, a known plan is the answer. Contraction takes half of them and looks at no clock."""
 START_SHARE, START_LEAST_S = 0.4, 5.0
 """Share of the time left, and least seconds if so many are left, for the best chain where a plan need not be a chain.
 

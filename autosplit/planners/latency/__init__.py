@@ -5,6 +5,6 @@ list_scheduling     HEFT (Topcuoglu et al., 2002), and blocks from a timetable
 order_annealing     annealing over orders of the ops and their devices, compiled (Kirkpatrick et al., 1983)
 row_annealing       annealing over rows of blocks by the true evaluator, where rules are more than an order and caps
 evaluation          the latency of a row of blocks, compiled
-segments            a bound from the parts between forks and joins: their work, and
-timetable           job-shop scheduling by CP-SAT, whose optimum is a bound on every latency
+segments            a bound from the parts between forks and joins, each by its work or by ``timetable``
+timetable           job-shop scheduling by CP-SAT, whose optimum is a bound on the latency of a part
 """

@@ -6,8 +6,8 @@ import pytest
 
 from autosplit import api
 from autosplit.deploying.comparing import compare
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import Budget, Setup
-from autosplit.deploying.weighing import Scales
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import DeviceError, PlanError
@@ -57,17 +57,17 @@ def test_the_host_takes_a_plan_at_the_bytes_that_were_counted_and_refuses_one_by
 
 def test_a_stage_is_weighed_once_and_then_counts_as_it_was_measured(traced: Traced) -> None:
     machine, plan = Machine.of([parse_device(CORE)]), one_stage(traced, CORE)
-    scales, profile = Scales(machine), Profile.given(traced.graph, {(op.name, CORE): 1e-3 for op in traced.graph.ops})
-    weighed = scales.weighed(traced, profile, plan)
-    [memory] = [stage.memory for stage in weighed.stages]
-    assert memory is not None and memory.weighed and memory.base_bytes > 1e6
-    found = scales.footprint(traced, plan, plan.stages[0])
+    footprints, profile = Footprints(machine), Profile.given(traced.graph, {(op.name, CORE): 1e-3 for op in traced.graph.ops})
+    measured = footprints.measured(traced, profile, plan)
+    [memory] = [stage.memory for stage in measured.stages]
+    assert memory is not None and memory.measured and memory.base_bytes > 1e6
+    found = footprints.footprint(traced, plan, plan.stages[0])
     assert found is not None and memory.held_bytes == found.held_bytes
     assert traced.graph.weight_bytes <= memory.held_bytes < traced.graph.weight_bytes + 20e6
-    scales.weigh(traced, replace(plan, queue_depth=2))
-    assert scales.footprint(traced, plan, plan.stages[0]) is found  # what was measured first stays
-    again = Profile.from_dict(scales.into(profile, traced).to_dict())
-    assert count(traced.graph, plan, values_of(traced), again) == weighed
+    footprints.measure(traced, replace(plan, queue_depth=2))
+    assert footprints.footprint(traced, plan, plan.stages[0]) is found  # what was measured first stays
+    again = Profile.from_dict(footprints.into(profile, traced).to_dict())
+    assert count(traced.graph, plan, values_of(traced), again) == measured
 
 
 def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits() -> None:

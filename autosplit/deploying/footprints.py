@@ -1,4 +1,4 @@
-"""Measure the memory of stages: their plan runs some requests, and the kernel says what each worker held at most."""
+"""Footprints: the measured memory of stages. Their plan runs some requests, and the kernel says what each worker held at most."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -19,13 +19,13 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Footprint, stage_key
 
 NUM_WINDOWS = 2
-"""Requests that run while a plan is weighed, as a multiple of those in flight."""
+"""Requests that run while a plan is measured, as a multiple of those in flight."""
 
 _Key = tuple[str, str, int, str, str]
 
 
 @dataclass(frozen=True)
-class Scales:
+class Footprints:
     """The footprints of stages on one machine.
 
     Attributes:
@@ -56,7 +56,7 @@ class Scales:
                 fresh[_key(traced, plan, stages[worker.stage])] = found
         self.known.update({key: found for key, found in fresh.items() if key not in self.known})
 
-    def weigh(self, traced: Traced, plan: Plan) -> None:
+    def measure(self, traced: Traced, plan: Plan) -> None:
         """Run the plan, unless the footprint of each of its stages is known, or one is not on CPU cores of this machine."""
         devices = {device.name: device for device in self.machine.devices}
         used = [devices[name] for stage in plan.stages for name in stage.devices if name in devices]
@@ -75,12 +75,12 @@ class Scales:
     def plan_within_caps(self, ask: Ask, traced: Traced, profile: Profile, backends: Sequence[str]) -> Plan:
         """The best plan that ``ask`` gives on the machine whose stages, measured, are within the caps; see ``planning.caps``."""
         base_bytes = least_base_bytes(self.into(profile, traced), backends)
-        weighed = partial(self.weighed, traced, profile)
-        return plan_within_caps(ask, self.machine, backends, traced.graph, weighed, base_bytes)
+        measured = partial(self.measured, traced, profile)
+        return plan_within_caps(ask, self.machine, backends, traced.graph, measured, base_bytes)
 
-    def weighed(self, traced: Traced, profile: Profile, plan: Plan) -> Plan:
+    def measured(self, traced: Traced, profile: Profile, plan: Plan) -> Plan:
         """The plan with the memory of its stages, measured where they can be run here."""
-        self.weigh(traced, plan)
+        self.measure(traced, plan)
         return self.counted(traced, plan, profile)
 
     def counted(self, traced: Traced, plan: Plan, profile: Profile | None) -> Plan:
