@@ -41,8 +41,8 @@ NUM_BESIDE = 3
 COMPILING_SHARE, LOADING_SHARE = 0.2, 0.4
 """Shares of the step: compiling baselines, and then of the rest loading the plan and its baselines."""
 
-LOADING_TIME, LEAST_BESIDE = 0.5, 4
-"""Share of ``Budget.compare_s`` after which no more baselines are loaded than so many."""
+LOADING_TIME, BEHIND = 0.5, 0.9
+"""Share of ``Budget.compare_s`` after which no baseline is loaded that is predicted below ``BEHIND`` times the plan."""
 
 QUICK_S = 5e-3
 """Below this many seconds a request, ways in the caller's process are the first ones to be tried."""
@@ -194,21 +194,8 @@ def compare(
         contest = _Contest(bench, len(baselines.plans), plan.objective, keep)
         plans = {PLAN: plan} | {name: baselines.plans[name] for name in _by_promise(baselines, keep)}
         distinct, same_as = _distinct(_counted(plans, subjects, machine))
-        for number, (name, candidate) in enumerate(distinct.items()):
-            spent_s = time.monotonic() - begun_s
-            if number > LEAST_BESIDE and spent_s > LOADING_TIME * budget.compare_s:
-                reasons[name] = f"others were loaded before, which took {spent_s:.1f} s; a larger budget leaves time for it"
-                continue
-            progress("run", LOADING_SHARE * number / len(distinct), f"loading '{name}'")
-            try:
-                bench.load(name, candidate, subjects[candidate.microbatch][0])
-            except (AutosplitError, OSError) as failure:  # descriptors may be short, or room for its files
-                if name == PLAN:
-                    raise
-                reasons[name] = str(failure)
-                continue
-            if name != PLAN:
-                reasons |= contest.admit(name)
+        late_s, told = begun_s + LOADING_TIME * budget.compare_s, between(progress, 0.0, LOADING_SHARE)
+        reasons |= _load(bench, contest, distinct, subjects, keep, late_s, told)
         for entry in bench.loaded.values():
             entry.restart()
         kept = {PLAN} if bench.loaded[PLAN].slow else {PLAN, keep}
@@ -232,6 +219,47 @@ def compare(
     return RunReport(traced.graph.name, plan.source.batch, outcomes, verdict, reasons, trace_error=error)
 
 
+def _load(
+    bench: SideBySide,
+    contest: _Contest,
+    plans: Mapping[str, Plan],
+    subjects: Mapping[int, Subject],
+    keep: str,
+    late_s: float,
+    progress: Progress,
+) -> dict[str, str]:
+    """Load the plan and its baselines for the rounds, and say why others are left out.
+
+    Args:
+        bench: where they are loaded.
+        contest: decides which stay, where they are many.
+        plans: the plan first, then its baselines in the order in which to load them.
+        subjects: microbatch to the model traced for it.
+        keep: the baseline that is loaded in any case.
+        late_s: the monotonic time after which only those are loaded that may win: the profile does not know them, or predicts
+            them no further behind the plan than predictions err.
+        progress: called with the share done of the step ``run``.
+    Raises: AutosplitError, OSError: the plan cannot be loaded.
+    """
+    reasons = dict[str, str]()
+    for number, (name, candidate) in enumerate(plans.items()):
+        share = _predicted_share(candidate, plans[PLAN])
+        if 0 < share < BEHIND and name != keep and time.monotonic() > late_s:
+            reasons[name] = f"it is predicted at {share:.2f} of the plan, and others took the time; a larger budget runs it too"
+            continue
+        progress("run", number / len(plans), f"loading '{name}'")
+        try:
+            bench.load(name, candidate, subjects[candidate.microbatch][0])
+        except (AutosplitError, OSError) as failure:  # descriptors may be short, or room for its files
+            if name == PLAN:
+                raise
+            reasons[name] = str(failure)
+            continue
+        if name != PLAN:
+            reasons |= contest.admit(name)
+    return reasons
+
+
 def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str]]:
     """The plans without those that are equal to an earlier one, and the names of these with the name of the earlier one."""
     distinct, same_as = dict[str, Plan](), dict[str, str]()
@@ -242,6 +270,14 @@ def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str
         else:
             same_as[name] = twin
     return distinct, same_as
+
+
+def _predicted_share(baseline: Plan, plan: Plan) -> float:
+    """How good a baseline is predicted to be for the objective of the plan, as a share of the plan; 0 if it is not predicted."""
+    here, there = baseline.prediction, plan.prediction
+    if plan.objective == "latency":
+        return there.latency_s / here.latency_s if here.latency_s else 0.0
+    return here.throughput_per_s / there.throughput_per_s if there.throughput_per_s else 0.0
 
 
 def _by_promise(baselines: Baselines, keep: str) -> list[str]:

@@ -144,7 +144,7 @@ class Budget:
 
     @property
     def compare_s(self) -> float:
-        """Seconds after which a report loads no more baselines (half of them) and begins no more rounds.
+        """Seconds after which a report begins no more rounds; after half of them it loads only baselines that may win.
 
         They are as many as the search takes, and at least ``LEAST_COMPARE_S``. There is no limit without a search, nor where a
         number of requests is asked for. Two rounds are made in any case.

@@ -79,11 +79,12 @@ def first_trials(job: Job, best: Plan) -> list[dict[str, Any]]:
 def as_parameters(job: Job, plan: Plan) -> dict[str, Any]:
     """The choices of a trial that would give a plan like this one.
 
-    A stage may run on a backend that is not among the job's, for ops that those refuse; then the first backend of the job counts.
+    A plan may have several stages on a device, and a stage on a backend that is not among the job's, for ops that those refuse.
+    No trial asks for either, so the most stages that one asks for count then, and the first backend of the job.
     """
     return {
         "queue_depth": plan.queue_depth,
-        "num_stages": len(plan.stages),
+        "num_stages": min(len(plan.stages), most_stages(job)),
         "replicate": any(len(stage.devices) > 1 for stage in plan.stages),
         "backend": next((stage.backend for stage in plan.stages if stage.backend in job.backends), job.backends[0]),
         "microbatch": plan.microbatch,

@@ -241,6 +241,23 @@ def test_the_most_promising_baselines_are_loaded_first(plan: Plan) -> None:
     assert order == ["usual", "x caller", "compiled", "y", "x best", "x unknown", "x slow", "far"]
 
 
+def test_what_may_win_is_loaded_however_late_it_is(plan: Plan) -> None:
+    def way(per_s: float, latency_s: float) -> Plan:
+        return replace(plan, prediction=replace(UNKNOWN, throughput_per_s=per_s, latency_s=latency_s))
+
+    plans = {PLAN: way(100, 0.1), "kept": way(10, 1.0), "close": way(91, 0.2), "unknown": way(0, 0), "behind": way(89, 0.105)}
+    for objective, left_out in {"throughput": {"behind": "0.89"}, "latency": {"close": "0.50"}}.items():
+        asked = {name: replace(one, objective=cast(Any, objective)) for name, one in plans.items()}
+        for late_s in (-math.inf, math.inf):
+            loaded: list[str] = []
+            bench = SimpleNamespace(load=lambda name, *_, loaded=loaded: loaded.append(name))
+            contest = SimpleNamespace(admit=lambda name: {})
+            subjects: Any = {plan.microbatch: (None, None)}
+            reasons = comparing._load(cast(Any, bench), cast(Any, contest), asked, subjects, "kept", late_s, quiet)
+            assert loaded == [name for name in plans if late_s > 0 or name not in left_out]
+            assert {name: text.split()[4] for name, text in reasons.items()} == ({} if late_s > 0 else left_out)
+
+
 def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -> None:
     ring = _Ring(plan, {PLAN: 60.0, "barred": 100.0, "slow barred": 30.0, "a": 55.0}, drift=0.1)
     found = _halve(ring, "throughput", barred={"barred", "slow barred"})

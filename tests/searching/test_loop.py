@@ -21,7 +21,7 @@ from autosplit.running.nullworker import SimulatedDeath
 from autosplit.searching import loop
 from autosplit.searching.candidates import Job, Trial
 from autosplit.searching.loop import FIRST, MAX_TRIALS, NUM_ROUNDS, SearchResult, _Hunt, search
-from autosplit.searching.tuning import first_trials
+from autosplit.searching.tuning import first_trials, space
 from autosplit.tracing.differing import NumericalError
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
@@ -49,6 +49,13 @@ def test_a_pipeline_and_replicas_of_the_best_backend_are_tried_first() -> None:
     best = plan(Stage("s", ("op",), ("cpu:0", "cpu:1"), "onnxruntime"))
     tried = [(t["num_stages"], t["replicate"], t["backend"]) for t in first_trials(job, best)]
     assert tried == [(1, True, "onnxruntime"), (2, False, "onnxruntime"), (1, True, "onnxruntime")]
+
+
+def test_a_plan_with_several_stages_on_a_device_gives_a_trial_that_can_be_asked_for() -> None:
+    job = Job(TWO, SOURCE, Constraints(), ("eager", "onnxruntime"))
+    mixed = [Stage(f"s{n}", (f"a{n}",), (f"cpu:{n % 2}",), job.backends[n % 3 > 0]) for n in range(4)]
+    asked, choices = first_trials(job, plan(*mixed))[0], space(job)
+    assert all(choices[name]._contains(choices[name].to_internal_repr(asked[name])) for name in choices)
 
 
 def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any]) -> tuple[Plan, SearchResult]:
