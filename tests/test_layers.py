@@ -33,7 +33,8 @@ LAYERS = """
     placing/      precisions refusals rules annotating
     running
     serving
-    deploying/    workspace footprints setup calling service compiling checking microbatching sidebyside comparing
+    deploying/    workspace footprints setup calling service compiling checking microbatching sidebyside screening halving
+                  comparing
     measuring
     searching/    correcting candidates tuning loop
     clusters/     frames handshake hostlinks segments runningsegment agent localnodes raynodes fleet

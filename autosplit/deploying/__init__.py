@@ -8,5 +8,6 @@ Modules in the order of the steps::
     service        Service: a plan as a running model; calling: the tensors of a call
     compiling      compiles a model in a process of its own, within a time limit
     checking       compares answers with the unsplit model; microbatching: whether requests may be cut
-    sidebyside     runs plans side by side; comparing: interleaved rounds of a plan and its baselines
+    sidebyside     runs plans side by side
+    screening      which baselines are loaded beside a plan; halving: their rounds; comparing: all of it, and which plan to use
 """

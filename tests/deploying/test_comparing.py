@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from autosplit.deploying import comparing, sidebyside
+from autosplit.deploying import comparing, halving, screening, sidebyside
 from autosplit.deploying.workspace import Workspace
 from autosplit.progress import quiet
 from autosplit.reports.outcomes import PLAN
@@ -185,7 +185,7 @@ def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_na
 def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan, objective: str) -> None:
     ways = {f"way {number}": 10.0 * number for number in range(1, 8)}
     ring = _Ring(plan, {PLAN: 35.0, **ways})
-    contest = comparing._Contest(cast(sidebyside.SideBySide, ring), len(ways), objective, keep="way 1")
+    contest = screening.Contest(cast(sidebyside.SideBySide, ring), len(ways), objective, keep="way 1")
     reasons = {name: reason for way in ways for name, reason in contest.admit(way).items()}
     assert list(ring.loaded) == [PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
     assert list(reasons) == ["way 2", "way 3"]
@@ -196,7 +196,7 @@ def _halve(
     ring: _Ring, objective: str, barred: Collection[str] = (), decide: bool = True, until_s: float = math.inf
 ) -> dict[str, int]:
     """How many rounds each way ran, of four for all."""
-    rounds = comparing._Rounds(cast(sidebyside.SideBySide, ring), objective, {PLAN}, barred, decide, quiet, until_s=until_s)
+    rounds = halving.Rounds(cast(sidebyside.SideBySide, ring), objective, {PLAN}, barred, decide, quiet, until_s=until_s)
     if objective == "throughput":
         rounds.halve(lambda names, number: ring.run_round(names, number, 100), 4)
     else:
@@ -237,7 +237,7 @@ def test_the_most_promising_baselines_are_loaded_first(plan: Plan) -> None:
         "compiled": way("compiled", 0, 0.0),
         "usual": way("eager", 1),
     }
-    order = comparing._by_promise(comparing.Baselines(plans), "usual")
+    order = screening.by_promise(comparing.Baselines(plans), "usual")
     assert order == ["usual", "x caller", "compiled", "y", "x best", "x unknown", "x slow", "far"]
 
 
@@ -251,9 +251,8 @@ def test_what_may_win_is_loaded_however_late_it_is(plan: Plan) -> None:
         for late_s in (-math.inf, math.inf):
             loaded: list[str] = []
             bench = SimpleNamespace(load=lambda name, *_, loaded=loaded: loaded.append(name))
-            contest = SimpleNamespace(admit=lambda name: {})
-            subjects: Any = {plan.microbatch: (None, None)}
-            reasons = comparing._load(cast(Any, bench), cast(Any, contest), asked, subjects, "kept", late_s, quiet)
+            contest = screening.Contest(cast(Any, bench), len(plans) - 1, objective, "kept")
+            reasons = contest.load(asked, cast(Any, {plan.microbatch: None}), late_s, quiet)
             assert loaded == [name for name in plans if late_s > 0 or name not in left_out]
             assert {name: text.split()[4] for name, text in reasons.items()} == ({} if late_s > 0 else left_out)
 
