@@ -22,6 +22,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m autosplit.planners.warming
 	@touch $@
 
+# Tests of a file share a traced and measured model, so one process runs them all; long files are not last by name.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 DEMO := autosplit-run
 kept = --profiles $(DEMO)/profiles -o $(DEMO)/$(1).yaml --picture $(DEMO)/$(1).svg --report $(DEMO)/$(1).html
 
@@ -35,10 +37,10 @@ demo-cluster: install ## three Ray nodes on this machine, a BERT over them, one 
 	$(BIN)/python -m benchmarks.clusterdemo
 
 test: install ## every test, with the examples in documents, docstrings and notebooks
-	$(BIN)/python -m pytest -q -n 2
+	$(PYTEST)
 
 test-fast: install ## the tests of values, costs and planners, which need no torch
-	$(BIN)/python -m pytest -q -n 2 tests/values tests/costs tests/planners tests/planning
+	$(PYTEST) tests/values tests/costs tests/planners tests/planning
 
 docs: install ## the documentation as a site in build/docs; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

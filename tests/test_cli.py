@@ -50,11 +50,6 @@ def inside(*words: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
     return CliRunner().invoke(cli.app, list(words))
 
 
-def autosplit(*words: str, cwd: Path, timeout_s: float = 250) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "autosplit.cli", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False)
-
-
 def whole_bytes(device: str) -> int:
     """The memory of a worker that holds the whole model."""
     traced = trace(load_model(MLP))
@@ -75,8 +70,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     options = {"devices": DEVICES.split(","), "backend": ["eager"], "stages": 2, "budget": "1s"}
     options["memory"] = dict.fromkeys(DEVICES.split(","), whole_bytes(DEVICES.split(",")[0]) + 60_000_000)
     (folder / "options.yaml").write_text(yaml.safe_dump(options))
-    done = autosplit("auto", MLP, "--config", "options.yaml", "--requests", "40", "--rounds", "2", "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    words = ["auto", MLP, "--config", "options.yaml", "--requests", "40", "--rounds", "2", "--json"]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        done = inside(*words, cwd=folder, monkeypatch=monkeypatch)
+    assert done.exit_code == 0, done.stderr
     return folder, json.loads(done.stdout)
 
 
@@ -274,9 +271,9 @@ def test_a_plan_is_written_also_where_nobody_reads_what_is_shown(
 
 
 def test_a_command_runs_with_its_outputs_closed(tmp_path: Path) -> None:
-    devices = f"{sys.executable} -m autosplit.cli devices"
+    command = f"{sys.executable} -m autosplit.cli"
     done = subprocess.run(
-        f"{devices} --json >&- && {devices} >&- 2>&-", shell=True, cwd=tmp_path, capture_output=True, check=False
+        f"{command} devices --json >&- && {command} status >&- 2>&-", shell=True, cwd=tmp_path, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -506,7 +503,7 @@ def test_a_front_is_written_and_one_of_its_plans_can_be_picked(
     made: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = ["--devices", DEVICES, "--backend", "eager", "--budget", "0s", "--profiles", str(made[0] / "profiles")]
-    words = ["search", MLP, *known, "--objective", "pareto", "--pick"]
+    words = ["search", MLP, *known, "--objective", "pareto", "--time-limit", "1s", "--pick"]
     done = inside(*words, "0", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
     assert done.exit_code == 0, done.stderr
     front = json.loads(done.stdout)["front"]
@@ -585,7 +582,7 @@ def build():
 @pytest.mark.parametrize("swallow", [CAUGHT, FREED], ids=["caught", "while an object is freed"])
 def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(swallow: str, tmp_path: Path) -> None:
     (tmp_path / "stubborn.py").write_text(STUBBORN.format(swallow=swallow))
-    command = [sys.executable, "-m", "autosplit.cli", "profile", "stubborn:build", "--backend", "eager", "--devices", DEVICES]
+    command = [sys.executable, "-m", "autosplit.cli", "profile", "stubborn:build", "--backend", "eager", "--devices", "null:0"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None

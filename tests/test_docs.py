@@ -3,7 +3,7 @@
 - Every ```` ```python ```` block runs; the blocks of one document are one program, in one namespace, in an empty folder.
 - A ```` ```bash ```` block runs, line by line, in that same folder and at its place in the program, if the line above it is
   ``<!-- run -->``. Its commands begin with ``autosplit``.
-- A python block is left out if the line above it is ``<!-- not run: REASON -->``.
+- A python block is left out if the line above it is ``<!-- not run: REASON -->``. README's runs in tests/test_readme_path.py.
 - ```` ```yaml ```` and ```` ```json ```` blocks must parse. Links to files must lead somewhere.
 """
 
@@ -68,15 +68,22 @@ def commands(block: Block) -> list[str]:
     return [line for line in stripped if line and not line.startswith("#")]
 
 
-def program(text: str) -> str:
-    """The document as a Python program in which every line of code stands at its own number, so that tracebacks fit."""
+def program(text: str, python: bool = True) -> str:
+    """The document as a Python program in which every line of code stands at its own number, so that tracebacks fit.
+
+    Without ``python`` only its commands are in the program.
+    """
     made = [""] * (len(text.splitlines()) + 1)
     for block in blocks(text):
-        if block.language == "python" and not block.above.startswith("<!-- not run:"):
+        if python and block.language == "python" and not block.above.startswith("<!-- not run:"):
             made[block.start : block.start + len(block.lines)] = block.lines
         elif block.language == "bash" and block.above == "<!-- run -->":
             made[block.start] = f"_autosplit({commands(block)!r})"
     return "\n".join(made)
+
+
+def program_of(path: Path) -> str:
+    return program(path.read_text(encoding="utf-8"), python=path != ROOT / "README.md")
 
 
 def name_of(path: Path) -> str:
@@ -89,7 +96,7 @@ def test_there_is_a_readme_with_code() -> None:
 
 
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("path", [path for path in DOCUMENTS if program(path.read_text(encoding="utf-8")).strip()], ids=name_of)
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if program_of(path).strip()], ids=name_of)
 def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not set(affinity()) >= CORES:
         pytest.skip(f"its commands run on cores 0 and 1, and this process may use {affinity()}")
@@ -98,7 +105,7 @@ def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "document", document)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    exec(compile(program(path.read_text(encoding="utf-8")), str(path), "exec"), document.__dict__)
+    exec(compile(program_of(path), str(path), "exec"), document.__dict__)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)

@@ -29,7 +29,7 @@ LAYERS = """
     tracing/      capturing aliasing weightsfile splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
     backends
-    placing/      sites patterns moves parts costs storages drawing interpreting placed arenas
+    placing/      sites patterns moves parts costs storages drawing interpreting placed
     placing/      precisions refusals rules annotating
     running
     serving

@@ -25,6 +25,9 @@ class Mine(torch.nn.Module):
         return {"scores": self.head(self.left(x).relu() + self.right(x).tanh()) * scale}
 '''
 
+INPUTS = "import autosplit, torch\n\ninputs = (torch.randn(1, 64),)\n"
+READER = "module(inputs[0])\nfrom mine import Mine\n\nmodule = Mine().eval()"
+
 CHECK = """
 expected = module(inputs[0])
 assert torch.allclose(answer["scores"], expected["scores"], rtol=1e-3, atol=1e-5), (answer, expected)
@@ -34,12 +37,12 @@ print("it runs")
 
 @pytest.mark.timeout(300)
 def test_the_readme_leads_from_a_module_to_a_running_pipeline(tmp_path: Path) -> None:
-    """The README's own lines, with the reader's module in place of the README's, as a script in a fresh folder."""
+    """The README's own lines, with the reader's module after the README's, as a script in a fresh folder."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    script, num_modules = re.subn(r"^module = .*$", "from mine import Mine\n\nmodule = Mine().eval()", block, flags=re.MULTILINE)
+    script, num_modules = re.subn(r"^(module = .*)$", rf"\1\n{READER}", block, flags=re.MULTILINE)
     assert num_modules == 1, "the README names its module in one line"
-    script = script.replace("torch.randn(1, 64)", "inputs[0]").replace("from mine", "inputs = (torch.randn(1, 64),)\nfrom mine")
+    script = script.replace("torch.randn(1, 64)", "inputs[0]").replace("import autosplit, torch\n", INPUTS)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "run.py").write_text(script + CHECK)
     done = subprocess.run([sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, timeout=290, check=False)

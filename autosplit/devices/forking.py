@@ -20,9 +20,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-PRELOADED = ("autosplit.running.stageworker", "autosplit.measuring.measuring_worker", "autosplit.backends.eager")
-"""What most workers import; torch is all but a tenth of it."""
-
 MOST_DESCRIPTORS = 200
 """The kernel takes 253 in one message."""
 
@@ -70,8 +67,11 @@ def send_descriptors(sock: socket.socket, descriptors: Sequence[int]) -> None:
 
 
 def main() -> None:
-    """Import, tell the host '' or what failed, then serve. Arguments: descriptor of the socket, process id of the host."""
-    number, host = map(int, sys.argv[1:])
+    """Import, tell the host '' or what failed, then serve.
+
+    Arguments: descriptor of the socket, process id of the host, modules to import.
+    """
+    number, host = map(int, sys.argv[1:3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _tie_to(host)
     sock = socket.socket(fileno=number)
@@ -80,7 +80,7 @@ def main() -> None:
     connection = Connection(os.dup(sock.fileno()))
     with contextlib.suppress(EOFError, ConnectionError):
         try:
-            for module in PRELOADED:
+            for module in sys.argv[3:]:
                 importlib.import_module(module)
         except Exception as failure:
             connection.send(f"{type(failure).__name__}: {failure}")
@@ -168,8 +168,8 @@ def _run(order: Fork) -> None:
     if hasattr(libc, "mallopt"):
         for parameter, value in _MALLOPT:
             libc.mallopt(parameter, value)
-    # OpenMP has read its environment when torch was imported.
-    importlib.import_module("torch").set_num_threads(order.threads)
+    if torch := sys.modules.get("torch"):  # its OpenMP has read its environment when it was imported
+        torch.set_num_threads(order.threads)
     module, function = order.target.split(":")
     call = getattr(importlib.import_module(module), function)
     with contextlib.suppress(EOFError, ConnectionError):

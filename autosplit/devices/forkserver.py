@@ -25,6 +25,9 @@ from autosplit.errors import WorkerError
 
 Result = TypeVar("Result")
 
+PRELOADED = ("autosplit.running.stageworker", "autosplit.measuring.measuring_worker", "autosplit.backends.eager")
+"""Modules that a fork server imports, because most workers need them; torch is all but a tenth of the work."""
+
 START_TIMEOUT_S = 60.0
 """Seconds within which a new fork server must have imported torch."""
 
@@ -58,7 +61,7 @@ class ForkServer:
             # A process with several threads must not fork, and each of these libraries starts threads when it is imported.
             one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid()), *PRELOADED],
                 env={**os.environ, "PYTHONPATH": path, **one},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

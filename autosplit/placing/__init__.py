@@ -9,7 +9,6 @@ storages      the memory plan of each device
 drawing       DOT, and a picture with a colour for each device
 interpreting  run a placed graph in this process, with a thread for each device
 placed        Placed: the placed graph; text, table, why an op is where it is, as a plan
-arenas        an interpreter with an arena for each device, which finds a missing copy; for tests
 precisions    the error of parts in a lower precision against f32
 refusals      ops that their device cannot run fall back
 rules         rules of accelerators: number and size of subgraphs

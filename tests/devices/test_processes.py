@@ -54,10 +54,21 @@ def breaker(connection):
 
 
 @pytest.fixture
-def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def with_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module of the targets, for workers that are forked from a process with torch, as users have it."""
     (tmp_path / "worker_targets.py").write_text(TARGETS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield "worker_targets"
+    return "worker_targets"
+
+
+@pytest.fixture
+def targets(with_torch: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The module of the targets, for workers of fork servers that this test alone has and that start in no time."""
+    monkeypatch.setattr(forkserver, "_server", None)
+    monkeypatch.setattr(forkserver, "_retired", [])
+    monkeypatch.setattr(forkserver, "PRELOADED", ())
+    yield with_torch
+    forkserver.close()
 
 
 def gone(pid: int, within_s: float = 10.0) -> bool:
@@ -81,10 +92,10 @@ def test_a_worker_whose_host_leaves_messages_unread_ends_in_silence(targets: str
     assert worker.fate() == "exited with code 0" and capfd.readouterr().err == ""
 
 
-def test_a_worker_has_its_cores_threads_and_descriptors(targets: str) -> None:
+def test_a_worker_has_its_cores_threads_and_descriptors(with_torch: str) -> None:
     core = affinity()[-1]
     reader, writer = os.pipe()
-    worker = spawn_worker(f"{targets}:facts", name="facts", cores=[core], fds=[writer])
+    worker = spawn_worker(f"{with_torch}:facts", name="facts", cores=[core], fds=[writer])
     try:
         worker.connection.send(writer)
         os.close(writer)
@@ -150,7 +161,9 @@ def test_a_core_that_is_not_ours_is_refused() -> None:
 LOST = """
 import sys
 sys.path.insert(0, {folder!r})
+from autosplit.devices import forkserver
 from autosplit.devices.processes import spawn_worker, receive
+forkserver.PRELOADED = ()
 try:
     spawn_worker("worker_targets:sleeper", fds=[9999])
 except OSError:
@@ -230,12 +243,9 @@ def test_a_process_whose_connection_ends_before_it_does_is_replaced(targets: str
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A fork server of this test alone, which must answer within a second."""
+def impatient(targets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fork servers of this test must answer within a second."""
     monkeypatch.setattr(forkserver, "ANSWER_TIMEOUT_S", 1.0)
-    forkserver.close()
-    yield
-    forkserver.close()
 
 
 def test_a_stopped_fork_server_holds_up_nobody_for_longer_than_its_limit(targets: str, impatient: None) -> None:
@@ -270,8 +280,8 @@ def test_a_fork_server_that_is_stopped_while_it_should_fork_is_replaced(targets:
 
 def test_a_fork_server_that_cannot_import_says_why_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise MemoryError('no room for a library')")
-    forkserver.close()
     with monkeypatch.context() as patch:
+        patch.setattr(forkserver, "_server", None)
         patch.setattr(sys, "path", [str(tmp_path), *sys.path])
         with pytest.raises(WorkerError, match=r"could not start: MemoryError: no room for a library; raise that limit \('ulimit"):
             spawn_worker("os:getpid")
@@ -311,11 +321,11 @@ def test_a_worker_for_which_the_host_has_no_descriptor_left_is_ended_and_buried(
 
 
 def test_a_worker_is_where_the_host_is_now_not_where_it_was(
-    targets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    with_torch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOSPLIT_TEST_WORD", "now")
-    worker = spawn_worker(f"{targets}:place", cores=affinity()[:1], threads=3)
+    worker = spawn_worker(f"{with_torch}:place", cores=affinity()[:1], threads=3)
     folder, word, path, threads = receive(worker, 30, "its place")
     assert (folder, word, threads) == (str(tmp_path), "now", 3) and path == [entry or str(tmp_path) for entry in sys.path]
     worker.close()
@@ -324,7 +334,9 @@ def test_a_worker_is_where_the_host_is_now_not_where_it_was(
 HOST = """
 import os, sys, threading
 sys.path.insert(0, {folder!r})
+from autosplit.devices import forkserver
 from autosplit.devices.processes import spawn_worker, receive
+forkserver.PRELOADED = ()
 found = []
 def start():
     worker = spawn_worker("worker_targets:sleeper")

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from arenas import ArenaInterpreter
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -14,7 +15,6 @@ from torch import nn
 from autosplit import copy_to
 from autosplit.errors import PlanError, StageError, UsageError
 from autosplit.placing import annotating
-from autosplit.placing.arenas import ArenaInterpreter
 from autosplit.placing.placed import Placed
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
