@@ -34,7 +34,7 @@ LAYERS = """
     running
     serving
     deploying/    workspace footprints setup calling service compiling checking microbatching sidebyside screening halving
-                  comparing
+    deploying/    comparing
     measuring
     searching/    correcting candidates tuning loop
     clusters/     frames handshake hostlinks segments runningsegment agent localnodes raynodes fleet
