@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from autosplit import api
 from autosplit.arguments import checked
@@ -67,9 +66,7 @@ def annotate(
         usual = dict.fromkeys(backend for device in known.devices for backend in device.backends or ("eager",))
         backends = tuple(dict.fromkeys((*usual, *named))) if setup.backends is None else tuple(setup.backends)
         profile = api.measure(model, known, setup=replace(setup, backends=backends))
-    with_memory = None
-    if isinstance(model, Traced) and profile is not None:
-        with_memory = partial(Footprints(known, setup.workspace).measured, model, profile)
+    traced, timed = (model.traced, profile or model.profile) if isinstance(model, Placed) else (model, profile)
     return annotating.annotate(
         model,
         patterns,
@@ -81,5 +78,5 @@ def annotate(
         objective=objective,
         planner_s=10.0 if budget.planner_s is None else budget.planner_s,
         max_error=max_error,
-        with_memory=with_memory,
+        account=Footprints(known, setup.workspace).account(traced, timed),
     )

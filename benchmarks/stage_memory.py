@@ -135,7 +135,7 @@ def under_caps(name: str, backend: str) -> None:
     plan = Plan(traced.source, traced.graph.hash, "", (Stage("stage0", ops, (device.name,), backend),), UNKNOWN)
     profile = Profile.given(traced.graph, {(op, device.name): 1e-3 for op in ops}, backend)
     with Workspace() as workspace:
-        measured = Footprints(free, workspace).measured(traced, profile, plan)
+        measured = Footprints(free, workspace).account(traced, profile).measured(plan)
         [memory] = [stage.memory for stage in measured.stages]
         assert memory is not None
         total = memory.weight_bytes + memory.beside_bytes

@@ -56,7 +56,7 @@ def whole_bytes(device: str) -> int:
     stage = Stage("stage0", tuple(op.name for op in traced.graph.ops), (device,))
     plan = Plan(Source(MLP), traced.graph.hash, "", (stage,), UNKNOWN)
     profile = Profile.given(traced.graph, {(op.name, device): 1.0 for op in traced.graph.ops})
-    [stage] = Footprints(Machine.of([parse_device(device)])).measured(traced, profile, plan).stages
+    [stage] = Footprints(Machine.of([parse_device(device)])).account(traced, profile).measured(plan).stages
     assert stage.memory is not None
     return stage.memory.weight_bytes + stage.memory.beside_bytes
 

@@ -19,7 +19,7 @@ LAYERS = """
     costs/        problem cost simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays
     planners/     noncontiguous contiguous cpsat latency infeasible portfolio pareto warming
-    planning/     moduleunits charging predicting caps baselines backends plans recutting explaining peers givensplits
+    planning/     moduleunits charging predicting baselines backends plans caps recutting explaining peers givensplits
     planning/     splitjudging
     reports/      results outcomes judging runreport accuracy status health
     -- torch --

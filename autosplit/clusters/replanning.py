@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 
 from autosplit.deploying.workspace import Workspace, place
-from autosplit.planning.plans import plan_model
+from autosplit.memory.stages import footprints_of
+from autosplit.planning.caps import Account, plan_within_caps
+from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
 from autosplit.running.wiring import StagePlacement
+from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
@@ -13,7 +16,7 @@ from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
 TIME_LIMIT_S = 1.0
-"""Seconds for the planner: requests wait for it."""
+"""Seconds for one question to the planner: requests wait for it."""
 
 
 class Replanner:
@@ -36,17 +39,17 @@ class Replanner:
             backend refuses a stage.
         """
         profile = self._profile.on(machine)
-        plan = plan_model(
+        query = Query(
             self._traced.graph,
-            machine,
             profile,
             self._plan.source,
             Constraints(objective="latency" if self._plan.objective == "latency" else "throughput"),
-            measured_backends(profile, machine),
             queue_depth=self._plan.queue_depth,
             microbatch=self._plan.microbatch,
             time_limit_s=TIME_LIMIT_S,
         )
+        account = Account(self._traced.graph, values_of(self._traced), footprints_of(profile))
+        plan = plan_within_caps(query, machine, measured_backends(profile, machine), account)
         return place(self._traced, plan, machine, self._workspace)
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ def search(given: options.Plans) -> None:
         return
     from autosplit import api
     from autosplit.commands.report import plan_table, table
+    from autosplit.deploying.footprints import Footprints
     from autosplit.values.planfile import write_plan
 
     given.require_for_models()
@@ -51,7 +52,8 @@ def search(given: options.Plans) -> None:
     views = [plan_table(found.plan, given.verbose)] + ([table(found.rows(), "candidates")] if found.trials else [])
     front: dict[Path, Any] = {}
     if given.objective == "pareto":
-        data["front"], front = _front_of_model(given, found, machine)
+        account = Footprints(machine).account(found.traced, found.profile)
+        data["front"], front = _front_of_model(given, found, machine, account)
         title = "front: no plan is better than another in throughput, latency and memory together"
         views.append(table(data["front"], title, hide=("assignment", "plan")))
     if given.explain:
@@ -83,25 +85,24 @@ def _simulation(found: Any, machine: Any) -> Any:
     )
 
 
-def _front_of_model(given: options.Plans, found: Any, machine: Any) -> tuple[list[dict[str, Any]], dict[Path, Any]]:
+def _front_of_model(given: options.Plans, found: Any, machine: Any, account: Any) -> tuple[list[Any], dict[Path, Any]]:
     """The rows of the front, and its plans by the files that they go to."""
-    from autosplit.planning.plans import front_rows, plan_front
+    from autosplit.planning.caps import front_rows, front_within_caps
+    from autosplit.planning.plans import Query
     from autosplit.planning.predicting import measured_backends
 
-    graph = found.traced.graph
-    plans = plan_front(
-        graph,
-        machine,
+    query = Query(
+        found.traced.graph,
         found.profile,
         found.plan.source,
         given.constraints(),
-        measured_backends(found.profile, machine),
         queue_depth=given.queue_depth,
         microbatch=found.plan.microbatch,
         time_limit_s=options.seconds(given.time_limit),
         seed=given.seed,
         log=log(given),
     )
+    plans = front_within_caps(query, machine, measured_backends(found.profile, machine), account)
     rows, files = front_rows(plans), {}
     for (plan, _), row in zip(plans, rows, strict=True):
         path = given.front_folder / f"front-{row['number']}.yaml"

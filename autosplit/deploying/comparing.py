@@ -13,7 +13,7 @@ from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
 from autosplit.deploying.sidebyside import FIRST_S, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import ProfileError
-from autosplit.memory.stages import count
+from autosplit.memory.stages import count, footprints_of
 from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands, with_whole_requests, without_autosplit
 from autosplit.planning.peers import predicted_peers
 from autosplit.planning.predicting import predict
@@ -191,5 +191,5 @@ def _counted(plans: Mapping[str, Plan], subjects: Mapping[int, Subject], machine
         for name, plan in plans.items():
             traced, profile = subjects[plan.microbatch]
             if any(stage.memory is None for stage in plan.stages):
-                found[name] = count(traced.graph, plan, values_of(traced), profile)
+                found[name] = count(traced.graph, plan, values_of(traced), footprints_of(profile))
     return found

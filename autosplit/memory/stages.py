@@ -1,12 +1,13 @@
 """The memory account: what each stage of a plan holds, for planners, the host, tables and reports alike.
 
-A stage that was measured (``Measured.footprints``) counts as it was measured. Another one counts its weights, its values at their
-peak, and the least that any measured stage of its backend took beside these.
+A stage that was measured counts with its footprint. Another one counts its weights, its values at their peak, and the least that
+any measured stage of its backend took beside these.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from autosplit.memory.arena import bound_of
 from autosplit.memory.lives import Step, aligned, lives_of
@@ -15,7 +16,36 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, Stage, StageMemory
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Footprint, stage_key
+from autosplit.values.samples import Footprint, Precision, stage_key
+
+
+class StageKey(NamedTuple):
+    """What a footprint depends on: how a stage runs, and its ops (``stage_key``); the device does not count."""
+
+    backend: str
+    threads: int
+    precision: Precision
+    ops: str
+
+
+Known = Mapping[StageKey, Footprint]
+"""Footprints of stages of one model."""
+
+
+def key_of(plan: Plan, stage: Stage) -> StageKey:
+    """The key of a stage of a plan."""
+    return StageKey(stage.backend, stage.threads, stage.precision or plan.precision, stage_key(stage.ops, stage.streams))
+
+
+def footprints_of(profile: Profile | None) -> dict[StageKey, Footprint]:
+    """The footprints that a profile holds; none where there is no profile."""
+    if profile is None:
+        return {}
+    return {
+        StageKey(setting.backend, setting.threads, profile.precision, ops): one
+        for setting, measured in profile.measured.items()
+        for ops, one in measured.footprints.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +61,7 @@ class ValueMemory:
         return ValueMemory({name: value.num_bytes for name, value in graph.values.items()})
 
 
-def stage_memories(
-    graph: Graph, plan: Plan, values: ValueMemory | None = None, profile: Profile | None = None
-) -> list[StageMemory]:
+def stage_memories(graph: Graph, plan: Plan, values: ValueMemory | None = None, known: Known | None = None) -> list[StageMemory]:
     """The memory of each stage.
 
     No op is taken to write over its input: torch eager writes every result to new memory.
@@ -42,32 +70,32 @@ def stage_memories(
         graph: the model, traced for the plan's microbatch.
         plan: the plan.
         values: what the values take; by default what dense tensors take.
-        profile: measured footprints.
+        known: measured footprints.
     """
     values = values or ValueMemory.of(graph)
     rings = _ring_bytes(graph, plan, values.num_bytes)
-    caller = plan.process == "caller"
-    return [_stage_memory(graph, stage, values, profile, rings[number], caller) for number, stage in enumerate(plan.stages)]
+    return [_stage_memory(graph, plan, number, values, known or {}, rings[number]) for number in range(len(plan.stages))]
 
 
-def count(graph: Graph, plan: Plan, values: ValueMemory | None = None, profile: Profile | None = None) -> Plan:
+def count(graph: Graph, plan: Plan, values: ValueMemory | None = None, known: Known | None = None) -> Plan:
     """The plan with the memory of each of its stages; arguments as for ``stage_memories``."""
-    found = stage_memories(graph, plan, values, profile)
+    found = stage_memories(graph, plan, values, known)
     return replace(plan, stages=tuple(replace(stage, memory=one) for stage, one in zip(plan.stages, found, strict=True)))
 
 
-def with_footprints(profile: Profile, backend: str, threads: int, footprints: Mapping[str, Footprint]) -> Profile:
-    """The profile with these footprints (``stage_key`` to footprint), if the backend was timed with so many threads."""
-    setting = next((known for known in profile.measured if known[1:] == (backend, threads)), None)
-    if setting is None:
-        return profile
-    old = profile.measured[setting]
-    return profile.with_measured(setting, replace(old, footprints={**old.footprints, **footprints}))
+def with_footprints(profile: Profile, known: Known) -> Profile:
+    """The profile with these footprints, each where its backend was timed with so many threads in its precision."""
+    measured = dict(profile.measured)
+    for key, one in known.items():
+        setting = next((setting for setting in measured if (*setting[1:], profile.precision) == key[:3]), None)
+        if setting is not None:
+            measured[setting] = replace(measured[setting], footprints={**measured[setting].footprints, key.ops: one})
+    return replace(profile, measured=measured)
 
 
-def least_base_bytes(profile: Profile, backends: Iterable[str]) -> int:
+def least_base_bytes(known: Known, backends: Iterable[str]) -> int:
     """The least that a bare worker of any of the backends takes; 0 where one of them was not measured."""
-    return min((min((one.base_bytes for one in _footprints(profile, name)), default=0) for name in backends), default=0)
+    return min((min((one.base_bytes for one in _of(known, name)), default=0) for name in backends), default=0)
 
 
 def within(machine: Machine, taken: Mapping[str, int]) -> Machine:
@@ -80,32 +108,23 @@ def within(machine: Machine, taken: Mapping[str, int]) -> Machine:
     return machine.with_memory(caps)
 
 
-def _stage_memory(
-    graph: Graph, stage: Stage, values: ValueMemory, profile: Profile | None, ring_bytes: int, caller: bool
-) -> StageMemory:
+def _stage_memory(graph: Graph, plan: Plan, number: int, values: ValueMemory, known: Known, ring_bytes: int) -> StageMemory:
+    stage = plan.stages[number]
     weight_bytes = graph.stage_bytes(stage.ops)
     arena_bytes = _arena_bytes(graph, stage, values) * stage.streams
-    found = _footprint(profile, stage) if profile is not None else None
-    others = _footprints(profile, stage.backend) if profile is not None else []
-    base_bytes = 0 if caller else max((one.base_bytes for one in others), default=0)
+    found, others = known.get(key_of(plan, stage)), _of(known, stage.backend)
+    base_bytes = 0 if plan.process == "caller" else max((one.base_bytes for one in others), default=0)
     backend_bytes = min((one.extra_bytes for one in others), default=0)
     if found is not None:
+        base_bytes = found.base_bytes
         backend_bytes = max(0, found.held_bytes - weight_bytes - arena_bytes)
         arena_bytes = min(arena_bytes, max(0, found.held_bytes - weight_bytes))
     return StageMemory(weight_bytes, arena_bytes, backend_bytes, ring_bytes, base_bytes, found is not None)
 
 
-def _footprint(profile: Profile, stage: Stage) -> Footprint | None:
-    """What a worker with these ops held, with the same backend and threads on any device; None if unknown."""
-    key, how = stage_key(stage.ops, stage.streams), (stage.backend, stage.threads)
-    found = (measured.footprints.get(key) for known, measured in profile.measured.items() if known[1:] == how)
-    return next((one for one in found if one is not None), None)
-
-
-def _footprints(profile: Profile, backend: str) -> list[Footprint]:
-    """All measured footprints of a backend."""
-    there = [measured for known, measured in profile.measured.items() if known.backend == backend]
-    return [footprint for measured in there for footprint in measured.footprints.values()]
+def _of(known: Known, backend: str) -> list[Footprint]:
+    """The footprints of a backend."""
+    return [one for key, one in known.items() if key.backend == backend]
 
 
 def _arena_bytes(graph: Graph, stage: Stage, values: ValueMemory) -> int:

@@ -7,12 +7,15 @@ from autosplit.arguments import checked
 from autosplit.deploying.setup import Setup
 from autosplit.files import write_atomic
 from autosplit.measuring import Store
+from autosplit.memory.stages import footprints_of
 from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
 from autosplit.pages.document import report_page
-from autosplit.planning.plans import front_rows, plan_front
+from autosplit.planning.caps import Account, front_rows, front_within_caps
+from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
 from autosplit.reports.accuracy import Run
 from autosplit.reports.runreport import RunReport
+from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine
@@ -49,21 +52,20 @@ def write_report(
     return _write(found, Path(path))
 
 
-def _front(result: AutoResult, constraints: Constraints) -> list[tuple[Plan, float]]:
-    """The planner's front under the user's demands, with the bytes of each plan's fullest device."""
+def _front(result: AutoResult, constraints: Constraints) -> list[tuple[Plan, int]]:
+    """The planner's front under the user's demands, with the bytes of each plan's fullest device; nothing runs for it."""
     found = result.search
-    backends = measured_backends(found.profile, result.machine)
-    return plan_front(
+    query = Query(
         found.traced.graph,
-        result.machine,
         found.profile,
         found.plan.source,
         constraints,
-        backends,
         queue_depth=found.plan.queue_depth,
         microbatch=found.plan.microbatch,
         time_limit_s=FRONT_S,
     )
+    account = Account(found.traced.graph, values_of(found.traced), footprints_of(found.profile))
+    return front_within_caps(query, result.machine, measured_backends(found.profile, result.machine), account)
 
 
 def write_run(report: RunReport, traced: Traced, machine: Machine, path: Path, store: Path | None) -> Path:

@@ -1,12 +1,11 @@
 """annotate(): a map of patterns, explicit copies, a default and a fallback become a placed graph."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import isfinite
 
 from autosplit.errors import PlanError, ProfileError, UsageError, raise_faults
-from autosplit.memory.stages import count
+from autosplit.memory.stages import footprints_of
 from autosplit.placing.moves import homes_of
 from autosplit.placing.patterns import by_explicit_copies, by_pattern
 from autosplit.placing.placed import Placed
@@ -14,8 +13,8 @@ from autosplit.placing.precisions import require_error
 from autosplit.placing.refusals import fall_back
 from autosplit.placing.rules import broken_rules, every_placement, keep_rules, parts_on
 from autosplit.placing.sites import AUTO, Choice, Site, SiteText, parse_site, usual_backend
-from autosplit.planning.caps import plan_within_caps
-from autosplit.planning.plans import plan_model
+from autosplit.planning.caps import Account, plan_within_caps
+from autosplit.planning.plans import Query
 from autosplit.planning.predicting import bounded
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
@@ -40,12 +39,11 @@ def annotate(
     objective: Objective = "throughput",
     planner_s: float = 10.0,
     max_error: float | None = None,
-    with_memory: Callable[[Plan], Plan] | None = None,
+    account: Account | None = None,
 ) -> Placed:
     """Place every op of a model; see ``autosplit.annotate``.
 
-    Where a device has a memory cap, ``with_memory`` gives the planner's plans their measured memory. Without it, weights, values
-    and ring slots count.
+    Where a device has a memory cap, ``account`` gives the planner's plans their memory; without one, nothing is measured for it.
 
     Raises:
         UsageError: every fault of the map, and every op that its device cannot run where there is no fallback.
@@ -59,7 +57,7 @@ def annotate(
         again = annotate(
             model.traced, patterns, default=default, fallback=fallback, machine=machine, priority=priority,
             profile=profile or model.profile, objective=objective, planner_s=planner_s, max_error=max_error,
-            with_memory=with_memory,
+            account=account,
         )  # fmt: skip
         return model if again.same_as(model) else again
     if isinstance(patterns, Plan):
@@ -86,7 +84,7 @@ def annotate(
     if default == AUTO:
         if profile is None:
             raise UsageError("default='auto' needs the seconds of the ops; give a profile, or call autosplit.annotate")
-        planned = by_planner(model, choices, machine, profile, objective, planner_s, with_memory)
+        planned = by_planner(model, choices, machine, profile, objective, planner_s, account)
         choices = {**choices_of(planned), **choices}
     elsewhere = next((device.name for device in machine.devices if device.max_subgraphs is None and device.min_ops == 1), None)
     spare = sites.get("fallback") or (parse_site(elsewhere, machine) if default == AUTO and elsewhere else None)
@@ -112,7 +110,7 @@ def by_planner(
     profile: Profile,
     objective: Objective,
     planner_s: float,
-    with_memory: Callable[[Plan], Plan] | None = None,
+    account: Account | None = None,
 ) -> Plan:
     """The planner's plan within the caps, with the given choices as pins.
 
@@ -121,12 +119,9 @@ def by_planner(
     pins = {op: choice.site.device for op, choice in choices.items()}
     known, wanted = profile.on(machine), Constraints(objective=objective, pins=pins, max_replicas=1)
     backends = list(dict.fromkeys(setting.backend for setting in known.measured))
-    counting = with_memory or partial(count, traced.graph, values=values_of(traced), profile=known)
-
-    def ask(tight: Machine, names: Sequence[str]) -> Plan:
-        return plan_model(traced.graph, tight, known, traced.source, wanted, names, time_limit_s=planner_s)
-
-    return plan_within_caps(ask, machine, backends, traced.graph, counting)
+    account = account or Account(traced.graph, values_of(traced), footprints_of(known))
+    query = Query(traced.graph, known, traced.source, wanted, time_limit_s=planner_s)
+    return plan_within_caps(query, machine, backends, account)
 
 
 def by_rules(

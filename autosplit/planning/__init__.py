@@ -3,8 +3,8 @@
 charging     transfer costs of a model on a machine
 predicting   graph and profile as a problem; the prediction of a plan
 backends     choices and mixtures of backends, as problems and as stages
-caps         plans whose whole memory is within caps
 plans        ask the planner, turn its answers into plans with a bound over all mixtures
+caps         plans and fronts whose whole memory is within caps
 baselines    the usual ways to run a model without a search, as plans
 peers        the rules by which other tools split a model, as plans
 recutting    the next best cuts of a plan

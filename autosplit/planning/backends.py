@@ -6,9 +6,9 @@ least time; several of them on one device are stages of their own.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from math import inf, prod
 
 import numpy as np
@@ -74,6 +74,30 @@ class Backends:
         """The demands, with at most as many replicas as devices that have a backend in common."""
         most = max(Counter(backends).values())
         return replace(self.constraints, max_replicas=min(self.constraints.max_replicas, most))
+
+    def every_chain(self) -> Iterator[list[Block]]:
+        """Every row of blocks of ``problem`` that are runs of ops in graph order, on devices of their own, replicas included.
+
+        Each block has one backend.
+        """
+        num_ops, home = self.problem.num_ops, {k: device for device, group in enumerate(self.groups) for k in group}
+        most = min(self.constraints.max_replicas, len(self.groups))
+        places = [
+            row
+            for backend in dict.fromkeys(setting.backend for setting in self.settings)
+            for width in range(1, most + 1)
+            for row in combinations([k for k, setting in enumerate(self.settings) if setting.backend == backend], width)
+        ]
+
+        def rest(start: int, used: frozenset[int]) -> Iterator[list[Block]]:
+            for row in places:
+                taken = {home[k] for k in row}
+                if not used & taken:
+                    yield [Block(tuple(range(start, num_ops)), row)]
+                    for end in range(start + 1, num_ops):
+                        yield from ([Block(tuple(range(start, end)), row), *more] for more in rest(end, used | taken))
+
+        return rest(0, frozenset())
 
     def rows(self, blocks: Sequence[Block]) -> list[list[Block]]:
         """The blocks of an answer as blocks of ``problem``: with one backend for each, and with the cheapest mixtures."""

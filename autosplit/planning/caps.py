@@ -1,13 +1,17 @@
-"""Plans within memory caps: the planner counts weights, and its answers are checked with the whole memory account.
+"""Plans and fronts within memory caps: the planner counts weights, and its answers are checked with the whole memory account.
 
 The peak of values is not a sum over ops, and slots of rings depend on the cut, so the dynamic programs do not carry them.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import le
+from typing import Any
 
 from autosplit.errors import InfeasibleError
-from autosplit.memory.stages import within
+from autosplit.memory.stages import Known, ValueMemory, count, least_base_bytes, within
+from autosplit.planning.plans import Query, every_plan, objective_s, plan_front, plan_model
 from autosplit.planning.predicting import bounded
 from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
@@ -15,70 +19,147 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, Stage, held_on, over_cap
 
 MAX_QUESTIONS = 12
-"""Most questions to the planner, with the same backends, until an answer keeps the caps."""
-
-Ask = Callable[[Machine, Sequence[str]], Plan]
-"""Gives the planner's best plan on a machine with some of the backends."""
+"""Most questions to the planner, with the same backends, until an answer keeps the caps, and most listed plans that run."""
 
 
-def plan_within_caps(
-    ask: Ask,
-    machine: Machine,
-    backends: Sequence[str],
-    graph: Graph,
-    count: Callable[[Plan], Plan],
-    base_bytes: int = 0,
-) -> Plan:
+@dataclass(frozen=True)
+class Account:
+    """The memory account of one model.
+
+    Attributes:
+        graph: the model.
+        values: what its values take; None for dense tensors.
+        known: footprints of its stages; ``run`` adds to them.
+        run: runs a plan, so that the footprints of its stages become known, where it can be run; None for never.
+    """
+
+    graph: Graph
+    values: ValueMemory | None = None
+    known: Known = field(default_factory=dict)
+    run: Callable[[Plan], None] | None = None
+
+    def counted(self, plan: Plan) -> Plan:
+        """The plan with the memory of its stages, as far as it is known."""
+        return count(self.graph, plan, self.values, self.known)
+
+    def measured(self, plan: Plan) -> Plan:
+        """The plan with the memory of its stages, measured where they can be run."""
+        if self.run is not None:
+            self.run(plan)
+        return self.counted(plan)
+
+
+def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> Plan:
     """The planner's plan, where the whole memory of every device is within its cap.
 
-    Each question gives the planner smaller caps, for all devices or one: a cap less what the device holds beside weights in an
-    answer that broke it. Where that does not help, a question half-way back follows. Where the first answer breaks a cap, each
-    backend is asked alone too, because another one may need less memory. The bound is that of the first question, which counts
-    nothing that some plan could do without, so it holds for every plan within the caps. A plan within tight caps may be missed.
+    Where the first answer breaks a cap, every chain of stages is tried if they are few, best first. Then the planner is asked
+    again, with smaller caps for all devices or one: a cap less what the device holds beside weights in an answer that broke it.
+    Where that does not help, a question half-way back follows. Each backend is asked alone too, because another one may need
+    less memory. The bound is that of the first question, which counts nothing that some plan could do without, so it holds for
+    every plan within the caps. Where there are too many chains to list, a plan within tight caps may be missed.
 
     Args:
-        ask: gives the planner's best plan.
+        query: the model, its times and the demands.
         machine: the devices with their caps.
         backends: the backends that may run.
-        graph: the model.
-        count: gives a plan the memory of its stages.
-        base_bytes: what each stage takes at least beside its weights.
-    Raises: InfeasibleError: no plan was found; ``conflict`` says whether that is proved.
+        account: gives plans the memory of their stages.
+    Raises: InfeasibleError: no plan was found; ``conflict`` says whether that is proved. ProfileError: as ``plan_model``.
     """
-    capped = {device.name: base_bytes for device in machine.devices if device.memory_bytes is not None}
-    if not capped:
-        return ask(machine, backends)
+    least = _least(machine, backends, account)
+    if not least:
+        return plan_model(query, machine, backends)
+    base_bytes = max(least.values())
     most = max(device.memory_bytes for device in machine.devices if device.memory_bytes is not None)
-    if len(capped) == len(machine.devices) and most <= base_bytes:
+    if len(least) == len(machine.devices) and most <= base_bytes:
         raise InfeasibleError(
             f"no plan fits: a worker takes {bytes_text(base_bytes)} for itself, and the largest cap is {bytes_text(most)}. "
             "Raise a cap."
         )
     try:
-        first = count(ask(within(machine, capped), backends))
+        first = account.measured(plan_model(query, within(machine, least), backends))
     except InfeasibleError as failure:
         raise _with_base(failure, base_bytes) from None
-    over = _over(first, machine, graph)
+    over = _over(first, machine, account.graph)
     if not over:
         return first
-    found = list[Plan]()
+    found = _listed(query, machine, backends, account, least)
     for some in [backends, *([name] for name in backends if len(backends) > 1)]:
-        plan, faults = _corrected(ask, machine, some, graph, count, capped, first if some is backends else None)
+        plan, faults = _corrected(query, machine, some, account, least, first if some is backends else None)
         found += [plan] if plan is not None else []
         over = faults or over
     if not found:
         text = "; ".join(over.values())
         raise InfeasibleError(f"no plan within the caps was found: {text}. Raise a cap, or add a device.")
-    best = min(found, key=_seconds)
-    return bounded(best, first.prediction.bound_s)
+    return bounded(min(found, key=objective_s(query.constraints)), first.prediction.bound_s)
+
+
+def front_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> list[tuple[Plan, int]]:
+    """Plans within the caps of which none is better than another in throughput, latency and memory, the best throughput first.
+
+    Arguments and errors are those of ``plan_within_caps``.
+
+    Returns: plans, each with all bytes that its fullest device holds.
+    """
+    least = _least(machine, backends, account)
+    best = [plan_within_caps(query, machine, backends, account)] if least else []
+    plans = plan_front(query, within(machine, least), backends)
+    front = _undominated(map(account.counted, plans), machine, account.graph)
+    if least:
+        front = _undominated([*best, *(account.measured(plan) for plan, _ in front)], machine, account.graph)
+    return front
+
+
+def front_rows(front: Sequence[tuple[Plan, int]]) -> list[dict[str, Any]]:
+    """One row for each plan of a front, for a table."""
+    return [
+        {
+            "number": number,
+            "items_per_s": plan.prediction.throughput_per_s,
+            "latency_s": plan.prediction.latency_s,
+            "peak_bytes": peak_bytes,
+            "stages": " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.backend})" for stage in plan.stages),
+        }
+        for number, (plan, peak_bytes) in enumerate(front)
+    ]
+
+
+def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[tuple[Plan, int]]:
+    """The plans within the caps that no other one beats, each with the bytes that its fullest device holds."""
+    found = dict[tuple[float, ...], tuple[Plan, int]]()
+    for plan in plans:
+        if not _over(plan, machine, graph):
+            peak_bytes = max(sum(held_on(_stages_on(plan, device.name), graph)) for device in machine.devices)
+            figures = plan.prediction.bottleneck_s, plan.prediction.latency_s, float(peak_bytes)
+            rounded = tuple(float(f"{figure:.9g}") for figure in figures)
+            known = found.get(rounded)
+            if known is None or len(plan.stages) < len(known[0].stages):
+                found[rounded] = plan, peak_bytes
+    best = [key for key in found if not any(other != key and all(map(le, other, key)) for other in found)]
+    return [found[key] for key in sorted(best)]
+
+
+def _least(machine: Machine, backends: Sequence[str], account: Account) -> dict[str, int]:
+    """Name of each device with a cap to the bytes that a worker takes there at least beside its stage."""
+    base_bytes = least_base_bytes(account.known, backends)
+    return {device.name: base_bytes for device in machine.devices if device.memory_bytes is not None}
+
+
+def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Account, least: Mapping[str, int]) -> list[Plan]:
+    """The best plan within the caps of those that ``every_plan`` lists, if one is."""
+    tried = 0
+    for listed in every_plan(query, within(machine, least), backends):
+        if tried < MAX_QUESTIONS and not _over(account.counted(listed), machine, account.graph):
+            plan, tried = account.measured(listed), tried + 1
+            if not _over(plan, machine, account.graph):
+                return [plan]
+    return []
 
 
 def _corrected(
-    ask: Ask,
+    query: Query,
     machine: Machine,
     backends: Sequence[str],
-    graph: Graph,
-    count: Callable[[Plan], Plan],
+    account: Account,
     least: Mapping[str, int],
     known: Plan | None,
 ) -> tuple[Plan | None, dict[str, str]]:
@@ -96,14 +177,15 @@ def _corrected(
         asked.append(taken)
         back = {name: (size + before[name]) // 2 for name, size in taken.items()}
         try:
-            plan = known if known is not None and len(asked) == 1 else count(ask(within(machine, taken), backends))
+            plan = known if known is not None and len(asked) == 1 else None
+            plan = plan or account.measured(plan_model(query, within(machine, taken), backends))
         except InfeasibleError:
             waiting.append((back, before))
             continue
-        over = _over(plan, machine, graph)
+        over = _over(plan, machine, account.graph)
         if not over:
             return plan, {}
-        beside = {name: max(taken[name], held_on(_stages_on(plan, name), graph)[1]) for name in over}
+        beside = {name: max(taken[name], held_on(_stages_on(plan, name), account.graph)[1]) for name in over}
         waiting += [({**taken, **some}, taken) for some in (beside, *({name: size} for name, size in beside.items()))]
         waiting.append((back, before))
     return None, over
@@ -117,11 +199,6 @@ def _over(plan: Plan, machine: Machine, graph: Graph) -> dict[str, str]:
 
 def _stages_on(plan: Plan, device: str) -> list[Stage]:
     return [stage for stage in plan.stages if device in stage.devices]
-
-
-def _seconds(plan: Plan) -> float:
-    predicted = plan.prediction
-    return predicted.latency_s if plan.objective == "latency" else predicted.bottleneck_s / plan.microbatch
 
 
 def _with_base(failure: InfeasibleError, base_bytes: int) -> InfeasibleError:

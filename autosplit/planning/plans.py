@@ -5,17 +5,19 @@ Where devices have cores in common, each layout of the machine is a question of 
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
-from typing import Any
+from operator import itemgetter
 
 from autosplit.costs.cost import CLOSED, evaluate, find_faults, latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners.bounds import compute_bound_s, multipliers
 from autosplit.planners.items import contract
-from autosplit.planners.pareto import Point, front_of, pareto
+from autosplit.planners.pareto import pareto
 from autosplit.planners.portfolio import solve
 from autosplit.planning.backends import MAX_CHOICES, MAX_PROVING, Backends, backend_choices, backends_of
 from autosplit.planning.predicting import bounded, predicted
@@ -33,43 +35,52 @@ LEAST_S = 0.3
 RELAXED_SHARE = 0.3
 """Share of the time for the problem with each op at its cheapest backend; its bound is the only one that holds for all plans."""
 
+MAX_LISTED = 2000
+"""Most plans that ``every_plan`` lists."""
+
 Ask = Callable[[Problem, Demands, float, float], Sequence[Solution]]
 """Problem, demands, the seconds for the answer, and the best bottleneck so far to the planner's answers, best first."""
 
 
-def plan_model(
-    graph: Graph,
-    machine: Machine,
-    profile: Profile,
-    source: Source,
-    constraints: Constraints,
-    backends: Sequence[str],
-    *,
-    queue_depth: int = 4,
-    microbatch: int | None = None,
-    max_threads: int | None = None,
-    time_limit_s: float = 10.0,
-    seed: int = 0,
-    log: Log | None = None,
-) -> Plan:
-    """The best plan that is found, with a bound that holds for every mixture of backends.
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked of the planner, on any machine with any backends.
+
+    Attributes:
+        graph: the model, traced for ``microbatch`` items.
+        profile: seconds of each op with each backend on each device.
+        source: what the model was made from.
+        constraints: what the user demands.
+        queue_depth: slots of each ring.
+        microbatch: items that pass the stages together; None for the whole request.
+        max_threads: most threads of a stage; None for one for each core of its device.
+        time_limit_s: seconds for all choices of backends together.
+        seed: seed of the solvers.
+        log: called with a line of the solver's log.
+    """
+
+    graph: Graph
+    profile: Profile
+    source: Source
+    constraints: Constraints = field(default_factory=Constraints)
+    queue_depth: int = 4
+    microbatch: int | None = None
+    max_threads: int | None = None
+    time_limit_s: float = 10.0
+    seed: int = 0
+    log: Log | None = None
+
+
+def plan_model(query: Query, machine: Machine, backends: Sequence[str]) -> Plan:
+    """The best plan that is found, with a bound that holds for every mixture of backends. Caps count weights alone.
 
     A mixture gives each stage a backend; stages of several backends on one device follow each other. The plan is optimal if
     it meets the bound. Where the number of stages is limited, each device has one backend.
 
     Args:
-        graph: the model, traced for ``microbatch`` items.
+        query: the model, its times and the demands.
         machine: devices, memory caps and measured links.
-        profile: seconds of each op with each backend on each device.
-        source: what the model was made from.
-        constraints: what the user demands.
         backends: the backends that a device may run.
-        queue_depth: slots of each ring.
-        microbatch: items that pass the stages together; by default the whole request.
-        max_threads: most threads of a stage; by default one for each core of its device.
-        time_limit_s: seconds for all choices of backends together.
-        seed: seed of the solvers.
-        log: called with a line of the solver's log.
     Raises:
         InfeasibleError: no choice of backends meets the constraints.
         ProfileError: the profile lacks a measurement.
@@ -80,100 +91,59 @@ def plan_model(
             items = contract(problem, demands)
             if compute_bound_s(items, demands, multipliers(items)) >= best_s:
                 return []
-        return [solve(problem, demands, time_limit_s=left_s, seed=seed, log=log)]
+        return [solve(problem, demands, time_limit_s=left_s, seed=query.seed, log=query.log)]
 
-    constraints = constraints.verify(graph, machine)
-    made = _Made(profile, source, queue_depth, microbatch, ask)
-
-    def there(layout: Machine) -> Backends:
-        return backends_of(graph, layout, profile, constraints, backends, max_threads)
-
-    plans = _plans(machine, there, backends, made, time.monotonic() + time_limit_s)
-    return min((plan for plan, _ in plans), key=objective_s(constraints))
+    return min(_plans(query, machine, backends, ask), key=objective_s(query.constraints))
 
 
-def plan_front(
-    graph: Graph,
-    machine: Machine,
-    profile: Profile,
-    source: Source,
-    constraints: Constraints,
-    backends: Sequence[str],
-    *,
-    queue_depth: int = 4,
-    microbatch: int | None = None,
-    time_limit_s: float = 10.0,
-    seed: int = 0,
-    log: Log | None = None,
-) -> list[tuple[Plan, float]]:
-    """Plans of which none is better than another in throughput, latency and peak memory, the best throughput first.
+def plan_front(query: Query, machine: Machine, backends: Sequence[str]) -> list[Plan]:
+    """Plans of the fronts of throughput, latency and weights on the fullest device, for all choices of backends.
 
-    The arguments are those of ``plan_model``.
-
-    Returns: plans, each with the bytes that its fullest device holds.
-    Raises: InfeasibleError, ProfileError: as ``plan_model``.
+    Arguments and errors are those of ``plan_model``.
     """
 
     def ask(problem: Problem, demands: Demands, left_s: float, best_s: float) -> Sequence[Solution]:
-        return pareto(problem, demands, time_limit_s=left_s, seed=seed, log=log)
+        return pareto(problem, demands, time_limit_s=left_s, seed=query.seed, log=query.log)
 
-    constraints = constraints.verify(graph, machine)
-    made = _Made(profile, source, queue_depth, microbatch, ask)
-
-    def there(layout: Machine) -> Backends:
-        return backends_of(graph, layout, profile, constraints, backends)
-
-    plans = _plans(machine, there, backends, made, time.monotonic() + time_limit_s, every=True)
-    by_point = {point: plan for plan, point in plans}
-    return [(by_point[point], point.peak_bytes) for point in front_of(list(by_point))]
+    return _plans(query, machine, backends, ask, every=True)
 
 
-def front_rows(front: Sequence[tuple[Plan, float]]) -> list[dict[str, Any]]:
-    """One row for each plan of a front, for a table."""
-    return [
-        {
-            "number": number,
-            "items_per_s": plan.prediction.throughput_per_s,
-            "latency_s": plan.prediction.latency_s,
-            "peak_bytes": peak_bytes,
-            "stages": " | ".join(f"{len(stage.ops)} on {'+'.join(stage.devices)} ({stage.backend})" for stage in plan.stages),
-        }
-        for number, (plan, peak_bytes) in enumerate(front)
-    ]
+def every_plan(query: Query, machine: Machine, backends: Sequence[str]) -> Iterator[Plan]:
+    """Every plan whose stages are runs of ops in graph order on devices of their own, best first; nothing if there are too many.
+
+    Arguments are those of ``plan_model``; at most ``MAX_LISTED`` plans are listed.
+    """
+    constraints = query.constraints.verify(query.graph, machine)
+    score_s = latency_s if constraints.objective == "latency" else lambda problem, blocks: evaluate(problem, blocks).bottleneck_s
+    listed = list[tuple[float, Backends, list[Block]]]()
+    for layout in machine.layouts:
+        own = backends_of(query.graph, layout, query.profile, constraints, backends, query.max_threads)
+        for blocks in islice(own.every_chain(), MAX_LISTED + 1):
+            listed.append((score_s(own.problem, blocks), own, blocks))
+        if len(listed) > MAX_LISTED:
+            return
+    for score, own, blocks in sorted(listed, key=itemgetter(0)):
+        if score < inf:
+            with suppress(InfeasibleError):  # a demand is broken
+                yield _plan(query, own, Solution(tuple(blocks), score, 0.0, "feasible", "every chain of stages", 0.0, ()), blocks)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """What all plans are made with: the profile, the source and the settings of a plan, and what is asked of the planner."""
-
-    profile: Profile
-    source: Source
-    queue_depth: int
-    microbatch: int | None
-    ask: Ask
-
-
-def _plans(
-    machine: Machine,
-    there: Callable[[Machine], Backends],
-    backends: Sequence[str],
-    made: _Made,
-    deadline: float,
-    every: bool = False,
-) -> list[tuple[Plan, Point]]:
+def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: Ask, every: bool = False) -> list[Plan]:
     """The plans on all layouts of a machine, with a bound that holds for all of them.
 
     Raises: InfeasibleError: no layout has a plan that meets the constraints.
     """
-    found: list[tuple[Plan, Point]] = []
+    deadline = time.monotonic() + query.time_limit_s
+    constraints = query.constraints.verify(query.graph, machine)
+    found: list[Plan] = []
     bound_s = single_s = best_s = inf
     refusals = []
     for number, layout in enumerate(machine.layouts):
-        own = there(layout)
-        choices = backend_choices(layout, backends, made.profile, MAX_PROVING if own.alone else MAX_CHOICES)
+        own = backends_of(query.graph, layout, query.profile, constraints, backends, query.max_threads)
+        choices = backend_choices(layout, backends, query.profile, MAX_PROVING if own.alone else MAX_CHOICES)
         now = time.monotonic()
         end = now + max(0.0, deadline - now) / (len(machine.layouts) - number)
-        question = _Question(own, choices, made, end, inf if every else best_s)
+        question = _Question(query, own, choices, ask, end, inf if every else best_s)
         try:
             bounds_s = question.ask_all(every)
         except InfeasibleError as failure:
@@ -181,31 +151,32 @@ def _plans(
             bounds_s = (inf, inf) if failure.conflict else (0.0, 0.0)
         bound_s, single_s = min(bound_s, bounds_s[0]), min(single_s, bounds_s[1])
         found += question.found
-        best_s = min((plan.prediction.bottleneck_s for plan, _ in found), default=inf)
+        best_s = min((plan.prediction.bottleneck_s for plan in found), default=inf)
     if not found:
         raise next((failure for failure in refusals if not failure.conflict), refusals[0])
-    return [(_proved(bounded(plan, bound_s), single_s), point) for plan, point in found]
+    return [_proved(bounded(plan, bound_s), single_s) for plan in found]
 
 
 @dataclass
 class _Question:
-    """One question: the backends, what is asked of them, and the plans so far, each with what it costs.
+    """One question: the backends, what is asked of them, and the plans so far.
 
     ``known_s`` is the bottleneck of a plan on another layout; where no plan can beat it, none is looked for.
     """
 
+    query: Query
     backends: Backends
     choices: list[Mapping[str, str]]
-    made: _Made
+    ask: Ask
     deadline: float
     known_s: float
-    found: list[tuple[Plan, Point]] = field(default_factory=list)
+    found: list[Plan] = field(default_factory=list)
     refusal: InfeasibleError | None = None
 
     @property
     def best(self) -> Plan | None:
         """The best plan so far."""
-        return min((plan for plan, _ in self.found), key=objective_s(self.backends.constraints), default=None)
+        return min(self.found, key=objective_s(self.backends.constraints), default=None)
 
     def ask_all(self, every: bool) -> tuple[float, float]:
         """Find plans.
@@ -259,7 +230,7 @@ class _Question:
         best_s = self.best.prediction.bottleneck_s if self.best else self.known_s
         left_s = max(LEAST_S, share * (self.deadline - time.monotonic()))
         try:
-            solutions = self.made.ask(problem, demands, left_s, best_s)
+            solutions = self.ask(problem, demands, left_s, best_s)
         except InfeasibleError as failure:
             self.refusal = failure
             return inf if failure.conflict else 0.0
@@ -268,37 +239,34 @@ class _Question:
             return min(solutions[0].bound_s, self._add(problem, replace(demands, max_replicas=1), share))
         for solution, blocks in rows:
             try:
-                self.found.append(self._plan(solution, blocks))
+                self.found.append(_plan(self.query, self.backends, solution, blocks))
             except InfeasibleError as failure:
                 self.refusal = failure
         return solutions[0].bound_s if solutions else best_s
 
-    def _plan(self, solution: Solution, blocks: Sequence[Block]) -> tuple[Plan, Point]:
-        """The plan of blocks on backends. Raises: InfeasibleError: it breaks a demand that the solver did not see."""
-        there, problem = self.backends, self.backends.problem
-        stages = []
-        for number, block in enumerate(blocks):
-            settings = [there.settings[device] for device in block.devices]
-            ops, devices = (tuple(problem.ops[op] for op in block.ops), tuple(setting.device for setting in settings))
-            threads = min(setting.threads for setting in settings)
-            stages.append(Stage(f"stage{number}", ops, devices, settings[0].backend, threads))
-        plan = Plan(
-            source=self.made.source,
-            graph_hash=there.graph.hash,
-            profile_hash=self.made.profile.hash,
-            stages=tuple(stages),
-            prediction=UNKNOWN,
-            objective=there.constraints.objective,
-            method=solution.method,
-            status="shared" if solution.status == "shared" else "feasible",
-            microbatch=self.made.microbatch or self.made.source.batch,
-            queue_depth=self.made.queue_depth,
-            precision=self.made.profile.precision,
-        )
-        plan = _meeting(predicted(plan, problem, blocks, there.settings, 0.0), problem, blocks, there.constraints)
-        loads = evaluate(problem, blocks)
-        point = Point(loads.bottleneck_s, latency_s(problem, blocks), float(loads.memory_bytes.max()), solution)
-        return plan, point
+
+def _plan(query: Query, there: Backends, solution: Solution, blocks: Sequence[Block]) -> Plan:
+    """The plan of blocks on backends. Raises: InfeasibleError: it breaks a demand that the solver did not see."""
+    problem, stages = there.problem, []
+    for number, block in enumerate(blocks):
+        settings = [there.settings[device] for device in block.devices]
+        ops, devices = (tuple(problem.ops[op] for op in block.ops), tuple(setting.device for setting in settings))
+        threads = min(setting.threads for setting in settings)
+        stages.append(Stage(f"stage{number}", ops, devices, settings[0].backend, threads))
+    plan = Plan(
+        source=query.source,
+        graph_hash=there.graph.hash,
+        profile_hash=query.profile.hash,
+        stages=tuple(stages),
+        prediction=UNKNOWN,
+        objective=there.constraints.objective,
+        method=solution.method,
+        status="shared" if solution.status == "shared" else "feasible",
+        microbatch=query.microbatch or query.source.batch,
+        queue_depth=query.queue_depth,
+        precision=query.profile.precision,
+    )
+    return _meeting(predicted(plan, problem, blocks, there.settings, 0.0), problem, blocks, there.constraints)
 
 
 def objective_s(constraints: Constraints) -> Callable[[Plan], float]:

@@ -7,12 +7,14 @@ from typing import Any
 
 from autosplit.costs.cost import evaluate
 from autosplit.errors import InfeasibleError
+from autosplit.memory.stages import footprints_of
 from autosplit.planners.portfolio import solve
 from autosplit.planning.baselines import baseline_plan
+from autosplit.planning.caps import Account, plan_within_caps
 from autosplit.planning.givensplits import GivenSplit
 from autosplit.planning.moduleunits import joined
 from autosplit.planning.peers import FASTEST_ONLY, predicted_peers
-from autosplit.planning.plans import plan_model
+from autosplit.planning.plans import Query
 from autosplit.planning.predicting import blocks_of, predict, predicted, problem_on, settings_of, threads_on
 from autosplit.tables import bytes_text, number_text, seconds_text
 from autosplit.values.constraints import Constraints, Demands
@@ -124,11 +126,15 @@ def judge_split(
     Raises: ProfileError: the profile lacks a measurement. InfeasibleError: the model does not fit the devices' memory.
     """
     placed = [(ops, [machine[device]]) for ops, device in zip(split.stages, split.devices, strict=True)]
-    given = predict(baseline_plan(graph, source, GIVEN, backend, placed).verify(graph, machine), graph, machine, profile)
+    account = Account(graph, known=footprints_of(profile))
+    plan = baseline_plan(graph, source, GIVEN, backend, placed)
+    account.counted(plan).verify(graph, machine)
+    given = predict(plan, graph, machine, profile)
     best = best_under_rules(split, given, graph, machine, profile, time_limit_s / 2)
     peers = predicted_peers(graph, given, machine, profile)
     plans = {GIVEN: given, SAME_RULES: best, **peers.plans}
-    plans[ANY_RULES] = plan_model(graph, machine, profile, source, Constraints(), [backend], time_limit_s=time_limit_s / 2)
+    query = Query(graph, profile, source, time_limit_s=time_limit_s / 2)
+    plans[ANY_RULES] = plan_within_caps(query, machine, [backend], account)
     lost = max(0.0, 1 - given.prediction.throughput_per_s / best.prediction.throughput_per_s)
     return Judgement(split, plans, lost, tuple(_why(split, plans, graph, machine, profile, lost)), peers.left_out)
 

@@ -1,15 +1,14 @@
 """Job: what a search is about, as the planner takes it; Trial: one candidate plan and what it measured."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from autosplit.deploying.footprints import Footprints
-from autosplit.memory.stages import count
-from autosplit.planning.caps import plan_within_caps
+from autosplit.memory.stages import footprints_of
+from autosplit.planning.caps import Account, plan_within_caps
 from autosplit.planning.explaining import explain
-from autosplit.planning.plans import Log, plan_model
+from autosplit.planning.plans import Log, Query
 from autosplit.reports.outcomes import Outcome
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import Constraints
@@ -54,28 +53,22 @@ class Job:
         """The planner's best answer within the caps; ``asked`` overrides constraints, backends, queue depth and microbatch."""
         changes = {key: asked[key] for key in ("num_stages", "max_replicas") if key in asked}
         traced, profile = subject
+        query = Query(
+            traced.graph,
+            profile,
+            self.source,
+            replace(self.constraints, **changes),
+            queue_depth=asked.get("queue_depth", self.queue_depth),
+            microbatch=asked.get("microbatch"),
+            max_threads=asked.get("threads"),
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+            log=self.log,
+        )
         backends = [asked["backend"]] if "backend" in asked else list(self.backends)
-
-        def ask(machine: Machine, names: Sequence[str]) -> Plan:
-            return plan_model(
-                traced.graph,
-                machine,
-                profile,
-                self.source,
-                replace(self.constraints, **changes),
-                names,
-                queue_depth=asked.get("queue_depth", self.queue_depth),
-                microbatch=asked.get("microbatch"),
-                max_threads=asked.get("threads"),
-                time_limit_s=self.time_limit_s,
-                seed=self.seed,
-                log=self.log,
-            )
-
-        if self.footprints is not None:
-            return self.footprints.plan_within_caps(ask, traced, profile, backends)
-        counting = partial(count, traced.graph, profile=profile)
-        return plan_within_caps(ask, self.machine, backends, traced.graph, counting)
+        known = Account(traced.graph, known=footprints_of(profile))
+        account = known if self.footprints is None else self.footprints.account(traced, profile)
+        return plan_within_caps(query, self.machine, backends, account)
 
     def explained(self, plan: Plan, subject: Subject) -> Plan:
         """The plan with the reasons why it is not faster."""

@@ -16,6 +16,7 @@ from autosplit.deploying.setup import Hosts
 from autosplit.deploying.sidebyside import Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
+from autosplit.memory.stages import with_footprints
 from autosplit.planning.predicting import moved_s, predict
 from autosplit.progress import Progress, quiet
 from autosplit.reports.outcomes import PLAN
@@ -125,8 +126,8 @@ def _counted(job: Job, found: SearchResult) -> SearchResult:
     """The result with the memory of the plan's stages, and with the footprints of all stages that ran in its profile."""
     if job.footprints is None:
         return found
-    plan = job.footprints.counted(found.traced, found.plan, found.profile)
-    return replace(found, plan=plan, profile=job.footprints.into(found.profile, found.traced))
+    account = job.footprints.account(found.traced, found.profile)
+    return replace(found, plan=account.counted(found.plan), profile=with_footprints(found.profile, account.known))
 
 
 def _first(job: Job, limited: Job, subject: Subject) -> Plan:

@@ -1,17 +1,19 @@
 """The memory account: planner, plan, host and measurement count alike."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from autosplit import api
+from autosplit.clusters.replanning import Replanner
 from autosplit.deploying.comparing import compare
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import Budget, Setup
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import DeviceError, PlanError
-from autosplit.memory.stages import count
+from autosplit.memory.stages import count, footprints_of, with_footprints
 from autosplit.planning.baselines import Baselines
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
@@ -55,10 +57,10 @@ def test_the_host_takes_a_plan_at_the_bytes_that_were_counted_and_refuses_one_by
             deploy(host, "net", traced, one_stage(traced, "null:0"), short.with_memory({"null:0": 1}), workspace)
 
 
-def test_a_stage_is_weighed_once_and_then_counts_as_it_was_measured(traced: Traced) -> None:
+def test_a_stage_is_measured_once_and_then_counts_as_it_was_measured(traced: Traced) -> None:
     machine, plan = Machine.of([parse_device(CORE)]), one_stage(traced, CORE)
     footprints, profile = Footprints(machine), Profile.given(traced.graph, {(op.name, CORE): 1e-3 for op in traced.graph.ops})
-    measured = footprints.measured(traced, profile, plan)
+    measured = footprints.account(traced, profile).measured(plan)
     [memory] = [stage.memory for stage in measured.stages]
     assert memory is not None and memory.measured and memory.base_bytes > 1e6
     found = footprints.footprint(traced, plan, plan.stages[0])
@@ -66,8 +68,8 @@ def test_a_stage_is_weighed_once_and_then_counts_as_it_was_measured(traced: Trac
     assert traced.graph.weight_bytes <= memory.held_bytes < traced.graph.weight_bytes + 20e6
     footprints.measure(traced, replace(plan, queue_depth=2))
     assert footprints.footprint(traced, plan, plan.stages[0]) is found  # what was measured first stays
-    again = Profile.from_dict(footprints.into(profile, traced).to_dict())
-    assert count(traced.graph, plan, values_of(traced), again) == measured
+    again = Profile.from_dict(with_footprints(profile, footprints.of(traced)).to_dict())
+    assert count(traced.graph, plan, values_of(traced), footprints_of(again)) == measured
 
 
 def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits() -> None:
@@ -80,5 +82,8 @@ def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits() -> None:
     found = api.search(traced, profile, capped, setup=setup, budget=budget).plan.verify(traced.graph, capped)
     assert len(found.stages) == 2 and all(stage.memory is not None for stage in found.stages)
     beside = Baselines({"one device": one_stage(traced, names[0])})
+    tight = machine.with_memory(dict.fromkeys(names, traced.graph.weight_bytes + 1))  # holds all weights, and nothing beside them
+    with closing(Replanner(traced, found, profile)) as replan:
+        assert len(replan(tight)) == 2
     report = compare({1: (traced, profile)}, found, beside, capped, setup=setup, budget=Budget(num_rounds=1, num_requests=8))
     assert "device 'null:0' would hold" in report.left_out["one device"]

@@ -14,7 +14,7 @@ from autosplit.pages import contents as contents_module
 from autosplit.pages import writing
 from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
 from autosplit.pages.document import report_page
-from autosplit.planning.plans import front_rows
+from autosplit.planning.caps import front_rows
 from autosplit.values.constraints import Constraints
 from autosplit.values.timeline import Action
 

@@ -10,7 +10,7 @@ import pytest
 from autosplit.costs.cost import evaluate, find_faults
 from autosplit.costs.problem import Block
 from autosplit.errors import InfeasibleError
-from autosplit.planning.plans import plan_model
+from autosplit.planning.plans import Query, plan_model
 from autosplit.planning.predicting import predict, problem_on
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
@@ -100,7 +100,7 @@ def check(plan: Plan, best_s: float) -> None:
 @pytest.mark.parametrize("seed", range(16))
 def test_a_bound_holds_for_every_mixture_and_optimal_is_said_of_the_best_only(seed: int) -> None:
     graph, machine, profile, backends = random_question(seed, [(1, 2), (1, 3), (2, 1), (2, 2), (2, 2), (3, 1), (2, 3), (3, 2)])
-    plan = plan_model(graph, machine, profile, Source("m:f"), ONE_EACH, backends, time_limit_s=2).verify(graph, machine)
+    plan = plan_model(Query(graph, profile, Source("m:f"), ONE_EACH, time_limit_s=2), machine, backends).verify(graph, machine)
     assert predict(plan, graph, machine, profile).prediction.bottleneck_s == pytest.approx(plan.prediction.bottleneck_s)
     check(plan, best_mixture_s(graph, machine, profile))
 
@@ -109,7 +109,7 @@ def test_a_bound_holds_for_every_mixture_and_optimal_is_said_of_the_best_only(se
 def test_a_bound_holds_for_every_choice_where_stages_are_counted(seed: int) -> None:
     graph, machine, profile, backends = random_question(seed, [(1, 2), (2, 2), (2, 3), (3, 2)])
     wanted = Constraints(num_stages=2, max_replicas=1)
-    plan = plan_model(graph, machine, profile, Source("m:f"), wanted, backends, time_limit_s=10).verify(graph, machine)
+    plan = plan_model(Query(graph, profile, Source("m:f"), wanted, time_limit_s=10), machine, backends).verify(graph, machine)
     settings, best_s = list(profile.measured), inf
     problem = problem_on(graph, machine, profile, Constraints(), settings)
     for homes in product(range(2), repeat=len(graph.ops)):
@@ -143,7 +143,7 @@ def overlapping_question(seed: int) -> tuple[Graph, Machine, Profile, tuple[str,
 @pytest.mark.parametrize("seed", range(6))
 def test_core_sets_that_overlap_are_alternatives_with_a_bound_over_all_of_them(seed: int) -> None:
     graph, machine, profile, backends = overlapping_question(seed)
-    plan = plan_model(graph, machine, profile, Source("m:f"), ONE_EACH, backends, time_limit_s=2).verify(graph, machine)
+    plan = plan_model(Query(graph, profile, Source("m:f"), ONE_EACH, time_limit_s=2), machine, backends).verify(graph, machine)
     check(plan, best_mixture_s(graph, machine, profile))
     used = {name for stage in plan.stages for name in stage.devices}
     again = predict(plan, graph, machine, profile, plan.prediction.bound_s).prediction
@@ -155,10 +155,8 @@ def test_both_cores_are_one_device_where_that_is_faster(whole_s: float, used: se
     graph = graph_of(2)
     machine = Machine.of(map(parse_device, ["cpu:0", "cpu:0-1", "cpu:1"]), machine_of(2, 0.0).links.values())
     taken = {"cpu:0": 1.0, "cpu:1": 1.0, "cpu:0-1": whole_s}
-    plan = plan_model(
-        graph, machine, Profile.given(graph, {(op.name, name): s for op in graph.ops for name, s in taken.items()}),
-        Source("m:f"), Constraints(), ["eager"], max_threads=1,
-    )  # fmt: skip
+    profile = Profile.given(graph, {(op.name, name): s for op in graph.ops for name, s in taken.items()})
+    plan = plan_model(Query(graph, profile, Source("m:f"), max_threads=1), machine, ["eager"])
     assert {name for stage in plan.stages for name in stage.devices} == used
     assert plan.status == "optimal" and plan.prediction.bottleneck_s == pytest.approx(min(2 * whole_s, 1.0), rel=1e-3)
 
@@ -167,11 +165,11 @@ def test_a_demand_decides_between_core_sets() -> None:
     graph, machine, profile, _ = overlapping_question(0)
     for device in machine.devices:
         pinned = Constraints(pins={"a1": device.name})
-        plan = plan_model(graph, machine, profile, Source("m:f"), pinned, ["eager"], time_limit_s=1)
+        plan = plan_model(Query(graph, profile, Source("m:f"), pinned, time_limit_s=1), machine, ["eager"])
         assert device.name in {name for stage in plan.stages for name in stage.devices}
     one, other = next((a, b) for a, b in permutations(machine.devices, 2) if overlaps([a, b]))
     with pytest.raises(InfeasibleError):
-        plan_model(graph, machine, profile, Source("m:f"), Constraints(pins={"a1": one.name, "a2": other.name}), ["eager"])
+        plan_model(Query(graph, profile, Source("m:f"), Constraints(pins={"a1": one.name, "a2": other.name})), machine, ["eager"])
 
 
 def test_more_choices_than_are_asked_for_are_planned_too() -> None:
@@ -179,7 +177,7 @@ def test_more_choices_than_are_asked_for_are_planned_too() -> None:
     profile = profile_of(
         graph, machine, {"eager": [*fast, *slow], "onnxruntime": [*slow, *fast]}, {"eager": 0.0, "onnxruntime": 0.0}
     )
-    plan = plan_model(graph, machine, profile, Source("m:f"), ONE_EACH, BACKENDS[:2])
+    plan = plan_model(Query(graph, profile, Source("m:f"), ONE_EACH), machine, BACKENDS[:2])
     assert [(len(stage.ops), stage.backend) for stage in plan.stages] == [(2, "eager")] * 2 + [(2, "onnxruntime")] * 2
     assert plan.status == "optimal" and plan.prediction.throughput_per_s > 499
 
@@ -188,7 +186,7 @@ def test_several_backends_on_one_device_are_stages_of_their_own() -> None:
     graph, machine = graph_of(8), machine_of(1, 1e-6)
     seconds = {"eager": [1e-3, 1e-3, 1e-1, 1e-1] * 2, "onnxruntime": [1e-1, 1e-1, 1e-3, 1e-3] * 2}
     profile = profile_of(graph, machine, seconds, {"eager": 0.0, "onnxruntime": 0.0})
-    plan = plan_model(graph, machine, profile, Source("m:f"), Constraints(), BACKENDS[:2])
+    plan = plan_model(Query(graph, profile, Source("m:f")), machine, BACKENDS[:2])
     assert [stage.backend for stage in plan.stages] == ["eager", "onnxruntime"] * 2 and plan.prediction.throughput_per_s > 124
-    [alone] = plan_model(graph, machine, profile, Source("m:f"), Constraints(max_stages=1), BACKENDS[:2]).stages
+    [alone] = plan_model(Query(graph, profile, Source("m:f"), Constraints(max_stages=1)), machine, BACKENDS[:2]).stages
     assert alone.load_s == pytest.approx(0.404, rel=1e-4)

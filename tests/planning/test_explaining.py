@@ -19,7 +19,7 @@ from autosplit.costs.workloads import parse_dnn_partitioning
 from autosplit.errors import PlanError, UsageError
 from autosplit.planners.portfolio import solve
 from autosplit.planning.explaining import explain, explain_blocks, explain_solution
-from autosplit.planning.plans import plan_model
+from autosplit.planning.plans import Query, plan_model
 from autosplit.planning.predicting import predict
 from autosplit.searching.candidates import Job
 from autosplit.searching.loop import search
@@ -175,12 +175,12 @@ def test_an_explanation_reads_as_text_table_and_data():
 
 def test_a_plan_is_explained_with_its_constraints():
     wanted = Constraints(pins={"a*": "cpu:0"}, max_replicas=1)
-    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), wanted, ["eager"])
+    plan = plan_model(Query(GRAPH, PROFILE, Source("m:f"), wanted), TWO, ["eager"])
     found = explain(GRAPH, plan, TWO, PROFILE, wanted, time_limit_s=5)
     assert found.objective_s == pytest.approx(plan.prediction.bottleneck_s)
     assert (found.bottleneck, found.bound_by) == ("cpu:0", "constraint")
     assert change(found, "'a*' not pinned to 'cpu:0'").times == pytest.approx(2, rel=0.01)
-    free = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_replicas=1), ["eager"])
+    free = plan_model(Query(GRAPH, PROFILE, Source("m:f"), Constraints(max_replicas=1)), TWO, ["eager"])
     assert explain(GRAPH, free, TWO, PROFILE, Constraints(max_replicas=1), time_limit_s=5).bound_by == "compute"
 
 

@@ -11,13 +11,14 @@ import pytest
 from autosplit.commands.options import Plans
 from autosplit.commands.searching import _front_of_model
 from autosplit.errors import InfeasibleError, UsageError
+from autosplit.planning.caps import Account, front_within_caps
 from autosplit.planning.explaining import explain
-from autosplit.planning.plans import plan_front, plan_model
+from autosplit.planning.plans import Query, plan_front, plan_model
 from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.machine import HOST, Link, Machine, parse_device
-from autosplit.values.plan import Plan, Source
+from autosplit.values.plan import Plan, Source, held_on
 from autosplit.values.planfile import read_plan, write_plan
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Provenance, Samples, Setting
@@ -36,7 +37,8 @@ def values(plan: Plan, peak_bytes: float) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("constraints", [Constraints(), Constraints(max_replicas=1)])
 def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints: Constraints) -> None:
-    front = plan_front(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"], time_limit_s=3)
+    query = Query(GRAPH, PROFILE, Source("m:f"), constraints, time_limit_s=3)
+    front = front_within_caps(query, TWO, ["eager"], Account(GRAPH))
     rows = [values(*entry) for entry in front]
     assert len(rows) > 1 and rows == sorted(rows)
     for one, other in combinations(rows, 2):
@@ -44,23 +46,24 @@ def test_plans_of_a_front_recompute_and_none_is_better_than_another(constraints:
     for plan, peak_bytes in front:
         again = predict(plan.verify(GRAPH, TWO), GRAPH, TWO, PROFILE, plan.prediction.bound_s).prediction
         assert again.bottleneck_s == plan.prediction.bottleneck_s and again.latency_s == plan.prediction.latency_s
-        held = {d: sum(100 for stage in plan.stages if d in stage.devices for _ in stage.ops) for d in ("cpu:0", "cpu:1")}
-        assert peak_bytes == max(held.values())
+        on = [[stage for stage in plan.stages if device.name in stage.devices] for device in TWO.devices]
+        assert peak_bytes == max(sum(held_on(stages, GRAPH)) for stages in on)
+        assert all(stage.memory is not None and stage.memory.weight_bytes == 100 * len(stage.ops) for stage in plan.stages)
         assert 0 <= plan.prediction.bound_s <= plan.prediction.bottleneck_s
-    best = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), constraints, ["eager"])
+    best = plan_model(Query(GRAPH, PROFILE, Source("m:f"), constraints), TWO, ["eager"])
     assert rows[0][0] == pytest.approx(best.prediction.bottleneck_s)
 
 
 def test_a_front_that_no_plan_is_on_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="at least"):
-        plan_front(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_latency_s=1e-3), ["eager"], time_limit_s=1)
+        plan_front(Query(GRAPH, PROFILE, Source("m:f"), Constraints(max_latency_s=1e-3), time_limit_s=1), TWO, ["eager"])
 
 
 def test_each_plan_of_the_front_has_a_file(tmp_path: Path) -> None:
-    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(), ["eager"])
+    plan = plan_model(Query(GRAPH, PROFILE, Source("m:f")), TWO, ["eager"])
     found: Any = SimpleNamespace(traced=SimpleNamespace(graph=GRAPH), profile=PROFILE, plan=plan)
     given = Plans(model="m:f", objective="pareto", front=tmp_path / "front", time_limit="3s")
-    rows, files = _front_of_model(given, found, TWO)
+    rows, files = _front_of_model(given, found, TWO, Account(GRAPH))
     assert len(rows) > 1 and [str(path) for path in files] == [row["plan"] for row in rows]
     for row, (path, one) in zip(rows, files.items(), strict=True):
         write_plan(one, GRAPH, path)
@@ -70,7 +73,7 @@ def test_each_plan_of_the_front_has_a_file(tmp_path: Path) -> None:
 
 
 def test_a_bound_says_nothing_of_a_plan_that_is_better() -> None:
-    best = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), Constraints(max_replicas=1), ["eager"])
+    best = plan_model(Query(GRAPH, PROFILE, Source("m:f"), Constraints(max_replicas=1)), TWO, ["eager"])
     assert best.status == "optimal" and best.prediction.gap == 0
     loose = bounded(best, 0.5 * best.prediction.bottleneck_s)
     assert loose.status == "feasible" and loose.prediction.gap == pytest.approx(0.5)
@@ -86,7 +89,7 @@ def test_where_all_cores_are_devices_the_one_that_hands_over_the_answer_pays_for
     here = replace(PROFILE, measured={s: replace(m, provenance=stamp) for s, m in PROFILE.measured.items()})
     links = [Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2) if b != HOST]
     here = here.with_links([*links, *(Link(d.name, HOST, 0, 0, 0, 0.5, 0, cold_receive_s=0.75) for d in TWO.devices)])
-    plan = plan_model(GRAPH, TWO, here, Source("m:f"), Constraints(num_stages=2, max_replicas=1), ["eager"])
+    plan = plan_model(Query(GRAPH, here, Source("m:f"), Constraints(num_stages=2, max_replicas=1)), TWO, ["eager"])
     assert [stage.load_s for stage in plan.stages] == [2, 2 + hosts_s] and plan.status == "optimal"
     assert moved_s(plan, GRAPH, TWO, here) == [0, hosts_s]
     assert f"({hosts_s * 1000:.2f} ms of it is the host's work, because the host has no core of its own)" in (
@@ -101,7 +104,7 @@ def test_a_link_of_the_machine_file_counts_in_place_of_a_measured_one() -> None:
     wanted = Constraints(num_stages=2, max_replicas=1)
     slow = TWO.with_links(Link(a, b, 0, 5.0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1"), 2))
     loads = [
-        sorted(stage.load_s for stage in plan_model(GRAPH, here, measured, Source("m:f"), wanted, ["eager"]).stages)
+        sorted(stage.load_s for stage in plan_model(Query(GRAPH, measured, Source("m:f"), wanted), here, ["eager"]).stages)
         for here in (TWO, slow)
     ]
     assert loads[1] != loads[0] and max(loads[1]) >= 5 > max(loads[0])
@@ -112,18 +115,18 @@ def test_who_takes_a_value_over_a_cut_pays_what_that_costs_its_backend() -> None
     here = PROFILE.with_links(Link(a, b, 0, 0, 0, 0, 0) for a, b in permutations(("cpu:0", "cpu:1", HOST), 2))
     cut = {s: replace(m, cut_s_per_byte=per_byte[s.device]) for s, m in here.measured.items()}
     wanted = Constraints(num_stages=2, max_replicas=1)
-    plan = plan_model(GRAPH, TWO, here, Source("m:f"), wanted, ["eager"])
+    plan = plan_model(Query(GRAPH, here, Source("m:f"), wanted), TWO, ["eager"])
     priced = replace(here, measured=cut)
     moves = dict(zip([stage.devices[0] for stage in plan.stages], moved_s(plan, GRAPH, TWO, priced), strict=True))
     assert moves == {name: 32 * per_byte[name] if name == plan.stages[1].devices[0] else 0 for name in moves}
     assert moved_s(plan, GRAPH, TWO, here) == [0, 0]
-    free = plan_model(GRAPH, TWO, priced, Source("m:f"), wanted, ["eager"])
+    free = plan_model(Query(GRAPH, priced, Source("m:f"), wanted), TWO, ["eager"])
     assert free.prediction.bottleneck_s == 2 and free.stages[1].devices == ("cpu:0",)
 
 
 def test_at_most_so_many_stages() -> None:
     wanted = Constraints(max_replicas=1, max_stages=1)
-    plan = plan_model(GRAPH, TWO, PROFILE, Source("m:f"), wanted.verify(GRAPH, TWO), ["eager"])
+    plan = plan_model(Query(GRAPH, PROFILE, Source("m:f"), wanted.verify(GRAPH, TWO)), TWO, ["eager"])
     assert len(plan.stages) == 1 and plan.status == "optimal"
     with pytest.raises(UsageError, match="num_stages 2 is above max_stages 1"):
         Constraints(num_stages=2, max_stages=1).verify(GRAPH, TWO)
@@ -156,7 +159,7 @@ def partly() -> Profile:
 )
 def test_what_a_backend_refuses_becomes_a_stage_of_another_one(constraints: Constraints, stages: list[tuple[str, ...]]) -> None:
     profile = partly()
-    plan = plan_model(GRAPH, TWO, profile, Source("m:f"), constraints, ["onnxruntime", "eager"]).verify(GRAPH, TWO)
+    plan = plan_model(Query(GRAPH, profile, Source("m:f"), constraints), TWO, ["onnxruntime", "eager"]).verify(GRAPH, TWO)
     assert [stage.ops for stage in plan.stages] == stages
     assert all(stage.backend == "eager" for stage in plan.stages if set(stage.ops) & set(REFUSED))
     assert {stage.backend for stage in plan.stages} == ({"eager"} if len(stages) == 1 else {"eager", "onnxruntime"})
@@ -178,16 +181,16 @@ SLOW_LINKS = [Link(a, b, 0, 0.5, 0, 0.5, 0) for a in ("cpu:0", "cpu:1") for b in
 def test_no_demand_is_broken_by_the_stages_of_a_second_backend(constraints: Constraints, message: str) -> None:
     machine = TWO.with_links(SLOW_LINKS)
     with pytest.raises(InfeasibleError, match=message):
-        plan_model(GRAPH, machine, partly(), Source("m:f"), constraints, ["onnxruntime"])
+        plan_model(Query(GRAPH, partly(), Source("m:f"), constraints), machine, ["onnxruntime"])
     with pytest.raises(InfeasibleError):
-        plan_front(GRAPH, machine, partly(), Source("m:f"), constraints, ["onnxruntime"], time_limit_s=1)
+        plan_front(Query(GRAPH, partly(), Source("m:f"), constraints, time_limit_s=1), machine, ["onnxruntime"])
 
 
 def test_a_latency_limit_is_of_the_whole_request_not_of_its_first_microbatch() -> None:
     source = Source("m:f", batch=4)
     with pytest.raises(InfeasibleError, match=r"in microbatches of 1 that .* takes it 10.00 s, and at most 5.00 s"):
-        plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=5.0), ["eager"], microbatch=1)
-    plan = plan_model(GRAPH, TWO, PROFILE, source, Constraints(max_latency_s=10.1), ["eager"], microbatch=1)
+        plan_model(Query(GRAPH, PROFILE, source, Constraints(max_latency_s=5.0), microbatch=1), TWO, ["eager"])
+    plan = plan_model(Query(GRAPH, PROFILE, source, Constraints(max_latency_s=10.1), microbatch=1), TWO, ["eager"])
     assert plan.prediction.latency_s <= 10.1
 
 
@@ -195,12 +198,12 @@ def test_devices_that_have_no_backend_in_common_are_not_replicas_of_one_stage() 
     other = Profile.given(GRAPH, {(n, "cpu:1"): 1.0 for n in NAMES}, backend="onnxruntime")
     here = {setting: one for setting, one in PROFILE.measured.items() if setting.device == "cpu:0"}
     apart = replace(PROFILE, measured={**here, **other.measured})
-    plan = plan_model(GRAPH, TWO, apart, Source("m:f"), Constraints(), ["eager", "onnxruntime"])
+    plan = plan_model(Query(GRAPH, apart, Source("m:f")), TWO, ["eager", "onnxruntime"])
     assert [stage.devices for stage in plan.stages] == [("cpu:0",), ("cpu:1",)] and plan.status == "optimal"
 
 
 def test_a_plan_is_predicted_by_its_own_stages_where_newer_ones_contradict_them() -> None:
-    whole, halves = (plan_model(GRAPH, TWO, PROFILE, Source("m", 1), Constraints(num_stages=n), ["eager"]) for n in (1, 2))
+    whole, halves = (plan_model(Query(GRAPH, PROFILE, Source("m", 1), Constraints(num_stages=n)), TWO, ["eager"]) for n in (1, 2))
     profile = PROFILE
     for plan, seconds in ((whole, 5.0), (halves, 6.0)):
         for stage, setting in plan.workers:
