@@ -1,1 +1,12 @@
-"""What the commands do: one function of an options value each."""
+"""What the commands do: one function of an options value each, which ``cli`` calls.
+
+::
+
+    options, exchangeoptions, bundleoptions   the options of each command: flags, keys of an options file, and help
+    flags, flagfaults, configfile             flags become options; faults are found before any work is done
+    machines, console, report, reasons        the machine that a command is given; how results and failures are shown
+    measuring     devices, profile            searching      search
+    running       run, auto, report, export   workloadfiles  search and evaluate a planner's workload file
+    evaluating    evaluate                    placing        annotate, memory
+    bundles       bundle                      watching       status, run --watch
+"""
