@@ -89,14 +89,18 @@ class Delays:
     @cached_property
     def _class_tables(self) -> tuple[Floats, Floats, Floats]:
         """The tables between two devices of two classes; all such pairs of devices cost the same."""
-        classes = self.problem.device_classes
-        one = [members[0] for members in classes]
-        tables = [table[np.ix_(one, one)] for table in self._tables]
-        for k, members in enumerate(classes):
-            for table, whole in zip(tables, self._tables, strict=True):
-                table[k, k] = whole[members[0], members[1]] if len(members) > 1 else 0.0
-            tables[2][k, k] += 0.0 if len(members) > 1 else inf
+        tables = [by_class(self.problem, table) for table in self._tables]
+        alone = [k for k, members in enumerate(self.problem.device_classes) if len(members) == 1]
+        tables[2][alone, alone] = inf
         return tables[0], tables[1], tables[2]
+
+
+def by_class(problem: Problem, table: Floats) -> Floats:
+    """A table of devices as one of classes, with two devices of one class on the diagonal; 0 there if a class has only one."""
+    ends = [(members[0], members[-1]) for members in problem.device_classes]
+    found = table[np.ix_([one for one, _ in ends], [one for one, _ in ends])]
+    np.fill_diagonal(found, [table[one, other] if one != other else 0.0 for one, other in ends])
+    return found
 
 
 def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tuple[int, float]] | None = None) -> float:
@@ -114,11 +118,7 @@ def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tupl
             ``other``.
     """
     firsts = [members[0] for members in problem.device_classes]
-    caps = problem.memory_bytes[firsts]
-    binds = np.isfinite(caps) & (caps * (1 + TOLERANCE) < problem.op_bytes.sum()) & (delays.max_replicas == 1)
-    step = max(float(caps[binds].max()) / BYTE_STEPS, 1e-300) if binds.any() else inf
-    size = np.floor(problem.op_bytes / step).astype(np.int64)
-    most = np.where(binds, np.floor(np.where(binds, caps, 0.0) * (1 + TOLERANCE) / step), 0).astype(np.int64)
+    binds, size, most = byte_steps(problem, delays.max_replicas)
     ends: list[Floats] = []
     least_s, last_s = np.zeros(problem.num_ops), 0.0
     before: list[list[int]] = [[] for _ in range(problem.num_ops)]
@@ -143,6 +143,18 @@ def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tupl
         out_s = delays.between(op, HOST)[firsts, 0] if (op, HOST) in delays.edges else 0.0
         last_s = max(last_s, float((end_s[:, -1] + out_s).min()))
     return last_s
+
+
+def byte_steps(problem: Problem, max_replicas: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """Bytes as whole steps, rounded down: the classes whose cap binds, the steps of each op, and of the cap of each class.
+
+    No cap binds where blocks may have replicas. The cap of a class whose cap does not bind is 0 steps.
+    """
+    caps = problem.memory_bytes[[members[0] for members in problem.device_classes]]
+    binds = np.isfinite(caps) & (caps * (1 + TOLERANCE) < problem.op_bytes.sum()) & (max_replicas == 1)
+    step = max(float(caps[binds].max()) / BYTE_STEPS, 1e-300) if binds.any() else inf
+    most = np.floor(np.where(binds, caps, 0.0) * (1 + TOLERANCE) / step)
+    return binds, np.floor(problem.op_bytes / step).astype(np.int64), most.astype(np.int64)
 
 
 def _shifted(ends_s: Floats, size: int, binds: NDArray[np.bool_]) -> Floats:

@@ -26,6 +26,8 @@ CP-SAT gets the rest where there are not too many ops for it.
 LONG_PROOF_SHARE = 0.8
 """Share of the time left for chains over all orders where no walks follow."""
 MOST_WALKS = 1000
+SOONEST_SHARE = 0.1
+"""Share of the time left for chains where latency is the objective; the rest is for plans that are not chains."""
 FEW_PLACES = 200
 """Items times devices up to which CP-SAT, which proves, gets the time of the walks."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
@@ -64,6 +66,9 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         improve_interleaved(incumbent, items, weights, deadline)
         return
     usage = usage_of(items, demands) or sequence_usage(items, demands, _by_speed(items))
+    if demands.objective == "latency":
+        _offer_soonest(incumbent, items, usage, weights, monotonic() + SOONEST_SHARE * (deadline - monotonic()))
+        return
     bound_s = bounds.compute_bound_s(items, demands, weights)
     chain = linear.best_chain(items, demands, usage, weights, bound_s, incumbent.objective_s, deadline)
     if chain is not None:
@@ -88,6 +93,15 @@ def _prove_compute(incumbent: Incumbent, items: Items, weights: Floats) -> None:
     bound_s = bounds.compute_bound_s(items, incumbent.demands, weights)
     if isfinite(bound_s):
         incumbent.prove(bound_s, "compute bound")
+
+
+def _offer_soonest(incumbent: Incumbent, items: Items, usage: Usage, weights: Floats, deadline: float) -> None:
+    """Chains along single orders through which a sample passes in the least time, its blocks one after the other."""
+    delay_s = float(incumbent.problem.transfers.latency_s[:HOST, :HOST].max())
+    for order in linear.topological_orders(items):
+        found = latency_limited.soonest_chain(items, incumbent.demands, usage, weights, order, inf, delay_s, deadline)
+        if found is not None:
+            incumbent.offer(chain_blocks(items, found), "soonest chains")
 
 
 def _hold_latency_limit(incumbent: Incumbent, items: Items, usage: Usage, weights: Floats, deadline: float) -> None:

@@ -6,5 +6,6 @@ order_annealing     annealing over orders of the ops and their devices, compiled
 row_annealing       annealing over rows of blocks by the true evaluator, where rules are more than an order and caps
 evaluation          the latency of a row of blocks, compiled
 segments            a bound from the parts between forks and joins, each by its work or by ``timetable``
+necks               a bound from the bytes of all ops between two ops that every path passes
 timetable           job-shop scheduling by CP-SAT, whose optimum is a bound on the latency of a part
 """

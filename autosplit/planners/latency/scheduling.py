@@ -43,7 +43,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     search.report(incumbent)
     if not incumbent.closed:
         until = monotonic() + PROOF_SHARE * (deadline - monotonic())
-        bound_s = segment_bound_s(forced.problem, demands.max_replicas, until, incumbent.seed)
+        bound_s = segment_bound_s(forced.problem, demands.max_replicas, until, incumbent.seed, incumbent.objective_s)
         incumbent.prove(bound_s, "parts between forks and joins")
     if not incumbent.closed:
         _anneal(incumbent, search, forced, deadline)

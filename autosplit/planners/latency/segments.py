@@ -6,7 +6,7 @@ proves more of small segments, whose branches run in turn where transfers cost m
 Segments may contain others; a path takes the dearer one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from time import monotonic
@@ -18,6 +18,7 @@ from autosplit.costs.cost import most_s
 from autosplit.costs.problem import Net, Problem
 from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.delays import Delays, critical_path_s, readers_of
+from autosplit.planners.latency.necks import neck_bound_s
 from autosplit.planners.latency.timetable import shortest_schedule_s
 
 MOST_OPS = 2000
@@ -30,14 +31,15 @@ LONGER = 1.001
 """A segment counts if all its ops in turn take at least this many times as long as its longest path."""
 
 
-def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: int = 0) -> float:
-    """No schedule of one sample is shorter, in seconds.
+def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: int = 0, limit_s: float = inf) -> float:
+    """No schedule of one sample that takes less than ``limit_s`` is shorter, in seconds.
 
     Args:
         problem: the ops in topological order.
         max_replicas: of a block; transfers are as cheap as the cheapest of them.
         deadline: in seconds of ``time.monotonic``; segments that are not proved by then count as their work or longest path.
         seed: of the solver.
+        limit_s: schedules that take longer do not count.
     """
     firsts = [members[0] for members in problem.device_classes]
     work_s, counts = problem.compute_s[:, firsts], np.array([float(len(members)) for members in problem.device_classes])
@@ -46,7 +48,11 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
     delays = Delays(problem, max_replicas)
     lengths: dict[int, tuple[int, float]] = {}
     parts = []
-    for fork, goal, inside in _segments(problem):
+    segments = _segments(problem)
+    for fork, inside in segments.items():
+        goal = inside[-1]
+        if len(inside) <= 3:
+            continue
         lengths[fork] = goal, work_bound_s(work_s[inside[1:-1]], counts) + float(work_s[goal].min())
         if len(inside) <= MOST_INSIDE:
             part = _part(problem, inside)
@@ -60,16 +66,17 @@ def segment_bound_s(problem: Problem, max_replicas: int, deadline: float, seed: 
         if key not in known:
             left_s = (deadline - monotonic()) / (len(parts) - number)
             one_device_s = float(part.compute_s.sum(axis=0).min())
-            limit_s = one_device_s if one_device_s < inf else most_s(part)
+            most_seconds = one_device_s if one_device_s < inf else most_s(part)
             whole = max_replicas == 1 and not problem.overlap
-            bound_s = shortest_schedule_s(part, Delays(part, max_replicas), limit_s, least_s, left_s, seed, busy=whole)
-            known[key] = max(least_s, min(bound_s, limit_s))
+            bound_s = shortest_schedule_s(part, Delays(part, max_replicas), most_seconds, least_s, left_s, seed, busy=whole)
+            known[key] = max(least_s, min(bound_s, most_seconds))
         lengths[fork] = goal, known[key]
-    return max(critical_path_s(problem, delays, lengths), work_bound_s(work_s, counts))
+    path_s = max(critical_path_s(problem, delays, lengths), neck_bound_s(problem, delays, segments, lengths, limit_s))
+    return max(path_s, work_bound_s(work_s, counts))
 
 
-def _segments(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
-    """Each fork, the op at which its branches meet, and both with all ops between them, in order; at least four ops.
+def _segments(problem: Problem) -> dict[int, list[int]]:
+    """Each op to all ops from it to the one at which its branches meet, both included, in order.
 
     Ops after which there is no work are left out: many graphs have ends that take no time.
     """
@@ -78,16 +85,17 @@ def _segments(problem: Problem) -> Iterator[tuple[int, int, list[int]]]:
     for op in reversed(range(problem.num_ops)):
         after[op] = [reader for reader in after[op] if works[reader]]
         works[op] = works[op] or bool(after[op])
+    found = {}
     for fork, goal in enumerate(meeting_ops(after)):
-        if len(after[fork]) < 2 or goal == problem.num_ops:
+        if goal == problem.num_ops:
             continue
         inside, waiting = {fork, goal}, [fork]
         while waiting:
             fresh = set(after[waiting.pop()]) - inside
             inside |= fresh
             waiting += fresh
-        if len(inside) > 3:
-            yield fork, goal, sorted(inside)
+        found[fork] = sorted(inside)
+    return found
 
 
 def meeting_ops(after: Sequence[Sequence[int]]) -> list[int]:
