@@ -26,6 +26,11 @@ MAX_CHOICES, MAX_PROVING = 9, 27
 """Most choices of one backend for each device that the planner is asked for, and most where asking for all proves a plan."""
 
 
+LEAST_GAIN = 0.01
+"""Share of the time of a block that each further stage in it has to save. Op times are first guesses, so the least of several is
+too low: without a margin, backends that are level take turns op by op, and each turn is a stage with a hand-over."""
+
+
 @dataclass(frozen=True)
 class Backends:
     """The backends that the devices of a machine may run.
@@ -108,7 +113,10 @@ class Backends:
         return rows if rows[0] != rows[1] else rows[:1]
 
     def _ways(self, block: Block) -> list[list[Block]]:
-        """The block on its cheapest backend, and on several if that takes less; nothing if no backend is on all its devices."""
+        """The block on its cheapest backend, and on several if each change of backend saves ``LEAST_GAIN`` of its time.
+
+        Nothing if no backend is on all devices of the block.
+        """
         found = [{self.settings[k].backend: k for k in self.groups[device]} for device in block.devices]
         shared = [backend for backend in found[0] if all(backend in there for there in found)]
         if not shared:
@@ -124,8 +132,9 @@ class Backends:
         best = min((usual[:, k] for k in whole), key=lambda labels: _cost(compute_s, enter_s, change_s, labels))
         ways = [self._parts(ops, best, places)]
         if self.mixed:
-            labels = _cheapest(compute_s, enter_s, change_s)
-            if _cost(compute_s, enter_s, change_s, labels) < _cost(compute_s, enter_s, change_s, best):
+            best_s = _cost(compute_s, enter_s, change_s, best)
+            labels = _cheapest(compute_s, enter_s, change_s + LEAST_GAIN * best_s)
+            if _cost(compute_s, enter_s, change_s, labels) < best_s:
                 ways.append(self._parts(ops, labels, places))
         return ways
 
