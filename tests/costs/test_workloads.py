@@ -13,6 +13,7 @@ from autosplit.costs.cost import evaluate
 from autosplit.costs.problem import Block
 from autosplit.costs.workloads import parse_dnn_partitioning, parse_pipedream, read_split, read_workload
 from autosplit.errors import InfeasibleError, PlanError, UsageError
+from autosplit.planners.items import contract
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 
@@ -447,3 +448,34 @@ def test_replicas_of_a_training_profile_synchronise_their_weights():
     assert solution.status == "optimal" and solution.objective_s == pytest.approx(9.0)
     inference = parse_pipedream(PROFILE.replace("=5.0", "=0").replace("=0.500", "=0"), "tiny", 2, 1e6)
     assert inference.sync_s_per_byte == 0.0
+
+
+# Kind, ms forward and backward, bytes of the output and of the weights: a net like AlexNet, whose loader takes longest.
+CONVOLUTIONS = [
+    ("Input", 636.0, 0.0, 154e6, 0),
+    ("Conv2d", 22.3, 6.4, 198e6, 93e3),
+    ("ReLU", 0.8, 0.7, 198e6, 0),
+    ("MaxPool2d", 0.8, 1.1, 48e6, 0),
+    ("Conv2d", 3.1, 5.6, 143e6, 1.2e6),
+    ("MaxPool2d", 0.6, 0.9, 33e6, 0),
+    ("Conv2d", 3.3, 6.6, 66e6, 2.7e6),
+    ("Conv2d", 4.4, 7.2, 44e6, 3.5e6),
+    ("MaxPool2d", 0.4, 0.3, 9e6, 0),
+    ("Linear", 1.7, 3.1, 4e6, 151e6),
+    ("Linear", 0.5, 0.5, 1e6, 16e6),
+]
+
+
+@pytest.mark.parametrize(("overlap", "slowest_ms"), [(True, 28.7), (False, 28.7 + 1.5 + 1.9 + 2 * 48e6 / 25e6)])
+def test_a_pipedream_profile_of_convolutions_is_as_slow_as_its_first_one(overlap, slowest_ms):
+    """The second device cannot take the first convolution's output of 198 MB in less, unless transfers take no time."""
+    text = "".join(
+        f"node{number} -- {kind} -- forward_compute_time={forward}, backward_compute_time={backward}, "
+        f"activation_size={activation}, parameter_size={weights}\n"
+        for number, (kind, forward, backward, activation, weights) in enumerate(CONVOLUTIONS)
+    )
+    text += "".join(f"\tnode{number} -- node{number + 1}\n" for number in range(len(CONVOLUTIONS) - 1))
+    problem = parse_pipedream(text, "convolutions", num_devices=4, bytes_per_s=25e9, overlap=overlap)
+    assert contract(problem, Demands()).num_items < problem.num_ops
+    solution = solve(problem, time_limit_s=2.0)
+    assert solution.status == "optimal" and solution.objective_s == pytest.approx(slowest_ms)
