@@ -396,6 +396,19 @@ def test_resident_bytes_grow_with_what_is_touched() -> None:
         assert resident_bytes() - before > 24 << 20
 
 
+def test_a_mapped_file_of_data_counts_as_held_until_the_peak_begins_anew(tmp_path: Path) -> None:
+    size = 32 << 20
+    (tmp_path / "weights").write_bytes(b"1" * size)
+    reset_peak(os.getpid())
+    before = memory_held(os.getpid()).held_bytes
+    with (tmp_path / "weights").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        sum(data[::4096])
+        assert abs(memory_held(os.getpid()).held_bytes - before - size) < size // 4
+    assert abs(memory_held(os.getpid()).held_bytes - before - size) < size // 4
+    reset_peak(os.getpid())
+    assert abs(memory_held(os.getpid()).held_bytes - before) < size // 4
+
+
 def test_the_peak_of_a_process_begins_anew() -> None:
     reset_peak(os.getpid())
     before = peak_bytes(os.getpid())
