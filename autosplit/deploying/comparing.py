@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from autosplit.backends.base import has_streams, installed
 from autosplit.deploying.compiling import compile_baselines
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.halving import Rounds
 from autosplit.deploying.screening import LOADING_TIME, MOST_BESIDE, Contest, by_promise
 from autosplit.deploying.setup import BUDGET, SETUP, Budget, Setup
@@ -149,7 +150,12 @@ def compare(
         distinct, same_as = _distinct(_counted(plans, subjects, machine))
         late_s, told = begun_s + LOADING_TIME * budget.compare_s, between(progress, 0.0, LOADING_SHARE)
         reasons |= contest.load(distinct, {size: traced for size, (traced, _) in subjects.items()}, late_s, told)
-        for entry in bench.loaded.values():
+        footprints = Footprints(machine, setup.workspace)
+        for name, entry in bench.loaded.items():
+            if name != PLAN:  # what the plan holds was measured before
+                subject = subjects[entry.plan.microbatch]
+                footprints.note(subject[0], entry.plan, entry.pipeline.stats().stages)
+                entry.plan = footprints.account(*subject).counted(entry.plan)
             entry.restart()
         kept = {PLAN} if bench.loaded[PLAN].slow else {PLAN, keep}
         barred = {name for name, e in bench.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}

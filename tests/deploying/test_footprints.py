@@ -14,11 +14,12 @@ from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.devices.limits import usable_cores
 from autosplit.errors import DeviceError, PlanError
 from autosplit.memory.stages import count, footprints_of, with_footprints
-from autosplit.planning.baselines import Baselines
+from autosplit.planning.baselines import Baselines, unmet_demands
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
+from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage, held_on
 from autosplit.values.profile import Profile
@@ -70,6 +71,19 @@ def test_a_stage_is_measured_once_and_then_counts_as_it_was_measured(traced: Tra
     assert footprints.footprint(traced, plan, plan.stages[0]) is found  # what was measured first stays
     again = Profile.from_dict(with_footprints(profile, footprints.of(traced)).to_dict())
     assert count(traced.graph, plan, values_of(traced), footprints_of(again)) == measured
+
+
+def test_a_baseline_that_ran_counts_as_it_was_measured_and_is_unfit_beyond_a_cap(traced: Traced) -> None:
+    machine, plan = Machine.of([parse_device(CORE)]), one_stage(traced, CORE)
+    beside, setup = Baselines({"one device": replace(plan, queue_depth=2)}), Setup(progress=False, store=None)
+    report = compare({1: (traced, None)}, plan, beside, machine, setup=setup, budget=Budget(num_rounds=1, num_requests=8))
+    ran = report.outcomes["one device"].plan
+    [memory] = [stage.memory for stage in ran.stages]
+    assert memory is not None and memory.measured and memory.held_bytes >= traced.graph.weight_bytes
+    assert not unmet_demands(ran, 1.0, traced.graph, machine, Constraints())
+    small = machine.with_memory({CORE: memory.weight_bytes + memory.beside_bytes - 1})
+    [fault] = unmet_demands(ran, 1.0, traced.graph, small, Constraints())
+    assert f"device '{CORE}' would hold" in fault
 
 
 def test_a_cap_that_one_device_cannot_hold_gives_a_plan_that_fits() -> None:
