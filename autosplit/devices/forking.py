@@ -24,8 +24,7 @@ MOST_DESCRIPTORS = 200
 """The kernel takes 253 in one message."""
 
 _PR_SET_PDEATHSIG = 1
-_MALLOPT = ((-3, 1 << 30), (-1, 2**31 - 1), (-2, 64 << 20))
-"""M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: activations are reused instead of faulted in again on each pass."""
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_TOP_PAD = -3, -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +163,26 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 def _run(order: Fork) -> None:
     if order.cores:
         os.sched_setaffinity(0, order.cores)
-    libc: Any = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        for parameter, value in _MALLOPT:
-            libc.mallopt(parameter, value)
+    keep_freed_memory(True)
     if torch := sys.modules.get("torch"):  # its OpenMP has read its environment when it was imported
         torch.set_num_threads(order.threads)
     module, function = order.target.split(":")
     call = getattr(importlib.import_module(module), function)
     with contextlib.suppress(EOFError, ConnectionError):
         call(Connection(order.control))
+
+
+def keep_freed_memory(keep: bool) -> None:
+    """Whether malloc keeps large freed blocks for the next request, as passes need it, or returns them, as loading should.
+
+    A pass whose blocks were returned faults its activations in again. A load whose blocks are kept holds on to all that it
+    needed for a moment, and how much that is depends on where the blocks lie.
+    """
+    libc: Any = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30 if keep else 1 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1 if keep else 1 << 20)
+        libc.mallopt(_M_TOP_PAD, 64 << 20 if keep else 0)
 
 
 def _tie_to(parent: int) -> None:

@@ -396,6 +396,27 @@ def test_resident_bytes_grow_with_what_is_touched() -> None:
         assert resident_bytes() - before > 24 << 20
 
 
+FREED = """
+import ctypes
+from autosplit.devices.forking import keep_freed_memory
+from autosplit.devices.processes import resident_bytes
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+for keep in (False, True):
+    keep_freed_memory(keep)
+    before, block = resident_bytes(), libc.malloc(ctypes.c_size_t(32 << 20))
+    ctypes.memset(block, 1, 32 << 20)
+    libc.free(block)
+    print(resident_bytes() - before >> 20)
+"""
+
+
+def test_freed_memory_is_returned_while_loading_and_kept_for_passes() -> None:
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    returned, kept = map(int, done.stdout.split())
+    assert returned < 2 and kept > 30
+
+
 def test_a_mapped_file_of_data_counts_as_held_until_the_peak_begins_anew(tmp_path: Path) -> None:
     size = 32 << 20
     (tmp_path / "weights").write_bytes(b"1" * size)
