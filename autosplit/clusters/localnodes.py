@@ -9,6 +9,7 @@ import signal
 import string
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -24,7 +25,7 @@ LABEL = "autosplit-host"
 OBJECT_STORE_BYTES = 96 << 20
 """Shared memory of a local node for files on their way; Ray writes what exceeds it to disk."""
 
-START_S = 60.0
+START_S, ENDING_S = 60.0, 20.0
 _ADDRESS = "address of the first node: "
 
 
@@ -51,21 +52,27 @@ def local_nodes(count: int) -> Iterator[str]:
     )
     with keeper, mock.patch.object(constants, "ENABLE_RAY_CLUSTER", new=False):
         assert keeper.stdin is not None and keeper.stdout is not None
-        address = next((line for line in iter(keeper.stdout.readline, "") if line.startswith(_ADDRESS)), "")
-        if not address:
-            raise DeviceError(f"{count} Ray nodes could not be started on this machine within {START_S:.0f} s")
         try:
+            address = next((line for line in iter(keeper.stdout.readline, "") if line.startswith(_ADDRESS)), "")
+            if not address:
+                raise DeviceError(f"{count} Ray nodes could not be started on this machine within {START_S:.0f} s")
             yield address.removeprefix(_ADDRESS).strip()
         finally:
             keeper.stdin.close()
+            try:
+                keeper.wait(ENDING_S)  # after Ctrl-C, the end of the block would not wait
+            except subprocess.TimeoutExpired:
+                os.killpg(keeper.pid, signal.SIGKILL)
 
 
 def keep(count: int) -> None:
-    """The process that keeps local nodes: start them, write the address of the first, and end them once stdin ends.
+    """The process that keeps local nodes: start them, write the address of the first, and end them as soon as stdin ends.
 
     Each node has its share of the cores; where there are fewer cores than nodes, nodes share them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that wants the nodes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
     import ray._private.ray_constants as constants
     from ray.cluster_utils import Cluster
 
@@ -73,11 +80,12 @@ def keep(count: int) -> None:
     constants.ENABLE_RAY_CLUSTER = False
     cores = affinity()
     try:
-        with scratch_folder() as folder:
+        with scratch_folder() as folder, contextlib.ExitStack() as started:
             # Ray writes the address of its newest cluster to a file for ``auto``; that of these nodes must not go there.
             (folder / "ray").mkdir()
             os.environ["RAY_TMPDIR"] = str(folder)
             cluster = Cluster()
+            started.callback(cluster.shutdown)
             for number in range(count):
                 share = cores[number::count] or [cores[number % len(cores)]]
                 os.sched_setaffinity(0, share)  # the processes of the node inherit it
@@ -95,7 +103,11 @@ def keep(count: int) -> None:
             os.sched_setaffinity(0, cores)
             cluster.wait_for_nodes(START_S)
             print(f"{_ADDRESS}{cluster.address}", flush=True)
-            sys.stdin.read()
-            cluster.shutdown()
+            threading.Event().wait()
     finally:
         os.killpg(0, signal.SIGKILL)
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -32,6 +32,7 @@ def opened_machine(given: options.Devices, devices: str | None = None) -> "Itera
 
     if given.machine is not None:
         raise UsageError("devices are given twice, by --cluster and by a machine file; leave one of them out")
+    say(f"cluster {given.cluster}: looking for its nodes")
     with Cluster(given.cluster) as cluster:
         machine = cluster.machine if named is None else cluster.machine.only(name.strip() for name in named.split(","))
         if given.memory is not None:
