@@ -87,7 +87,12 @@ def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setu
 
     machine = _machine(devices, setup)
     if setup.hosts is not None:
-        return setup.hosts.measure(traced, setup.considered, setup.precision)
+        store = measuring.Store(Path(setup.store)) if setup.store is not None else None
+        with shown(setup.progress) as progress:
+            progress("profile", 0.0, "measuring on the hosts")
+            profile = setup.hosts.measure(traced, setup.considered, setup.precision, store, setup.remeasure)
+            progress("profile", 1.0, "done")
+        return profile
     threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
     with shown(setup.progress) as progress:
         return measure_ops(

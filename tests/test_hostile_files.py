@@ -40,7 +40,8 @@ from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import DESCRIBED, load_stage
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.graph import Graph, Op, Value, Weight
-from autosplit.values.machine import Machine, parse_device, shared_memory_link
+from autosplit.values.links import shared_memory_link
+from autosplit.values.machine import Machine, parse_device
 from autosplit.values.machinefile import read_machine
 from autosplit.values.plan import UNKNOWN, Plan, Prediction, Source, Stage
 from autosplit.values.planfile import read_plan, write_plan

@@ -14,11 +14,11 @@ PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
     errors arguments parsing files scratch tables progress
-    values/       graph machine samples machinefile fitting profile constraints explanation plan planfile timeline dot
+    values/       graph links machine samples machinefile fitting profile constraints explanation plan planfile timeline dot
     memory/       lives arena packing offsets slots stages
-    costs/        problem cost simulation schedule workloads
+    costs/        wires problem cost faults simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays
-    planners/     noncontiguous contiguous cpsat latency infeasible portfolio pareto warming
+    planners/     noncontiguous contiguous cpsat latency infeasible wired portfolio pareto warming
     planning/     moduleunits charging predicting baselines backends plans caps recutting explaining peers givensplits
     planning/     splitjudging
     reports/      results outcomes judging runreport accuracy status health

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils import _pytree as pytree
 
+from autosplit.backends.base import installed
 from autosplit.clusters import hostlinks
 from autosplit.clusters.handshake import dial, welcome
 from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
@@ -23,7 +24,7 @@ from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import WorkerError
 from autosplit.measuring import calibration
 from autosplit.measuring.profiler import measure
-from autosplit.measuring.settings import stamps_of, wanted_settings
+from autosplit.measuring.settings import stamps_of
 from autosplit.reports.results import RunStats
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
@@ -32,9 +33,10 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import load_stage
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Device, Link, Machine
+from autosplit.values.links import Link, Wire
+from autosplit.values.machine import Device, Machine
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Precision, Provenance
+from autosplit.values.samples import Precision, Provenance, Setting
 
 SEGMENT, PURPOSE, SENDER = "segment", "purpose", "sender"
 """Keys of the greeting of a connection."""
@@ -59,7 +61,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a host tells of itself: its address, where its agent listens, its devices, and what it is."""
+    """What a host tells of itself: its address, where its agent listens, its devices, and for each backend what it is."""
 
     name: str
     address: str
@@ -67,7 +69,12 @@ class HostFacts:
     pid: int
     devices: tuple[Device, ...]
     memory_bytes: int
-    provenance: Provenance
+    stamps: Mapping[str, Provenance]
+
+    @property
+    def provenance(self) -> Provenance:
+        """What a measurement made here depends on, beside its backend."""
+        return next(iter(self.stamps.values()))
 
 
 class Agent:
@@ -92,11 +99,13 @@ class Agent:
         """What this host is."""
         prepare_to_spawn()
         machine = discover()
-        stamp = next(iter(stamps_of(machine, wanted_settings(machine, ("eager",), None, "f32")[0], "f32").values()))
-        cores = affinity()
-        stamp = replace(stamp, calibration_s=calibration.kernel_s(cores[:1]))
+        kernel_s = calibration.kernel_s(affinity()[:1])
+        settings = [Setting(machine.devices[0].name, backend, 1) for backend in installed()]
+        stamps = {
+            one.backend: replace(stamp, calibration_s=kernel_s) for one, stamp in stamps_of(machine, settings, "f32").items()
+        }
         return HostFacts(
-            self._name, self._address[0], self._address[1], os.getpid(), machine.devices, memory_limit_bytes(), stamp
+            self._name, self._address[0], self._address[1], os.getpid(), machine.devices, memory_limit_bytes(), stamps
         )
 
     def measure(
@@ -111,9 +120,13 @@ class Agent:
         threads = {device.name: sorted({1, max(1, len(device.cores))}, reverse=True) for device in machine.devices}
         return measure(traced, machine, backends, threads=threads, precision=precision)
 
-    def link_to(self, name: str, address: tuple[str, int]) -> Link:
+    def link_to(self, name: str, address: tuple[str, int]) -> tuple[Link, Wire]:
         """Measure the connection to another host."""
         return hostlinks.measure_link(self._name, name, dial(address, self._secret, {PURPOSE: PROBE, SENDER: self._name}))
+
+    def flood(self, address: tuple[str, int]) -> float:
+        """Bytes a second to another host."""
+        return hostlinks.flood(dial(address, self._secret, {PURPOSE: PROBE, SENDER: self._name}))
 
     def missing(self, hashes: Sequence[str]) -> list[str]:
         """The files that did not come here yet, by content hash."""

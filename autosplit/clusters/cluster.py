@@ -8,6 +8,7 @@ from autosplit.clusters import hostprofile
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.remote import HostsPipeline
 from autosplit.clusters.replanning import Replanner
+from autosplit.measuring.store import Store
 from autosplit.running.pipeline import Pipeline
 from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
@@ -25,9 +26,11 @@ class Cluster(Fleet):
             y = model(x)
     """
 
-    def measure(self, traced: Traced, backends: Sequence[str], precision: Precision) -> Profile:
+    def measure(
+        self, traced: Traced, backends: Sequence[str], precision: Precision, store: Store | None = None, remeasure: bool = False
+    ) -> Profile:
         """Profile a model on all hosts: see ``hostprofile.measure``."""
-        return hostprofile.measure(traced, self, backends, precision)
+        return hostprofile.measure(traced, self, backends, precision, store, remeasure)
 
     def opener(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None

@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,8 @@ from autosplit.clusters.handshake import dial
 from autosplit.clusters.raynodes import ASK_S, Agents, connected
 from autosplit.errors import AutosplitError, DeviceError
 from autosplit.files import content_hash, file_hash
-from autosplit.values.machine import HOST, Link, Machine
+from autosplit.values.links import Link, Wire
+from autosplit.values.machine import HOST, Machine
 
 ENDING_S = 5.0
 NUM_READINGS = 5
@@ -54,7 +56,7 @@ class Fleet:
             names = [node.name for node in nodes]
             self.hosts |= dict(zip(names, self._agents.ask([(name, "facts") for name in names]), strict=True))
             self._require_equal_torch()
-            self._links = self._measure_links()
+            self._links, self._wires = self._measure_network()
             self._opened = opened.pop_all()
 
     @property
@@ -67,7 +69,7 @@ class Fleet:
             for device in facts.devices
         ]
         names = {HOST, *(facts.name for facts in alive)}
-        return Machine.of(devices, [link for link in self._links if {link.source, link.target} <= names])
+        return Machine.of(devices, [link for link in self._links if {link.source, link.target} <= names], self._wires)
 
     @property
     def lost(self) -> Mapping[str, str]:
@@ -162,12 +164,25 @@ class Fleet:
                 f"the hosts have different versions of torch: {found}. Stages of one model need one version everywhere."
             )
 
-    def _measure_links(self) -> list[Link]:
-        """The links between this machine and each host, and of each ordered pair of hosts, one after the other."""
-        found = []
+    def _measure_network(self) -> tuple[list[Link], list[Wire]]:
+        """The latency of each ordered pair of hosts, one after the other, and the wires: each host sends to all others at once.
+
+        Nothing listens here, so what comes from a host takes as long as what goes there.
+        """
+        links, pairs = list[Link](), dict[tuple[str, str], Wire]()
         for name in self.hosts:
-            link = hostlinks.measure_link(HOST, name, dial(self.address(name), self.secret, {PURPOSE: PROBE, SENDER: HOST}))
-            found += [link, replace(link, source=name, target=HOST)]
+            link, wire = hostlinks.measure_link(HOST, name, self._probe(name))
+            links += [link, replace(link, source=name, target=HOST)]
+            pairs |= {(HOST, name): wire, (name, HOST): Wire(f"{name} to {HOST}", (name,), (HOST,), wire.s_per_byte)}
         for source, target in permutations(self.hosts, 2):
-            found += self.ask([(source, "link_to", target, self.address(target))])
-        return found
+            [(link, pairs[source, target])] = self.ask([(source, "link_to", target, self.address(target))])
+            links.append(link)
+        sent_per_s, taken_per_s = {}, {}
+        for name in self.hosts if len(self.hosts) > 2 else ():
+            others = [other for other in self.hosts if other != name]
+            sent_per_s[name] = sum(self.ask([(name, "flood", self.address(other)) for other in others]))
+            taken_per_s[name] = sum(self.ask([(other, "flood", self.address(name)) for other in others]))
+        return links, hostlinks.cards(pairs, sent_per_s, taken_per_s)
+
+    def _probe(self, host: str) -> socket.socket:
+        return dial(self.address(host), self.secret, {PURPOSE: PROBE, SENDER: HOST})

@@ -1,17 +1,19 @@
-"""Measure the connection between two hosts: its latency and its bandwidth, on the transport that carries tensors.
+"""Measure the connections between hosts: latency and bandwidth of each, and what a host's card carries over all of them.
 
 One end sends a payload, the other answers with a word once all of it is there. The time of a round trip is fitted as a fixed
-part and a part per byte. Half of the fixed part is the latency of one way.
+part and a part per byte. Half of the fixed part is the latency of one way. Connections that are flooded side by side tell what
+they share.
 """
 
 import socket
 import struct
 import time
+from collections.abc import Mapping
 
 import numpy as np
 
 from autosplit.clusters.frames import SILENCE_S, receive_into
-from autosplit.values.machine import Link
+from autosplit.values.links import Link, Wire
 
 SIZES_BYTES = (4096, 65536, 1 << 20, 4 << 20)
 NUM_TRIPS, PAIR_S = 15, 0.25
@@ -21,10 +23,10 @@ _WORD = struct.Struct("<Q")
 _END = 0
 
 
-def measure_link(source: str, target: str, sock: socket.socket) -> Link:
-    """The link from this host to the other end of a connection, which is closed then.
+def measure_link(source: str, target: str, sock: socket.socket) -> tuple[Link, Wire]:
+    """The latency from this host to the other end of a connection, which is closed then, and the wire between the two.
 
-    Returns: a link whose sender is busy for the bytes and whose receiver is not: the other host's agent takes them.
+    The bytes occupy neither device: the agents of the hosts send and take them.
     """
     with sock:
         sock.settimeout(SILENCE_S)
@@ -33,7 +35,46 @@ def measure_link(source: str, target: str, sock: socket.socket) -> Link:
         sock.sendall(_WORD.pack(_END))
     s_per_byte, fixed_s = np.polyfit(SIZES_BYTES, trips_s, 1, w=1 / np.asarray(trips_s))
     latency_s = float(max(1e-6, min(fixed_s, trips_s[0]))) / 2
-    return Link(source, target, latency_s, 0.0, max(1e-12, float(s_per_byte)), 0.0, 0.0)
+    wire = Wire(f"{source} to {target}", (source,), (target,), max(1e-12, float(s_per_byte)))
+    return Link(source, target, latency_s, 0.0, 0.0, 0.0, 0.0), wire
+
+
+def flood(sock: socket.socket) -> float:
+    """Bytes a second that the other end of a connection takes, which is closed then."""
+    with sock:
+        sock.settimeout(SILENCE_S)
+        payload, word = memoryview(bytes(SIZES_BYTES[-1])), memoryview(bytearray(_WORD.size))
+        num_bytes, begun_s = 0, time.perf_counter()
+        while num_bytes == 0 or time.perf_counter() - begun_s < PAIR_S:
+            sock.sendall(_WORD.pack(len(payload)))
+            sock.sendall(payload)
+            receive_into(sock, word)
+            num_bytes += len(payload)
+        elapsed_s = time.perf_counter() - begun_s
+        sock.sendall(_WORD.pack(_END))
+    return num_bytes / elapsed_s
+
+
+def cards(pairs: Mapping[tuple[str, str], Wire], sent_per_s: Mapping[str, float], taken_per_s: Mapping[str, float]) -> list[Wire]:
+    """The wires of a cluster: the card of each host, one for each direction, and the pairs that are slower than their cards.
+
+    Args:
+        pairs: the wire of each ordered pair of hosts, measured alone.
+        sent_per_s: bytes a second that a host sends over all its connections at once.
+        taken_per_s: bytes a second that a host takes over all its connections at once.
+    """
+    hosts = tuple(dict.fromkeys(host for pair in pairs for host in pair))
+    found = {}
+    for host in hosts:
+        out = min([wire.s_per_byte for pair, wire in pairs.items() if pair[0] == host] + _each_s(sent_per_s.get(host)))
+        into = min([wire.s_per_byte for pair, wire in pairs.items() if pair[1] == host] + _each_s(taken_per_s.get(host)))
+        found[host] = Wire(f"{host} sends", (host,), hosts, out), Wire(f"{host} receives", hosts, (host,), into)
+    slower = [w for (a, b), w in pairs.items() if w.s_per_byte > max(found[a][0].s_per_byte, found[b][1].s_per_byte)]
+    return [wire for card in found.values() for wire in card] + slower
+
+
+def _each_s(bytes_per_s: float | None) -> list[float]:
+    return [1 / bytes_per_s] if bytes_per_s else []
 
 
 def answer_probe(sock: socket.socket) -> None:

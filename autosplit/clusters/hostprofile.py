@@ -4,7 +4,7 @@ Hosts with equal processors, cores, caches and versions share the measurement of
 runs at another speed there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -12,50 +12,98 @@ from autosplit.clusters.agent import HostFacts, Subject
 from autosplit.clusters.fleet import Fleet
 from autosplit.deploying.workspace import Workspace
 from autosplit.measuring.calibration import DRIFT_LIMIT, drift
+from autosplit.measuring.store import Store
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import unsplit
-from autosplit.values.machine import HOST, Link, Machine, host_of
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, Machine, host_of
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Precision
+from autosplit.values.samples import Precision, Setting
 
 
-def measure(traced: Traced, cluster: Fleet, backends: Sequence[str], precision: Precision = "f32") -> Profile:
-    """Seconds of every op on the devices of all hosts, and the links between these devices.
+def measure(
+    traced: Traced,
+    cluster: Fleet,
+    backends: Sequence[str],
+    precision: Precision = "f32",
+    store: Store | None = None,
+    remeasure: bool = False,
+) -> Profile:
+    """Seconds of every op on the devices of all hosts, the links between these devices, and the wires between hosts.
 
     Args:
         traced: the model.
         cluster: the hosts that were not lost are measured.
         backends: names, eager first if it is among them.
         precision: what the backends compute in.
+        store: where measurements are kept by host and device, and found again while the host and its versions are the same.
+        remeasure: measure again what the store holds.
     Returns: a profile whose notes name the hosts that share a measurement.
     Raises: the errors of ``autosplit.measuring.measure``, with the host in front.
     """
     hosts = [facts for name, facts in cluster.hosts.items() if name not in cluster.lost]
     groups = alike(hosts)
-    with Workspace() as workspace:
-        program = unsplit(traced)
-        folder = workspace.save(program, program.ops)
-        names, files = cluster.ship({group[0].name: [folder] for group in groups})
-    subject = Subject(traced.graph, dict(traced.specs), traced.example_inputs, names[folder])
-    calls = [(group[0].name, "measure", subject, files, group[0].devices, tuple(backends), precision) for group in groups]
-    found: list[Profile] = cluster.ask(calls)
-    profile, own = Profile.empty(traced.graph, precision), {}
-    notes = [
-        note for group, one in zip(groups, found, strict=True) for note in (f"host '{group[0].name}': {n}" for n in one.notes)
+    known = [
+        Profile.empty(traced.graph, precision) if remeasure else stored(traced, group[0], precision, store) for group in groups
     ]
-    for group, measured in zip(groups, found, strict=True):
+    missing = [tuple(b for b in backends if not _has(one, group[0], b)) for group, one in zip(groups, known, strict=True)]
+    found = _measured(traced, cluster, [(group[0], names) for group, names in zip(groups, missing, strict=True)], precision)
+    profile, own, notes = Profile.empty(traced.graph, precision), dict[str, Profile](), list[str]()
+    for group, old, new in zip(groups, known, found, strict=True):
+        joined = old
+        if new is not None:
+            joined = replace(old, measured={**old.measured, **new.measured}, links=new.links)
+            notes += [f"host '{group[0].name}': {note}" for note in new.notes]
+            if store is not None:
+                with store.noted(notes):
+                    store.save(traced.graph, joined, new.measured)
+                    store.save_links(group[0].provenance, new.links)
         for facts in group:
-            own[facts.name] = _renamed(measured, group[0], facts)
-            profile = replace(
-                profile,
-                measured={**profile.measured, **own[facts.name].measured},
-                stages=(*profile.stages, *own[facts.name].stages),
-            )
+            own[facts.name] = _renamed(joined, _names(group[0], facts))
+            measured = {**profile.measured, **own[facts.name].measured}
+            profile = replace(profile, measured=measured, stages=(*profile.stages, *own[facts.name].stages))
         if len(group) > 1:
             others = ", ".join(f"'{facts.name}'" for facts in group[1:])
             notes.append(f"host '{group[0].name}' was measured for the equal host{'s' * (len(group) > 2)} {others} too")
-    links = list(_links(cluster.machine, own))
-    return replace(profile, notes=tuple(notes)).with_links(links)
+    machine = cluster.machine
+    return replace(profile, notes=tuple(notes), wires=machine.wires).with_links(_links(machine, own))
+
+
+def stored(traced: Traced, facts: HostFacts, precision: Precision, store: Store | None) -> Profile:
+    """What the store holds of a model on a host, and still holds there."""
+    if store is None:
+        return Profile.empty(traced.graph, precision)
+    found = store.load(traced.graph, facts.stamps, precision)
+    names = {device.on_host(facts.name).name for device in facts.devices}
+    links = [
+        one for one in store.links(facts.provenance) if host_of(one.source) == facts.name or host_of(one.target) == facts.name
+    ]
+    kept = {setting: one for setting, one in found.measured.items() if setting.device in names}
+    return replace(found, measured=kept, stages=tuple(s for s in found.stages if s.setting in kept), links=tuple(links), notes=())
+
+
+def _has(known: Profile, facts: HostFacts, backend: str) -> bool:
+    wanted = [Setting(device.on_host(facts.name).name, backend, max(1, len(device.cores))) for device in facts.devices]
+    return bool(known.links) and all(setting in known.measured for setting in wanted)
+
+
+def _measured(
+    traced: Traced, cluster: Fleet, wanted: Sequence[tuple[HostFacts, tuple[str, ...]]], precision: Precision
+) -> list[Profile | None]:
+    """What each host measures of the backends that it is to measure, as the cluster names its devices; None for nothing."""
+    asked = [(facts, backends) for facts, backends in wanted if backends]
+    found: dict[str, Profile] = {}
+    if asked:
+        with Workspace() as workspace:
+            program = unsplit(traced)
+            folder = workspace.save(program, program.ops)
+            names, files = cluster.ship({facts.name: [folder] for facts, _ in asked})
+        subject = Subject(traced.graph, dict(traced.specs), traced.example_inputs, names[folder])
+        calls = [(facts.name, "measure", subject, files, facts.devices, backends, precision) for facts, backends in asked]
+        for (facts, _), profile in zip(asked, cluster.ask(calls), strict=True):
+            named = {device.name: device.on_host(facts.name).name for device in facts.devices} | {HOST: facts.name}
+            found[facts.name] = _renamed(profile, named)
+    return [found.get(facts.name) for facts, _ in wanted]
 
 
 def alike(hosts: Sequence[HostFacts]) -> list[list[HostFacts]]:
@@ -77,16 +125,19 @@ def _same(one: HostFacts, other: HostFacts) -> bool:
     return kinds[0] == kinds[1] and stamps[0] == stamps[1] and abs(slower) <= DRIFT_LIMIT
 
 
-def _renamed(profile: Profile, measured: HostFacts, facts: HostFacts) -> Profile:
-    """The profile of one host with the devices of an equal one, as the cluster names them; the agent stands for ``host``."""
-    names = {a.name: b.on_host(facts.name).name for a, b in zip(measured.devices, facts.devices, strict=True)} | {
-        HOST: facts.name
-    }
+def _names(measured: HostFacts, facts: HostFacts) -> dict[str, str]:
+    """The devices of a host to those of an equal one, and the agent of the one to that of the other."""
+    pairs = zip(measured.devices, facts.devices, strict=True)
+    return {a.on_host(measured.name).name: b.on_host(facts.name).name for a, b in pairs} | {measured.name: facts.name}
+
+
+def _renamed(profile: Profile, names: Mapping[str, str]) -> Profile:
+    """The profile with other names of its devices."""
     stages = (replace(one, setting=one.setting._replace(device=names[one.setting.device])) for one in profile.stages)
     return replace(
         profile,
         measured={setting._replace(device=names[setting.device]): one for setting, one in profile.measured.items()},
-        stages=tuple(replace(one, busy=tuple(names[device] for device in one.busy)) for one in stages),
+        stages=tuple(replace(one, busy=tuple(names.get(device, device) for device in one.busy)) for one in stages),
         links=tuple(replace(link, source=names[link.source], target=names[link.target]) for link in profile.links),
     )
 
@@ -95,7 +146,7 @@ def _links(machine: Machine, own: dict[str, Profile]) -> Iterator[Link]:
     """The link of each ordered pair of devices, and between each device and the driver.
 
     Between hosts a tensor goes to the agent over a ring, to the other host over the network, and over a ring again. The agents
-    are not devices: their shares count as latency. The bytes on the network occupy the sending device.
+    are not devices: their shares count as latency. The bytes on the network occupy the wires of the machine.
     """
     within = {(link.source, link.target): link for profile in own.values() for link in profile.links}
     names = [HOST, *(device.name for device in machine.devices)]
@@ -109,5 +160,4 @@ def _links(machine: Machine, own: dict[str, Profile]) -> Iterator[Link]:
         there = within.get((source, hosts[0]), Link(source, hosts[0], 0.0, 0.0, 0.0, 0.0, 0.0))
         back = within.get((hosts[1], target), Link(hosts[1], target, 0.0, 0.0, 0.0, 0.0, 0.0))
         latency_s = there.latency_s + there.receive_s + net.latency_s + back.send_s + back.latency_s
-        send_s_per_byte = there.send_s_per_byte + net.send_s_per_byte
-        yield Link(source, target, latency_s, there.send_s, send_s_per_byte, back.receive_s, back.receive_s_per_byte)
+        yield Link(source, target, latency_s, there.send_s, there.send_s_per_byte, back.receive_s, back.receive_s_per_byte)

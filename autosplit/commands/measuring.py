@@ -37,15 +37,21 @@ def _hosts(given: options.Clustered, name: str) -> None:
     """The hosts of a cluster, their devices, and the links between them."""
     from autosplit.clusters.cluster import Cluster
     from autosplit.commands.report import table
+    from autosplit.costs.wires import Wires
 
+    say(f"cluster {name}: looking for its nodes")
     with Cluster(name) as cluster:
         hosts, machine = cluster.rows(), cluster.machine
+    wires = Wires(machine.wires)
     links = [
-        {"from": one.source, "to": one.target, "latency_s": one.latency_s, "bytes_per_s": 1 / one.send_s_per_byte}
-        for one in machine.links.values()
+        {"from": a, "to": b, "latency_s": one.latency_s, "bytes_per_s": 1 / wires.s_per_byte(a, b)}
+        for (a, b), one in machine.links.items()
     ]
-    views = table(hosts, "hosts"), table(machine.rows(), "devices"), table(links, "links")
-    show(given, {"hosts": hosts, "devices": machine.rows(), "links": links}, *views)
+    shared = [
+        {"card": wire.name, "bytes_per_s": 1 / wire.s_per_byte} for wire in wires.all if len(wire.sources + wire.targets) > 2
+    ]
+    views = table(hosts, "hosts"), table(machine.rows(), "devices"), table(links, "links"), table(shared, "cards")
+    show(given, {"hosts": hosts, "devices": machine.rows(), "links": links, "cards": shared}, *views)
 
 
 def profile(given: options.Measure) -> None:

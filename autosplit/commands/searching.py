@@ -80,8 +80,9 @@ def _simulation(found: Any, machine: Any) -> Any:
 
     plan, link = found.plan, machine.with_measured(found.profile.links).link
     cuts = plan.source.batch // plan.microbatch
+    wires = machine.wires or found.profile.wires
     return lambda count, arrivals_s: schedule_plan(
-        plan, found.traced.graph, found.profile, link, count, arrivals_s=arrivals_s, microbatches=cuts
+        plan, found.traced.graph, found.profile, link, count, arrivals_s=arrivals_s, microbatches=cuts, wires=wires
     )
 
 

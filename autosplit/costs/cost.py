@@ -1,4 +1,4 @@
-"""The one evaluator: the cost of any solution of a problem, in float64, and every rule that it breaks.
+"""The one evaluator: the cost of any solution of a problem, in float64.
 
 Each block pays its compute, each value that it sends (once for each destination block, or once in all with ``send_once``) and
 each value that it receives from outside. A block on r devices gives each of them every r-th sample, so each pays 1/r of that.
@@ -6,16 +6,18 @@ The load of a device is the sum over its blocks. The model with ``send_once`` an
 of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.problem import HOST, Block, Floats, Problem, Solution
-from autosplit.errors import PlanError, raise_faults
-from autosplit.tables import bytes_text
+from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.costs.wires import Sent
+from autosplit.values.machine import HOST as HOST_NAME
+from autosplit.values.machine import host_of
 
 TOLERANCE = 1e-9
 """Share by which sums differ that are rounded in another order: a limit is broken, and a plan is better, by more than that."""
@@ -30,6 +32,7 @@ class Loads:
 
     Attributes:
         device_s: seconds per sample that each device is busy, or its processor where devices share one, shape (num_devices,).
+        wire_s: seconds per sample that each wire between hosts is busy, shape (num_wires,).
         compute_s: the part of it spent in ops.
         transfer_s: the part of it spent in sending and receiving.
         block_s: seconds that one sample takes in each block on its slowest device, shape (num_blocks,).
@@ -38,6 +41,7 @@ class Loads:
     """
 
     device_s: Floats
+    wire_s: Floats
     compute_s: Floats
     transfer_s: Floats
     block_s: Floats
@@ -46,8 +50,8 @@ class Loads:
 
     @property
     def bottleneck_s(self) -> float:
-        """The largest device load: seconds per sample of the whole, once every device is busy."""
-        return float(self.device_s.max(initial=0.0))
+        """The largest load of a device or wire: seconds per sample of the whole, once all are at work."""
+        return float(max(self.device_s.max(initial=0.0), self.wire_s.max(initial=0.0)))
 
 
 def block_of(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.int64]:
@@ -95,7 +99,28 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
     compute_s, transfer_s = problem.summed(compute_s), problem.summed(transfer_s)
     device_s = np.maximum(compute_s, transfer_s) if problem.overlap else compute_s + transfer_s
     replicas = np.array([len(block.devices) for block in blocks])
-    return Loads(device_s, compute_s, transfer_s, block_s, block_s / replicas, memory_bytes(problem, blocks))
+    wire_s = problem.wires.loads_s(sent_between_hosts(problem, blocks))
+    return Loads(device_s, wire_s, compute_s, transfer_s, block_s, block_s / replicas, memory_bytes(problem, blocks))
+
+
+def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
+    """What the blocks send each other and the host, where values between hosts share wires; else nothing."""
+    if not problem.wires.all:
+        return []
+    crossings, hosts = _crossings(problem, blocks), _hosts(problem)
+    width = len(blocks) + 1
+    pairs, where = np.unique((crossings.source + 1) * width + crossings.target + 1, return_inverse=True)
+    ends = [tuple(hosts[device] for device in block.devices) for block in blocks] + [(hosts[HOST],)]
+    sizes = np.bincount(where, crossings.num_bytes, minlength=len(pairs))
+    return [
+        Sent(ends[pair // width - 1], ends[pair % width - 1], num_bytes)
+        for pair, num_bytes in zip(pairs.tolist(), sizes.tolist(), strict=True)
+    ]
+
+
+def _hosts(problem: Problem) -> list[str]:
+    """The host of each device, and last that of the host itself."""
+    return [*map(host_of, problem.devices), HOST_NAME]
 
 
 def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
@@ -212,6 +237,19 @@ def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
     return [Block(tuple(ops), blocks[number].devices) for (_, number), ops in sorted(parts.items())]
 
 
+class Way(NamedTuple):
+    """The way of the values of one sample from a piece to one that reads them: seconds, bytes, and the seconds on idle wires."""
+
+    delay_s: float
+    num_bytes: float
+    wired_s: float
+
+    @property
+    def seconds(self) -> float:
+        """From the end of sending until the values are there, where nothing else is on the wires."""
+        return self.delay_s + self.wired_s
+
+
 @dataclass(frozen=True, slots=True)
 class TimedPiece:
     """A piece and its cost of one sample.
@@ -221,18 +259,18 @@ class TimedPiece:
         devices: the block's; a sample is on one of them.
         work_s: seconds of compute on each device, shape (num_replicas,).
         moved_s: seconds of sending and receiving on each device, shape (num_replicas,).
-        sources: the pieces that it reads, HOST for the host, to the seconds that their values are on the way.
+        sources: the pieces that it reads, HOST for the host, to the way of their values.
     """
 
     block: int
     devices: tuple[int, ...]
     work_s: Floats
     moved_s: Floats
-    sources: Mapping[int, float]
+    sources: Mapping[int, Way]
 
 
-def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedPiece], dict[int, float]]:
-    """The pieces of the blocks with their times, and those that make results, to the seconds until the host has these."""
+def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedPiece], dict[int, Way]]:
+    """The pieces of the blocks with their times, and those that make results, to the way of these to the host."""
     parts = pieces(problem, blocks)
     home = block_of(problem, blocks)
     part_home = np.append(block_of(problem, parts), HOST)
@@ -240,17 +278,28 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
     moved = _piece_transfers(problem, blocks, parts, part_home, owner)
     delay = problem.transfers.latency_s
 
-    def devices_of(part: int) -> list[int]:
-        return [HOST] if part == HOST else list(parts[part].devices)
+    def pairs(source: int, target: int) -> Iterable[tuple[int, int]]:
+        one, other = ((HOST,) if part == HOST else parts[part].devices for part in (source, target))
+        return product(one, other)
 
-    reads: dict[int, dict[int, float]] = {number: {} for number in range(-1, len(parts))}
+    hosts = _hosts(problem) if problem.wires.all else []
+    reads: dict[int, dict[int, Way]] = {number: {} for number in range(-1, len(parts))}
+    seen = set[tuple[int, int]]()
     nets, readers = problem.pins
     for net, reader in zip(nets.tolist(), readers.tolist(), strict=True):
         source, target = int(part_home[problem.producers[net]]), int(part_home[reader])
-        if source != target and source not in reads[target]:
-            same = HOST not in (source, target) and owner[source] == owner[target]
-            slowest_s = 0.0 if same else max(delay[a, b] for a in devices_of(source) for b in devices_of(target))
-            reads[target][source] = float(slowest_s)
+        if source == target:
+            continue
+        block = HOST if target == HOST else owner[target]
+        inside = HOST not in (source, target) and owner[source] == block
+        if source not in reads[target]:
+            slowest_s = 0.0 if inside else max(float(delay[pair]) for pair in pairs(source, target))
+            reads[target][source] = Way(slowest_s, 0.0, 0.0)
+        if hosts and not inside and (net, block) not in seen:
+            seen.add((net, block))
+            way, size = reads[target][source], float(problem.net_bytes[net])
+            s_per_byte = max(problem.wires.s_per_byte(hosts[one], hosts[other]) for one, other in pairs(source, target))
+            reads[target][source] = Way(way.delay_s, way.num_bytes + size, way.wired_s + size * s_per_byte)
     made = [
         TimedPiece(
             owner[number],
@@ -268,18 +317,19 @@ def latency_s(problem: Problem, blocks: Sequence[Block]) -> float:
     """Seconds for one sample through an idle system.
 
     A piece of a block starts when its inputs are there and its device is free, receives, computes, sends, and its
-    readers see the values ``latency_s`` later. Pieces of different devices run side by side.
+    readers see the values ``latency_s`` later, and after their time on the slowest wire between hosts. Pieces of different
+    devices run side by side.
     """
     parts, results = timed_pieces(problem, blocks)
     end_s = {HOST: 0.0}
     free_s = np.zeros(problem.num_devices)
     for number, part in enumerate(parts):
         busy = np.maximum(part.work_s, part.moved_s) if problem.overlap else part.work_s + part.moved_s
-        ready_s = max((end_s[source] + delay for source, delay in part.sources.items()), default=0.0)
+        ready_s = max((end_s[source] + way.seconds for source, way in part.sources.items()), default=0.0)
         mine = problem.processor_of[list(part.devices)]
         end_s[number] = max(ready_s, float(free_s[mine].max())) + float(busy.max())
         free_s[mine] = end_s[number]
-    last_s = max((end_s[source] + delay for source, delay in results.items()), default=0.0)
+    last_s = max((end_s[source] + way.seconds for source, way in results.items()), default=0.0)
     return max(last_s, *end_s.values())
 
 
@@ -326,67 +376,3 @@ def _mean_s(
         return float(fixed_s[senders[0], receivers[0]] + size * per_byte[senders[0], receivers[0]])
     pairs = np.ix_(senders, receivers)
     return np.asarray((fixed_s[pairs] + size * per_byte[pairs]).mean(axis=axis))
-
-
-def find_faults(problem: Problem, blocks: Sequence[Block], *, contiguous: bool = True) -> list[str]:
-    """Every way in which the blocks break the problem's rules, a sentence each; empty when there is none."""
-    faults = _shape_faults(problem, blocks)
-    if faults:
-        return faults
-    home = block_of(problem, blocks)
-    for block in blocks:
-        for device in block.devices:
-            for op in np.array(block.ops)[np.isinf(problem.compute_s[list(block.ops), device])]:
-                reason = problem.reasons.get((int(op), device), "it cannot run there")
-                faults.append(f"op '{problem.ops[op]}' is on '{problem.devices[device]}', but {reason}")
-    for group in problem.groups:
-        for one, other in pairwise(group):
-            if home[one] != home[other]:
-                faults.append(f"ops '{problem.ops[one]}' and '{problem.ops[other]}' must stay together, but are in two blocks")
-    if contiguous:
-        for before, after in problem.order:
-            if home[before] > home[after]:
-                names = f"op '{problem.ops[after]}' in block {home[after]} reads '{problem.ops[before]}' in block {home[before]}"
-                faults.append(f"{names}; a value goes to the same block or a later one")
-    return faults + _memory_faults(problem, blocks)
-
-
-def _shape_faults(problem: Problem, blocks: Sequence[Block]) -> list[str]:
-    """Every reason why the blocks are not a partition of the ops over existing devices."""
-    faults = []
-    counts = np.zeros(problem.num_ops, dtype=np.int64)
-    for number, block in enumerate(blocks):
-        if any(not 0 <= op < problem.num_ops for op in block.ops):
-            return [f"block {number} holds an op that does not exist"]
-        if any(not 0 <= device < problem.num_devices for device in block.devices):
-            return [f"block {number} is on a device that does not exist"]
-        if not block.ops or not block.devices or len(set(block.devices)) < len(block.devices):
-            faults.append(f"block {number} has no ops, no devices, or one device twice")
-        np.add.at(counts, list(block.ops), 1)
-    return faults + [f"op '{problem.ops[op]}' is in {counts[op]} blocks, and must be in 1" for op in np.flatnonzero(counts != 1)]
-
-
-def _memory_faults(problem: Problem, blocks: Sequence[Block]) -> list[str]:
-    faults = []
-    for device, (held, cap) in enumerate(zip(memory_bytes(problem, blocks), problem.memory_bytes, strict=True)):
-        if held > cap * (1 + TOLERANCE):
-            faults.append(f"device '{problem.devices[device]}' holds {bytes_text(held)}, and its cap is {bytes_text(cap)}")
-    for pool, held in zip(problem.pools, pool_bytes(problem, blocks), strict=True):
-        if held > pool.num_bytes * (1 + TOLERANCE):
-            names = ", ".join(f"'{problem.devices[device]}'" for device in pool.devices)
-            faults.append(f"devices {names} hold {bytes_text(held)} together, and their cap is {bytes_text(pool.num_bytes)}")
-    return faults
-
-
-def verify(problem: Problem, solution: Solution, *, contiguous: bool = True, objective: str = "throughput") -> Solution:
-    """Return the solution, or raise PlanError with every fault: broken rules, a wrong objective, a bound above it."""
-    faults = find_faults(problem, solution.blocks, contiguous=contiguous)
-    if not faults:
-        latency = objective == "latency"
-        true_s = latency_s(problem, solution.blocks) if latency else evaluate(problem, solution.blocks).bottleneck_s
-        if not np.isclose(true_s, solution.objective_s, rtol=TOLERANCE, atol=1e-15):
-            faults.append(f"it claims an objective of {solution.objective_s:.9g} s, but it evaluates to {true_s:.9g} s")
-        if solution.bound_s > true_s * (1 + TOLERANCE):
-            faults.append(f"it claims a bound of {solution.bound_s:.9g} s, which is above its own objective of {true_s:.9g} s")
-    raise_faults(PlanError, f"the solution does not fit problem '{problem.name}'", faults)
-    return solution

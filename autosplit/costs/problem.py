@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.wires import NO_WIRES, Wires
 from autosplit.errors import UsageError, raise_faults
 from autosplit.values.graph import Graph
 from autosplit.values.machine import HOST as HOST_NAME
@@ -104,6 +105,7 @@ class Problem:
         sync_s_per_byte: seconds of a weight's byte that r training replicas hand on, 2 (r - 1) times in r samples; in loads only.
         processors: number of the processor of each device, where devices share one: its time, and its memory with one cap. Only
             the evaluator knows processors; planners take problems without them.
+        wires: what values between hosts share; the name of a device says its host. ``planners.wired`` plans around them.
         reasons: why (op, device) is not allowed, in words, for messages.
         host_s: for messages: the host's seconds a sample that a device pays as part of sending to the host.
     """
@@ -124,6 +126,7 @@ class Problem:
     overlap: bool = False
     sync_s_per_byte: float = 0.0
     processors: tuple[int, ...] = ()
+    wires: Wires = NO_WIRES
     reasons: Mapping[tuple[int, int], str] = field(default_factory=dict)
     host_s: float = 0.0
 
@@ -220,14 +223,9 @@ class Problem:
         for kind, members in [("group", group) for group in self.groups] + [("weight", w.users) for w in self.weights]:
             faults += [f"a {kind} names op number {op}, and there are {num_ops} ops" for op in members if not 0 <= op < num_ops]
         faults += [f"a weight has {w.num_bytes} bytes; 0 or more are needed" for w in self.weights if not w.num_bytes >= 0]
-        for pool in self.pools:
-            faults += [
-                f"a pool names device number {d}, and there are {num_devices} devices"
-                for d in pool.devices
-                if not 0 <= d < num_devices
-            ]
-            if not pool.num_bytes >= 0:
-                faults.append(f"a pool has {pool.num_bytes} bytes; 0 or more are needed")
+        outside = [d for pool in self.pools for d in pool.devices if not 0 <= d < num_devices]
+        faults += [f"a pool names device number {d}, and there are {num_devices} devices" for d in outside]
+        faults += [f"a pool has {pool.num_bytes} bytes; 0 or more are needed" for pool in self.pools if not pool.num_bytes >= 0]
         faults += [f"order names op numbers {pair}" for pair in self.order if not all(0 <= op < num_ops for op in pair)]
         raise_faults(UsageError, f"problem '{self.name}' does not verify", faults)
         return self
@@ -363,6 +361,7 @@ def problem_from(
         groups=tuple(tuple(sorted(graph.index[op] for op in group)) for group in colocations if len(group) > 1),
         send_once=send_once,
         overlap=overlap,
+        wires=Wires(machine.wires),
         reasons=reasons,
     ).verify()
 

@@ -21,16 +21,21 @@ from functools import cached_property
 from typing import Any
 
 from autosplit import tables
-from autosplit.costs.cost import TimedPiece, timed_pieces
+from autosplit.costs.cost import TimedPiece, Way, timed_pieces
 from autosplit.costs.problem import HOST as PROBLEM_HOST
 from autosplit.costs.problem import Block, Problem
 from autosplit.costs.simulation import LinkOf, SimStage, Simulation, StageTimes, free_link
+from autosplit.costs.wires import NO_WIRES, Wires
 from autosplit.errors import PlanError, UsageError, raise_faults
 from autosplit.values.graph import Graph
+from autosplit.values.links import Wire
 from autosplit.values.machine import HOST
 from autosplit.values.plan import Plan, Stage, placement_faults
 from autosplit.values.profile import Profile
 from autosplit.values.timeline import Action, grid
+
+NOWHERE = Way(0.0, 0.0, 0.0)
+"""The way of no value: a piece waits for another one on its device."""
 
 
 def chain(seconds: Sequence[float], num_bytes: float = 0.0) -> tuple[SimStage, ...]:
@@ -207,6 +212,7 @@ def schedule_plan(
     *,
     arrivals_s: Sequence[float] | None = None,
     microbatches: int = 1,
+    wires: Sequence[Wire] = (),
 ) -> Schedule:
     """Simulate a plan with the stage seconds of its profile: see ``simulate``.
 
@@ -217,10 +223,19 @@ def schedule_plan(
         link: link between two devices by name, usually ``machine.link``.
         num_requests: passes of the graph, or as many times ``microbatches``.
         arrivals_s: when each request comes; None for all at once.
+        wires: what values between hosts share, usually ``machine.wires``.
     Raises: ProfileError: a stage's backend was not measured on its device.
     """
     stages = plan_stages(plan, graph, lambda stage, device: profile.stage_s(stage.ops, device, stage.backend, stage.threads))
-    return simulate(stages, num_requests, link=link, slots=plan.queue_depth, arrivals_s=arrivals_s, microbatches=microbatches)
+    return simulate(
+        stages,
+        num_requests,
+        link=link,
+        slots=plan.queue_depth,
+        arrivals_s=arrivals_s,
+        microbatches=microbatches,
+        wires=Wires(tuple(wires)),
+    )
 
 
 def schedule_blocks(
@@ -253,13 +268,15 @@ def schedule_blocks(
     lanes: dict[int, tuple[str, ...]] = {PROBLEM_HOST: (HOST,)}
     last: dict[int, int] = {}
     for number, part in enumerate(parts):
-        sources = dict.fromkeys((last[device] for device in part.devices if device in last), 0.0) | dict(part.sources)
-        reads = {lane: delay for source, delay in (sources or {PROBLEM_HOST: 0.0}).items() for lane in lanes[source]}
-        made = _part_stages(problem, part, number, dict.fromkeys(reads, ()), () if number in results else None)
+        sources = dict.fromkeys((last[device] for device in part.devices if device in last), NOWHERE) | dict(part.sources)
+        reads = {lane: way for source, way in (sources or {PROBLEM_HOST: NOWHERE}).items() for lane in lanes[source]}
+        result = results.get(number)
+        sizes: dict[str, tuple[float, ...]] = {lane: (way.num_bytes,) if way.num_bytes else () for lane, way in reads.items()}
+        made = _part_stages(problem, part, number, sizes, None if result is None else (result.num_bytes,))
         lanes[number] = tuple(stage.name for stage in made)
         stages += made
-        delays |= {(source, lane): delay for lane in lanes[number] for source, delay in reads.items()}
-        delays |= {(lane, HOST): results.get(number, 0.0) for lane in lanes[number]}
+        delays |= {(source, lane): way.delay_s for lane in lanes[number] for source, way in reads.items()}
+        delays |= {(lane, HOST): result.delay_s if result else 0.0 for lane in lanes[number]}
         last |= dict.fromkeys(part.devices, number)
     return simulate(
         stages,
@@ -269,6 +286,7 @@ def schedule_blocks(
         arrivals_s=arrivals_s,
         microbatches=microbatches,
         delays_s=delays,
+        wires=problem.wires,
     )
 
 
@@ -298,6 +316,7 @@ def simulate(
     arrivals_s: Sequence[float] | None = None,
     microbatches: int = 1,
     delays_s: Mapping[tuple[str, str], float] | None = None,
+    wires: Wires = NO_WIRES,
 ) -> Schedule:
     """Run requests through stages in simulated time.
 
@@ -312,6 +331,7 @@ def simulate(
             finished with its last one. Bytes and seconds of the stages are those of one microbatch.
         delays_s: (stage, stage that reads it), ``host`` for the host, to the seconds that values are on the way beside what
             the link says.
+        wires: what values between devices of several hosts share.
     Returns: the schedule; ``request`` in its actions counts microbatches.
     Raises: UsageError: every fault of the arguments.
 
@@ -333,7 +353,7 @@ def simulate(
     _verify(stages, num_requests, slots, in_flight, arrivals_s, microbatches)
     units = num_requests * microbatches
     come = [time for time in arrivals_s for _ in range(microbatches)] if arrivals_s is not None else [0.0] * units
-    simulation = Simulation(stages, units, link, slots, in_flight, come, delays_s or {})
+    simulation = Simulation(stages, units, link, slots, in_flight, come, delays_s or {}, wires)
     simulation.run()
     started = tuple(arrivals_s) if arrivals_s is not None else tuple(simulation.admitted_s[::microbatches])
     finished = tuple(simulation.finished_s[microbatches - 1 :: microbatches])

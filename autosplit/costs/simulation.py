@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autosplit.values.machine import HOST, Link
+from autosplit.costs.wires import Wires
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, host_of
 from autosplit.values.timeline import Action
 
 LinkOf = Callable[[str, str], Link]
@@ -80,13 +82,20 @@ class _Ring:
     latency_s: float
     send_s: float
     receive_s: float
+    num_bytes: float
+    route: tuple[int, ...]
     sender_waits: bool = False
 
 
-def _ring(sender: "_Worker", receiver: "_Worker", link: Link, delay_s: float, sizes: tuple[float, ...], slots: int) -> _Ring:
-    send_s = len(sizes) * link.send_s + sum(sizes) * link.send_s_per_byte
-    receive_s = len(sizes) * link.receive_s + sum(sizes) * link.receive_s_per_byte
-    return _Ring(sender, receiver, slots, link.latency_s + delay_s, send_s, receive_s)
+def _ring(
+    ends: tuple["_Worker", "_Worker"], link: LinkOf, delay_s: float, sizes: tuple[float, ...], slots: int, wires: Wires
+) -> _Ring:
+    source, target = (end.device_name for end in ends)
+    taken, num_bytes = link(source, target), sum(sizes)
+    send_s = len(sizes) * taken.send_s + num_bytes * taken.send_s_per_byte
+    receive_s = len(sizes) * taken.receive_s + num_bytes * taken.receive_s_per_byte
+    route = wires.routes.get((host_of(source), host_of(target)), ()) if num_bytes else ()
+    return _Ring(*ends, slots, taken.latency_s + delay_s, send_s, receive_s, num_bytes, route)
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +146,9 @@ class Simulation:
         in_flight: int | None,
         arrivals_s: Sequence[float],
         delays_s: Mapping[tuple[str, str], float],
+        wires: Wires,
     ) -> None:
+        self._wires, self._wire_free_s = wires, [0.0] * len(wires.all)
         self.units, self.in_flight = units, in_flight
         self.actions: list[Action] = []
         self.admitted_s: list[float] = []
@@ -167,12 +178,12 @@ class Simulation:
                 _Worker(stage.name, k, step, name, devices[name], stage.seconds[k], len(self._workers) + k, k, moved_s)
                 for k, (name, moved_s) in enumerate(zip(stage.devices, stage.moved_s or (0.0,) * step, strict=True))
             ]
-            _connect(workers, made, stage.sources, link, delays_s, slots, self.units)
+            _connect(workers, made, stage.sources, link, delays_s, slots, self.units, self._wires)
             workers[stage.name] = made
             self._workers += made
             if stage.results is not None or stage.name not in read:
                 results[stage.name] = stage.results or ()
-        _connect(workers, [self._drain], results, link, delays_s, slots, self.units)
+        _connect(workers, [self._drain], results, link, delays_s, slots, self.units, self._wires)
 
     def run(self) -> None:
         """Process events until nothing happens any more."""
@@ -270,10 +281,20 @@ class Simulation:
             self._deliver(self._feed, request + self.in_flight, now)
 
     def _sent(self, ring: _Ring, request: int, now: float) -> None:
-        if ring.latency_s:
-            self._push(now + ring.latency_s, ring.receiver, request)
+        there_s = self._carried(ring, now) + ring.latency_s
+        if there_s > now:
+            self._push(there_s, ring.receiver, request)
         else:
             self._deliver(ring.receiver, request, now)
+
+    def _carried(self, ring: _Ring, now: float) -> float:
+        """When the last byte is there. A wire takes values in turn, from when the first byte has passed the wire before it."""
+        head_s = tail_s = now
+        for wire in ring.route:
+            head_s = max(head_s, self._wire_free_s[wire])
+            self._wire_free_s[wire] = head_s + ring.num_bytes * self._wires.all[wire].s_per_byte
+            tail_s = max(tail_s, self._wire_free_s[wire])
+        return tail_s
 
     def _free_slot(self, ring: _Ring, now: float) -> None:
         ring.free += 1
@@ -319,13 +340,14 @@ def _connect(
     delays_s: Mapping[tuple[str, str], float],
     slots: int,
     units: int,
+    wires: Wires,
 ) -> None:
     """Make a ring between each replica of each source and each reader."""
     missing = [len(sources)] * units
     for name, sizes in sources.items():
         senders = workers[name]
         delay_s = delays_s.get((name, readers[0].stage), 0.0)
-        rings = [[_ring(s, r, link(s.device_name, r.device_name), delay_s, sizes, slots) for r in readers] for s in senders]
+        rings = [[_ring((s, r), link, delay_s, sizes, slots, wires) for r in readers] for s in senders]
         for sender, row in zip(senders, rings, strict=True):
             sender.targets.append(row)
         for reader, column in zip(readers, zip(*rings, strict=True), strict=True):

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from autosplit.costs.cost import find_faults
+from autosplit.costs.faults import find_faults
 from autosplit.costs.problem import Block, Net, Problem, Transfers
 from autosplit.errors import SHOWN_FAULTS, PlanError, UsageError, raise_faults
 from autosplit.files import field_faults, read_data, validated

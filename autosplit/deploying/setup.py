@@ -35,8 +35,10 @@ class Hosts(Protocol):
     def machine(self) -> Machine:
         """Their devices, and the links between hosts."""
 
-    def measure(self, traced: Traced, backends: Sequence[str], precision: Precision) -> Profile:
-        """Profile a model on all of them."""
+    def measure(
+        self, traced: Traced, backends: Sequence[str], precision: Precision, store: Any = None, remeasure: bool = False
+    ) -> Profile:
+        """Profile a model on all of them; a ``measuring.Store`` keeps what was measured."""
 
     def opener(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None

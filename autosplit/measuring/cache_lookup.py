@@ -6,7 +6,8 @@ from dataclasses import replace
 from autosplit.measuring.calibration import DRIFT_LIMIT, drift, kernel_now_s
 from autosplit.measuring.store import Store
 from autosplit.values.graph import Graph
-from autosplit.values.machine import HOST, Link, Machine
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Provenance, Setting
 

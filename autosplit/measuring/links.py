@@ -18,7 +18,8 @@ from autosplit.measuring.request_overhead import RequestOverhead, measure_reques
 from autosplit.measuring.worker_pool import WorkerPool
 from autosplit.running.ring import Ring
 from autosplit.tracing.tensorspec import TensorSpec
-from autosplit.values.machine import HOST, Device, Link
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, Device
 
 MAX_DEVICES = 6
 """Links are measured between at most this many devices; the others take the median of similar pairs."""

@@ -26,7 +26,7 @@ from autosplit.files import content_hash, locked, read_mapping, write_atomic
 from autosplit.parsing import MALFORMED, parse_json
 from autosplit.reports.accuracy import Accuracy, Run
 from autosplit.values.graph import Graph
-from autosplit.values.machine import Link
+from autosplit.values.links import Link
 from autosplit.values.profile import Profile
 from autosplit.values.samples import (
     Measured,

@@ -6,7 +6,8 @@ from math import inf
 from threading import RLock
 from time import monotonic
 
-from autosplit.costs.cost import CLOSED, evaluate, verify
+from autosplit.costs.cost import CLOSED, evaluate
+from autosplit.costs.faults import verify
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from autosplit.costs.cost import TOLERANCE, evaluate, find_faults, latency_s
+from autosplit.costs.cost import TOLERANCE, evaluate, latency_s
+from autosplit.costs.faults import find_faults
 from autosplit.costs.problem import Block, Problem
 from autosplit.values.constraints import Demands
 

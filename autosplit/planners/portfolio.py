@@ -21,6 +21,7 @@ from autosplit.planners.latency.row_annealing import anneal_rows
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition
 from autosplit.planners.objective import plans_on_one_device, with_reuse
+from autosplit.planners.wired import plan_with_wires
 from autosplit.values.constraints import Demands
 
 FEW_PLACES = 60
@@ -178,6 +179,13 @@ def solve(
     if reuse is None:
         demands = with_reuse(replace(demands, reuse=(demands.num_stages or 0) > problem.num_devices))
     incumbent = Incumbent(problem, demands, seed, log or (lambda line: None))
+    if problem.wires.all:
+        wanted = replace(demands, reuse=reuse)
+
+        def unwired(other: Problem, limit_s: float) -> Solution:
+            return solve(other, wanted, time_limit_s=limit_s, seed=seed, log=log, name_conflict=name_conflict)
+
+        return plan_with_wires(incumbent, unwired, time_limit_s)
     deadline = incumbent.started + time_limit_s
     on_one_device(incumbent, deadline)
     offer_first_chain(incumbent)

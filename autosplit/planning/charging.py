@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from autosplit.values.graph import Graph
-from autosplit.values.machine import HOST, Link, Machine
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, Machine
 from autosplit.values.profile import Profile
 
 
@@ -19,6 +20,7 @@ def charge(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, f
     swept_bytes = graph.weight_bytes + sum(v.num_bytes for v in graph.values.values())
     cold = 0 < last_cache_bytes < swept_bytes
     paying = machine.with_measured(link.when_cold() if cold else link for link in profile.links)
+    paying = replace(paying, wires=machine.wires or profile.wires)
     cores = [device for device in machine.devices if device.kind == "cpu" and not device.host]
     own = [(device.name, paying.link(device.name, HOST), paying.link(HOST, device.name)) for device in cores]
     paying = paying.with_links(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from autosplit.arguments import checked
-from autosplit.costs.cost import CLOSED, TOLERANCE, evaluate
+from autosplit.costs.cost import CLOSED, TOLERANCE, Loads, evaluate
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.errors import InfeasibleError
 from autosplit.planners.latency.evaluation import LatencyEvaluator
@@ -94,7 +94,8 @@ def explain_blocks(
     started = monotonic()
     objective = demands.objective
     value_s = objective_s(problem, demands, blocks)
-    device = int(evaluate(problem, blocks).device_s.argmax())
+    loads = evaluate(problem, blocks)
+    device, wire = int(loads.device_s.argmax()), _full_wire(problem, loads)
     judge = LatencyEvaluator(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
     cuts = next_cuts(
         problem,
@@ -122,7 +123,7 @@ def explain_blocks(
         objective=objective,
         objective_s=value_s,
         bound_s=min(bound_s, value_s),
-        bottleneck=problem.devices[device],
+        bottleneck=wire or problem.devices[device],
         bound_by=bound_by,
         because=because,
         devices=tuple(_device_rows(problem, blocks)),
@@ -190,9 +191,17 @@ def _reason(
             )
             least = time_text(least_s, unit)
             return "indivisible", f"{start}, of which {who} takes {least} on the fastest device and cannot be cut."
+    if wire := _full_wire(problem, loads):
+        return "transfer", f"'{wire}' is the bottleneck: {time_text(loads.bottleneck_s, unit)} of bytes between hosts bound it."
     if part >= 0.5:
         return "compute", f"{start}, {part:.0%} of it is compute, so compute bounds it."
     return "transfer", f"{start}, {1 - part:.0%} of it is transfers, so transfers bound it."
+
+
+def _full_wire(problem: Problem, loads: Loads) -> str:
+    """The name of the wire between hosts that is busier than every device; empty if there is none."""
+    full = loads.bottleneck_s > float(loads.device_s.max(initial=0.0))
+    return problem.wires.all[int(loads.wire_s.argmax())].name if full else ""
 
 
 def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: str) -> str:

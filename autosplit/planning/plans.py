@@ -12,7 +12,8 @@ from itertools import islice
 from math import inf
 from operator import itemgetter
 
-from autosplit.costs.cost import CLOSED, evaluate, find_faults, latency_s
+from autosplit.costs.cost import CLOSED, evaluate, latency_s
+from autosplit.costs.faults import find_faults
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners.bounds import compute_bound_s, multipliers

@@ -10,7 +10,8 @@ from itertools import islice, pairwise
 from math import inf
 from time import monotonic
 
-from autosplit.costs.cost import block_of, find_faults
+from autosplit.costs.cost import block_of
+from autosplit.costs.faults import find_faults
 from autosplit.costs.problem import HOST, Block, Problem
 from autosplit.values.explanation import Cut
 

@@ -3,7 +3,8 @@
 Each can be written and read, and has one ``verify()``. In the order in which they are made::
 
     graph        Graph: ops in topological order, values on the edges, weights
-    machine      Device, Link, Machine; machinefile: as a file that a person writes
+    links        Link: a hop between two devices; Wire: what values between hosts share
+    machine      Device, Machine; machinefile: as a file that a person writes
     samples      Setting, Samples, Measured, Provenance: one measurement
     profile      Profile: samples of ops, stages and links; fitting: factors of ops that agree with measured stages
     constraints  Constraints: pins, forbids, colocations, counts, latency limit; the ops that a pattern matches

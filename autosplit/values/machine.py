@@ -19,8 +19,8 @@ from typing import Any, Literal
 from autosplit import tables
 from autosplit.arguments import checked
 from autosplit.errors import DeviceError, UsageError, each, listed, raise_faults
-from autosplit.files import from_plain
 from autosplit.parsing import shown
+from autosplit.values.links import Link, Wire, shared_memory_link
 
 Kind = Literal["cpu", "cuda", "npu", "null"]
 HOST = "host"
@@ -94,57 +94,23 @@ class Device:
         return replace(self, name=before + name, shares=shares and before + shares, host=host)
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Seconds to hand bytes from one device to another: a fixed part and a part per byte, for sender and receiver.
-
-    Sending occupies the source, receiving the target. Latency occupies neither (a wake-up): it delays a request but costs no
-    throughput. ``cold_send_s`` and ``cold_receive_s`` are the fixed parts if each request replaces the last-level cache, 0 if not
-    measured.
-    """
-
-    source: str
-    target: str
-    latency_s: float
-    send_s: float
-    send_s_per_byte: float
-    receive_s: float
-    receive_s_per_byte: float
-    cold_send_s: float = 0.0
-    cold_receive_s: float = 0.0
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> "Link":
-        """The inverse of ``dataclasses.asdict``. Raises: ValueError: a field is missing or of another type."""
-        return from_plain(Link, data)
-
-    def when_cold(self) -> "Link":
-        """The link of a model whose requests replace the last-level cache."""
-        return replace(self, send_s=max(self.send_s, self.cold_send_s), receive_s=max(self.receive_s, self.cold_receive_s))
-
-    def seconds(self, num_bytes: float) -> float:
-        """One hop of ``num_bytes``, end to end, in seconds."""
-        return self.latency_s + self.send_s + self.receive_s + num_bytes * (self.send_s_per_byte + self.receive_s_per_byte)
-
-
-def shared_memory_link(source: str, target: str) -> Link:
-    """The assumed cost of a ring that was not measured: 35 us latency, 2 us and 50 GB/s to send, 2 us to receive a view."""
-    return Link(source, target, latency_s=35e-6, send_s=2e-6, send_s_per_byte=2e-11, receive_s=2e-6, receive_s_per_byte=0.0)
-
-
 @checked
 @dataclass(frozen=True)
 class Machine:
-    """The devices in the order of the user, and the links of ordered pairs; other pairs have the assumed link."""
+    """The devices in the order of the user, and the links of ordered pairs; other pairs have the assumed link.
+
+    Values between hosts pass the ``wires`` between these too.
+    """
 
     devices: tuple[Device, ...]
     links: Mapping[tuple[str, str], Link]
+    wires: tuple[Wire, ...] = ()
 
     @staticmethod
-    def of(devices: Iterable[Device], links: Iterable[Link] = ()) -> "Machine":
+    def of(devices: Iterable[Device], links: Iterable[Link] = (), wires: Iterable[Wire] = ()) -> "Machine":
         """A verified machine. Raises: DeviceError: no devices, a name twice, or core sets that overlap in too many ways."""
         made = listed("devices", devices, Device, "; parse_device makes one of a name")
-        return Machine(made, {(link.source, link.target): link for link in links}).verify()
+        return Machine(made, {(link.source, link.target): link for link in links}, tuple(wires)).verify()
 
     def __getitem__(self, name: str) -> Device:
         for device in self.devices:

@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt
 
 from autosplit.errors import DeviceError, UsageError, raise_faults
 from autosplit.files import read_data, validated
-from autosplit.values.machine import HOST, MAX_DEVICES, Device, Link, Machine, parse_bytes, parse_device, span
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, MAX_DEVICES, Device, Machine, parse_bytes, parse_device, span
 from autosplit.values.samples import backend_fault
 
 

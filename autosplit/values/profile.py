@@ -17,7 +17,8 @@ from autosplit.files import content_hash, from_plain
 from autosplit.parsing import MALFORMED
 from autosplit.values.fitting import fit_factors
 from autosplit.values.graph import Graph, Op
-from autosplit.values.machine import Link, Machine
+from autosplit.values.links import Link, Wire
+from autosplit.values.machine import Machine
 from autosplit.values.samples import (
     Measured,
     Precision,
@@ -45,6 +46,7 @@ class Profile:
         measured: the measurements of each setting.
         stages: measured stages, oldest first.
         links: measured links.
+        wires: measured wires between hosts.
         notes: reasons why measurements were repeated or left out; not part of the hash.
         precision: the precision of all measurements.
     """
@@ -55,6 +57,7 @@ class Profile:
     measured: Mapping[Setting, Measured] = field(default_factory=dict)
     stages: tuple[StageMeasured, ...] = ()
     links: tuple[Link, ...] = ()
+    wires: tuple[Wire, ...] = ()
     notes: tuple[str, ...] = ()
     precision: Precision = "f32"
 
@@ -97,11 +100,7 @@ class Profile:
 
         Raises: ProfileError: nothing of that kind was measured.
         """
-        found = [
-            setting
-            for setting in self.measured
-            if setting.device == device and setting.backend == backend and threads in (None, setting.threads)
-        ]
+        found = [s for s in self.measured if s[:2] == (device, backend) and threads in (None, s.threads)]
         if not found:
             known = "; ".join(str(setting) for setting in self.measured) or "nothing"
             what = f"{backend} on {device}" if threads is None else str(Setting(device, backend, threads))
@@ -331,6 +330,7 @@ class Profile:
             "measured": [{**setting._asdict(), **measured_to_dict(measured)} for setting, measured in self.measured.items()],
             "stages": [stage_to_dict(stage) for stage in self.stages],
             "links": [asdict(link) for link in self.links],
+            **({"wires": [asdict(wire) for wire in self.wires]} if self.wires else {}),
         }
 
     @staticmethod
@@ -344,6 +344,7 @@ class Profile:
                 measured={setting_from_dict(entry): measured_from_dict(entry) for entry in data["measured"]},
                 stages=tuple(stage_from_dict(entry) for entry in data["stages"]),
                 links=tuple(Link.from_dict(link) for link in data["links"]),
+                wires=tuple(Wire.from_dict(wire) for wire in data.get("wires", [])),
                 precision=data.get("precision", "f32"),
             ).verify()
         except MALFORMED as failure:

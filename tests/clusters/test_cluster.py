@@ -18,7 +18,10 @@ import pytest
 import torch
 
 import autosplit
+from autosplit.clusters import hostprofile
+from autosplit.costs.wires import Wires
 from autosplit.deploying.service import open_pipeline
+from autosplit.measuring.store import Store
 from autosplit.values.machine import HOST
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 
@@ -38,8 +41,14 @@ def traced() -> autosplit.Traced:
 
 
 @pytest.fixture(scope="module")
-def profile(traced: autosplit.Traced, cluster: autosplit.Cluster) -> autosplit.Profile:
-    return autosplit.measure(traced, setup=autosplit.Setup(backends=("eager",), hosts=cluster, progress=False))
+def setup(cluster: autosplit.Cluster, tmp_path_factory: pytest.TempPathFactory) -> autosplit.Setup:
+    store = tmp_path_factory.mktemp("profiles")
+    return autosplit.Setup(backends=("eager",), hosts=cluster, progress=False, store=store)
+
+
+@pytest.fixture(scope="module")
+def profile(traced: autosplit.Traced, setup: autosplit.Setup) -> autosplit.Profile:
+    return autosplit.measure(traced, setup=setup)
 
 
 def halves(traced: autosplit.Traced, cluster: autosplit.Cluster, stages: int = 2) -> Plan:
@@ -59,7 +68,8 @@ def test_hosts_are_one_machine(cluster: autosplit.Cluster) -> None:
     assert all(device.name.startswith(f"{device.host}/cpu:") and device.memory_bytes for device in machine.devices)
     pairs = {(one, other) for one in (HOST, "node-a", "node-b") for other in (HOST, "node-a", "node-b") if one != other}
     assert pairs == set(machine.links)
-    assert all(link.latency_s > 0 and link.send_s_per_byte > 0 for link in machine.links.values())
+    assert all(link.latency_s > 0 for link in machine.links.values())
+    assert all(Wires(machine.wires).s_per_byte(*pair) > 0 for pair in pairs), "every pair of hosts has a measured wire"
 
 
 def test_only_loopback_is_listened_on(cluster: autosplit.Cluster) -> None:
@@ -73,6 +83,17 @@ def test_every_host_is_profiled(profile: autosplit.Profile, cluster: autosplit.C
     names = {device.name for device in cluster.machine.devices}
     assert {setting.device for setting in profile.measured} == names
     assert {(link.source, link.target) for link in profile.links} >= {(a, b) for a in names | {HOST} for b in names if a != b}
+    assert profile.wires == cluster.machine.wires
+
+
+def test_what_was_measured_on_hosts_is_kept(
+    traced: autosplit.Traced, profile: autosplit.Profile, setup: autosplit.Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert setup.store is not None
+    assert set(Store(Path(setup.store)).load(traced.graph).measured) <= set(profile.measured)
+    monkeypatch.setattr(hostprofile, "unsplit", lambda traced: pytest.fail("the hosts measure again what the store holds"))
+    again = autosplit.measure(traced, setup=setup)
+    assert (again.measured, again.links) == (profile.measured, profile.links)
 
 
 def test_a_searched_plan_gives_the_answers_of_the_model(

@@ -5,7 +5,8 @@ from problems import chain
 from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Solution, Transfers, problem_from
 from autosplit.errors import UsageError
 from autosplit.values.graph import Graph, Op, Value, Weight
-from autosplit.values.machine import Device, Link, Machine
+from autosplit.values.links import Link
+from autosplit.values.machine import Device, Machine
 
 
 def graph() -> Graph:

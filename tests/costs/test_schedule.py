@@ -26,7 +26,8 @@ from autosplit.costs.schedule import (
 from autosplit.costs.simulation import SimStage
 from autosplit.errors import PlanError, UsageError
 from autosplit.values.graph import Graph, Op, Value, Weight
-from autosplit.values.machine import HOST, Link, Machine, parse_device
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.plan import Plan, Prediction, Source, Stage
 from autosplit.values.profile import Profile
 

@@ -9,7 +9,8 @@ from autosplit.measuring.link_ends import SIZES_BYTES
 from autosplit.measuring.links import _similar_links, fit, measure_links, open_rings, with_overhead
 from autosplit.measuring.request_overhead import RequestOverhead, processor_s
 from autosplit.measuring.worker_pool import open_pool
-from autosplit.values.machine import HOST, Link, parse_device
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, parse_device
 
 
 @settings(deadline=None)

@@ -19,7 +19,7 @@ from autosplit.measuring import store as measuring_store
 from autosplit.measuring.store import Entry, Store, file_safe, mismatch, stored_models
 from autosplit.reports.accuracy import Run, StageRun
 from autosplit.values.graph import Graph, Op, Value
-from autosplit.values.machine import shared_memory_link
+from autosplit.values.links import shared_memory_link
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Provenance, Samples, Setting
 

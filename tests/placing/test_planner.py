@@ -15,7 +15,8 @@ from autosplit.placing.sites import Choice, Site
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
-from autosplit.values.machine import Link, Machine, parse_device
+from autosplit.values.links import Link
+from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import held_on
 from autosplit.values.profile import Profile
 

@@ -22,7 +22,8 @@ from autosplit.planning.predicting import predict
 from autosplit.tracing.capturing import trace
 from autosplit.tracing.loading import load_model
 from autosplit.values.graph import Graph, Op, Value
-from autosplit.values.machine import Link, Machine, parse_device
+from autosplit.values.links import Link
+from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 from autosplit.values.planfile import read_plan, write_plan
 from autosplit.values.profile import Profile

@@ -13,7 +13,8 @@ from problems import chain, random_problem
 from typer.testing import CliRunner
 
 from autosplit.cli import app
-from autosplit.costs.cost import evaluate, find_faults, latency_s
+from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.faults import find_faults
 from autosplit.costs.problem import Block
 from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError

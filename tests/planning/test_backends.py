@@ -7,14 +7,16 @@ from random import Random
 
 import pytest
 
-from autosplit.costs.cost import evaluate, find_faults
+from autosplit.costs.cost import evaluate
+from autosplit.costs.faults import find_faults
 from autosplit.costs.problem import Block
 from autosplit.errors import InfeasibleError
 from autosplit.planning.plans import Query, plan_model
 from autosplit.planning.predicting import predict, problem_on
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value
-from autosplit.values.machine import HOST, Link, Machine, overlaps, parse_device
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, Machine, overlaps, parse_device
 from autosplit.values.plan import Plan, Source
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Samples, Setting

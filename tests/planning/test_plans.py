@@ -17,7 +17,8 @@ from autosplit.planning.plans import Query, plan_front, plan_model
 from autosplit.planning.predicting import bounded, moved_s, predict
 from autosplit.values.constraints import Constraints
 from autosplit.values.graph import Graph, Op, Value, Weight
-from autosplit.values.machine import HOST, Link, Machine, parse_device
+from autosplit.values.links import Link
+from autosplit.values.machine import HOST, Machine, parse_device
 from autosplit.values.plan import Plan, Source, held_on
 from autosplit.values.planfile import read_plan, write_plan
 from autosplit.values.profile import Profile

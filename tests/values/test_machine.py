@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autosplit.errors import DeviceError, UsageError
-from autosplit.values.machine import HOST, Link, Machine, parse_bytes, parse_device, shared_memory_link, span, union
+from autosplit.values.links import Link, shared_memory_link
+from autosplit.values.machine import HOST, Machine, parse_bytes, parse_device, span, union
 
 
 def machine(*names: str) -> Machine:

@@ -10,7 +10,8 @@ from autosplit.errors import ProfileError
 from autosplit.planning.plans import backend_choices
 from autosplit.planning.predicting import measured_backends
 from autosplit.values.graph import Graph, Op, Value
-from autosplit.values.machine import Device, Machine, shared_memory_link
+from autosplit.values.links import shared_memory_link
+from autosplit.values.machine import Device, Machine
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Measured, Provenance, Samples, Setting
 

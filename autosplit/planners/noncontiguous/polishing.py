@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autosplit.costs.cost import evaluate, find_faults
+from autosplit.costs.cost import evaluate
+from autosplit.costs.faults import find_faults
 from autosplit.costs.problem import Problem
 from autosplit.planners.items import Ints
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph

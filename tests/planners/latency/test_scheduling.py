@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_blocks, random_problem
 
-from autosplit.costs.cost import find_faults, latency_s
+from autosplit.costs.cost import latency_s
+from autosplit.costs.faults import find_faults
 from autosplit.costs.problem import Block, Net, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
 from autosplit.planners.clusters import forced_clusters

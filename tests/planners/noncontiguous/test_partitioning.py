@@ -9,7 +9,8 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from autosplit.costs.cost import evaluate, find_faults, verify
+from autosplit.costs.cost import evaluate
+from autosplit.costs.faults import find_faults, verify
 from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, SharedWeight, Solution, Transfers
 from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
 from autosplit.errors import InfeasibleError

@@ -1,0 +1,60 @@
+"""Wires in the cost of a plan: the bytes that pass each of them, and the time of a value on its way between two hosts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import lcm
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.values.links import Wire
+
+
+class Sent(NamedTuple):
+    """Bytes of one sample that go from a block to another one: the hosts of their replicas, which take turns, and the bytes."""
+
+    senders: tuple[str, ...]
+    receivers: tuple[str, ...]
+    num_bytes: float
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The host that sends and the host that receives, for each of the samples after which the turns begin anew."""
+        turns = range(lcm(len(self.senders), len(self.receivers)))
+        return [(self.senders[k % len(self.senders)], self.receivers[k % len(self.receivers)]) for k in turns]
+
+
+@dataclass(frozen=True)
+class Wires:
+    """The wires of a machine; without any, values between hosts share nothing."""
+
+    all: tuple[Wire, ...] = ()
+
+    @cached_property
+    def routes(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        """Names of two hosts to the numbers of the wires that a value from the first to the second passes."""
+        found: dict[tuple[str, str], tuple[int, ...]] = {}
+        for number, wire in enumerate(self.all):
+            for pair in product(wire.sources, wire.targets):
+                if pair[0] != pair[1]:
+                    found[pair] = (*found.get(pair, ()), number)
+        return found
+
+    def loads_s(self, sent: Iterable[Sent]) -> NDArray[np.float64]:
+        """Seconds per sample that each wire is busy, shape (num_wires,)."""
+        passed_bytes: NDArray[np.float64] = np.zeros(len(self.all))
+        for one in sent:
+            pairs = one.pairs
+            for pair in pairs:
+                passed_bytes[list(self.routes.get(pair, ()))] += one.num_bytes / len(pairs)
+        return passed_bytes * np.array([wire.s_per_byte for wire in self.all], dtype=np.float64)
+
+    def s_per_byte(self, source: str, target: str) -> float:
+        """Seconds that a byte is on the way from one host to another where nothing else is: those of the slowest wire."""
+        return max((self.all[number].s_per_byte for number in self.routes.get((source, target), ())), default=0.0)
+
+
+NO_WIRES = Wires()

@@ -1,0 +1,83 @@
+"""Wires between hosts: what passes them, by evaluator, simulator and planner, beside sums by hand and brute force."""
+
+from dataclasses import replace
+from random import Random
+
+import exhaustive
+import pytest
+from problems import chain, random_blocks, random_problem
+
+from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.problem import HOST, Block, Net, Transfers
+from autosplit.costs.schedule import schedule_blocks
+from autosplit.costs.wires import Wires
+from autosplit.planners.portfolio import solve
+from autosplit.values.constraints import Demands
+from autosplit.values.links import Wire
+
+HOSTS = ("host", "a", "b", "c")
+
+
+def cards(s_per_byte: float, hosts=HOSTS) -> tuple[Wire, ...]:
+    """The card of each host, out and in."""
+    ways = [
+        (Wire(f"{one} sends", (one,), hosts, s_per_byte), Wire(f"{one} receives", hosts, (one,), s_per_byte)) for one in hosts
+    ]
+    return tuple(wire for pair in ways for wire in pair)
+
+
+def on_hosts(problem, s_per_byte: float, per_host: int = 1):
+    """The problem with ``per_host`` devices on each host, and cards."""
+    names = tuple(f"{HOSTS[1 + number // per_host]}/cpu:{number % per_host}" for number in range(problem.num_devices))
+    return replace(problem, devices=names, wires=Wires(cards(s_per_byte)))
+
+
+def loads(problem, blocks) -> dict[str, float]:
+    found = evaluate(problem, blocks)
+    return {wire.name: load for wire, load in zip(problem.wires.all, found.wire_s.tolist(), strict=True) if load}
+
+
+def test_a_card_carries_all_that_its_links_carry():
+    problem = on_hosts(chain([1, 1, 1], 3, nets=(Net(HOST, (0,), 8.0), Net(0, (1, 2), 2.0), Net(2, (HOST,), 1.0))), 0.5)
+    problem = replace(problem, transfers=Transfers.free(3))
+    blocks = [Block((op,), (op,)) for op in range(3)]
+    assert loads(problem, blocks) == {
+        "host sends": 4.0, "a receives": 4.0, "a sends": 2.0, "b receives": 1.0, "c receives": 1.0, "c sends": 0.5,
+        "host receives": 0.5,
+    }  # fmt: skip
+    assert evaluate(problem, blocks).bottleneck_s == 4.0 and evaluate(problem, blocks).device_s.max() == 1.0
+    assert latency_s(problem, blocks) == pytest.approx(4 + 1 + 1 + 1 + 0.5)  # both readers of op 0 run at once
+
+
+def test_replicas_that_take_turns_meet_those_of_their_own_host():
+    problem = on_hosts(chain([1, 1], 4, num_bytes=8.0), 0.5, per_host=2)
+    both = [Block((0,), (0, 2)), Block((1,), (1, 3))]
+    crossed = [Block((0,), (0, 2)), Block((1,), (3, 1))]
+    assert loads(problem, both) == {}
+    assert loads(problem, crossed) == {"a sends": 2.0, "a receives": 2.0, "b sends": 2.0, "b receives": 2.0}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_simulation_keeps_the_pace_of_the_evaluator(seed):
+    problem = on_hosts(random_problem(seed, num_ops=5, num_devices=3, unsupported=False, sync=False), 0.3 * Random(seed).random())
+    blocks = random_blocks(problem, seed)
+    schedule = schedule_blocks(problem, blocks, 200)
+    value_s = evaluate(problem, blocks).bottleneck_s
+    assert schedule.makespan_s >= 199 * value_s * (1 - 1e-9)
+    assert schedule.makespan_s <= 230 * value_s + latency_s(problem, blocks)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+@pytest.mark.parametrize("seed", range(6))
+def test_plans_around_wires_are_as_good_as_brute_force(seed, objective):
+    problem = random_problem(seed, num_ops=4, num_devices=3, caps=False, pooled=False)
+    problem = on_hosts(problem, 0.5 * (1 + seed % 3))
+    demands = Demands(objective=objective)
+    found, best = (
+        solve(problem, demands, time_limit_s=1.0),
+        exhaustive.best_blocks(problem, Demands(objective=objective, reuse=objective == "latency")),
+    )
+    assert best is not None
+    print(seed, objective, found.objective_s, best[1], found.bound_s)
+    assert found.bound_s <= best[1] * (1 + 1e-6)
+    assert found.objective_s <= best[1] * 1.25
