@@ -25,7 +25,7 @@ from autosplit.planners.wired import plan_with_wires
 from autosplit.values.constraints import Demands
 
 FEW_PLACES = 60
-"""Ops times devices up to which CP-SAT places blocks and times them exactly."""
+"""Ops times devices up to which CP-SAT places blocks and times them exactly, in less time than others take for a bound."""
 SMALL_PLACES = 200
 """Ops times devices up to which CP-SAT is asked before the hypergraph is partitioned."""
 SHARE_WITHOUT_SHARING = 0.4
@@ -94,6 +94,11 @@ def for_throughput(incumbent: Incumbent) -> bool:
     return incumbent.demands.objective == "throughput"
 
 
+def shares_devices(incumbent: Incumbent) -> bool:
+    """The largest device load is the objective, and a device may hold several blocks."""
+    return for_throughput(incumbent) and bool(incumbent.demands.reuse)
+
+
 def limits_latency(incumbent: Incumbent) -> bool:
     """The largest device load is the objective, and latency is limited."""
     return for_throughput(incumbent) and incumbent.demands.max_latency_s < inf
@@ -131,7 +136,7 @@ FIRST_PLAN = (
 BETTER_PLANS = (
     Step(solve_integer_program, 0.5, lambda i: any_sets(i) and places(i) <= SMALL_PLACES),
     Step(partition, 1.0, any_sets),
-    Step(split_any_sets, 0.4, lambda i: for_throughput(i) and bool(i.demands.reuse) and i.demands.max_replicas == 1),
+    Step(split_any_sets, 0.4, lambda i: shares_devices(i) and i.demands.max_replicas == 1 and places(i) > FEW_PLACES),
     Step(solve_integer_program, 0.3, limits_latency),
     Step(anneal_rows, 0.5, limits_latency),
     Step(schedule_sample, 0.5, lambda i: not for_throughput(i) and places(i) <= FEW_PLACES),

@@ -6,8 +6,11 @@
 // `table.txt` is the table of the parts. The weights are mapped and read where they lie.
 #pragma once
 
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
