@@ -25,7 +25,7 @@ LABEL = "autosplit-host"
 OBJECT_STORE_BYTES = 96 << 20
 """Shared memory of a local node for files on their way; Ray writes what exceeds it to disk."""
 
-START_S, ENDING_S = 60.0, 20.0
+START_S, ENDING_S = 120.0, 20.0
 _ADDRESS = "address of the first node: "
 
 

@@ -1,15 +1,16 @@
-"""Two Ray nodes on this machine: profile, plan, run, and go on when a process dies.
+"""Three Ray nodes on this machine, then two, then one: profile, plan, run, and go on when a process stops or dies.
 
-One cluster serves all tests of this file, because its start takes most of their time. Tests that end hosts come last.
+One cluster serves all tests of this file, because its start takes most of their time. Tests that end hosts come last, and
+nothing is judged by seconds: other processes may have the cores.
 """
 
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 import autosplit
-from autosplit.clusters import hostprofile
+from autosplit.clusters import frames, hostprofile
 from autosplit.costs.wires import Wires
 from autosplit.deploying.service import open_pipeline
 from autosplit.measuring.store import Store
@@ -26,12 +27,12 @@ from autosplit.values.machine import HOST
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 
 pytest.importorskip("ray", reason="a cluster of hosts needs Ray: pip install 'autosplit[ray]'")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[autosplit.Cluster]:
-    with autosplit.Cluster("local:2") as opened:
+    with autosplit.Cluster("local:3") as opened:
         yield opened
 
 
@@ -52,8 +53,8 @@ def profile(traced: autosplit.Traced, setup: autosplit.Setup) -> autosplit.Profi
 
 
 def halves(traced: autosplit.Traced, cluster: autosplit.Cluster, stages: int = 2) -> Plan:
-    """A plan with a stage on each device in turn."""
-    names, ops = [device.name for device in cluster.machine.devices], [op.name for op in traced.graph.ops]
+    """A plan with a stage on the first and on the last device in turn."""
+    names, ops = [cluster.machine.devices[end].name for end in (0, -1)], [op.name for op in traced.graph.ops]
     ends = [round(len(ops) * number / stages) for number in range(stages + 1)]
     placed = tuple(
         Stage(f"stage{number}", tuple(ops[ends[number] : ends[number + 1]]), (names[number % len(names)],))
@@ -64,9 +65,10 @@ def halves(traced: autosplit.Traced, cluster: autosplit.Cluster, stages: int = 2
 
 def test_hosts_are_one_machine(cluster: autosplit.Cluster) -> None:
     machine = cluster.machine
-    assert {device.host for device in machine.devices} == {"node-a", "node-b"}
+    hosts = ["node-a", "node-b", "node-c"]
+    assert [device.host for device in machine.devices] == hosts
     assert all(device.name.startswith(f"{device.host}/cpu:") and device.memory_bytes for device in machine.devices)
-    pairs = {(one, other) for one in (HOST, "node-a", "node-b") for other in (HOST, "node-a", "node-b") if one != other}
+    pairs = set(permutations((HOST, *hosts), 2))
     assert pairs == set(machine.links)
     assert all(link.latency_s > 0 for link in machine.links.values())
     assert all(Wires(machine.wires).s_per_byte(*pair) > 0 for pair in pairs), "every pair of hosts has a measured wire"
@@ -102,7 +104,7 @@ def test_a_searched_plan_gives_the_answers_of_the_model(
     setup = autosplit.Setup(hosts=cluster, progress=False)
     demands = autosplit.Constraints(num_stages=2, max_replicas=1)
     found = autosplit.search(traced, profile, None, demands, setup=setup, budget=autosplit.Budget(search_s=0))
-    assert {name.partition("/")[0] for stage in found.plan.stages for name in stage.devices} == {"node-a", "node-b"}
+    assert len({name.partition("/")[0] for stage in found.plan.stages for name in stage.devices}) == 2
     inputs = [torch.randn_like(traced.example_inputs[0]) for _ in range(50)]
     with open_pipeline(traced, found.plan, hosts=cluster) as model:
         for x, y in zip(inputs, model.stream(inputs), strict=True):
@@ -114,7 +116,7 @@ def test_a_searched_plan_gives_the_answers_of_the_model(
 
 def test_a_plan_may_come_back_to_a_host_and_have_replicas_on_both(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
     plan = halves(traced, cluster, stages=4)
-    a, b = (device.name for device in cluster.machine.devices)
+    a, b, *_ = (device.name for device in cluster.machine.devices)
     stages = list(plan.stages)
     stages[1] = Stage("stage1", stages[1].ops, (b, a))
     plan = Plan(traced.source, traced.graph.hash, "", tuple(stages), UNKNOWN)
@@ -129,11 +131,11 @@ def test_deadlines_and_refusals_hold_over_hosts(traced: autosplit.Traced, cluste
     [x] = traced.example_inputs
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
         with pytest.raises(autosplit.DeadlineError):
-            model.submit(x, deadline_s=1e-9).result(30)
+            model.submit(x, deadline_s=1e-9).result(300)
         with pytest.raises(autosplit.UsageError, match="do not fit"):
             model.submit(torch.zeros(3))
         answers = [model.submit(x) for _ in range(200)]  # more than the window and the queue
-        assert all(torch.equal(answer.result(30), traced.run(x)) for answer in answers)
+        assert all(torch.equal(answer.result(300), traced.run(x)) for answer in answers)
     with pytest.raises(autosplit.RefusedError, match="closed"):
         model.submit(x)
 
@@ -144,7 +146,7 @@ def test_a_dead_worker_is_replaced_on_its_host(traced: autosplit.Traced, cluster
         answers = [model.submit(x) for _ in range(20)]
         os.kill(model.pipeline.pids[1], signal.SIGKILL)
         answers += [model.submit(x) for _ in range(20)]
-        assert all(torch.equal(answer.result(60), traced.run(x)) for answer in answers)
+        assert all(torch.equal(answer.result(300), traced.run(x)) for answer in answers)
         assert model.stats().restarts == 1
 
 
@@ -158,10 +160,31 @@ def test_the_document_runs(cluster: autosplit.Cluster, monkeypatch: pytest.Monke
     assert torch.equal(document["answer"], traced.run(*traced.example_inputs))
 
 
+def test_a_silent_host_is_replaced(
+    traced: autosplit.Traced, profile: autosplit.Profile, cluster: autosplit.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is stopped closes nothing and says nothing, as a link that drops every packet."""
+    monkeypatch.setattr(frames, "SILENCE_S", 2.5)
+    [x] = traced.example_inputs
+    silent = psutil.Process(cluster.hosts["node-c"].pid)
+    with open_pipeline(traced, halves(traced, cluster), hosts=cluster, profile=profile) as model:
+        assert [stage.devices[0].host for stage in model.pipeline.wiring.stages] == ["node-a", "node-c"]
+        answers = [model.submit(x) for _ in range(10)]
+        silent.suspend()
+        try:
+            answers += [model.submit(x) for _ in range(30)]
+            assert all(torch.equal(answer.result(300), traced.run(x)) for answer in answers)
+        finally:
+            silent.resume()
+        [note] = model.pipeline.replanned
+        assert "host 'node-c' was lost: it was silent for 2.5 s" in note or "says that it was silent" in note
+    assert set(cluster.lost) == {"node-c"}
+
+
 def test_a_lost_host_is_named_or_replaced(
     traced: autosplit.Traced, profile: autosplit.Profile, cluster: autosplit.Cluster
 ) -> None:
-    """The last test: it ends the agent of a host."""
+    """The last test: it ends the agent of a host, and one is left."""
     [x] = traced.example_inputs
     plan = halves(traced, cluster)
     with (
@@ -169,16 +192,15 @@ def test_a_lost_host_is_named_or_replaced(
         open_pipeline(traced, plan, hosts=cluster, profile=profile) as spare,
     ):
         answers: dict[Any, list[Future[Any]]] = {model: [model.submit(x) for _ in range(30)] for model in (alone, spare)}
-        begun_s = time.monotonic()
         os.kill(cluster.hosts["node-b"].pid, signal.SIGKILL)
         with pytest.raises(autosplit.WorkerError, match="host 'node-b' was lost"):
-            for _ in range(1000):
+            while True:
                 alone(x)
-        assert time.monotonic() - begun_s < 1.0, "a lost host is found within a second"
+        assert "silent" not in cluster.lost["node-b"], "a lost host is found by its connections, not by a time limit"
         for answer in answers[alone]:
-            assert answer.exception(1) is None or "node-b" in str(answer.exception(1))
-        assert all(torch.equal(answer.result(60), traced.run(x)) for answer in [*answers[spare], spare.submit(x)])
+            assert answer.exception(300) is None or "node-b" in str(answer.exception(300))
+        assert all(torch.equal(answer.result(300), traced.run(x)) for answer in [*answers[spare], spare.submit(x)])
         [note] = spare.pipeline.replanned
         assert "host 'node-b' was lost" in note
         assert {row["device"].partition("/")[0] for row in spare.stats().rows()} == {"node-a"}
-    assert set(cluster.lost) == {"node-b"}
+    assert set(cluster.lost) == {"node-b", "node-c"}
