@@ -128,40 +128,42 @@ def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
 
     Replicas that train synchronise their weights as in PipeDream (Narayanan et al., SOSP 2019).
     """
-    crossings = _crossings(problem, blocks)
-    found = []
-    for number in range(len(blocks)):
-        sends = _share(problem, blocks, crossings, number, sending=True)
-        receives = _share(problem, blocks, crossings, number, sending=False)
-        sync_s = 2.0 * (len(sends) - 1) * problem.sync_s_per_byte * _block_bytes(problem, blocks[number])
-        found.append([send_s + receive_s + sync_s for send_s, receive_s in zip(sends, receives, strict=True)])
-    return found
+    crossings, t = _crossings(problem, blocks), problem.transfers
+    sent = _shares(problem, blocks, crossings, t.send_s, t.send_s_per_byte, sending=True)
+    received = _shares(problem, blocks, crossings, t.receive_s.T, t.receive_s_per_byte.T, sending=False)
+    moves = sent + received
+    if problem.sync_s_per_byte:
+        others = np.array([len(block.devices) - 1 for block in blocks])
+        moves += 2.0 * others * problem.sync_s_per_byte * _block_bytes(problem, blocks)
+    return [moves[: len(block.devices), number].tolist() for number, block in enumerate(blocks)]
 
 
-def _share(problem: Problem, blocks: Sequence[Block], crossings: _Crossings, number: int, sending: bool) -> list[float]:
-    """Seconds for one sample that each device of a block spends sending, or receiving."""
-    transfers = problem.transfers
-    mine, others = (crossings.source, crossings.target) if sending else (crossings.target, crossings.source)
-    fixed_s, per_byte = (
-        (transfers.send_s, transfers.send_s_per_byte) if sending else (transfers.receive_s, transfers.receive_s_per_byte)
-    )
-    chosen = np.flatnonzero(mine == number)
-    if not len(chosen):
-        return [0.0] * len(blocks[number].devices)
-    peers, sizes = others[chosen], crossings.num_bytes[chosen]
-    shares = []
-    for device in blocks[number].devices:
-        line = (fixed_s[device], per_byte[device]) if sending else (fixed_s[:, device], per_byte[:, device])
-        table = np.zeros((len(blocks) + 1, 2))
-        for peer in np.unique(peers):
-            where = [HOST] if peer == HOST else list(blocks[peer].devices)
-            table[peer] = line[0][where].mean(), line[1][where].mean()
-        seconds = table[peers, 0] + sizes * table[peers, 1]
-        if sending and problem.send_once:
-            dearest = np.zeros(len(problem.nets))
-            np.maximum.at(dearest, crossings.net[chosen], seconds)
-            seconds = dearest
-        shares.append(float(seconds.sum()))
+def _shares(
+    problem: Problem, blocks: Sequence[Block], crossings: _Crossings, fixed_s: Floats, per_byte: Floats, sending: bool
+) -> Floats:
+    """Seconds for one sample that each replica of each block spends sending, or receiving, shape (most replicas, num_blocks).
+
+    Args:
+        problem, blocks: what is evaluated.
+        crossings: the values that cross, sorted by value.
+        fixed_s, per_byte: tables whose rows are the devices that pay, and whose columns are those at the other end.
+        sending: the sender pays, once for each value with ``send_once``.
+    """
+    paying, others = (crossings.source, crossings.target) if sending else (crossings.target, crossings.source)
+    part = np.zeros((len(blocks) + 1, problem.num_devices + 1))
+    part[HOST, HOST] = 1.0
+    device = np.full((max(map(len, (block.devices for block in blocks))), len(blocks) + 1), HOST)
+    for number, block in enumerate(blocks):
+        part[number, list(block.devices)] = 1.0 / len(block.devices)
+        device[: len(block.devices), number] = block.devices
+    fixed_s, per_byte = fixed_s @ part.T, per_byte @ part.T
+    values = np.flatnonzero(np.diff(crossings.net, prepend=-1))
+    shares = np.zeros((len(device), len(blocks)))
+    for replica, own in enumerate(device):
+        seconds, payer = fixed_s[own[paying], others] + crossings.num_bytes * per_byte[own[paying], others], paying
+        if sending and problem.send_once and len(values):
+            seconds, payer = np.maximum.reduceat(seconds, values), paying[values]
+        shares[replica] = np.bincount(payer + 1, seconds, len(blocks) + 1)[1:]
     return shares
 
 
@@ -181,16 +183,18 @@ def memory_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
     Every block is a process of its own, so two blocks on one device each hold a weight that both read.
     """
     held = np.zeros(problem.num_devices)
-    for block in blocks:
-        held[list(block.devices)] += _block_bytes(problem, block)
+    for block, num_bytes in zip(blocks, _block_bytes(problem, blocks).tolist(), strict=True):
+        held[list(block.devices)] += num_bytes
     return problem.summed(held)
 
 
-def _block_bytes(problem: Problem, block: Block) -> float:
-    """The bytes of the weights of a block, each once."""
-    ops = set(block.ops)
-    shared = sum(weight.num_bytes for weight in problem.weights if not ops.isdisjoint(weight.users))
-    return float(problem.op_bytes[list(block.ops)].sum()) + shared
+def _block_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
+    """The bytes of the weights of each block, each once, shape (num_blocks,)."""
+    home = block_of(problem, blocks)
+    held = np.bincount(home, problem.op_bytes, len(blocks))
+    for weight in problem.weights:
+        held[np.unique(home[list(weight.users)])] += weight.num_bytes
+    return held.astype(np.float64)
 
 
 def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:
@@ -203,7 +207,7 @@ def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:
 
 def pool_bytes(problem: Problem, blocks: Sequence[Block]) -> list[float]:
     """The bytes that the devices of each pool hold together; bytes that several of them hold count once."""
-    holds = _holders(problem, blocks)
+    holds = _holders(problem, blocks) if problem.pools else np.zeros((0, 0), dtype=bool)
     totals = []
     for pool in problem.pools:
         inside = holds[:, list(pool.devices)].sum(axis=1) > 0
@@ -304,7 +308,7 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
         TimedPiece(
             owner[number],
             part.devices,
-            problem.compute_s[np.ix_(list(part.ops), list(part.devices))].sum(axis=0),
+            problem.compute_s[list(part.ops)][:, list(part.devices)].sum(axis=0),
             moved[number],
             reads[number],
         )

@@ -31,8 +31,11 @@ SOONEST_SHARE = 0.1
 FEW_PLACES = 200
 """Items times devices up to which CP-SAT, which proves, gets the time of the walks."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
-SECONDS_TO_CONTRACT = 1e-4
-"""Seconds for each op: with less time left, a known plan is the answer. Contraction takes half of them and looks at no clock."""
+SECONDS_TO_CONTRACT, SECONDS_FOR_SOONEST = 1e-4, 1e-3
+"""Seconds for each op: with less time left, a known plan is the answer; the second number is for latency.
+
+Contraction takes half of the first number and looks at no clock.
+"""
 START_SHARE, START_LEAST_S = 0.4, 5.0
 """Share of the time left, and least seconds if so many are left, for the best chain where a plan need not be a chain.
 
@@ -53,7 +56,8 @@ def improve_chains(incumbent: Incumbent, deadline: float) -> None:
         improve_chains(chain, monotonic() + max(START_SHARE * left_s, min(START_LEAST_S, left_s)))
         incumbent.offer(chain.blocks, "chains")
         return
-    if incumbent.blocks and deadline - monotonic() < SECONDS_TO_CONTRACT * problem.num_ops:
+    least_s = SECONDS_FOR_SOONEST if demands.objective == "latency" else SECONDS_TO_CONTRACT
+    if incumbent.blocks and deadline - monotonic() < least_s * problem.num_ops:
         return
     _improve(incumbent, contract(problem, demands), deadline)
 

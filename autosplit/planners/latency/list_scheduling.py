@@ -7,6 +7,7 @@ from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.planners.clusters import net_edges
 from autosplit.planners.delays import Delays, readers_of
+
+OPS_OF_A_SLICE = 256
+"""Ops between two looks at the clock."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +28,19 @@ class Timetable:
     start_s: Floats
 
 
-def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caution: float = 1.0) -> Timetable | None:
-    """HEFT on some devices; None where an op can run on none of them. A full device takes no more ops while another one can.
+def list_schedule(
+    problem: Problem, delays: Delays, devices: Sequence[int], caution: float = 1.0, deadline: float = inf
+) -> Timetable | None:
+    """HEFT on some devices; None where an op can run on none of them, or after the deadline.
+
+    A full device takes no more ops while another one can.
 
     Args:
         problem: the ops in topological order.
         delays: between ops on two devices.
         devices: the devices that may be used.
         caution: factor of the delays while a device is chosen.
+        deadline: in seconds of ``time.monotonic``.
     """
     allowed = problem.compute_s[:, list(devices)]
     if np.isinf(allowed).all(axis=1).any():
@@ -49,24 +58,27 @@ def list_schedule(problem: Problem, delays: Delays, devices: Sequence[int], caut
         for reader in after[op]:
             before[reader].append(op)
     busy: dict[int, list[tuple[float, float]]] = {device: [] for device in devices}
-    held = np.zeros(problem.num_devices)
+    compute_s, sizes, caps = problem.compute_s.tolist(), problem.op_bytes.tolist(), problem.memory_bytes.tolist()
+    held = [0.0] * problem.num_devices
     place, start_s, end_s = np.full(problem.num_ops, -1), np.zeros(problem.num_ops), np.zeros(problem.num_ops)
-    for op in sorted(range(problem.num_ops), key=lambda op: (-rank[op], op)):
+    for number, op in enumerate(sorted(range(problem.num_ops), key=lambda op: (-rank[op], op))):
+        if number % OPS_OF_A_SLICE == 0 and monotonic() > deadline:
+            return None
         best_s, chosen = inf, (-1, 0.0)
         ready_s = delays.between(HOST, op)[0].copy() if (HOST, op) in delays.edges else np.zeros(problem.num_devices)
         for maker in before[op]:
             (count, size), there = delays.edges[maker, op], place[maker]
             came_s = count * tables[0][there] + size * tables[1][there] + tables[2][there]
             np.maximum(ready_s, end_s[maker] + caution * came_s, out=ready_s)
-        able = [device for device in devices if problem.compute_s[op, device] < inf]
-        roomy = [device for device in able if held[device] + problem.op_bytes[op] <= problem.memory_bytes[device]]
+        waits_s, own_s = ready_s.tolist(), compute_s[op]
+        able = [device for device in devices if own_s[device] < inf]
+        roomy = [device for device in able if held[device] + sizes[op] <= caps[device]]
         for device in roomy or able:
-            begin_s = _gap(busy[device], float(ready_s[device]), float(problem.compute_s[op, device]))
-            ends_s = begin_s + float(problem.compute_s[op, device])
-            if ends_s < best_s:
-                best_s, chosen = ends_s, (device, begin_s)
+            begin_s = _gap(busy[device], waits_s[device], own_s[device])
+            if begin_s + own_s[device] < best_s:
+                best_s, chosen = begin_s + own_s[device], (device, begin_s)
         place[op], start_s[op], end_s[op] = *chosen, best_s
-        held[chosen[0]] += problem.op_bytes[op]
+        held[chosen[0]] += sizes[op]
         insort(busy[chosen[0]], (chosen[1], best_s))
     return Timetable(place, start_s)
 

@@ -18,8 +18,9 @@ from autosplit.planners.latency.evaluation import Times, row_latency_s, times_of
 
 HEATS = (0.02, 0.005, 0.001, 0.06)
 """Temperatures at which walks begin, as shares of the latency of their start; each ends at a hundredth of it."""
-FIRST_MOVES, WALK_S, LONGER = 2000, 1.0, 1.3
-"""Moves of the first walk, seconds of the second one unless the caller says otherwise, and the factor for each walk after it."""
+FIRST_MOVES, FIRST_STEPS, WALK_S, LONGER = 2000, 1_000_000, 1.0, 1.3
+"""Moves of the first walk, and moves times ops at most; seconds of the second walk unless the caller says otherwise, and the
+factor for each walk after it."""
 
 
 def is_plain(problem: Problem) -> bool:
@@ -50,7 +51,7 @@ def anneal_order(
     order = np.array([op for block in row for op in block.ops], dtype=np.int64)
     device = np.array([block.devices[0] for block in row for _ in block.ops], dtype=np.int64)[np.argsort(order)]
     caps = np.where(problem.memory_bytes >= problem.op_bytes.sum(), np.inf, problem.memory_bytes) * (1 + TOLERANCE)
-    num_moves, number, best_s = FIRST_MOVES, 0, np.inf
+    num_moves, number, best_s = min(FIRST_MOVES, 1 + FIRST_STEPS // problem.num_ops), 0, np.inf
     while monotonic() < deadline and best_s > enough_s:
         began = monotonic()
         order, device, best_s = _walk(

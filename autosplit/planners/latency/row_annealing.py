@@ -6,6 +6,7 @@ run several blocks where the demands allow that.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import exp, inf
 from random import Random
 from time import monotonic
@@ -19,7 +20,7 @@ from autosplit.planners.clusters import Clusters, forced_clusters
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import kept_together
 from autosplit.planners.latency.evaluation import LatencyEvaluator
-from autosplit.planners.objective import demand_faults, objective_s
+from autosplit.planners.objective import demand_faults
 from autosplit.values.constraints import Demands
 
 JOIN_S = 0.1
@@ -62,10 +63,14 @@ class RowAnnealing:
         self._atom_of = {op: atom for atom, ops in enumerate(self._atoms) for op in ops}
         self._tight = bool(self.problem.pools) or self.problem.total_bytes > float(self.problem.memory_bytes.min())
         self._order = np.array(self.problem.order, dtype=np.int64).reshape(-1, 2)
-        self._neighbours = [self._around(ops) for ops in self._atoms]
-        self._allowed: list[NDArray[np.bool_]] = [
-            np.asarray(np.isfinite(self.problem.compute_s[list(ops)]).all(axis=0)) for ops in self._atoms
-        ]
+
+    @cached_property
+    def _neighbours(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        return [self._around(ops) for ops in self._atoms]
+
+    @cached_property
+    def _allowed(self) -> list[NDArray[np.bool_]]:
+        return [np.asarray(np.isfinite(self.problem.compute_s[list(ops)]).all(axis=0)) for ops in self._atoms]
 
     def _around(self, ops: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The ops that may not stand after these ops, and those that may not stand before them."""
@@ -97,16 +102,17 @@ class RowAnnealing:
 
     def _offer_row(self, row: Row, method: str) -> None:
         """Keep blocks of clusters if they meet the demands and are better than the best by more than rounding."""
-        if self._cost_s(row) < self.value_s * (1 - TOLERANCE) and not demand_faults(self.problem, self.demands, row):
-            self.row, self.value_s, self.method = row, objective_s(self.problem, self.demands, row), method
+        cost_s = self._cost_s(row)
+        if cost_s < self.value_s * (1 - TOLERANCE) and not demand_faults(self.problem, self.demands, row):
+            self.row, self.value_s, self.method = row, cost_s, method
 
     def report(self, incumbent: Incumbent) -> None:
         """Offer the best row, with blocks joined where that costs nothing; many blocks get little time for it."""
         if self.row is not None:
             until = monotonic() + JOIN_S
             row = self._joined(self.row, max(self.deadline, until) if len(self.row) <= MOST_JOINED else until)
-            if not demand_faults(self.problem, self.demands, row):
-                self.row, self.value_s = row, min(self.value_s, objective_s(self.problem, self.demands, row))
+            if row is not self.row and not demand_faults(self.problem, self.demands, row):
+                self.row, self.value_s = row, min(self.value_s, self._cost_s(row))
             incumbent.offer(self.clusters.expand(self.row), self.method)
 
     def _joined(self, row: Row, deadline: float) -> Row:

@@ -25,27 +25,30 @@ from autosplit.planners.objective import plans_on_one_device
 
 LISTS_SHARE, PROOF_SHARE = 0.3, 0.2
 """Shares of the time left in turn: for list schedules of large graphs, and for a bound from the parts of the graph."""
+SECONDS_TO_VERIFY = 1.5e-4
+"""Seconds for each op that it takes to evaluate and verify the answer."""
 
 
 def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     """The blocks with the smallest latency, and a bound on all blocks. A latency limit is not looked at."""
+    deadline -= SECONDS_TO_VERIFY * incumbent.problem.num_ops
     problem, demands = incumbent.problem, replace(incumbent.demands, max_latency_s=inf)
     forced = forced_clusters(problem, demands.contiguous)
     delays = Delays(forced.problem, demands.max_replicas)
-    incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     search = RowAnnealing(forced, demands, Random(incumbent.seed), deadline)
     for row in plans_on_one_device(problem):
         search.offer(row, "one device")
     if incumbent.blocks:
         search.offer(incumbent.blocks, "start")
-    for table in _list_schedules(search.problem, monotonic() + LISTS_SHARE * (deadline - monotonic())):
+    for table in _list_schedules(search.problem, delays, monotonic() + LISTS_SHARE * (deadline - monotonic()), deadline):
         search.offer_joined(blocks_of(search.problem, table), "list scheduling")
     search.report(incumbent)
+    incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     if not incumbent.closed:
         until = monotonic() + PROOF_SHARE * (deadline - monotonic())
         bound_s = segment_bound_s(forced.problem, demands.max_replicas, until, incumbent.seed, incumbent.objective_s)
         incumbent.prove(bound_s, "parts between forks and joins")
-    if not incumbent.closed:
+    if not incumbent.closed and monotonic() < deadline:
         _anneal(incumbent, search, forced, deadline)
 
 
@@ -65,9 +68,11 @@ def _anneal(incumbent: Incumbent, search: RowAnnealing, forced: Clusters, deadli
     search.report(incumbent)
 
 
-def _list_schedules(problem: Problem, deadline: float) -> Iterator[Timetable]:
-    """HEFT on all devices, then on the fastest ... four, two and one, with delays taken as they are and as twice as dear."""
-    delays = Delays(problem)
+def _list_schedules(problem: Problem, delays: Delays, enough: float, deadline: float) -> Iterator[Timetable]:
+    """HEFT on all devices, then on the fastest ... four, two and one, with delays taken as they are and as twice as dear.
+
+    The first one may take until the deadline, the others until ``enough``, both in seconds of ``time.monotonic``.
+    """
     speed = np.where(
         np.isfinite(problem.compute_s), problem.compute_s, 10 * problem.compute_s[np.isfinite(problem.compute_s)].sum()
     )
@@ -75,8 +80,9 @@ def _list_schedules(problem: Problem, deadline: float) -> Iterator[Timetable]:
     powers = [2**power for power in range(problem.num_devices.bit_length()) if 2**power < problem.num_devices]
     for count in (problem.num_devices, *reversed(powers)):
         for caution in (1.0, 2.0) if count > 1 else (1.0,):
-            table = list_schedule(problem, delays, order[:count], caution)
+            first = count == problem.num_devices and caution == 1.0
+            table = list_schedule(problem, delays, order[:count], caution, deadline if first else enough)
             if table is not None:
                 yield table
-            if monotonic() > deadline:
+            if monotonic() > enough:
                 return
