@@ -152,7 +152,7 @@ def _shares(
     paying, others = (crossings.source, crossings.target) if sending else (crossings.target, crossings.source)
     part = np.zeros((len(blocks) + 1, problem.num_devices + 1))
     part[HOST, HOST] = 1.0
-    device = np.full((max(map(len, (block.devices for block in blocks))), len(blocks) + 1), HOST)
+    device = np.full((max((len(block.devices) for block in blocks), default=1), len(blocks) + 1), HOST)
     for number, block in enumerate(blocks):
         part[number, list(block.devices)] = 1.0 / len(block.devices)
         device[: len(block.devices), number] = block.devices
@@ -191,10 +191,10 @@ def memory_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
 def _block_bytes(problem: Problem, blocks: Sequence[Block]) -> Floats:
     """The bytes of the weights of each block, each once, shape (num_blocks,)."""
     home = block_of(problem, blocks)
-    held = np.bincount(home, problem.op_bytes, len(blocks))
+    held = np.bincount(home, problem.op_bytes, len(blocks)).astype(np.float64)
     for weight in problem.weights:
         held[np.unique(home[list(weight.users)])] += weight.num_bytes
-    return held.astype(np.float64)
+    return held
 
 
 def _holders(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.bool_]:

@@ -113,12 +113,12 @@ def test_backends_that_are_level_do_not_take_turns() -> None:
     graph, machine = graph_of(80), machine_of(2, 0.01)
     seconds = {backend: [random.uniform(0.9, 1.1) for _ in range(80)] for backend in BACKENDS}
     level = profile_of(graph, machine, seconds, dict.fromkeys(BACKENDS, 0.0))
-    plan = plan_model(graph, machine, level, Source("m:f"), ONE_EACH, BACKENDS, time_limit_s=1)
+    plan = plan_model(Query(graph, level, Source("m:f"), ONE_EACH, time_limit_s=1), machine, BACKENDS)
     assert len(plan.stages) <= 4
     assert plan.prediction.bottleneck_s <= 1.02 * min(map(sum, seconds.values())) / 2
     halves = {"eager": [1.0] * 20 + [2.0] * 60, "onnxruntime": [2.0] * 20 + [1.0] * 60}
     unlike = profile_of(graph, machine, halves, dict.fromkeys(halves, 0.0))
-    plan = plan_model(graph, machine, unlike, Source("m:f"), ONE_EACH, tuple(halves), time_limit_s=1)
+    plan = plan_model(Query(graph, unlike, Source("m:f"), ONE_EACH, time_limit_s=1), machine, tuple(halves))
     assert len(plan.stages) == 3 and plan.prediction.bottleneck_s == pytest.approx(40.0, rel=0.01)
 
 
