@@ -1,21 +1,20 @@
 """Measure the connections between hosts: latency and bandwidth of each, and what a host's card carries over all of them.
 
-One end sends a payload, the other answers with a word once all of it is there. The time of a round trip is fitted as a fixed
-part and a part per byte. Half of the fixed part is the latency of one way. Connections that are flooded side by side tell what
-they share.
+One end sends a payload, the other answers with a word once all of it is there. Half of the shortest round trip is the latency of
+one way. The bandwidth is that between two large payloads: a network may let the first 100 KB or so of a burst pass at once.
+Connections that are flooded side by side tell what they share.
 """
 
 import socket
 import struct
 import time
 from collections.abc import Mapping
-
-import numpy as np
+from statistics import median
 
 from autosplit.clusters.frames import SILENCE_S, receive_into
 from autosplit.values.links import Link, Wire
 
-SIZES_BYTES = (4096, 65536, 1 << 20, 4 << 20)
+SMALL_BYTES, MEDIUM_BYTES, LARGE_BYTES = 4096, 1 << 20, 4 << 20
 NUM_TRIPS, PAIR_S = 15, 0.25
 """Most round trips of each size, and most seconds for each size; at least three are made."""
 
@@ -31,11 +30,11 @@ def measure_link(source: str, target: str, sock: socket.socket) -> tuple[Link, W
     with sock:
         sock.settimeout(SILENCE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        trips_s = [_trip_s(sock, num_bytes) for num_bytes in SIZES_BYTES]
+        small, medium, large = (_trips_s(sock, num_bytes) for num_bytes in (SMALL_BYTES, MEDIUM_BYTES, LARGE_BYTES))
         sock.sendall(_WORD.pack(_END))
-    s_per_byte, fixed_s = np.polyfit(SIZES_BYTES, trips_s, 1, w=1 / np.asarray(trips_s))
-    latency_s = float(max(1e-6, min(fixed_s, trips_s[0]))) / 2
-    wire = Wire(f"{source} to {target}", (source,), (target,), max(1e-12, float(s_per_byte)))
+    s_per_byte = (median(large) - median(medium)) / (LARGE_BYTES - MEDIUM_BYTES)
+    latency_s = max(1e-6, min(small)) / 2
+    wire = Wire(f"{source} to {target}", (source,), (target,), max(1e-12, s_per_byte))
     return Link(source, target, latency_s, 0.0, 0.0, 0.0, 0.0), wire
 
 
@@ -43,16 +42,9 @@ def flood(sock: socket.socket) -> float:
     """Bytes a second that the other end of a connection takes, which is closed then."""
     with sock:
         sock.settimeout(SILENCE_S)
-        payload, word = memoryview(bytes(SIZES_BYTES[-1])), memoryview(bytearray(_WORD.size))
-        num_bytes, begun_s = 0, time.perf_counter()
-        while num_bytes == 0 or time.perf_counter() - begun_s < PAIR_S:
-            sock.sendall(_WORD.pack(len(payload)))
-            sock.sendall(payload)
-            receive_into(sock, word)
-            num_bytes += len(payload)
-        elapsed_s = time.perf_counter() - begun_s
+        trips_s = _trips_s(sock, LARGE_BYTES)[1:]  # a burst may pass at once in the first one
         sock.sendall(_WORD.pack(_END))
-    return num_bytes / elapsed_s
+    return len(trips_s) * LARGE_BYTES / sum(trips_s)
 
 
 def cards(pairs: Mapping[tuple[str, str], Wire], sent_per_s: Mapping[str, float], taken_per_s: Mapping[str, float]) -> list[Wire]:
@@ -82,18 +74,18 @@ def answer_probe(sock: socket.socket) -> None:
     with sock:
         sock.settimeout(SILENCE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        word, memory = memoryview(bytearray(_WORD.size)), memoryview(bytearray(SIZES_BYTES[-1]))
+        word, memory = memoryview(bytearray(_WORD.size)), memoryview(bytearray(LARGE_BYTES))
         while True:
             receive_into(sock, word)
             num_bytes = _WORD.unpack(word)[0]
-            if num_bytes == _END or num_bytes > SIZES_BYTES[-1]:
+            if num_bytes == _END or num_bytes > LARGE_BYTES:
                 return
             receive_into(sock, memory[:num_bytes])
             sock.sendall(word)
 
 
-def _trip_s(sock: socket.socket, num_bytes: int) -> float:
-    """Fewest seconds of a payload there and a word back: other processes make single trips longer."""
+def _trips_s(sock: socket.socket, num_bytes: int) -> list[float]:
+    """Seconds of each round trip, a payload there and a word back."""
     payload, word = bytes(num_bytes), memoryview(bytearray(_WORD.size))
     found: list[float] = []
     begun_s = time.perf_counter()
@@ -103,4 +95,4 @@ def _trip_s(sock: socket.socket, num_bytes: int) -> float:
         sock.sendall(payload)
         receive_into(sock, word)
         found.append(time.perf_counter() - start_s)
-    return min(found)
+    return found

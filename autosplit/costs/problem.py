@@ -76,11 +76,15 @@ class Transfers:
         """The five arrays in the order of the fields."""
         return self.send_s, self.send_s_per_byte, self.receive_s, self.receive_s_per_byte, self.latency_s
 
-    def swapped(self, one: int, other: int) -> "Transfers":
-        """The same transfers after two devices have changed places."""
-        order = np.arange(len(self.send_s))
-        order[[one, other]] = other, one
-        return Transfers(*(array[np.ix_(order, order)] for array in self.arrays()))
+    def alike(self, one: int, other: int) -> bool:
+        """Whether all costs stay as they are when two devices change places."""
+        rest = [k for k in range(len(self.send_s)) if k not in (one, other)]
+        return all(
+            (array[one, other], array[one, one]) == (array[other, one], array[other, other])
+            and np.array_equal(array[one, rest], array[other, rest])
+            and np.array_equal(array[rest, one], array[rest, other])
+            for array in self.arrays()
+        )
 
 
 @dataclass(frozen=True)
@@ -176,11 +180,8 @@ class Problem:
         return bool(
             self.memory_bytes[one] == self.memory_bytes[other]
             and pools[one] == pools[other]
+            and self.transfers.alike(one, other)
             and np.array_equal(self.compute_s[:, one], self.compute_s[:, other])
-            and all(
-                np.array_equal(array, changed)
-                for array, changed in zip(self.transfers.arrays(), self.transfers.swapped(one, other).arrays(), strict=True)
-            )
         )
 
     @cached_property

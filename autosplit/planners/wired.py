@@ -18,6 +18,7 @@ from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Block, Floats, Problem, Solution
 from autosplit.costs.wires import NO_WIRES
 from autosplit.errors import InfeasibleError
+from autosplit.planners.bounds import work_bound_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.machine import HOST as HOST_NAME
@@ -58,6 +59,10 @@ def plan_with_wires(incumbent: Incumbent, solve: Callable[[Problem, float], Solu
         raise InfeasibleError(f"no plan was found for '{problem.name}' over its hosts: {fault}")
     if relaxed in (alone or found):
         incumbent.prove(relaxed.bound_s, "without wires")
+    if demands.objective == "throughput":
+        members = problem.device_classes
+        work_s = problem.compute_s[:, [devices[0] for devices in members]]
+        incumbent.prove(work_bound_s(work_s, np.array([float(len(devices)) for devices in members])), "compute bound")
     while not incumbent.closed and monotonic() < deadline and _improve(incumbent, deadline):
         pass
     return incumbent.solution()
