@@ -24,8 +24,8 @@ CALLER_THREADS = "threads of the caller"
 OWN_THREADS = ("onnxruntime", "openvino")
 """Backends whose number of threads is that of a session; torch has one for the whole process, which is the caller's."""
 
-CALLER_S = 0.1
-"""Where a request takes longer than these seconds, the caller's process is not tried: a worker costs less than 1 %."""
+CALLER_S = 0.02
+"""Where a request takes longer than these seconds, the caller's process is not tried: a worker costs it about 1 % or less."""
 
 UNCERTAIN = 1.3
 """Most that a baseline may be faster than its prediction, or than one thread times its number of threads: a factor."""
