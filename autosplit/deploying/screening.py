@@ -18,7 +18,7 @@ MOST_BESIDE = 4
 SCREEN_S = 0.2
 """Seconds of a short run."""
 
-LOADING_TIME, BEHIND = 0.5, 0.9
+LOADING_TIME, BEHIND = 0.5, 1 / UNCERTAIN
 """Share of ``Budget.compare_s`` after which no baseline is loaded that is predicted below ``BEHIND`` times the plan."""
 
 QUICK_S = 5e-3
