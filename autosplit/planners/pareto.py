@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,21 @@ NUM_LIMITS = 4
 """Limits between the ends of latency, and as many between those of memory."""
 
 
+class Candidate(Protocol):
+    """What a front is chosen from."""
+
+    @property
+    def values(self) -> tuple[float, float, float]:
+        """Seconds per sample, seconds of one sample, and bytes of the fullest device; smaller is better."""
+
+    @property
+    def num_stages(self) -> int:
+        """Of plans with equal values, the one with the fewest stages is kept."""
+
+
+C = TypeVar("C", bound=Candidate)
+
+
 @dataclass(frozen=True)
 class Point:
     """A plan of the front: seconds per sample, seconds of one sample, and bytes of the fullest device."""
@@ -36,8 +51,13 @@ class Point:
 
     @property
     def values(self) -> tuple[float, float, float]:
-        """The three values to compare; smaller is better."""
+        """See ``Candidate``."""
         return self.bottleneck_s, self.latency_s, self.peak_bytes
+
+    @property
+    def num_stages(self) -> int:
+        """See ``Candidate``."""
+        return len(self.solution.blocks)
 
     def row(self, problem: Problem) -> dict[str, Any]:
         """A row of a table."""
@@ -58,16 +78,16 @@ def point_of(problem: Problem, solution: Solution) -> Point:
     return Point(loads.bottleneck_s, latency_s(problem, solution.blocks), peak, solution)
 
 
-def dominates(one: Point, other: Point) -> bool:
+def dominates(one: Candidate, other: Candidate) -> bool:
     """Whether one point is as good as the other in all three values, but for rounding, and better in one."""
     pairs = list(zip(one.values, other.values, strict=True))
     return all(a <= b * (1 + TOLERANCE) for a, b in pairs) and any(a < b * (1 - TOLERANCE) for a, b in pairs)
 
 
-def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
+def front_of(points: Sequence[C]) -> tuple[C, ...]:
     """The points that no other dominates, the best throughput first; of equal ones the one with fewer stages."""
-    kept: list[Point] = []
-    for point in sorted(points, key=lambda p: (len(p.solution.blocks), p.values)):
+    kept: list[C] = []
+    for point in sorted(points, key=lambda p: (p.num_stages, p.values)):
         same = any(np.allclose(point.values, other.values, rtol=TOLERANCE, atol=0) for other in kept)
         if not same and not any(dominates(other, point) for other in points):
             kept.append(point)

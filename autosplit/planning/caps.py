@@ -6,11 +6,11 @@ The peak of values is not a sum over ops, and slots of rings depend on the cut, 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import le
 from typing import Any
 
 from autosplit.errors import InfeasibleError
 from autosplit.memory.stages import Known, ValueMemory, count, least_base_bytes, within
+from autosplit.planners.pareto import front_of
 from autosplit.planning.plans import Query, every_plan, objective_s, plan_front, plan_model
 from autosplit.planning.predicting import bounded
 from autosplit.tables import bytes_text
@@ -123,19 +123,29 @@ def front_rows(front: Sequence[tuple[Plan, int]]) -> list[dict[str, Any]]:
     ]
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A plan, with the bytes that its fullest device holds."""
+
+    plan: Plan
+    peak_bytes: int
+
+    @property
+    def values(self) -> tuple[float, float, float]:
+        return self.plan.prediction.bottleneck_s, self.plan.prediction.latency_s, float(self.peak_bytes)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.plan.stages)
+
+
 def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[tuple[Plan, int]]:
-    """The plans within the caps that no other one beats, each with the bytes that its fullest device holds."""
-    found = dict[tuple[float, ...], tuple[Plan, int]]()
-    for plan in plans:
-        if not _over(plan, machine, graph):
-            peak_bytes = max(sum(held_on(_stages_on(plan, device.name), graph)) for device in machine.devices)
-            figures = plan.prediction.bottleneck_s, plan.prediction.latency_s, float(peak_bytes)
-            rounded = tuple(float(f"{figure:.9g}") for figure in figures)
-            known = found.get(rounded)
-            if known is None or len(plan.stages) < len(known[0].stages):
-                found[rounded] = plan, peak_bytes
-    best = [key for key in found if not any(other != key and all(map(le, other, key)) for other in found)]
-    return [found[key] for key in sorted(best)]
+    """The plans within the caps that no other one dominates, each with the bytes that its fullest device holds."""
+    fitting = [plan for plan in plans if not _over(plan, machine, graph)]
+    held = [
+        _Held(plan, max(sum(held_on(_stages_on(plan, device.name), graph)) for device in machine.devices)) for plan in fitting
+    ]
+    return [(one.plan, one.peak_bytes) for one in front_of(held)]
 
 
 def _least(machine: Machine, backends: Sequence[str], account: Account) -> dict[str, int]:
@@ -148,10 +158,13 @@ def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Ac
     """The best plan within the caps of those that ``every_plan`` lists, if one is."""
     tried = 0
     for listed in every_plan(query, within(machine, least), backends):
-        if tried < MAX_QUESTIONS and not _over(account.counted(listed), machine, account.graph):
-            plan, tried = account.measured(listed), tried + 1
-            if not _over(plan, machine, account.graph):
-                return [plan]
+        if _over(account.counted(listed), machine, account.graph):
+            continue
+        plan, tried = account.measured(listed), tried + 1
+        if not _over(plan, machine, account.graph):
+            return [plan]
+        if tried == MAX_QUESTIONS:
+            break
     return []
 
 
