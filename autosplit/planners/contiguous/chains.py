@@ -103,7 +103,7 @@ def _offer_soonest(incumbent: Incumbent, items: Items, usage: Usage, weights: Fl
     """Chains along single orders through which a sample passes in the least time, its blocks one after the other."""
     delay_s = float(incumbent.problem.transfers.latency_s[:HOST, :HOST].max())
     for order in linear.topological_orders(items):
-        found = latency_limited.soonest_chain(items, incumbent.demands, usage, weights, order, inf, delay_s, deadline)
+        found = linear.chain_in_order(items, incumbent.demands, usage, weights, order, inf, deadline, delay_s)
         if found is not None:
             incumbent.offer(chain_blocks(items, found), "soonest chains")
 

@@ -66,18 +66,11 @@ def quick_chains(
 
 
 def soonest_chain(
-    items: Items,
-    demands: Demands,
-    usage: Usage,
-    weights: Floats,
-    order: Ints,
-    limit_s: float,
-    delay_s: float = 0.0,
-    deadline: float = inf,
+    items: Items, demands: Demands, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float = 0.0
 ) -> Chain | None:
     """The chain of intervals of the order with loads up to ``limit_s`` and the least sum of block times and delays.
 
-    Its ``value_s`` is that sum; delays from and to the host are not in it. None if there is none, or after the deadline.
+    Its ``value_s`` is that sum; delays from and to the host are not in it.
     """
-    chain = chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), deadline, delay_s)
+    chain = chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)
     return None if chain is None else replace(chain, value_s=chain.value_s - delay_s)
