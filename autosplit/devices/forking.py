@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -25,6 +25,9 @@ MOST_DESCRIPTORS = 200
 
 _PR_SET_PDEATHSIG = 1
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _M_TOP_PAD = -3, -1, -2
+
+_is_worker = False
+"""Whether this process was forked here, so that its malloc keeps freed memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,8 @@ def _place(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
 def _run(order: Fork) -> None:
     if order.cores:
         os.sched_setaffinity(0, order.cores)
+    global _is_worker
+    _is_worker = True
     keep_freed_memory(True)
     if torch := sys.modules.get("torch"):  # its OpenMP has read its environment when it was imported
         torch.set_num_threads(order.threads)
@@ -183,6 +188,19 @@ def keep_freed_memory(keep: bool) -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30 if keep else 1 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1 if keep else 1 << 20)
         libc.mallopt(_M_TOP_PAD, 64 << 20 if keep else 0)
+
+
+@contextlib.contextmanager
+def freed_memory_returned() -> Iterator[None]:
+    """Return freed memory while a worker loads a stage. Another process keeps the settings of malloc that it has."""
+    if not _is_worker:
+        yield
+        return
+    keep_freed_memory(False)
+    try:
+        yield
+    finally:
+        keep_freed_memory(True)
 
 
 def _tie_to(parent: int) -> None:

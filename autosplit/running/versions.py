@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autosplit.devices.forking import keep_freed_memory
+from autosplit.devices.forking import freed_memory_returned
 from autosplit.running.messages import Version, WorkerConfig
 from autosplit.running.modules import Module
 
@@ -37,12 +37,8 @@ class Versions:
 
     def load(self, module: Module, zeros: Callable[[], Sequence[torch.Tensor]]) -> None:
         """Load a module beside those in use, and warm it up on the inputs that ``zeros`` makes."""
-        keep_freed_memory(False)
-        try:
-            with torch.inference_mode(False):
-                run = module.load(self._config.threads, self._config.device, shared=self._config.spin_s == 0)
-        finally:
-            keep_freed_memory(True)
+        with freed_memory_returned(), torch.inference_mode(False):
+            run = module.load(self._config.threads, self._config.device, shared=self._config.spin_s == 0)
         self._loaded = module, run
         if module.warms_up:
             warm_up(run, zeros())

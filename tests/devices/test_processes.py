@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autosplit.devices import forkserver
+from autosplit.devices import forking, forkserver
 from autosplit.devices.forking import Fork, _serve, send_descriptors
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import memory_held, peak_bytes, receive, reset_peak, resident_bytes, spawn_worker
@@ -415,6 +415,18 @@ def test_freed_memory_is_returned_while_loading_and_kept_for_passes() -> None:
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
     returned, kept = map(int, done.stdout.split())
     assert returned < 2 and kept > 30
+
+
+@pytest.mark.parametrize(("is_worker", "asked"), [(True, [False, True]), (False, [])])
+def test_only_a_worker_changes_how_its_memory_is_freed(
+    is_worker: bool, asked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(forking, "_is_worker", is_worker)
+    monkeypatch.setattr(forking, "keep_freed_memory", seen.append)
+    with pytest.raises(KeyError), forking.freed_memory_returned():
+        raise KeyError
+    assert seen == asked
 
 
 def test_a_mapped_file_of_data_counts_as_held_until_the_peak_begins_anew(tmp_path: Path) -> None:
