@@ -28,7 +28,7 @@ from autosplit.progress import Progress, quiet
 from autosplit.tracing.capturing import Traced
 from autosplit.values.machine import Machine
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Measured, Precision, Provenance, Setting
+from autosplit.values.samples import Footprint, Measured, Precision, Provenance, Setting
 
 MAX_AT_ONCE = 16
 """Devices that time a model at once; more would need more memory than a pipeline of the model does."""
@@ -86,8 +86,12 @@ def measure(
             # Another process may have measured the same while this one waited.
             known = replace(job.known(), notes=known.notes)
             groups, missing_links = job.missing(known)
+            held = job.footprints()
             with closing(job.measured(known, groups, missing_links, budget_s, tell, workspace)) as results:
                 for result, fresh in results:
+                    result = replace(
+                        result, measured={s: _with_footprints(one, held.get(s)) for s, one in result.measured.items()}
+                    )
                     job.keep(result, fresh, links=result.links != known.links)
                     known = result
     tell(1.0, "done")
@@ -125,6 +129,13 @@ class _Job:
             return Profile.empty(self.traced.graph, self.precision)
         found = look_up(self.traced.graph, self.machine, self.store, self.stamps)
         return found.with_links(look_up_links(self.machine, self.store, self.link_stamp)) if self.links else found
+
+    def footprints(self) -> dict[Setting, Mapping[str, Footprint]]:
+        """The footprints that the store holds: a core of another speed than then changes the times, and not the memory."""
+        if self.store is None or self.remeasure:
+            return {}
+        stored = self.store.load(self.traced.graph, {s.backend: stamp for s, stamp in self.stamps.items()}, self.precision)
+        return {setting: one.footprints for setting, one in stored.measured.items()}
 
     def missing(self, known: Profile) -> tuple[list[list[Setting]], bool]:
         """Groups of settings to be timed at once, at least one of each missing, and whether the links are missing.
@@ -213,6 +224,10 @@ class _Job:
             self.store.save(self.traced.graph, profile, settings)
         if self.store is not None and links:
             self.store.save_links(replace(self.link_stamp, date=datetime.now(UTC).isoformat(timespec="seconds")), profile.links)
+
+
+def _with_footprints(measured: Measured, held: Mapping[str, Footprint] | None) -> Measured:
+    return replace(measured, footprints={**held, **measured.footprints}) if held else measured
 
 
 def _steps(backends: Sequence[str], round_s: float, links: bool) -> Iterator[tuple[float, str]]:

@@ -38,7 +38,7 @@ from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Setting
+from autosplit.values.samples import Footprint, Setting
 
 MODEL = "autosplit.examples.mlp:mlp?depth=4&width=16"
 CORES = affinity()[:2]
@@ -251,7 +251,10 @@ def test_a_second_run_measures_nothing_and_another_model_or_count_does(traced, m
 
 
 def test_a_drifted_calibration_measures_again_and_says_which_and_why(traced, machine, pool, tmp_path, monkeypatch) -> None:
-    fake_measure(traced, machine, store=tmp_path)
+    first = fake_measure(traced, machine, store=tmp_path)
+    drifted, held = next(setting for setting in first.measured if setting.device == f"cpu:{CORES[0]}"), Footprint(1, 2, 3)
+    first = first.with_measured(drifted, replace(first.measured[drifted], footprints={"stage": held}))
+    Store(tmp_path).save(traced.graph, first)
     monkeypatch.setattr(cache_lookup, "kernel_now_s", lambda cores, then_s: then_s * (0.7 if cores == (CORES[0],) else 1.05))
     pool.commands.clear()
     profile = fake_measure(traced, machine, store=tmp_path)
@@ -260,6 +263,8 @@ def test_a_drifted_calibration_measures_again_and_says_which_and_why(traced, mac
     assert note.startswith(
         f"eager on cpu:{CORES[0]} with 1 thread: stored, but the calibration kernel takes 30% less time than then"
     )
+    assert profile.measured[drifted].footprints == {"stage": held}, "memory does not depend on the speed"
+    assert Store(tmp_path).load(traced.graph).measured[drifted].footprints == {"stage": held}
 
 
 def test_other_versions_measure_again_and_say_so(traced, machine, pool, tmp_path, monkeypatch) -> None:
