@@ -135,11 +135,15 @@ class MeasurementRounds:
         cut_s = self._cut_s_per_byte(group, files)
         date = datetime.now(UTC).isoformat(timespec="seconds")
         measured = {}
+        waited = {setting: max(part[setting][1] for part in found) for setting in group}
+        if disturbed := {setting.device: share for setting, share in waited.items() if share > WAITED_LIMIT}:
+            self.notes.append(
+                f"{backend} on {', '.join(disturbed)}: other processes had the core for up to {max(disturbed.values()):.0%} of "
+                "the time; measure again (--remeasure) when it is quiet"
+            )
         for setting in group:
-            waited = max(part[setting][1] for part in found)
-            note = f"other processes had the core for {waited:.0%} of the time" if waited > WAITED_LIMIT else ""
-            if note:
-                self.notes.append(f"{setting}: {note}; measure again (--remeasure) when it is quiet")
+            share = waited[setting]
+            note = f"other processes had the core for {share:.0%} of the time" if share > WAITED_LIMIT else ""
             stamp = replace(self.stamps[setting], date=date, calibration_s=self.calibration_s[setting.device], note=note)
             whole = merged([part[setting][0] for part in found], files.refused)
             measured[setting] = replace(whole, provenance=stamp, cut_s_per_byte=cut_s.get(setting.device))

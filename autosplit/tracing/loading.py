@@ -154,7 +154,7 @@ def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, se
     subject = f"model '{place}:{attribute}'"
     function = _import_function(place, attribute, subject)
     if isinstance(function, nn.Module):
-        raise ModelError(f"{subject} is a module, not a function; write one that returns it with example inputs for it")
+        raise ModelError(f"{subject} is a module; name a function without arguments that returns ({attribute}, example inputs)")
     parameters = inspect.signature(function).parameters
     defaults = {name: None if p.default is p.empty else p.default for name, p in parameters.items()}
     values = typed_options(
@@ -173,7 +173,10 @@ def _call(place: str, attribute: str, options: Mapping[str, str], batch: int, se
     except Exception as failure:
         raise ModelError(f"{subject} failed: {type(failure).__name__}: {failure}") from failure
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-        raise ModelError(f"{subject} returned {type(made).__name__}, and (module, example inputs) is expected")
+        raise ModelError(
+            f"{subject} returned {type(made).__name__}, and (module, example inputs) is expected, "
+            "for example 'return module, (torch.zeros(1, 64),)'"
+        )
     return made
 
 
@@ -183,6 +186,9 @@ def _import_function(place: str, attribute: str, subject: str) -> Any:
     try:
         module = importlib.import_module(place)
     except ModuleNotFoundError as failure:
+        if place.endswith(".py"):
+            dotted = ".".join(Path(place).with_suffix("").parts)
+            raise ModelError(f"{subject} names a file; name its module, seen from this folder: '{dotted}:{attribute}'") from None
         raise ModelError(f"{subject} cannot be imported: {failure}") from None
     except Exception as failure:
         raise ModelError(f"{subject} cannot be imported: {type(failure).__name__}: {failure}") from failure

@@ -146,6 +146,7 @@ def test_attention_implementation_is_sdpa_unless_asked_otherwise():
         ("transformers:LevitModel?image_size=32&patch_size=8&depths=1,1,1", "fails on the inputs made up for it: The size of"),
         ("transformers:BertModel?vocab_size", "not name=value pairs"),
         ("autosplit.examples.mlp:mlp?depth=2&width=8&depth=3", r"takes each option once .*\n.*'depth' is given as 2 and as 3"),
+        ("models/mine.py:net", r"names a file; name its module, seen from this folder: 'models\.mine:net'$"),
         ("no_such_package:model", "No module named 'no_such_package'"),
         ("autosplit.examples.mlp:mpl", "close names: 'mlp'"),
         ("autosplit.examples.mlp:mlp?widht=3", "close names: 'width'"),
@@ -305,7 +306,7 @@ def test_what_is_no_model_is_said_to_be_none(tmp_path, monkeypatch):
         load_model(lambda x: x)
     (tmp_path / "net_of_mine.py").write_text("from torch import nn\nnet = nn.Linear(3, 3).eval()\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModelError, match="'net_of_mine:net' is a module, not a function; write one"):
+    with pytest.raises(ModelError, match=r"'net_of_mine:net' is a module; name a function .* returns \(net, example inputs\)"):
         load_model("net_of_mine:net")
 
 
