@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "autosplit"
 LAYERS = """
     errors arguments parsing files scratch tables progress
     values/       graph links machine samples machinefile fitting profile constraints explanation plan planfile timeline dot
-    memory/       lives arena packing offsets slots stages
+    memory/       lives arena packing offsets slots stages account
     costs/        wires problem cost faults simulation schedule workloads
     planners/     jit objective incumbent dominance items bounds clusters delays
     planners/     noncontiguous contiguous cpsat latency infeasible wired portfolio pareto warming
@@ -98,12 +98,13 @@ MAX_LINES = 400
 
 
 class Import(NamedTuple):
-    """One imported name: the importing module, the line, what is imported, and whether only type checkers see it."""
+    """One imported name: the importing module, the line, the target, and whether only type checkers or calls import it."""
 
     module: str
     line: int
     target: str
     typing_only: bool
+    in_function: bool
 
 
 def module_name(path: Path) -> str:
@@ -132,6 +133,8 @@ def imports(module: str, source: str) -> Iterator[Import]:
         for statement in node.body
         for inner in ast.walk(statement)
     }
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    inside = {id(inner) for function in functions for inner in ast.walk(function)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -142,7 +145,7 @@ def imports(module: str, source: str) -> Iterator[Import]:
         else:
             continue
         for target in targets:
-            yield Import(module, node.lineno, target, id(node) in guarded)
+            yield Import(module, node.lineno, target, id(node) in guarded, id(node) in inside)
 
 
 def package_imports() -> list[Import]:
@@ -206,6 +209,19 @@ def test_no_module_imports_itself_through_others() -> None:
         TopologicalSorter(edges).prepare()
     except CycleError as cycle:
         pytest.fail("modules import each other in a circle: " + " <- ".join(cycle.args[1]))
+
+
+def test_measuring_and_running_load_no_solver() -> None:
+    """Each command took 1 s longer since the memory account was imported from a module that asks the planner."""
+    at_start = [one for one in IMPORTS if not (one.typing_only or one.in_function)]
+    loaded, waiting = set[str](), {"autosplit.api"}
+    while waiting:
+        loaded |= waiting
+        folders = {module.rpartition(".")[0] for module in waiting if module in MODULES}
+        waiting = {one.target for one in at_start if one.module in waiting}.union(folders) - loaded
+    assert "autosplit.deploying.comparing" in loaded
+    packages = {target.partition(".")[0] for target in loaded}
+    assert packages & {"ortools", "numba", "optuna", "pandas", "matplotlib", "plotly"} == set()
 
 
 @pytest.mark.timeout(100)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from autosplit.deploying.workspace import Workspace, place
+from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
-from autosplit.planning.caps import Account, plan_within_caps
+from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
 from autosplit.running.wiring import StagePlacement

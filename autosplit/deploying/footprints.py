@@ -8,8 +8,8 @@ from functools import partial
 
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.errors import AutosplitError
+from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, footprints_of, key_of, stage_memories
-from autosplit.planning.caps import Account
 from autosplit.reports.results import StageStats
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of

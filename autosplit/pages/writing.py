@@ -7,10 +7,11 @@ from autosplit.arguments import checked
 from autosplit.deploying.setup import Setup
 from autosplit.files import write_atomic
 from autosplit.measuring import Store
+from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.pages.contents import Contents, contents_of, read_contents, write_contents
 from autosplit.pages.document import report_page
-from autosplit.planning.caps import Account, front_rows, front_within_caps
+from autosplit.planning.caps import front_rows, front_within_caps
 from autosplit.planning.plans import Query
 from autosplit.planning.predicting import measured_backends
 from autosplit.reports.accuracy import Run

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import isfinite
 
 from autosplit.errors import PlanError, ProfileError, UsageError, raise_faults
+from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.placing.moves import homes_of
 from autosplit.placing.patterns import by_explicit_copies, by_pattern
@@ -13,7 +14,7 @@ from autosplit.placing.precisions import require_error
 from autosplit.placing.refusals import fall_back
 from autosplit.placing.rules import broken_rules, every_placement, keep_rules, parts_on
 from autosplit.placing.sites import AUTO, Choice, Site, SiteText, parse_site, usual_backend
-from autosplit.planning.caps import Account, plan_within_caps
+from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.plans import Query
 from autosplit.planning.predicting import bounded
 from autosplit.tracing.aliasing import values_of

@@ -4,12 +4,13 @@ The peak of values is not a sum over ops, and slots of rings depend on the cut, 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autosplit.errors import InfeasibleError
-from autosplit.memory.stages import Known, ValueMemory, count, least_base_bytes, within
+from autosplit.memory.account import Account
+from autosplit.memory.stages import least_base_bytes, within
 from autosplit.planners.pareto import front_of
 from autosplit.planning.plans import Query, every_plan, objective_s, plan_front, plan_model
 from autosplit.planning.predicting import bounded
@@ -20,33 +21,6 @@ from autosplit.values.plan import Plan, Stage, held_on, over_cap
 
 MAX_QUESTIONS = 12
 """Most questions to the planner, with the same backends, until an answer keeps the caps, and most listed plans that run."""
-
-
-@dataclass(frozen=True)
-class Account:
-    """The memory account of one model.
-
-    Attributes:
-        graph: the model.
-        values: what its values take; None for dense tensors.
-        known: footprints of its stages; ``run`` adds to them.
-        run: runs a plan, so that the footprints of its stages become known, where it can be run; None for never.
-    """
-
-    graph: Graph
-    values: ValueMemory | None = None
-    known: Known = field(default_factory=dict)
-    run: Callable[[Plan], None] | None = None
-
-    def counted(self, plan: Plan) -> Plan:
-        """The plan with the memory of its stages, as far as it is known."""
-        return count(self.graph, plan, self.values, self.known)
-
-    def measured(self, plan: Plan) -> Plan:
-        """The plan with the memory of its stages, measured where they can be run."""
-        if self.run is not None:
-            self.run(plan)
-        return self.counted(plan)
 
 
 def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> Plan:

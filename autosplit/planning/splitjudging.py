@@ -7,10 +7,11 @@ from typing import Any
 
 from autosplit.costs.cost import evaluate
 from autosplit.errors import InfeasibleError
+from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planners.portfolio import solve
 from autosplit.planning.baselines import baseline_plan
-from autosplit.planning.caps import Account, plan_within_caps
+from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.givensplits import GivenSplit
 from autosplit.planning.moduleunits import joined
 from autosplit.planning.peers import FASTEST_ONLY, predicted_peers

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autosplit.deploying.footprints import Footprints
+from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
-from autosplit.planning.caps import Account, plan_within_caps
+from autosplit.planning.caps import plan_within_caps
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import Log, Query
 from autosplit.reports.outcomes import Outcome

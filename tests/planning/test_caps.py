@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from autosplit.errors import InfeasibleError
+from autosplit.memory.account import Account
 from autosplit.memory.stages import StageKey, ValueMemory, count, footprints_of, stage_memories, with_footprints
-from autosplit.planning.caps import Account, front_within_caps, plan_within_caps
+from autosplit.planning.caps import front_within_caps, plan_within_caps
 from autosplit.planning.plans import Query
 from autosplit.planning.predicting import predict
 from autosplit.values.constraints import Constraints, Objective

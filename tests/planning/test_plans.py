@@ -11,7 +11,8 @@ import pytest
 from autosplit.commands.options import Plans
 from autosplit.commands.searching import _front_of_model
 from autosplit.errors import InfeasibleError, UsageError
-from autosplit.planning.caps import Account, front_within_caps
+from autosplit.memory.account import Account
+from autosplit.planning.caps import front_within_caps
 from autosplit.planning.explaining import explain
 from autosplit.planning.plans import Query, plan_front, plan_model
 from autosplit.planning.predicting import bounded, moved_s, predict
