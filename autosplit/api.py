@@ -85,9 +85,8 @@ def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setu
     """
     from autosplit.measuring.profiler import measure as measure_ops
 
-    machine = _machine(devices, setup)
+    machine, store = _machine(devices, setup), None if setup.store is None else Path(setup.store)
     if setup.hosts is not None:
-        store = measuring.Store(Path(setup.store)) if setup.store is not None else None
         with shown(setup.progress) as progress:
             progress("profile", 0.0, "measuring on the hosts")
             profile = setup.hosts.measure(traced, setup.considered, setup.precision, store, setup.remeasure)
@@ -100,7 +99,7 @@ def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setu
             machine,
             setup.considered,
             threads=threads,
-            store=Path(setup.store) if setup.store is not None else None,
+            store=store,
             remeasure=setup.remeasure,
             precision=setup.precision,
             workspace=setup.workspace,

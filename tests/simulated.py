@@ -16,7 +16,7 @@ from autosplit.devices import accelerators, discovering
 from autosplit.devices.accelerators import Facts, Work
 
 FREE_BYTES = 1 << 30
-accelerators.CANARY_SIZE = 64  # a CPU would take long for the work that a GPU does
+accelerators.CALIBRATION_SIZE = 64  # a CPU would take long for the work that a GPU does
 forget = discovering.facts_of.cache_clear
 
 

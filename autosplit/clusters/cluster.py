@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from autosplit.arguments import checked
 from autosplit.clusters import hostprofile
@@ -27,10 +28,10 @@ class Cluster(Fleet):
     """
 
     def measure(
-        self, traced: Traced, backends: Sequence[str], precision: Precision, store: Store | None = None, remeasure: bool = False
+        self, traced: Traced, backends: Sequence[str], precision: Precision, store: Path | None = None, remeasure: bool = False
     ) -> Profile:
-        """Profile a model on all hosts: see ``hostprofile.measure``."""
-        return hostprofile.measure(traced, self, backends, precision, store, remeasure)
+        """Profile a model on all hosts and keep what was measured in the folder ``store``: see ``hostprofile.measure``."""
+        return hostprofile.measure(traced, self, backends, precision, None if store is None else Store(store), remeasure)
 
     def opener(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None

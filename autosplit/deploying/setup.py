@@ -36,7 +36,7 @@ class Hosts(Protocol):
         """Their devices, and the links between hosts."""
 
     def measure(
-        self, traced: Traced, backends: Sequence[str], precision: Precision, store: Any = None, remeasure: bool = False
+        self, traced: Traced, backends: Sequence[str], precision: Precision, store: Path | None = None, remeasure: bool = False
     ) -> Profile:
         """Profile a model on all of them; a ``measuring.Store`` keeps what was measured."""
 

@@ -29,7 +29,7 @@ def test_the_calibration_kernel_repeats_until_three_agree() -> None:
     ticks = iter([0, 9, 10, 15, 20, 22, 30, 33, 40, 42.01, 50, 52.02])
     device.clock = lambda: float(next(ticks))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accelerators, "CANARY_SIZE", 8)
+        patch.setattr(accelerators, "CALIBRATION_SIZE", 8)
         assert calibration_s(device) == pytest.approx(2.01)
     assert device.calls["event.synchronise"] == 6
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autosplit.devices import forking, forkserver
+from autosplit.devices import forking, forkserver, processes
 from autosplit.devices.forking import Fork, _serve, send_descriptors
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import memory_held, peak_bytes, receive, reset_peak, resident_bytes, spawn_worker
@@ -440,6 +440,18 @@ def test_a_mapped_file_of_data_counts_as_held_until_the_peak_begins_anew(tmp_pat
     assert abs(memory_held(os.getpid()).held_bytes - before - size) < size // 4
     reset_peak(os.getpid())
     assert abs(memory_held(os.getpid()).held_bytes - before) < size // 4
+
+
+def test_few_processes_are_remembered_and_their_files_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that ran for months kept an entry for each worker that had died."""
+    walked: list[str] = []
+    sizes = dict.fromkeys(("VmRSS", "RssAnon", "RssFile", "VmHWM"), 4096)
+    monkeypatch.setattr(processes, "_sizes", lambda path: sizes)
+    monkeypatch.setattr(processes, "_walked", lambda path: walked.append(path) or (0, 0, 0))
+    for pid in [*range(-1000, 0), -1]:
+        memory_held(pid)
+    assert sum(path.endswith("/smaps") for path in walked) == 1000
+    assert processes._data_bytes.cache_info().currsize <= processes.MAX_REMEMBERED
 
 
 def test_the_peak_of_a_process_begins_anew() -> None:
