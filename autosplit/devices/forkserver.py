@@ -34,6 +34,14 @@ START_TIMEOUT_S = 60.0
 ANSWER_TIMEOUT_S = 10.0
 """Seconds within which a fork server must answer a question."""
 
+NO_THREAD_CACHE = "glibc.malloc.tcache_count=0"
+"""Setting of glibc's malloc, which only a process that starts can take: freed blocks join their neighbours at once.
+
+Torch asks for aligned blocks, and malloc cuts the splinters off. Splinters in the cache of a thread keep the hole of a freed
+block too small for the next block of its size. Then the heap grows to several times what is in use, and by another amount in
+each process.
+"""
+
 WAY_OUT = "raise that limit ('ulimit -u', '-n' or '-v', or the container's), or name fewer devices"
 
 
@@ -60,9 +68,11 @@ class ForkServer:
             path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
             # A process with several threads must not fork, and each of these libraries starts threads when it is imported.
             one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+            # The last setting of a name counts, so what the user sets stays.
+            tunables = ":".join(filter(None, (NO_THREAD_CACHE, os.environ.get("GLIBC_TUNABLES"))))
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid()), *PRELOADED],
-                env={**os.environ, "PYTHONPATH": path, **one},
+                env={**os.environ, "PYTHONPATH": path, "GLIBC_TUNABLES": tunables, **one},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,

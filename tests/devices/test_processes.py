@@ -48,6 +48,19 @@ def place(connection):
     import sys, torch
     connection.send((os.getcwd(), os.environ["AUTOSPLIT_TEST_WORD"], sys.path, torch.get_num_threads()))
 
+def passes(connection):
+    import torch
+    from autosplit.devices.processes import resident_bytes
+    torch.ones(8)
+    before, kept = resident_bytes(), []
+    for _ in range(20):
+        blocks = [torch.ones(1 << 20) for _ in range(3)]
+        del blocks
+        larger = torch.ones(2 << 20)
+        kept.append(torch.ones(2))
+        del larger
+    connection.send((resident_bytes() - before, os.environ.get("GLIBC_TUNABLES")))
+
 def breaker(connection):
     raise RuntimeError("broken on purpose")
 """
@@ -415,6 +428,15 @@ def test_freed_memory_is_returned_while_loading_and_kept_for_passes() -> None:
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
     returned, kept = map(int, done.stdout.split())
     assert returned < 2 and kept > 30
+
+
+def test_passes_take_memory_for_what_lives_at_once_and_no_more(with_torch: str) -> None:
+    """Each pass has at most 12 MiB at once; the heap grew to 55 MiB."""
+    worker = spawn_worker(f"{with_torch}:passes")
+    grown, setting = receive(worker, 30.0, "passes")
+    worker.close()
+    assert 11 << 20 < grown < 16 << 20
+    assert setting == os.environ.get("GLIBC_TUNABLES")  # programs that a worker starts keep the user's
 
 
 @pytest.mark.parametrize(("is_worker", "asked"), [(True, [False, True]), (False, [])])
