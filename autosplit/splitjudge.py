@@ -6,6 +6,7 @@ from typing import Any
 from autosplit import api
 from autosplit.arguments import checked
 from autosplit.deploying.comparing import compare
+from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.setup import SETUP, Budget, Setup
 from autosplit.devices.discovering import as_machine
 from autosplit.exporting.onnx_stages import from_onnx_stages, onnx_files
@@ -38,13 +39,15 @@ def judge(
         backend: the backend that runs every stage.
         setup: precision and store of the measurements.
         time_limit_s: seconds for the planner.
-    Raises: UsageError: the split does not fit, with every fault. ProfileError, BackendError: as ``measure``.
+    Raises: UsageError: the split does not fit, with every fault. ProfileError, BackendError: as ``measure``. PlanError: the split
+        needs more memory than a device has. InfeasibleError: the model does not fit the devices' memory.
     """
     machine = as_machine(devices)
     files = onnx_files(split)
     given = from_onnx_stages(files, traced, machine) if files else read_given(split, traced.graph, machine)
     profile = api.measure(traced, machine, setup=replace(setup, backends=(backend,)))
-    return judge_split(given, traced.graph, machine, profile, traced.source, backend, time_limit_s=time_limit_s)
+    account = Footprints(machine, setup.workspace).account(traced, profile)
+    return judge_split(given, traced.graph, machine, profile, traced.source, backend, time_limit_s=time_limit_s, account=account)
 
 
 def run_judged(

@@ -4,8 +4,9 @@ The peak of values is not a sum over ops, and slots of rings depend on the cut, 
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from autosplit.errors import InfeasibleError
@@ -18,6 +19,9 @@ from autosplit.tables import bytes_text
 from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, Stage, held_on, over_cap
+
+Ask = Callable[[Machine], Plan]
+"""A machine, whose caps count weights alone, to the best plan on it. Raises: InfeasibleError."""
 
 MAX_QUESTIONS = 12
 """Most questions to the planner, with the same backends, until an answer keeps the caps, and most listed plans that run."""
@@ -53,18 +57,42 @@ def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], ac
         first = account.measured(plan_model(query, within(machine, least), backends))
     except InfeasibleError as failure:
         raise _with_base(failure, base_bytes) from None
-    over = _over(first, machine, account.graph)
+    over = faults_on(first, machine, account.graph)
     if not over:
         return first
     found = _listed(query, machine, backends, account, least)
     for some in [backends, *([name] for name in backends if len(backends) > 1)]:
-        plan, faults = _corrected(query, machine, some, account, least, first if some is backends else None)
+        ask = partial(_planned, query, some)
+        plan, faults = _corrected(ask, machine, account, least, first if some is backends else None)
         found += [plan] if plan is not None else []
         over = faults or over
     if not found:
         text = "; ".join(over.values())
         raise InfeasibleError(f"no plan within the caps was found: {text}. Raise a cap, or add a device.")
     return bounded(min(found, key=objective_s(query.constraints)), first.prediction.bound_s)
+
+
+def answer_within_caps(ask: Ask, machine: Machine, backend: str, account: Account) -> Plan:
+    """The answer to a question, which is asked with smaller caps until the whole memory of every device is within its cap.
+
+    Args:
+        ask: answers with a plan for a machine, whose caps it takes to count weights alone.
+        machine: the devices with their caps.
+        backend: the backend of every stage.
+        account: gives plans the memory of their stages.
+    Raises: InfeasibleError: no such plan was found.
+    """
+    least = _least(machine, [backend], account)
+    first = ask(within(machine, least))
+    if not least:
+        return account.counted(first)
+    first = account.measured(first)
+    if not faults_on(first, machine, account.graph):
+        return first
+    plan, over = _corrected(ask, machine, account, least, first)
+    if plan is None:
+        raise InfeasibleError(f"no plan within the caps was found: {'; '.join(over.values())}. Raise a cap, or add a device.")
+    return bounded(plan, first.prediction.bound_s)
 
 
 def front_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> list[tuple[Plan, int]]:
@@ -115,11 +143,15 @@ class _Held:
 
 def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[tuple[Plan, int]]:
     """The plans within the caps that no other one dominates, each with the bytes that its fullest device holds."""
-    fitting = [plan for plan in plans if not _over(plan, machine, graph)]
+    fitting = [plan for plan in plans if not faults_on(plan, machine, graph)]
     held = [
         _Held(plan, max(sum(held_on(_stages_on(plan, device.name), graph)) for device in machine.devices)) for plan in fitting
     ]
     return [(one.plan, one.peak_bytes) for one in front_of(held)]
+
+
+def _planned(query: Query, backends: Sequence[str], machine: Machine) -> Plan:
+    return plan_model(query, machine, backends)
 
 
 def _least(machine: Machine, backends: Sequence[str], account: Account) -> dict[str, int]:
@@ -132,10 +164,10 @@ def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Ac
     """The best plan within the caps of those that ``every_plan`` lists, if one is."""
     tried = 0
     for listed in every_plan(query, within(machine, least), backends):
-        if _over(account.counted(listed), machine, account.graph):
+        if faults_on(account.counted(listed), machine, account.graph):
             continue
         plan, tried = account.measured(listed), tried + 1
-        if not _over(plan, machine, account.graph):
+        if not faults_on(plan, machine, account.graph):
             return [plan]
         if tried == MAX_QUESTIONS:
             break
@@ -143,18 +175,13 @@ def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Ac
 
 
 def _corrected(
-    query: Query,
-    machine: Machine,
-    backends: Sequence[str],
-    account: Account,
-    least: Mapping[str, int],
-    known: Plan | None,
+    ask: Ask, machine: Machine, account: Account, least: Mapping[str, int], known: Plan | None
 ) -> tuple[Plan | None, dict[str, str]]:
     """A plan within the caps, or None and the faults of the last answer.
 
     Args:
         least: device name to the bytes that each stage takes at least beside weights.
-        known: the planner's answer with caps that are smaller by these; None if it was not asked with these backends.
+        known: the answer with caps that are smaller by these; None if it was not asked for.
     """
     waiting, asked, over = deque([(dict(least), dict(least))]), list[dict[str, int]](), dict[str, str]()
     while waiting and len(asked) < MAX_QUESTIONS:
@@ -165,11 +192,11 @@ def _corrected(
         back = {name: (size + before[name]) // 2 for name, size in taken.items()}
         try:
             plan = known if known is not None and len(asked) == 1 else None
-            plan = plan or account.measured(plan_model(query, within(machine, taken), backends))
+            plan = plan or account.measured(ask(within(machine, taken)))
         except InfeasibleError:
             waiting.append((back, before))
             continue
-        over = _over(plan, machine, account.graph)
+        over = faults_on(plan, machine, account.graph)
         if not over:
             return plan, {}
         beside = {name: max(taken[name], held_on(_stages_on(plan, name), account.graph)[1]) for name in over}
@@ -178,7 +205,7 @@ def _corrected(
     return None, over
 
 
-def _over(plan: Plan, machine: Machine, graph: Graph) -> dict[str, str]:
+def faults_on(plan: Plan, machine: Machine, graph: Graph) -> dict[str, str]:
     """Device name to the fault, for each device that would hold more than its cap."""
     faults = {device.name: over_cap(device, _stages_on(plan, device.name), graph) for device in machine.devices}
     return {name: fault for name, fault in faults.items() if fault}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from autosplit.costs.cost import evaluate
@@ -11,7 +12,7 @@ from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of
 from autosplit.planners.portfolio import solve
 from autosplit.planning.baselines import baseline_plan
-from autosplit.planning.caps import plan_within_caps
+from autosplit.planning.caps import answer_within_caps, faults_on, plan_within_caps
 from autosplit.planning.givensplits import GivenSplit
 from autosplit.planning.moduleunits import joined
 from autosplit.planning.peers import FASTEST_ONLY, predicted_peers
@@ -113,8 +114,9 @@ def judge_split(
     backend: str,
     *,
     time_limit_s: float = 10.0,
+    account: Account | None = None,
 ) -> Judgement:
-    """Predict a split, its rivals, and the best split under the same rules.
+    """Predict a split, its rivals, and the best split under the same rules, all within the memory caps.
 
     Args:
         split: what was given.
@@ -123,47 +125,56 @@ def judge_split(
         profile: seconds of the ops with the backend on each device.
         source: what the model was made from.
         backend: the backend of every stage.
-        time_limit_s: seconds for the planner.
-    Raises: ProfileError: the profile lacks a measurement. InfeasibleError: the model does not fit the devices' memory.
+        time_limit_s: seconds for one question to the planner, twice; caps that do not hold at once take more questions.
+        account: gives plans the memory of their stages where devices have caps; without one, nothing is measured for it.
+    Raises: ProfileError: the profile lacks a measurement. PlanError: the split needs more memory than a device has.
+        InfeasibleError: the model does not fit the devices' memory.
     """
     placed = [(ops, [machine[device]]) for ops, device in zip(split.stages, split.devices, strict=True)]
-    account = Account(graph, known=footprints_of(profile))
+    account = account or Account(graph, known=footprints_of(profile))
+    capped = any(device.memory_bytes is not None for device in machine.devices)
     plan = baseline_plan(graph, source, GIVEN, backend, placed)
-    account.counted(plan).verify(graph, machine)
+    plan = (account.measured if capped else account.counted)(plan).verify(graph, machine)
     given = predict(plan, graph, machine, profile)
-    best = best_under_rules(split, given, graph, machine, profile, time_limit_s / 2)
+    best = best_under_rules(split, given, machine, profile, account, time_limit_s / 2)
     peers = predicted_peers(graph, given, machine, profile)
-    plans = {GIVEN: given, SAME_RULES: best, **peers.plans}
+    others = {name: account.counted(peer) for name, peer in peers.plans.items()}
+    over = {name: "; ".join(faults_on(peer, machine, graph).values()) for name, peer in others.items()}
+    left_out = {**peers.left_out, **{name: fault for name, fault in over.items() if fault}}
+    plans = {GIVEN: given, SAME_RULES: best, **{name: peer for name, peer in others.items() if not over[name]}}
     query = Query(graph, profile, source, time_limit_s=time_limit_s / 2)
     plans[ANY_RULES] = plan_within_caps(query, machine, [backend], account)
     lost = max(0.0, 1 - given.prediction.throughput_per_s / best.prediction.throughput_per_s)
-    return Judgement(split, plans, lost, tuple(_why(split, plans, graph, machine, profile, lost)), peers.left_out)
+    return Judgement(split, plans, lost, tuple(_why(split, plans, graph, machine, profile, lost)), left_out)
 
 
 def best_under_rules(
-    split: GivenSplit, given: Plan, graph: Graph, machine: Machine, profile: Profile, time_limit_s: float
+    split: GivenSplit, given: Plan, machine: Machine, profile: Profile, account: Account, time_limit_s: float
 ) -> Plan:
-    """The best plan with the units and the order of a split, on any of the devices; the split itself where none is better."""
-    backend = given.stages[0].backend
+    """The best plan within the caps with the units and the order of a split, on any of the devices; else the split itself."""
+    graph, backend = account.graph, given.stages[0].backend
     settings = [Setting(device.name, backend, threads_on(machine, device.name)) for device in machine.devices]
-    problem = problem_on(graph, machine, profile, Constraints(), settings)
     groups = tuple(tuple(graph.index[op] for op in unit.ops) for unit in split.units)
     order = tuple((before[-1], after[0]) for before, after in pairwise(groups)) if split.in_order else ()
-    ruled = replace(problem, groups=tuple(group for group in groups if len(group) > 1), order=(*problem.order, *order)).verify()
-    demands = Demands(contiguous=split.in_order, max_replicas=1)
+
+    def ask(machine: Machine) -> Plan:
+        problem = problem_on(graph, machine, profile, Constraints(), settings)
+        ruled = replace(problem, groups=tuple(group for group in groups if len(group) > 1), order=(*problem.order, *order))
+        solution = solve(ruled.verify(), Demands(contiguous=split.in_order, max_replicas=1), time_limit_s=time_limit_s)
+        placed = [
+            (tuple(graph.ops[op].name for op in block.ops), [machine[settings[device].device] for device in block.devices])
+            for block in solution.blocks
+        ]
+        plan = baseline_plan(graph, given.source, SAME_RULES, backend, placed)
+        plan = replace(plan, method=solution.method, status="feasible")
+        return predicted(plan, problem, solution.blocks, settings, solution.bound_s)
+
     try:
-        solution = solve(ruled, demands, time_limit_s=time_limit_s)
+        found = answer_within_caps(ask, machine, backend, account)
     except InfeasibleError:
-        if evaluate(problem, blocks_of(given, graph, settings)).bottleneck_s < float("inf"):
+        if given.prediction.bottleneck_s < inf:
             return given
         raise
-    placed = [
-        (tuple(graph.ops[op].name for op in block.ops), [machine[settings[device].device] for device in block.devices])
-        for block in solution.blocks
-    ]
-    plan = baseline_plan(graph, given.source, SAME_RULES, backend, placed)
-    plan = replace(plan, method=solution.method, status="feasible")
-    found = predicted(plan, problem, solution.blocks, settings, solution.bound_s)
     return given if given.prediction.bottleneck_s <= found.prediction.bottleneck_s else found
 
 
@@ -203,7 +214,8 @@ def _why(
         found.append(
             f"The rules themselves cost {cost:.1%}: {way} reach {number_text(free.prediction.throughput_per_s)} items/s."
         )
-    if plans[FASTEST_ONLY].prediction.throughput_per_s > given.prediction.throughput_per_s * (1 + LEVEL):
+    alone = plans.get(FASTEST_ONLY, given)
+    if alone.prediction.throughput_per_s > given.prediction.throughput_per_s * (1 + LEVEL):
         found.append("Not to split at all is faster: one device alone does more.")
     return found
 

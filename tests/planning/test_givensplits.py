@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from autosplit.errors import UsageError
+from autosplit.errors import PlanError, UsageError
+from autosplit.memory.stages import count
 from autosplit.planning.baselines import baseline_plan
 from autosplit.planning.givensplits import GivenSplit, read_given
 from autosplit.planning.peers import BY_MEMORY, EVEN_BYTES, EVEN_LAYERS, FASTEST_ONLY, peer_baselines, predicted_peers
@@ -156,6 +157,22 @@ def test_the_best_split_obeys_the_rules(tmp_path: Path) -> None:
     free = judged(read_given(written(tmp_path, "ops.txt", "layers_4_down"), GRAPH, TWO))
     assert sorted(len(stage.ops) for stage in free.plans[SAME_RULES].stages) in ([4, 10], [3, 11])
     assert free.lost < 0.05 and free.plans[ANY_RULES].prediction.throughput_per_s >= free.plans[GIVEN].prediction.throughput_per_s
+
+
+def test_the_best_split_keeps_the_caps_with_all_that_it_holds() -> None:
+    """Its 11 ops on the fast device have 44 kB of weights, and values and rings beside them."""
+    split = read_given("3,3", GRAPH, TWO)
+    free = count(GRAPH, judged(split).plans[SAME_RULES])
+    held = {stage.devices[0]: stage.memory.weight_bytes + stage.memory.beside_bytes for stage in free.stages if stage.memory}
+    capped = TWO.with_memory({"cpu:0": held["cpu:0"] - 1, "cpu:1": 200_000})
+    found = judge_split(split, GRAPH, capped, PROFILE, Source("m"), "eager", time_limit_s=4)
+    best = found.plans[SAME_RULES].verify(GRAPH, capped)
+    assert {stage.devices[0]: len(stage.ops) for stage in best.stages} == {"cpu:0": 9, "cpu:1": 5}
+    assert all(stage.memory is not None for stage in best.stages)
+    assert best.prediction.bound_s <= best.prediction.bottleneck_s and found.lost > 0
+    assert "device 'cpu:0' would hold" in found.left_out[FASTEST_ONLY] and FASTEST_ONLY not in found.plans
+    with pytest.raises(PlanError, match=r"device 'cpu:1' would hold .* beside them"):
+        judge_split(split, GRAPH, TWO.with_memory({"cpu:1": 40_000}), PROFILE, Source("m"), "eager", time_limit_s=4)
 
 
 def test_modules_that_the_best_map_moves_are_named(tmp_path: Path) -> None:
