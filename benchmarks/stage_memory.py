@@ -5,8 +5,8 @@
 
 Each model is cut into two stages with equal numbers of ops, on two cores. *Counted* is weights and values at their peak.
 *Predicted* is what a first run of the plan measured, as a search with caps keeps it; *measured* is another run, of new processes
-with six times as many requests. All are without what the bare worker had. Rows are kept in benchmarks/stage_memory.json, and
-benchmarks/stage_memory.md is made of the newest ones.
+with more requests: six times as many, or as many as half a minute holds. All are without what the bare worker had. Rows are kept
+in benchmarks/stage_memory.json, and benchmarks/stage_memory.md is made of the newest ones.
 
 ``--cgroup`` asks for a plan at caps around what is predicted, and runs it with its workers in a memory cgroup of the size of the
 cap (version 1 of cgroups, as root): at 5 % below it must be refused with the numbers, at 5 % above it must run.
@@ -15,6 +15,7 @@ cap (version 1 of cgroups, as root): at 5 % below it must be refused with the nu
 import argparse
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 import psutil
 
 from autosplit import api
-from autosplit.deploying.footprints import Footprints
+from autosplit.deploying.footprints import NUM_WINDOWS, Footprints
 from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.devices.discovering import machine_for
 from autosplit.devices.limits import usable_cores
@@ -43,13 +44,16 @@ from benchmarks.models import MODELS
 RESULTS, TABLE = Path("benchmarks/stage_memory.json"), Path("benchmarks/stage_memory.md")
 NAMES = ("unet", "mlp1024", "mobilenet", "resnet50", "vit", "bert", "gpt2", "convnext")
 BACKENDS = ("eager", "onnxruntime", "openvino")
+MEASURED_S = 30.0
+"""Seconds after which the second run ends, if it has had more requests than the first."""
+
 CGROUPS = Path("/sys/fs/cgroup/memory")
 
 HEAD = """# Memory of stages
 
 `python -m benchmarks.stage_memory`: two stages of each model, two cores of an AMD EPYC (Zen 3). *Counted*: weights and values at
-their peak. *Predicted*: what a first run measured. *Measured*: another run. All without rings and what a bare worker has.
-Where activations are large, equal runs differ: their blocks come from a heap that is not returned, and its holes lie elsewhere.
+their peak. *Predicted*: what a first run measured. *Measured*: another run, of new processes with more requests. All without
+rings and what a bare worker has.
 
 """
 
@@ -67,7 +71,10 @@ def again(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) ->
     with HostManager() as host:
         engine = deploy(host, "again", traced, plan, machine, workspace)
         work = distinct_inputs(traced.example_inputs, 4)
-        engine.run_many([work[k % len(work)] for k in range(12 * engine.window)])
+        end = time.monotonic() + MEASURED_S
+        for number in range(6 * NUM_WINDOWS):
+            if number <= NUM_WINDOWS or time.monotonic() < end:
+                engine.run_many([work[k % len(work)] for k in range(engine.window)])
         return [stats.held_bytes for stats in engine.stats().stages]
 
 
