@@ -75,12 +75,14 @@ def annotate(
     choices, wrong = by_pattern(model, patterns or {}, machine, priority)
     copied, wrong_copies, removed = by_explicit_copies(model, choices, machine)
     choices |= copied
-    raise_faults(UsageError, f"'{model.graph.name}' cannot be placed", [*faults, *wrong, *wrong_copies])
-    if default != AUTO:
+    if "default" in sites:
         usual = Choice(sites["default"], "default", f"the default, {sites['default']}")
         choices = {op.name: choices.get(op.name, usual) for op in model.graph.ops}
-    choices, wrong = fall_back(model, choices, sites.get("fallback"), machine)
-    raise_faults(UsageError, f"'{model.graph.name}' cannot be placed", wrong)
+    faults += [*wrong, *wrong_copies]
+    if fallback is None or "fallback" in sites:
+        choices, wrong = fall_back(model, choices, sites.get("fallback"), machine)
+        faults += wrong
+    raise_faults(UsageError, f"'{model.graph.name}' cannot be placed", faults)
     planned = None
     if default == AUTO:
         if profile is None:

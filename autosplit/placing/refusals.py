@@ -30,9 +30,10 @@ def fall_back(
             faults.append(f"{reason}, where {choices[op].reason} puts it; give a fallback")
         else:
             moved[op] = Choice(fallback, "fallback", f"fallback: {reason}; it runs on {fallback.device}")
-    if fallback is not None:
-        again = _refused(traced, {op: moved[op] for op in refused}, machine)
-        faults += [f"{reason}, which is the fallback: {moved[op].reason}" for op, reason in again.items()]
+    again = _refused(traced, {op: moved[op] for op in refused}, machine) if fallback is not None else {}
+    for op, reason in again.items():
+        behind = "and the fallback is the same" if choices[op].site == fallback else f"and on the fallback {reason}"
+        faults.append(f"{refused[op]}, {behind}; give another fallback")
     moved, over = _within_caps(traced, moved, fallback, machine)
     return moved, faults + over
 

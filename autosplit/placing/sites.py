@@ -50,7 +50,7 @@ def parse_site(text: SiteText, machine: Machine) -> Site:
 
     Raises: UsageError: a device that the machine does not have, an unknown backend or precision.
     """
-    parts = (text,) if isinstance(text, str) else tuple(text)
+    parts = tuple(text) if isinstance(text, Sequence) and not isinstance(text, str) else (text,)
     if not 1 <= len(parts) <= 3 or not all(isinstance(part, str) for part in parts):
         raise UsageError(f"{text!r} is not a site; write 'cpu:1', ('cpu:1', 'openvino') or ('cpu:1', 'openvino', 'bf16')")
     names = [device.name for device in machine.devices]
@@ -74,5 +74,6 @@ def backends_named(patterns: Mapping[str, SiteText]) -> tuple[str, ...]:
     >>> backends_named({"a": "cpu:0", "b": ("cpu:1", "openvino", "bf16")})
     ('openvino',)
     """
-    found = (tuple(text)[1] for text in patterns.values() if not isinstance(text, str) and len(text) > 1)
+    listed = (text for text in patterns.values() if isinstance(text, Sequence) and not isinstance(text, str))
+    found = (str(text[1]) for text in listed if len(text) > 1)
     return tuple(dict.fromkeys(found))

@@ -182,9 +182,15 @@ def test_a_model_that_copies_to_cuda_is_traced_without_it():
 def test_every_fault_of_a_map_at_once():
     traced = traced_of(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
     with pytest.raises(UsageError) as caught:
-        place(traced, {"linea": "cpu:0", "relu": "cpu:7", "0": "cpu:1", "aten.linear*": "cpu:0", "2": ("cpu:0", "egaer")})
+        place(
+            traced,
+            {"linea": "cpu:0", "relu": "cpu:7", "0": "cpu:1", "aten.linear*": "cpu:0", "2": ("cpu:0", "egaer"), "1": 1},
+            machine=MACHINE.with_memory({"cpu:1": 300}),
+        )
     text = str(caught.value)
-    assert "(4 faults)" in text
+    assert "(6 faults)" in text
+    assert "'1': 1 is not a site; write 'cpu:1', ('cpu:1', 'openvino') or ('cpu:1', 'openvino', 'bf16')" in text
+    assert "op 'linear' needs 416 B by itself, and the cap of cpu:1 is 300 B; raise the cap, or give a fallback" in text
     assert "'linea' matches no op, module path or operator; close names: 'linear'" in text
     assert "'relu': device 'cpu:7' is not one of cpu:0, cpu:1, null:0; close names: 'cpu:1'" in text
     assert (
@@ -216,6 +222,12 @@ def test_an_op_that_its_device_cannot_run_falls_back_with_the_reason():
         caught.value
     )
     assert "op 'relu' is not supported on npu:0 (operator aten.relu.default)" in str(caught.value)
+    with pytest.raises(
+        UsageError, match=r"op 'relu' is not supported on npu:0 \(operator .*\), and the fallback is the same; give"
+    ):
+        place(traced, {"*": "npu:0"}, machine=machine, fallback="npu:0")
+    with pytest.raises(UsageError, match=r"bf16.*, and on the fallback op 'embedding' is not supported on npu:0"):
+        place(traced, {"*": ("cpu:0", "onnxruntime", "bf16")}, machine=machine, fallback="npu:0")
     placed = place(traced, {"*": "npu:0"}, machine=machine, fallback="cpu:0")
     assert placed.choices["linear"].site.device == "npu:0"
     assert placed.why("embedding") == (
