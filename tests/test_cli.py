@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -272,7 +272,7 @@ def test_a_plan_is_written_also_where_nobody_reads_what_is_shown(
 def test_a_command_runs_with_its_outputs_closed(tmp_path: Path) -> None:
     command = f"{sys.executable} -m autosplit.cli"
     done = subprocess.run(
-        f"{command} devices --json >&- && {command} status >&- 2>&-", shell=True, cwd=tmp_path, capture_output=True, check=False
+        f"{command} status --json >&- && {command} status >&- 2>&-", shell=True, cwd=tmp_path, capture_output=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -557,38 +557,55 @@ def abandoned(paths: set[Path]) -> list[Path]:
 
 CAUGHT = """
     try:
-        time.sleep(60)
+        signal.raise_signal(signal.SIGINT)
     except BaseException:
         pass
 """
 FREED = """
     class Freed:
         def __del__(self):
-            time.sleep(60)
+            signal.raise_signal(signal.SIGINT)
     Freed()
 """
 STUBBORN = """
-import sys, time
+import signal, sys
 from autosplit.examples.mlp import mlp
 
 def build():
-    print("loading", file=sys.stderr, flush=True)
 {swallow}
+    print("swallowed", file=sys.stderr)
     return mlp()
 """
 
 
+@pytest.fixture
+def stoppable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Signals are handled as in a new process, and afterwards as before."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    yield
+    stopped.clear()
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("swallow", [CAUGHT, FREED], ids=["caught", "while an object is freed"])
-def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(swallow: str, tmp_path: Path) -> None:
-    (tmp_path / "stubborn.py").write_text(STUBBORN.format(swallow=swallow))
-    command = [sys.executable, "-m", "autosplit.cli", "profile", "stubborn:build", "--backend", "eager", "--devices", "null:0"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        said = [next(line for line in process.stderr if line.startswith("loading"))]
-        process.send_signal(signal.SIGINT)
-        said.append(process.stderr.read())
-    assert process.returncode == 130 and "stopped" in said[1] and "Traceback" not in said[1], said
+def test_ctrl_c_that_code_of_others_swallows_ends_the_command_at_the_next_step(
+    swallow: str, stoppable: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = f"stubborn{len(swallow)}"
+    (tmp_path / f"{name}.py").write_text(STUBBORN.format(swallow=swallow))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(cli, "BEGAN_S", time.monotonic() - 5)
+    words = ["autosplit", "profile", f"{name}:build", "--backend", "eager", "--devices", "null:0"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capfd.readouterr().err
+    assert ended.value.code == 130 and "Traceback" not in said, said
+    assert "stopped" in said.partition("swallowed")[2], said
 
 
 def test_ctrl_c_is_known_in_the_errors_that_were_made_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ CPU_LIMIT_S = 40.0
 """Limit for the CPU seconds of a kernel with its workers, about twice what it takes."""
 
 STRICT = "import warnings\nwarnings.simplefilter('error')"
+BRIEF = "from brief import measure_briefly\nmeasure_briefly()"
 FORGET = "%reset -f"
 NO_TORCH = "import sys\nassert 'torch' not in sys.modules"
 AT_THE_END = "import os, warnings\nwarnings.simplefilter('default')\nprint(sum(os.times()[:4]))"
@@ -49,9 +50,9 @@ def test_outputs_are_not_kept(name: str) -> None:
 @pytest.mark.parametrize("names", [WITH_TORCH, WITHOUT_TORCH], ids=["with torch", "without torch"])
 def test_notebooks_run(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One kernel runs several notebooks in turn, because a kernel takes seconds to import; it forgets all names in between."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]))
     notebooks = {name: read(name) for name in names}
-    cells = [nbformat.v4.new_code_cell(STRICT)]
+    cells = [nbformat.v4.new_code_cell(f"{STRICT}\n{BRIEF}" if names == WITH_TORCH else STRICT)]
     for notebook in notebooks.values():
         cells += [*code_cells(notebook), nbformat.v4.new_code_cell(FORGET)]
     if names == WITHOUT_TORCH:

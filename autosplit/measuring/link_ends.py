@@ -19,7 +19,6 @@ from autosplit.running.ring import Ring, RingEnd, RingHandle
 from autosplit.tracing.tensorspec import TensorSpec
 
 SIZES_BYTES = (4096, 65536, 524288, 4194304)
-MESSAGES = (60, 60, 40, 20)
 WARM_UP = 5
 TIMEOUT_S = 120.0
 """Seconds that one end waits for the other, which may have to start first."""
@@ -27,11 +26,12 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class LinkEnd:
-    """One end of a measurement, for a worker: send or receive on these two rings."""
+    """One end of a measurement, for a worker: send or receive on these two rings; ``messages``: how many of each size."""
 
     role: Literal["send", "receive"]
     forth: RingHandle
     back: RingHandle
+    messages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def play(end: LinkEnd, place: OnCores | OnAccelerator, rings: tuple[Ring, Ring] 
     exchange = _send if sends else _receive
     medians, sequence = [], count()
     with torch.inference_mode():
-        for size, messages in zip(SIZES_BYTES, MESSAGES, strict=True):
+        for size, messages in zip(SIZES_BYTES, end.messages, strict=True):
             times = [exchange(data, token, place, size, next(sequence)) for _ in range(messages + WARM_UP)]
             medians.append([statistics.median(column) for column in zip(*times[WARM_UP:], strict=True)])
     return EndTimes(*zip(*medians, strict=True))

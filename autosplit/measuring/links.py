@@ -21,6 +21,9 @@ from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, Device
 
+MESSAGES = (60, 60, 40, 20)
+"""Messages of each of ``SIZES_BYTES`` that are timed in each direction of a link."""
+
 MAX_DEVICES = 6
 """Links are measured between at most this many devices; the others take the median of similar pairs."""
 
@@ -121,7 +124,8 @@ def _link(source: str, target: str, forth: Ring, back: Ring, pool: WorkerPool) -
     """Let both ends play, the host its own, and fit their times."""
     forth.refill()
     back.refill()
-    ends = {target: LinkEnd("receive", forth.handle, back.handle), source: LinkEnd("send", forth.handle, back.handle)}
+    receiver = LinkEnd("receive", forth.handle, back.handle, MESSAGES)
+    ends = {target: receiver, source: replace(receiver, role="send")}
     pool.send({name: end for name, end in ends.items() if name != HOST})
     found = {HOST: play(ends[HOST], OnCores(), (forth, back))} if HOST in ends else {}
     found |= pool.answers()

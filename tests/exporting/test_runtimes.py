@@ -80,8 +80,9 @@ def expected(traced: Traced, inputs: list[torch.Tensor]) -> list[np.ndarray]:
 @pytest.mark.timeout(200)
 def test_torchrun_runs_the_ranks_over_gloo(traced: Traced, plan: Plan, tmp_path: Path) -> None:
     folder = tmp_path / "ranks"
-    [note] = write_export("torch-pipelining", Job(traced, plan), folder)  # docs/exports.md runs two ranks
+    [note] = write_export("torch-pipelining", Job(traced, plan), folder)
     assert "torchrun --nproc-per-node 3 run.py" in note
+    assert set(torch.load(folder / "inputs.pt")) == {"x", "scale"}
     x, scale = requests(3)
     torch.save({"x": x, "scale": scale}, tmp_path / "requests.pt")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(folder / "run.py")]
