@@ -44,9 +44,9 @@ def annotate(
         model: a traced model, or a placed graph, which is returned as it is if the map places every op where it is.
         patterns: op name, module path or operator (with ``*`` and ``?``) to a device, or to a device with a backend, or with a
             backend and a precision. Or a plan, whose stages say where ops are.
-        default: where the ops go that no pattern and no explicit copy places; ``auto`` for where the planner puts them. By
+        default: the place of ops that neither a pattern nor an explicit copy places; ``auto`` lets the planner choose. By
             default the first device.
-        fallback: where the ops go that their device cannot run.
+        fallback: the place of ops that their own device cannot run.
         machine: the devices, or their names with commas between; by default all of this machine.
         priority: patterns that win where several match an op, the strongest first.
         profile: seconds of the ops for ``auto`` and for ``why``; ``auto`` measures them where they are not given.
@@ -56,7 +56,7 @@ def annotate(
         max_error: largest error against f32 that is allowed, relative to the largest value; None for any.
     Raises:
         UsageError: every fault of the map, and every op that its device cannot run where there is no fallback.
-        PlanError: a plan of another model.
+        PlanError: the plan was made for another model.
         BackendError: a backend refuses its part, or the error is above ``max_error``.
         InfeasibleError: the planner finds no place for the ops that are left to it.
     """

@@ -80,7 +80,7 @@ def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setu
     Args:
         traced: the model.
         devices: the devices, or their names with commas between; by default all of this machine.
-        setup: backends, precision, store, and what to show.
+        setup: backends, precision, store, and the progress function.
     Raises: DeviceError, BackendError, MissingExtraError, WorkerError: as ``autosplit.measuring.measure``.
     """
     from autosplit.measuring.profiler import measure as measure_ops
@@ -125,7 +125,7 @@ def search(
         traced: the model, traced for whole requests.
         profile: its measured ops; the plan computes in the precision of the profile.
         devices: the devices, or their names with commas between; by default all of this machine.
-        constraints: what a plan must be like; free by default.
+        constraints: demands on the plan; none by default.
         setup: backends (by default all of the profile), queue depth, seed, journal.
         budget: seconds for running candidates, for the planner, and for the explanation.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
@@ -164,14 +164,14 @@ def search(
 
 
 def _machine(devices: Machine | str | None, setup: Setup) -> Machine:
-    """The devices that are meant: of this machine, or of the hosts of the setup."""
+    """The devices that a call names, on this machine or on the hosts of the setup."""
     if setup.hosts is None or isinstance(devices, Machine):
         return as_machine(devices)
     return setup.hosts.machine if devices is None else setup.hosts.machine.only(name.strip() for name in devices.split(","))
 
 
 def _may_cut(traced: Traced, profile: Profile, budget: Budget) -> bool:
-    """Whether a search may try microbatches: the model can be traced for them, and measuring one takes less than the budget."""
+    """Whether a search may try microbatches: a spec names the model, and measuring it once more takes less than the budget."""
     source = traced.source
     return source.batch > 1 and bool(source.spec) and 0 < measuring.shortest_measurement_s(profile) < budget.search_s
 
@@ -211,7 +211,7 @@ def run(
         constraints: demands that a faster baseline must meet to become the plan; None keeps the plan in any case.
         profile: predicts the plan and its baselines; by default what the setup's store holds.
         baselines: whether the baselines run too.
-        setup: the store, where predicted is kept beside measured (``autosplit profile --accuracy``), and what to show.
+        setup: the store, which keeps predicted beside measured (``autosplit profile --accuracy``), and the progress function.
         budget: rounds, requests, and seconds for compiling.
     Raises: PlanError, BackendError, WorkerError, StageError: the plan does not fit, or cannot be run.
     """
@@ -242,7 +242,7 @@ def run_subjects(
 
 
 def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -> Profile | None:
-    """What the store holds of a model, measured on this machine with these versions in the plan's precision; None if nothing."""
+    """The stored profile of a model for this machine, these versions and the plan's precision; None if there is none."""
     if setup.store is None or setup.hosts is not None:
         return None
     store = measuring.Store(Path(setup.store))
@@ -275,7 +275,7 @@ def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, d
 
 @dataclass(frozen=True)
 class AutoResult:
-    """What ``auto`` made: the devices, the profile, the search, the report, and the traced model of the plan to use."""
+    """The result of ``auto``: the devices, the profile, the search, the report, and the traced model of the plan to use."""
 
     machine: Machine
     profile: Profile
@@ -323,10 +323,10 @@ def auto(
     Args:
         model: a spec, a module, an ``ExportedProgram``, or what ``trace`` made of one (for another batch size).
         devices: the devices, or their names with commas between; by default all of this machine.
-        constraints: what a plan must be like; free by default.
+        constraints: demands on the plan; none by default.
         inputs: example inputs; a module needs them.
-        setup: backends, precision, store, what to show.
-        budget: what may be spent. The search takes ``search_s``; tracing, measuring and comparing come on top.
+        setup: backends, precision, store, and the progress function.
+        budget: limits of time. The search takes ``search_s``; tracing, measuring and comparing come on top.
     Raises: the errors of the calls that it makes.
     """
     wanted, machine = constraints or Constraints(), _machine(devices, setup)
@@ -353,7 +353,7 @@ def auto(
 
 
 def keep_search(found: "SearchResult", setup: Setup) -> tuple[str, ...]:
-    """Store what a search measured, its stages and runs, for the next one to begin with. Returns why that failed, if it did."""
+    """Store the stages and runs that a search measured, so that the next search begins with them. Returns: the fault, if any."""
     if setup.store is None:
         return ()
     notes: list[str] = []
@@ -372,7 +372,7 @@ def now() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What ``export`` wrote: the folder, and notes such as what the rules of the target cost."""
+    """The result of ``export``: the folder, and notes such as the cost of the target's rules."""
 
     folder: Path
     notes: tuple[str, ...]
@@ -387,7 +387,7 @@ def export(
     Args:
         traced: the model.
         plan: its plan.
-        folder: where to; it must not exist yet or be empty, and appears whole or not at all.
+        folder: a new or empty folder, which appears whole or not at all.
         to: the runtime; ``autosplit export --to list`` names them.
         profile: measured ops; gives the cost of a runtime's rules, such as cuts between modules only.
     Raises: UsageError: unknown runtime, a plan that it cannot express, or a folder that holds something or cannot be written.

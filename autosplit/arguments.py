@@ -1,7 +1,7 @@
 """checked(): a function or class that says in one sentence which of its arguments is of the wrong type.
 
-The types are those of the annotations. Only the argument itself is looked at, not what is inside of a sequence or a mapping: that
-is for the function. A name that an annotation takes from ``TYPE_CHECKING`` stands for any type.
+The types are those of the annotations. Only the argument itself is checked: the function checks the items of a sequence or a
+mapping. A name that an annotation takes from ``TYPE_CHECKING`` stands for any type.
 """
 
 import inspect
@@ -31,7 +31,7 @@ NAMES = "names of devices are one string, as in 'cpu:0,cpu:1'"
 
 MAX_SHOWN = 60
 WIDER: Mapping[type, type] = {int: Integral, float: Real, tuple: Sequence, list: Sequence}
-"""What may stand for a type: a number of numpy for Python's, an integer for a float, any sequence for a tuple."""
+"""Type to the wider type that is accepted for it: numpy's numbers, an integer for a float, any sequence for a tuple."""
 
 
 def checked(made: T) -> T:

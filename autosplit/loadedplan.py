@@ -15,7 +15,7 @@ from autosplit.values.plan import Plan
 from autosplit.values.planfile import PlanFile, read_plan
 
 TRUSTED = ("transformers:", "autosplit.examples.")
-"""Specs that a plan file may name by itself; reading a plan must not run code that the user did not ask for."""
+"""Beginnings of specs that a plan file may name. Reading a plan must not run other code unless the user names it too."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def load(
 
     Args:
         path: the plan.yaml.
-        model: the spec in the plan, given again, where it names code of the user's own; or the module that the plan is for.
+        model: the spec of the plan, if it names code of your own; or the module that the plan was made for.
         inputs: example inputs, for a module.
         devices: the devices, or their names with commas between; by default those of the plan.
         trust: as for ``trace``.
-    Raises: PlanError: the file is not a plan, or is of another model. UsageError: the plan names code that the user did not.
+    Raises: PlanError: the file is not a plan, or was made for another model. UsageError: it names code that the call does not.
     """
     path = Path(path)
     file = read_plan(path)

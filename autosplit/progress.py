@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 
 Progress = Callable[[str, float, str], None]
-"""Called with the step (trace, profile, search, run), its share done from 0 to 1, and what is being done."""
+"""A function of the step (trace, profile, search, run), its share done from 0 to 1, and a text about the work."""
 
 BESIDE = 56
 """Columns that step, bar, share and times take. The text has the rest, because rich would shrink the bar for a longer text."""
@@ -27,7 +27,7 @@ def quiet(step: str, share: float, text: str) -> None:
 
 
 class StepTimes:
-    """Passes reports on and adds up seconds, those under each text in ``seconds`` and those of each step in ``steps_s``."""
+    """A progress function that passes reports on, and adds up the seconds of each text (``seconds``) and step (``steps_s``)."""
 
     def __init__(self, progress: Progress) -> None:
         self.seconds: dict[str, float] = {}
@@ -36,7 +36,7 @@ class StepTimes:
         self._step, self._text, self._since_s = "", "", time.monotonic()
 
     def __call__(self, step: str, share: float, text: str) -> None:
-        """Report, and let the text begin."""
+        """Count the seconds since the last report for its text and step, then pass this report on."""
         now_s = time.monotonic()
         if self._text and self._text != "done":
             self.seconds[self._text] = self.seconds.get(self._text, 0.0) + now_s - self._since_s
@@ -46,7 +46,7 @@ class StepTimes:
 
 
 def seconds_text(seconds: Mapping[str, float]) -> str:
-    """Where the seconds of a call went, from the longest part to the shortest.
+    """The seconds of a call in all, then of each part, the longest first.
 
     >>> seconds_text({"trace": 1.24, "run": 8.0})
     'took 9.2 s: run 8.0, trace 1.2'
@@ -120,14 +120,14 @@ def notebook_bars() -> Iterator[Progress]:
 
 
 def _line(step: str, share: float, taken_s: float, text: str) -> str:
-    """A bar in HTML, with the step before it, and its share, seconds and what is being done after it."""
+    """A bar in HTML, between the step on its left, and share, seconds and text on its right."""
     bar = f'<progress value="{share:.3f}" style="width:200px"></progress>'
     return f"<code>{escape(f'{step:>8}').replace(' ', '&nbsp;')} {bar} {share:.0%} {taken_s:.0f} s</code> {escape(text)}"
 
 
 @contextlib.contextmanager
 def shown(progress: bool | Progress) -> Iterator[Progress]:
-    """The progress function that a caller asked for: True draws bars where a person looks on, False shows nothing."""
+    """The progress function that a caller asked for: True draws bars in a terminal or a notebook."""
     console = Console(stderr=True)
     if callable(progress):
         yield progress

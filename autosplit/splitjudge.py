@@ -29,7 +29,7 @@ def judge(
     setup: Setup = SETUP,
     time_limit_s: float = 10.0,
 ) -> Judgement:
-    """What a split reaches, the best split under the same rules, and how much is lost.
+    """Predict a split beside the best split under the same rules, and say how much the split loses.
 
     Args:
         traced: the model.
@@ -57,7 +57,7 @@ def run_judged(
 
     Args:
         traced: the model.
-        judged: what ``judge`` gave.
+        judged: the judgement that ``judge`` returned.
         devices: the devices that the split was judged on.
         setup: workspace, progress.
         num_rounds: rounds of about 2 s for each plan.

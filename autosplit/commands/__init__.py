@@ -1,4 +1,4 @@
-"""What the commands do: one function of an options value each, which ``cli`` calls.
+"""The commands: each is a function of an options value, and ``cli`` calls it.
 
 ::
 

@@ -10,7 +10,7 @@ from autosplit.errors import UsageError
 from autosplit.progress import bars
 
 NUM_WORDS = {"show": 1, "verify": 1, "run": 1, "compare": 2}
-"""What can be done with bundles and dumps, and the number of names that it takes."""
+"""Action on bundles or dumps to the number of names that it takes."""
 
 
 def bundle(given: Bundle) -> None:

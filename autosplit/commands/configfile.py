@@ -60,7 +60,7 @@ def _joined(flag: Any, value: Any) -> Any:
 
 
 def _fault(ctx: typer.Context, flag: Any, value: Any) -> str:
-    """What is wrong with a flag's value, '' if nothing is: a list where one value is due would become its Python text."""
+    """The fault of a flag's value, '' if there is none. Typer would turn a list into its Python text where one value is due."""
     if value is None:
         return ""
     many = getattr(flag, "multiple", False)

@@ -74,7 +74,7 @@ def say(text: str) -> None:
 
 
 def write_trace(path: Path | None, traced: Any, report: Any) -> None:
-    """Write the Chrome trace of a run, where one is asked for."""
+    """Write the Chrome trace of a run, if a path is given."""
     from autosplit.reports.runreport import run_trace
 
     if path is not None:
@@ -82,7 +82,7 @@ def write_trace(path: Path | None, traced: Any, report: Any) -> None:
 
 
 def write_picture(path: Path | None, report: Any) -> None:
-    """Draw the plan and its baselines, where a picture is asked for."""
+    """Draw the plan and its baselines, if a path is given."""
     if path is not None:
         from autosplit.figures import plot_baselines
         from autosplit.files import write_atomic
@@ -92,7 +92,7 @@ def write_picture(path: Path | None, report: Any) -> None:
 
 
 def log(given: options.Output) -> Callable[[str], None] | None:
-    """Where the solvers' lines go: to stderr with ``-v``, else nowhere."""
+    """A function that prints the solvers' lines on stderr; None without ``-v``."""
     return (lambda line: say(f"  solver: {line}")) if given.verbose else None
 
 
@@ -109,9 +109,9 @@ def add_explanation(explanation: Any, data: dict[str, Any], views: list[Any]) ->
 def add_simulation(
     given: Any, run: Callable[[int, Any], Any], data: dict[str, Any], views: list[Any], in_seconds: bool = False
 ) -> Any:
-    """Simulate ``run(num_requests, arrivals_s)`` where that is asked for, and add it to the data and the views.
+    """Simulate ``run(num_requests, arrivals_s)`` if the flags ask for it, and add the result to the data and the views.
 
-    ``in_seconds``: whether times are in seconds; a workload file has a time unit of its own.
+    ``in_seconds`` says whether times are in seconds: a workload file has a time unit of its own.
     """
     from autosplit.commands.report import table
     from autosplit.costs.schedule import poisson_arrivals
@@ -137,7 +137,7 @@ def add_simulation(
 
 
 def write_dot(path: Path | None, graph: Any, plan: Any) -> None:
-    """Write the graph with the plan's stages for Graphviz, where that is asked for."""
+    """Write the graph with the plan's stages for Graphviz, if a path is given."""
     from autosplit.files import write_atomic
     from autosplit.values.dot import graph_dot
 
@@ -147,7 +147,7 @@ def write_dot(path: Path | None, graph: Any, plan: Any) -> None:
 
 
 def write_simulation(path: Path | None, schedule: Any) -> None:
-    """Write the Chrome trace of a simulation, where one is asked for."""
+    """Write the Chrome trace of a simulation, if a path is given."""
     from autosplit.values.timeline import chrome_trace
 
     if path is not None:

@@ -12,10 +12,10 @@ from autosplit.errors import UsageError
 from autosplit.progress import bars
 
 FOR_WORKLOADS = ("format", "num_devices", "bandwidth", "overlap", "simulate", "arrival_rate", "trace")
-"""Flags that say something about a planner's workload file."""
+"""Flags for a planner's workload file."""
 
 FOR_MODELS = ("cluster", "devices", "machine", "memory", "run", "rounds", "batch", "seq_len", "trust", "backend", "time_limit")
-"""Flags that say something about a model or its machine."""
+"""Flags for a model or its machine."""
 
 
 def evaluate(given: Evaluate) -> None:
@@ -31,7 +31,7 @@ def evaluate(given: Evaluate) -> None:
 
 
 def _evaluate_plan(given: Evaluate, path: Path) -> None:
-    """Predict a plan file, as it is or as it was edited, and show its stages."""
+    """Predict a plan file, edited or not, and show its stages."""
     from autosplit import api
     from autosplit.commands.report import plan_table
     from autosplit.deploying.setup import Setup
@@ -48,7 +48,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
 
 
 def _evaluate_split(given: Evaluate) -> None:
-    """Judge a split of a model beside the best one under the same rules, and measure them where that is asked for."""
+    """Judge a split of a model beside the best one under the same rules; with ``--run``, measure both too."""
     from autosplit.backends.base import get_backend
     from autosplit.commands.report import table
     from autosplit.deploying.setup import Setup

@@ -8,7 +8,7 @@ from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
 
 FOR_MODELS = ("cluster", "devices", "machine", "memory", "batch", "seq_len", "trust", "backend", "remeasure", "precision")
-"""Flags that say something about what is measured."""
+"""Flags for a measurement of a model."""
 
 SHOWN = 40
 """Runs that are listed; --json gives all."""

@@ -28,11 +28,11 @@ BACKENDS_DEFAULT = "usual"
 PLAN_FILE = Path("plan.yaml")
 
 FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth", "overlap")
-"""Flags that say something about a planner's workload alone."""
+"""Flags for a planner's workload file."""
 
 BACKEND_HELP = (
     "Backends to consider: eager, onnxruntime, openvino, inductor with commas between; "
-    "'usual': all that are installed, but of inductor, which compiles for long, no more than the baselines of auto; 'all'."
+    "'usual': all that are installed but inductor, which compiles for long (auto runs it as a baseline); 'all': inductor too."
 )
 
 MODEL_HELP = (
@@ -41,7 +41,9 @@ MODEL_HELP = (
 )
 
 
-PlansModel = Annotated[str | None, typer.Option(help="The plan's model, where it is code of yours: it is named to be trusted.")]
+PlansModel = Annotated[
+    str | None, typer.Option(help="The plan's model, if it is code of your own: naming it says that you trust it.")
+]
 
 Dot = Annotated[Path | None, typer.Option(help="Write the ops in their stages as a Graphviz file (.dot).")]
 
@@ -201,7 +203,7 @@ class Search(Profile):
         return dataclasses.replace(setup, queue_depth=self.queue_depth, seed=self.seed, isolate=self.isolate)
 
     def spending(self) -> "Budget":
-        """What the search may spend, and the report where there is one."""
+        """Limits of time for the search and the report."""
         from autosplit.deploying.setup import Budget
 
         planner_s = None if self.time_limit == PLANNER_TIME else seconds(self.time_limit)
@@ -246,7 +248,7 @@ class Simulated:
 
     @property
     def num_simulated(self) -> int:
-        """Requests to simulate; 0 where nothing is asked for."""
+        """Requests to simulate; 0 without a flag that asks for a simulation."""
         asked = self.arrival_rate is not None or self.trace is not None
         return self.simulate or (1000 if asked else 0)
 
@@ -284,17 +286,17 @@ class Plans(Simulated, Assumed, Search):
 
     @property
     def front_folder(self) -> Path:
-        """Where the plans of a Pareto front go."""
+        """The folder for the plans of a Pareto front."""
         return self.front or self.output.with_name(f"{self.output.stem}-front")
 
     def require_for_models(self) -> None:
-        """Raises: UsageError: a flag is given that says nothing about a model."""
+        """Raises: UsageError: a flag is given that has no effect on a model."""
         self.require_default(FOR_WORKLOADS, "stages of a model form a chain, on the devices of this machine")
         if self.objective != "pareto":
             self.require_default(["front", "pick"], "a front is what --objective pareto finds")
 
     def spending(self) -> "Budget":
-        """What the search may spend; an explanation that is asked for has the planner's time limit."""
+        """Limits of time for the search; with ``--explain`` the explanation has the planner's time limit."""
         found = super().spending()
         return dataclasses.replace(found, explain_s=seconds(self.time_limit)) if self.explain else found
 
@@ -337,7 +339,7 @@ class Auto(Running, Search):
     """Everything: measure, search, run."""
 
     def spending(self) -> "Budget":
-        """What the search and the report may spend."""
+        """Limits for the search and the report."""
         return dataclasses.replace(super().spending(), num_rounds=self.rounds, num_requests=self.requests)
 
 

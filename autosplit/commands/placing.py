@@ -21,10 +21,8 @@ class Annotate(Profile):
         list[str] | None,
         typer.Option(help="PATTERN=DEVICE, PATTERN=DEVICE,BACKEND or PATTERN=DEVICE,BACKEND,PRECISION (again for more)."),
     ] = None
-    default: Annotated[str | None, typer.Option(help="Where other ops go: a device, or 'auto'; default: the first device.")] = (
-        None
-    )
-    fallback: Annotated[str | None, typer.Option(help="Where ops go that their device cannot run.")] = None
+    default: Annotated[str | None, typer.Option(help="Device of all other ops, or 'auto'; default: the first device.")] = None
+    fallback: Annotated[str | None, typer.Option(help="Device of the ops that their own device cannot run.")] = None
     max_error: Annotated[
         float | None, typer.Option(min=0, help="Largest error against f32, as a share of the largest value.")
     ] = None

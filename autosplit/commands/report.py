@@ -23,8 +23,8 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "", below: str = "", h
 
     Args:
         rows: mappings with the same keys.
-        title: what the table is about, a line above it.
-        below: what is to be said after it.
+        title: a line above the table.
+        below: text after the table.
         hide: columns to leave out.
     """
     columns = tuple(_column(name, [row[name] for row in rows]) for name in (rows[0] if rows else ()) if name not in hide)

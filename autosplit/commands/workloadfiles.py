@@ -17,7 +17,7 @@ FOR_MODELS = (
     "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "pick", "backend", "precision", "batch",
     "seq_len", "trust", "profiles", "remeasure", "budget", "queue_depth", "dot",
 )  # fmt: skip
-"""Flags that say something about a model or its machine."""
+"""Flags for a model or its machine."""
 
 PLAN_SHARE = 2 / 3
 """Share of the time limit for a plan that is to be explained; the explanation has the rest."""

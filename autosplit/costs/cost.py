@@ -104,7 +104,7 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
 
 
 def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
-    """What the blocks send each other and the host, where values between hosts share wires; else nothing."""
+    """The values that blocks send each other and the host, if the problem has wires; else nothing."""
     if not problem.wires.all:
         return []
     crossings, hosts = _crossings(problem, blocks), _hosts(problem)

@@ -1,6 +1,6 @@
-"""The call of a model and its tensors: as_call() makes the one of the other, plain_call() takes the short way back.
+"""Calls of a model as flat tensors, and flat tensors as calls and answers.
 
-plain_answer() does the same for what a call returns.
+``plain_call`` and ``plain_answer`` are fast ways for models without nested containers. ``as_call`` makes a call of tensors.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -87,7 +87,7 @@ def limit_of(plan: Plan, traced: Traced, work: Sequence[Microbatch], expected: S
 
 
 def blame(plan: Plan, traced: Traced, inputs: Microbatch, error: NumericalError, limit: float) -> str:
-    """What is wrong with a plan's numbers: the first stage that gives wrong outputs for right inputs."""
+    """The fault of a plan's numbers: it names the first stage that gives wrong outputs for right inputs."""
     values = dict(zip(traced.graph.inputs, inputs, strict=True))
     for stage, program in zip(plan.stages, split(traced, [stage.ops for stage in plan.stages]), strict=True):
         given = [values[spec.name] for spec in program.inputs]

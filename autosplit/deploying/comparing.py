@@ -40,7 +40,7 @@ Subject = tuple[Traced, Profile | None]
 
 
 def expectation(machine: Machine, setup: Setup, budget: Budget) -> str:
-    """One line on what ``auto`` will take, with the sum."""
+    """A line with the seconds that ``auto`` will take, in all and for each step."""
     measuring_s = MEASURING_S * len(setup.considered)
     compare_s = min(budget.compare_s, (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s)
     kept = f" (less where '{setup.store}' holds it)" if setup.store is not None else ""

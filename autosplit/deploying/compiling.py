@@ -22,7 +22,7 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision
 
 LEAST_COMPILE_S = 10.0
-"""Least seconds for which compiling is begun: a small model took 7 s, one of 450 ops 23 s."""
+"""Least seconds that compiling must be allowed, or it is not begun. A small model took 7 s, one of 450 ops 23 s."""
 
 MOST_TIMES_EAGER = 2.5
 """TorchInductor calls eager's kernels for matrix products and convolutions. With a process a core, where another backend was
@@ -114,7 +114,7 @@ def compile_whole(
     worker = spawn_worker("autosplit.deploying.compiling:serve", name=f"compiling for {backend}")
     begun_s = time.monotonic()
     try:
-        with contextlib.suppress(ConnectionError):  # of one that died already there is an end to read, and its cause
+        with contextlib.suppress(ConnectionError):  # the worker has died; ``receive`` reports how
             worker.connection.send(StageFolder(folder, backend, precision, program.packages))
         while not worker.connection.poll(LOOK_S):
             taken_s = time.monotonic() - begun_s
@@ -129,7 +129,7 @@ def compile_whole(
 
 
 def serve(connection: Connection) -> None:
-    """The process: compile the stage that it is sent, and answer with the fault, or ''."""
+    """The whole life of the process that compiles: it takes one stage, and answers with the fault, or ''."""
     stage: StageFolder = connection.recv()
     try:
         stage.import_packages()

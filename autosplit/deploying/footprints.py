@@ -47,9 +47,9 @@ class Footprints:
         return Account(traced.graph, values_of(traced), known, partial(self.measure, traced))
 
     def note(self, traced: Traced, plan: Plan, workers: Iterable[StageStats]) -> None:
-        """Keep what the workers of a plan held, for stages that are not known: that of the replica that held most.
+        """Keep the memory that the workers of a plan held. Of the replicas of a stage, the one that held most counts.
 
-        What was measured first stays, so that a plan that was accepted with it is not refused later.
+        A stage keeps its first footprint, so that a plan that was accepted with it is not refused later.
         """
         if plan.process == "caller":
             return
@@ -74,11 +74,11 @@ class Footprints:
         with ExitStack() as opened:
             workspace = self.workspace or opened.enter_context(Workspace())
             host = opened.enter_context(HostManager())
-            opened.enter_context(suppress(AutosplitError, OSError))  # where the plan is run, the failure is told
+            opened.enter_context(suppress(AutosplitError, OSError))  # a run of the plan reports the failure
             engine = deploy(host, traced.graph.name, traced, plan, free, workspace)
             engine.run_many([traced.example_inputs] * (NUM_WINDOWS * engine.window))
             self.note(traced, plan, engine.stats().stages)
 
     def footprint(self, traced: Traced, plan: Plan, stage: Stage) -> Footprint | None:
-        """What a worker of the stage held, if it was measured."""
+        """The footprint of a stage; None if it was not measured."""
         return self.of(traced).get(key_of(plan, stage))

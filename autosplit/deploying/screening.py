@@ -58,7 +58,7 @@ class Contest:
             share = _predicted_share(candidate, plans[PLAN])
             if 0 < share < BEHIND and name != self._keep and time.monotonic() > late_s:
                 reasons[name] = (
-                    f"it is predicted at {share:.2f} of the plan, and others took the time; a larger budget runs it too"
+                    f"it is predicted at {share:.2f} of the plan, and the time went to others; a larger budget runs it too"
                 )
                 continue
             progress("run", number / len(plans), f"loading '{name}'")

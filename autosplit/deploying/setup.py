@@ -38,12 +38,12 @@ class Hosts(Protocol):
     def measure(
         self, traced: Traced, backends: Sequence[str], precision: Precision, store: Path | None = None, remeasure: bool = False
     ) -> Profile:
-        """Profile a model on all of them; a ``measuring.Store`` keeps what was measured."""
+        """Profile a model on all of them. The folder ``store`` keeps what was measured."""
 
     def opener(
         self, traced: Traced | None = None, plan: Plan | None = None, profile: Profile | None = None
     ) -> Callable[..., Pipeline]:
-        """What makes pipelines there; given the model, its plan and its profile, pipelines that plan anew if a host is lost."""
+        """A function that opens pipelines there. With model, plan and profile, these plan anew when a host is lost."""
 
 
 @checked
@@ -103,7 +103,7 @@ class Setup:
 @checked
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a call may spend. Tracing, measuring ops and loading plans come on top, and take as long as they take.
+    """Limits of time for a call. Tracing, measuring ops and loading plans come on top, without a limit.
 
     Attributes:
         search_s: seconds for planning and running candidate plans; 0 takes the planner's answer from the profile alone.
@@ -148,8 +148,8 @@ class Budget:
     def compare_s(self) -> float:
         """Seconds after which a report begins no more rounds; after half of them it loads only baselines that may win.
 
-        They are as many as the search takes, and at least ``LEAST_COMPARE_S``. There is no limit without a search, nor where a
-        number of requests is asked for. Two rounds are made in any case.
+        A report may take as long as the search, and at least ``LEAST_COMPARE_S``. Without a search, and with a given number of
+        requests, there is no limit. Two rounds are made in any case.
         """
         no_limit = self.search_s == 0 or self.num_requests is not None
         return math.inf if no_limit else max(LEAST_COMPARE_S, self.search_s)

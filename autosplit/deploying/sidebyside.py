@@ -139,7 +139,7 @@ class Contender:
         self.pipeline.stats(clear=True)
 
     def outcome(self) -> Outcome:
-        """What was measured until now."""
+        """The measurements so far."""
         stats: RunStats = self.pipeline.stats()
         return Outcome(
             self.plan,

@@ -100,7 +100,7 @@ def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *,
 
 
 def _added_bytes(stages: Sequence[Stage], device: str, traced: Traced) -> int:
-    """What the last of the stages adds to the memory of a device; a weight that an earlier one holds there is not added."""
+    """Bytes that the last of the stages adds to a device. A weight that an earlier stage holds there is not added."""
     here = [stage for stage in stages if device in stage.devices]
     return sum(held_on(here, traced.graph)) - sum(held_on(here[:-1], traced.graph))
 

@@ -37,8 +37,8 @@ class Fork:
     Attributes:
         target: ``module:function``, called with the control connection.
         control: number of the descriptor of that connection.
-        numbers: what the descriptors that follow are called in the worker, ``control`` among them.
-        cores: those it is pinned to; empty for no change.
+        numbers: the numbers of the descriptors in the worker, ``control`` among them.
+        cores: the cores that it is pinned to; empty for no change.
         threads: size of its torch pool.
         environment: its variables.
         path: its ``sys.path``.
@@ -77,7 +77,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _tie_to(host)
     sock = socket.socket(fileno=number)
-    # What is imported stays: looking for garbage in it takes an eighth of the start, and a while in every collection after it.
+    # Imported objects live as long as the process. Searching them for garbage would take an eighth of the start.
     gc.disable()
     connection = Connection(os.dup(sock.fileno()))
     with contextlib.suppress(EOFError, ConnectionError):

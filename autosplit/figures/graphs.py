@@ -124,7 +124,7 @@ def _node_sizes(graph: Graph, seconds: Mapping[str, float] | None, dense: bool) 
 
 
 def plot_op_costs(graph: Graph, seconds: Mapping[str, float], subject: str = "") -> Picture:
-    """What each op takes in graph order, and what each operator takes in all.
+    """Seconds of each op in graph order, and of all ops of each operator.
 
     Args:
         graph: the model.

@@ -48,7 +48,7 @@ def colour(index: int) -> str:
 
 
 def time_unit(largest_s: float) -> tuple[float, str]:
-    """What seconds are multiplied by so that the largest reads well, and the unit then.
+    """The factor and the unit that make seconds readable, chosen for the largest of them.
 
     >>> time_unit(0.02)
     (1000.0, 'ms')

@@ -44,7 +44,7 @@ class LinkRings:
 def open_rings(devices: Sequence[Device]) -> Iterator[LinkRings]:
     """Rings between the host and the first ``MAX_DEVICES`` CPU core sets and accelerators, the latter first."""
     usable = [device for device in devices if device.kind == "cpu" or is_accelerator(device)]
-    # Of many devices the accelerators are measured, because cores are like each other and their links are not.
+    # Accelerators come first: cores are like each other, and the links of accelerators are not.
     usable.sort(key=lambda device: not is_accelerator(device))
     names = [HOST, *(device.name for device in usable[:MAX_DEVICES])]
     spec = TensorSpec("payload", (SIZES_BYTES[-1] // 4,), (1,), "float32")

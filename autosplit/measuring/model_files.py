@@ -33,7 +33,7 @@ class Subgraph:
 
 @dataclass(frozen=True, slots=True)
 class BackendFiles:
-    """What one backend is timed on.
+    """The files that one backend is timed on.
 
     Attributes:
         subgraphs: the whole model, or all of it but the refused ops.

@@ -124,7 +124,7 @@ class _Job:
         return replace(next(iter(self.stamps.values())), accelerator=identity, calibration_s=0.0)
 
     def known(self) -> Profile:
-        """What the store holds and still holds here; nothing if all is to be measured again."""
+        """The stored measurements that still hold here; none if everything is to be measured again."""
         if self.store is None or self.remeasure:
             return Profile.empty(self.traced.graph, self.precision)
         found = look_up(self.traced.graph, self.machine, self.store, self.stamps)

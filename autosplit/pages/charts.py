@@ -141,7 +141,7 @@ def _add_request(figure: Any, kind: str, steps: Sequence[Step]) -> None:
 
 
 def time_chart(contents: Contents) -> str:
-    """Where the time of each worker goes, for each request."""
+    """Compute, transfer and wait of each worker, for each request."""
     figure = go.Figure()
     parts = (("busy_s", "compute"), ("transfer_s", "transfer"), ("wait_s", "wait"))
     for number, (name, label) in enumerate(parts):

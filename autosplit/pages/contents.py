@@ -88,7 +88,7 @@ class Edge(Row):
 
 
 class Step(Row):
-    """What a worker did for a request, from ``start_s`` on."""
+    """A piece of a worker's work on a request, from ``start_s`` on."""
 
     lane: str
     request: int
@@ -98,7 +98,7 @@ class Step(Row):
 
 
 class Worker(Row):
-    """Where the time of a worker goes for each request (medians), and its memory."""
+    """The seconds of a worker for each request (medians), and its memory."""
 
     name: str
     predicted_s: float | None
@@ -131,7 +131,7 @@ class Prediction(Row):
 
 
 class Contents(Row):
-    """What a page shows. Times are in seconds, sizes in bytes.
+    """The contents of a page. Times are in seconds, sizes in bytes.
 
     Attributes:
         model: the model's name.
@@ -141,7 +141,7 @@ class Contents(Row):
         ways: the plan and each baseline.
         left_out: each baseline that did not run, with the reason.
         peers: the splits of other tools, predicted, as rows of one table.
-        notes: what else the user must know.
+        notes: further sentences for the user.
         stages: the stages of the chosen plan.
         ops: the ops of the model.
         edges: the lines between them.
@@ -152,7 +152,7 @@ class Contents(Row):
         front: predicted plans of which none is better than another in throughput, latency and memory.
         runs: stored runs of the model, oldest first.
         why: why the plan is not faster, a sentence each.
-        provenance: what was measured where, with which versions.
+        provenance: model, devices, processor, dates and versions.
     """
 
     model: str

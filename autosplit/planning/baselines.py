@@ -25,7 +25,7 @@ OWN_THREADS = ("onnxruntime", "openvino")
 """Backends whose number of threads is that of a session; torch has one for the whole process, which is the caller's."""
 
 CALLER_S = 0.02
-"""Where a request takes longer than these seconds, the caller's process is not tried: 2 % of 95 ms were within the noise."""
+"""Longest request, in seconds, for which the caller's process is tried. A gain of 2 % of 95 ms was within the noise."""
 
 UNCERTAIN = 1.3
 """Most that a baseline may be faster than its prediction, or than one thread times its number of threads: a factor."""

@@ -154,7 +154,7 @@ def named_list(path: str) -> str:
 
 
 def named_lists(lists: Mapping[str, int]) -> str:
-    """What ``layer_lists`` found, in a message."""
+    """The lists of layers with their lengths, in a message."""
     return ", ".join(f"{named_list(path)} of {count}" for path, count in lists.items()) or "none"
 
 

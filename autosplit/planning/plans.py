@@ -45,13 +45,13 @@ Ask = Callable[[Problem, Demands, float, float], Sequence[Solution]]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked of the planner, on any machine with any backends.
+    """A question to the planner, for any machine and any backends.
 
     Attributes:
         graph: the model, traced for ``microbatch`` items.
         profile: seconds of each op with each backend on each device.
-        source: what the model was made from.
-        constraints: what the user demands.
+        source: the spec and the batch of the model.
+        constraints: the user's demands.
         queue_depth: slots of each ring.
         microbatch: items that pass the stages together; None for the whole request.
         max_threads: most threads of a stage; None for one for each core of its device.
@@ -271,7 +271,7 @@ def _plan(query: Query, there: Backends, solution: Solution, blocks: Sequence[Bl
 
 
 def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
-    """What a plan is judged by: predicted seconds for an item, or predicted latency."""
+    """The function that judges a plan: its predicted seconds for an item, or its predicted latency."""
     if constraints.objective == "latency":
         return lambda plan: plan.prediction.latency_s
     return lambda plan: plan.prediction.bottleneck_s / plan.microbatch

@@ -135,7 +135,7 @@ def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[s
 
 
 def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_s: float = 0.0) -> Plan:
-    """The same plan with the loads and the prediction that this profile gives it.
+    """The plan with the loads and the prediction that this profile gives it.
 
     Args:
         plan: any plan; its own stages count most, where they were measured.

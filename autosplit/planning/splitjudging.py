@@ -1,4 +1,4 @@
-"""Judge a split that another tool made: what it reaches, the best split under the same rules, what is lost, and why."""
+"""Judge a split that another tool made: its throughput, the best split under the same rules, the loss, and the reasons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -181,7 +181,7 @@ def best_under_rules(
 def _why(
     split: GivenSplit, plans: Mapping[str, Plan], graph: Graph, machine: Machine, profile: Profile, lost: float
 ) -> list[str]:
-    """What bounds the split, what the best does otherwise, and what the rules themselves cost."""
+    """Sentences on the bottleneck of the split, on the differences of the best one, and on the cost of the rules."""
     given, best, free = plans[GIVEN], plans[SAME_RULES], plans[ANY_RULES]
     settings = settings_of(given)
     problem = problem_on(graph, machine, profile, Constraints(), settings)
@@ -221,7 +221,7 @@ def _why(
 
 
 def _moves(split: GivenSplit, given: Plan, best: Plan) -> list[str]:
-    """What the best split does otherwise: its cuts, or the units that it puts on another device."""
+    """Sentences on the differences of the best split: its cuts, or the units that it puts on another device."""
     if split.in_order and len(best.stages) > 1:
         cuts = [", ".join(f"'{stage.ops[-1]}'" for stage in plan.stages[:-1]) or "nothing" for plan in (given, best)]
         parts = ", ".join(f"{len(stage.ops)} ops on '{stage.devices[0]}'" for stage in best.stages)

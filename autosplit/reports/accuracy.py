@@ -37,7 +37,7 @@ class Run:
     """One plan that ran.
 
     Attributes:
-        kind: ``searched`` (a candidate, predicted by what was known when its turn came) or ``run`` (from a report).
+        kind: ``searched`` (a candidate, predicted from the profile before its run) or ``run`` (from a report).
         way: ``plan``, or the name of the baseline.
         plan: the plan's hash.
         predicted_per_s: items per second, as the plan says.

@@ -75,14 +75,14 @@ class Outcome:
         rounds_per_s: items per second in each round, all requests in flight that the rings hold; a plan that is far behind
             stops after a few rounds, and the fastest one and its rivals may run some more.
         alone_s: median seconds of a request alone in the pipeline, in rounds of their own that interleave likewise.
-        latency: the same of all these requests.
+        latency: seconds of all requests that ran alone.
         loaded_latency: seconds of a request in the full pipeline, from its first stage to its answer.
         outputs_equal: bit for bit where every stage is exact, else within the tolerance of its backends.
         max_abs_error: largest difference from the unsplit model in f32 eager.
-        max_relative_error: the same divided by the largest value of its output.
+        max_relative_error: the largest difference divided by the largest value of its output.
         stats: each worker's times in the rounds.
-        actions: what the workers did in the last round.
-        fault: what is wrong with the numbers, and in which backend; empty where the outputs are equal.
+        actions: the work on each request in the last round.
+        fault: which numbers are wrong, and in which backend; empty if the outputs are equal.
         in_flight: requests in flight in the full rounds, from one thread; 0 where it is not known.
     """
 
@@ -110,7 +110,7 @@ class Outcome:
         return _spread(self.rounds_per_s)
 
     def figures(self, objective: str) -> dict[str, float]:
-        """What was measured beside what was predicted, for a table: first what the objective asks for."""
+        """Measured beside predicted, for a table; the figure that the objective asks for comes first."""
         predicted = self.plan.prediction
         rate = {"items_per_s": self.throughput_per_s}
         alone = {"latency_s": self.latency.p50_s}

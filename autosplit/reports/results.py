@@ -36,7 +36,7 @@ class LatencyStats:
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
-    """What one worker (a replica of a stage) did.
+    """The times and the memory of one worker (a replica of a stage).
 
     Attributes:
         num_requests: requests whose outputs it made, since the pipeline was started; ``num_failed`` and ``num_skipped``
@@ -75,7 +75,7 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """What a pipeline measured of its requests (the last 16,384 at most) and of its workers.
+    """The measurements of a pipeline: its requests (the last 16,384 at most) and its workers.
 
     ``latency``: from the first stage to the answer. ``waiting``: in the admission queue before that. ``restarts``: workers that
     died and were started anew.

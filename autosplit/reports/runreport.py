@@ -19,7 +19,7 @@ NUM_SIMULATED = 64
 
 @dataclass(frozen=True)
 class RunReport:
-    """What ``run`` and ``auto`` show.
+    """The report of ``run`` and ``auto``.
 
     Attributes:
         model: the model's name.
@@ -27,7 +27,7 @@ class RunReport:
         outcomes: the plan (``plan``) and each baseline, by name.
         verdict: which one to use, and why.
         left_out: baselines that could not be run, or must not be used, with the reason.
-        notes: what else went wrong, and leaves the measurements as they are.
+        notes: faults that do not change the measurements.
         peers: the splits of other tools (vLLM, accelerate, exo, ollama), predicted, and those that do not apply, with the reason.
         trace_error: largest relative error of the traced model against the user's module; None if they were not compared.
     """
@@ -76,7 +76,7 @@ class RunReport:
 
     @property
     def request(self) -> str:
-        """What a request is, in words."""
+        """The items of a request, in words."""
         return f"{self.batch} item{'s' * (self.batch != 1)} a request"
 
     def distinct(self) -> dict[str, Outcome]:
@@ -150,7 +150,7 @@ class RunReport:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``--json`` prints, without the path of the plan."""
+        """Plain data for ``--json``, without the path of the plan."""
         best = self.best
         return {
             "model": self.model,
@@ -221,7 +221,7 @@ def run_trace(report: RunReport, graph: Graph) -> dict[str, Any]:
 
 
 def predicted_actions(plan: Plan, graph: Graph, num_requests: int) -> tuple[Action, ...]:
-    """What the workers of a plan are predicted to do; what transfers take is in the stages.
+    """The predicted work of a plan's workers; the stages include their transfers.
 
     Empty for a plan without a prediction, and for one with streams: the simulation has one request at a time on a device.
     """

@@ -1,4 +1,4 @@
-"""Job: what a search is about, as the planner takes it; Trial: one candidate plan and what it measured."""
+"""Job: the question of a search, as the planner takes it. Trial: one candidate plan with its measurements."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ Subject = tuple[Traced, Profile]
 
 @dataclass(frozen=True)
 class Job:
-    """What a search is about.
+    """The question of a search.
 
     Attributes:
         subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError where requests cannot
@@ -87,12 +87,12 @@ class Trial:
     """A candidate plan.
 
     Attributes:
-        asked: what was asked of the planner.
+        asked: the demands of this trial.
         plan: its answer, with the prediction from before the run.
         measured_per_s: items per second; None if it did not run.
         times_first: how many times as good as the first plan it was; None if it did not run.
         note: why it did not run, or what is wrong with its numbers.
-        outcome: all that was measured.
+        outcome: all measurements.
     """
 
     asked: Mapping[str, Any]

@@ -42,7 +42,7 @@ def aliases_of(traced: Traced) -> Aliases:
 
 
 def values_of(traced: Traced) -> ValueMemory:
-    """What the values of a model take, views left out."""
+    """The memory of a model's values, without views."""
     aliases = aliases_of(traced)
     return ValueMemory(aliases.num_bytes, aliases.views)
 

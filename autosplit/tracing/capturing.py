@@ -44,13 +44,13 @@ class Traced:
 
     Attributes:
         graph: the torch-free graph.
-        program: the same as flat fx. Its placeholders are ``graph.inputs``, its node names are the names of ops and values, its
-            get_attr nodes read the weights, and it returns a tuple of ``graph.outputs``.
+        program: the same graph as a flat fx program. Its placeholders are ``graph.inputs``, its node names are the names of ops
+            and values, its get_attr nodes read the weights, and it returns a tuple of ``graph.outputs``.
         in_spec, out_spec: the pytree containers of the model's inputs and outputs.
         example_inputs: one tensor for each of ``graph.inputs``.
         specs: the memory layout of every value.
         in_leaves, out_leaves: for each leaf of ``in_spec`` and ``out_spec`` the value's name, or the constant that it always is.
-        source: what a plan needs to make the model again.
+        source: the spec, batch and sequence length from which a plan makes the model again.
         module_error: the largest error of ``program`` against the user's module over the example inputs and fresh ones of
             the same shapes, both in f32 eager. 0.0 means bit for bit, None that they were not compared. Reports show it beside
             the error of a plan against ``program``, for only both together say how far the plan is from the module.
@@ -233,7 +233,7 @@ def _export(model: Model) -> ExportedProgram:
 
 
 def _own_failure(model: Model) -> Exception | None:
-    """What the module raises on its example inputs: then it is these that are wrong, and not the tracing that fails."""
+    """The exception that the module itself raises on its example inputs: if there is one, tracing is not the cause."""
     try:
         with torch.inference_mode(), _quiet():
             model.module(*model.args, **model.kwargs)
@@ -269,7 +269,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _reason(failure: Exception) -> str:
-    """What went wrong, where in the user's code, and the way out."""
+    """The fault, its line in the user's code, and the way out."""
     # Loaded here because it brings sympy: 0.9 s for every worker, which reads stages but traces nothing.
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 

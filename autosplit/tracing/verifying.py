@@ -160,7 +160,7 @@ def _attributes_kept(module: Any) -> Iterator[None]:
 
 
 def _why_other(module: Any) -> str:
-    """What may make a graph compute something else than its module, and the way out."""
+    """A cause that makes a graph compute something else than its module, and the way out."""
     if getattr(getattr(module, "config", None), "_attn_implementation", "") == "sdpa":
         return (
             "Models of transformers may make other attention masks while they are traced: give '?attn_implementation=eager', "

@@ -42,7 +42,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What values between hosts share, such as a network card or an uplink: it carries their bytes one after the other.
+    """A network card or an uplink, which values between hosts share: it carries their bytes one after the other.
 
     Every value from one of ``sources`` to another host among ``targets`` occupies it for ``s_per_byte`` seconds a byte. The ends
     are names of hosts, or ``host`` for the one that drives. A card is two wires, one for each direction.

@@ -45,7 +45,7 @@ _NUMBER = "(?:0|[1-9][0-9]{0,3})"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a stage runs.
+    """A device that runs stages.
 
     Attributes:
         name: ``cpu:0-1``, ``cuda:0`` or ``null:0``, in a cluster with the host before it: ``node-a/cpu:0-1``.

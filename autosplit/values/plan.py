@@ -18,7 +18,7 @@ Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
 """How good a plan is; ``shared``: devices hold several stages because no chain with one stage on a device was found."""
 
 Process = Literal["workers", "caller"]
-"""Where a plan runs: each replica of a stage in a process of its own, or its only stage in the process of the caller.
+"""The processes of a plan: ``workers``, one for each replica of a stage, or the ``caller``'s own for a plan of one stage.
 
 In the caller's process a request passes no ring, and a crash of the stage takes the caller along. A stage on one device is
 computed by the thread that calls, and replicas have a thread each.
@@ -236,7 +236,7 @@ class Plan:
         return tables.html(self.rows(), self.predicted())
 
     def predicted(self, verbose: bool = False) -> str:
-        """What is predicted of the plan and how well it is proved, in words; ``verbose`` adds the planner's own terms.
+        """The prediction and its proof in words; ``verbose`` adds the planner's own terms.
 
         >>> Plan(Source("m"), "g", "p", (), Prediction(0.1, 0.25, 0.06, 0.4, 10.0)).predicted()
         'predicted: 10 items/s, 250.00 ms a request; within 40 % of the best possible'

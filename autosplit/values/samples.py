@@ -74,7 +74,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where and when a measurement was made.
+    """The place and the time of a measurement.
 
     Attributes:
         cpu: model name of the processor.

@@ -212,6 +212,7 @@ def test_a_table_that_triton_would_refuse_is_explained() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(get_target("aotinductor").missing() is not None, reason="there is no C++ compiler")
+@pytest.mark.timeout(240)
 def test_a_package_has_a_compiled_model_for_each_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both stages do the same, so that one compilation is enough: it takes 10 s and more."""
 
