@@ -10,10 +10,13 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import IO
 
 from autosplit.errors import UsageError
 
@@ -45,7 +48,7 @@ def scratch_folder() -> Iterator[Path]:
     Raises: UsageError: as ``private_folder``. OSError: the folder cannot be made.
     """
     parent, owner = Path(tempfile.gettempdir()), os.getpid()
-    _sweep(private_folder(parent, "scratch"))
+    sweep()
     folder = _new_folder(parent)
     try:
         with _mark(folder):
@@ -55,6 +58,35 @@ def scratch_folder() -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
             with contextlib.suppress(OSError):  # another process has a folder there
                 folder.parent.rmdir()
+
+
+def sweep() -> None:
+    """Remove the folders that killed processes of this user left. Raises: UsageError: as ``private_folder``."""
+    root = private_folder(Path(tempfile.gettempdir()), "scratch")
+    _sweep(root)
+    with contextlib.suppress(OSError):  # a folder is in use
+        root.rmdir()
+
+
+def sweep_at_death() -> IO[bytes]:
+    """Start a small process that calls ``sweep`` once this process has ended, however it ended, or has closed what is returned.
+
+    It is for a process that others kill, on a machine where the next process of autosplit may not start for long. It is no
+    child of this process, because Ray kills the children of its workers.
+    """
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    code = "import os, sys; os.fork() and os._exit(0); sys.stdin.read(); from autosplit.scratch import sweep; sweep()"
+    parent = subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    parent.wait()
+    assert parent.stdin is not None
+    return parent.stdin
 
 
 def _new_folder(parent: Path) -> Path:

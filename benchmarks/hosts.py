@@ -173,6 +173,7 @@ def page(found: dict[tuple[str, int], list[float]]) -> str:
 
 
 if __name__ == "__main__":
-    text = page(measure())
-    (Path(__file__).parent / "hosts.md").write_text(text, encoding="utf-8")
+    text, path = page(measure()), Path(__file__).parent / "hosts.md"
+    others = path.read_text(encoding="utf-8").partition("\n## ")  # the sections below are written by hand
+    path.write_text(text + "".join(others[1:]), encoding="utf-8")
     print(text)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,7 @@ from autosplit.devices.limits import affinity
 from autosplit.errors import DeviceError
 
 BRIDGE, NETWORK, PORT = "autosplitbr", "10.77.29", 6399
+DRIVER = f"{NETWORK}.254"
 
 
 def command(*words: str) -> str:
@@ -38,45 +40,68 @@ def name_of(number: int) -> str:
     return f"node-{chr(ord('a') + number)}"
 
 
-@contextlib.contextmanager
-def namespaces(count: int, mbit_per_s: float, folder: Path) -> Iterator[str]:
-    """Start ``count`` Ray nodes, each in a namespace of its own, and yield the address of the cluster.
+@dataclass(frozen=True)
+class Space:
+    """A host in a namespace: its number, its core, and the folder that all processes of the cluster name."""
 
-    This process is on a node without processors. Each card sends and takes at most ``mbit_per_s``, this machine's own too.
+    number: int
+    core: int
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The name of the namespace."""
+        return f"autosplit-{name_of(self.number)}"
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"{NETWORK}.{self.number + 1}"
+
+    def start(self) -> None:
+        """Start its Ray node; a node that was killed may be started again."""
+        prefix = ["ip", "netns", "exec", self.name, "taskset", "-c", str(self.core)]
+        _start(prefix, [f"--address={DRIVER}:{PORT}"], self.address, 1, self.folder, f'{{"{LABEL}": "{name_of(self.number)}"}}')
+
+
+@contextlib.contextmanager
+def namespaces(count: int, mbit_per_s: float, folder: Path) -> Iterator[tuple[str, list[Space]]]:
+    """Start ``count`` Ray nodes, each in a namespace of its own; yield the address of the cluster, and the namespaces.
+
+    This process is on the head, a node without processors, because Ray takes a driver without a node of its own to be there.
+    Each card sends and takes at most ``mbit_per_s``, except that of this process.
 
     Raises: DeviceError: this machine does not allow it.
     """
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    ray, cores = str(Path(sys.executable).with_name("ray")), affinity()
+    cores = affinity()
+    spaces = [Space(number, cores[number % len(cores)], folder) for number in range(count)]
     with contextlib.ExitStack() as made:
         command("ip", "link", "add", BRIDGE, "type", "bridge")
         made.callback(_quietly, "ip", "link", "del", BRIDGE)
-        command("ip", "addr", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
+        command("ip", "addr", "add", f"{DRIVER}/24", "dev", BRIDGE)
         command("ip", "link", "set", BRIDGE, "up")
         made.callback(_end, folder)
-        for number in range(count):
-            space, card = f"autosplit-{name_of(number)}", f"autosplit{number}"
-            command("ip", "netns", "add", space)
-            made.callback(_quietly, "ip", "netns", "del", space)
-            command("ip", "link", "add", card, "type", "veth", "peer", "name", "eth0", "netns", space)
+        for space in spaces:
+            card = f"autosplit{space.number}"
+            command("ip", "netns", "add", space.name)
+            made.callback(_quietly, "ip", "netns", "del", space.name)
+            command("ip", "link", "add", card, "type", "veth", "peer", "name", "eth0", "netns", space.name)
             made.callback(_quietly, "ip", "link", "del", card)
             command("ip", "link", "set", card, "master", BRIDGE, "up")
-            for words in (f"addr add {NETWORK}.{number + 1}/24 dev eth0", "link set eth0 up", "link set lo up"):
-                command("ip", "-n", space, *words.split())
+            for words in (f"addr add {space.address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+                command("ip", "-n", space.name, *words.split())
             limit = f"root tbf rate {mbit_per_s:g}mbit burst 256kb latency 200ms".split()
             command("tc", "qdisc", "add", "dev", card, *limit)
-            command("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "eth0", *limit)
-        for number in range(count):
-            where = ["--head", f"--port={PORT}"] if number == 0 else [f"--address={NETWORK}.1:{PORT}"]
-            core = cores[number % len(cores)]
-            prefix = ["ip", "netns", "exec", f"autosplit-{name_of(number)}", "taskset", "-c", str(core)]
-            _start(prefix, ray, where, f"{NETWORK}.{number + 1}", 1, folder, f'{{"{LABEL}": "{name_of(number)}"}}')
-        _start([], ray, [f"--address={NETWORK}.1:{PORT}"], f"{NETWORK}.254", 0, folder, "{}")
-        yield f"{NETWORK}.1:{PORT}"
+            command("ip", "netns", "exec", space.name, "tc", "qdisc", "add", "dev", "eth0", *limit)
+        _start([], ["--head", f"--port={PORT}"], DRIVER, 0, folder, "{}")
+        for space in spaces:
+            space.start()
+        yield f"{DRIVER}:{PORT}", spaces
 
 
-def _start(prefix: Sequence[str], ray: str, where: Sequence[str], address: str, cpus: int, folder: Path, labels: str) -> None:
-    store = f"--object-store-memory={96 << 20}"
+def _start(prefix: Sequence[str], where: Sequence[str], address: str, cpus: int, folder: Path, labels: str) -> None:
+    ray, store = str(Path(sys.executable).with_name("ray")), f"--object-store-memory={96 << 20}"
     options = [f"--node-ip-address={address}", f"--num-cpus={cpus}", store, "--disable-usage-stats"]
     options += [f"--temp-dir={folder}", "--include-dashboard=false"] if where[0] == "--head" else []
     command(*prefix, ray, "start", *where, *options, f"--labels={labels}")
@@ -99,7 +124,7 @@ def main(count: int, mbit_per_s: float) -> None:
     """Print the wires of a cluster in namespaces."""
     with (
         tempfile.TemporaryDirectory(prefix="autosplit-ns-") as folder,
-        namespaces(count, mbit_per_s, Path(folder)) as address,
+        namespaces(count, mbit_per_s, Path(folder)) as (address, _),
         autosplit.Cluster(address) as cluster,
     ):
         for wire in cluster.machine.wires:

@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autosplit import scratch
@@ -45,6 +47,30 @@ def test_a_folder_is_private_and_gone_after_its_block(temporary: Path) -> None:
         assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
         about = json.loads((folder / ".autosplit-scratch").read_text())
         assert about["made_by"] == "autosplit" and about["pid"] == os.getpid() and about["version"]
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_without_a_next_one(temporary: Path) -> None:
+    code = """if True:
+        from autosplit.scratch import scratch_folder, sweep_at_death
+        with scratch_folder() as folder:
+            death = sweep_at_death()
+            print(folder, flush=True)
+            input()
+    """
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        assert left.is_dir()
+        assert not psutil.Process(process.pid).children(), "Ray kills the children of a process whose driver is gone"
+        process.kill()
+    for _ in range(300):
+        if not left.exists():
+            break
+        time.sleep(0.1)
     assert list(temporary.iterdir()) == []
 
 

@@ -28,7 +28,7 @@ from autosplit.measuring.settings import stamps_of
 from autosplit.reports.results import RunStats
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
-from autosplit.scratch import scratch_folder
+from autosplit.scratch import scratch_folder, sweep_at_death
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import load_stage
 from autosplit.tracing.tensorspec import TensorSpec
@@ -90,6 +90,7 @@ class Agent:
         self._name, self._secret = name, secret
         self._opened = contextlib.ExitStack()
         self._folder = self._opened.enter_context(scratch_folder())
+        self._janitor = sweep_at_death()  # Ray kills an agent whose driver is gone
         self._segments: dict[str, RunningSegment] = {}
         self._listener = socket.create_server((address, 0))
         self._address = self._listener.getsockname()

@@ -15,13 +15,16 @@ from typing import Any, Self
 from autosplit.clusters import hostlinks
 from autosplit.clusters.agent import PROBE, PURPOSE, SENDER, Agent, Files, HostFacts
 from autosplit.clusters.handshake import dial
-from autosplit.clusters.raynodes import ASK_S, Agents, connected
-from autosplit.errors import AutosplitError, DeviceError
+from autosplit.clusters.raynodes import ASK_S, Agents, connected, living_nodes
+from autosplit.errors import AutosplitError, DeviceError, WorkerError
 from autosplit.files import content_hash, file_hash
 from autosplit.values.links import Link, Wire
 from autosplit.values.machine import HOST, Machine
 
 ENDING_S = 5.0
+JOIN_S = 60.0
+"""Seconds that a host has for each step of coming back: a processor for its agent, and the agent's start."""
+
 NUM_READINGS = 5
 """Readings of another host's clock; the one with the shortest way counts."""
 
@@ -53,16 +56,14 @@ class Fleet:
             self._agents = Agents(nodes, Agent, self.secret)
             opened.callback(self._agents.kill)
             opened.callback(self._end_agents)
-            names = [node.name for node in nodes]
-            self.hosts |= dict(zip(names, self._agents.ask([(name, "facts") for name in names]), strict=True))
-            self._require_equal_torch()
+            self._join([node.name for node in nodes], ASK_S)
             self._links, self._wires = self._measure_network()
             self._opened = opened.pop_all()
 
     @property
     def machine(self) -> Machine:
         """The devices of the hosts that were not lost. Each has an even share of its host's memory. Links join hosts."""
-        alive = [facts for name, facts in self.hosts.items() if name not in self._lost]
+        alive = [self.hosts[name] for name in self._alive]
         devices = [
             replace(device, memory_bytes=device.memory_bytes or facts.memory_bytes // len(facts.devices)).on_host(facts.name)
             for facts in alive
@@ -72,6 +73,10 @@ class Fleet:
         return Machine.of(devices, [link for link in self._links if {link.source, link.target} <= names], self._wires)
 
     @property
+    def _alive(self) -> list[str]:
+        return [name for name in self.hosts if name not in self._lost]
+
+    @property
     def lost(self) -> Mapping[str, str]:
         """The hosts that were lost, and how."""
         return dict(self._lost)
@@ -79,6 +84,28 @@ class Fleet:
     def lose(self, host: str, reason: str) -> None:
         """Count a host as lost: it is asked nothing more, and its devices leave the machine."""
         self._lost.setdefault(host, reason)
+
+    def refresh(self) -> list[str]:
+        """Use hosts again that were lost and came back, and use hosts that joined. Pipelines that run stay where they are.
+
+        A host that Ray calls alive stays lost if it has no free processor or no answer within ``JOIN_S``, or another torch.
+
+        Returns: the names of the hosts that are used from now on. Their devices are in ``machine`` again, under the same names,
+            so a profile of them still holds. ``lost`` says why a host is not among them.
+        """
+        found = []
+        for node in living_nodes():
+            if node.name in self._lost or node.name not in self.hosts:
+                try:
+                    self._agents.start([node], JOIN_S)
+                    self._join([node.name], JOIN_S)
+                except (DeviceError, WorkerError) as failure:
+                    self._lost[node.name] = str(failure)
+                else:
+                    found.append(node.name)
+        if found:
+            self._links, self._wires = self._measure_network()
+        return found
 
     def ask(self, calls: Sequence[tuple[Any, ...]], timeout_s: float = ASK_S) -> list[Any]:
         """Call agents: see ``Agents.ask``."""
@@ -151,18 +178,24 @@ class Fleet:
         ]
 
     def _end_agents(self) -> None:
-        """Let the agents remove their files. Those of killed agents go when the next process of autosplit starts there."""
-        for host in self.hosts.keys() - self._lost.keys():
+        """Let the agents remove their files. Those of killed agents are swept by a process that outlives the agent."""
+        for host in self._alive:
             with contextlib.suppress(AutosplitError):
                 self.ask([(host, "close")], timeout_s=ENDING_S)
 
-    def _require_equal_torch(self) -> None:
-        versions = {name: facts.provenance.versions.get("torch", "") for name, facts in self.hosts.items()}
+    def _join(self, names: Sequence[str], timeout_s: float) -> None:
+        """Count hosts in whose agents run. Raises: DeviceError: versions of torch differ; then none is counted in."""
+        facts = self._agents.ask([(name, "facts") for name in names], timeout_s)
+        joined = {**{name: self.hosts[name] for name in self._alive}, **dict(zip(names, facts, strict=True))}
+        versions = {name: one.provenance.versions.get("torch", "") for name, one in joined.items()}
         if len(set(versions.values())) > 1:
             found = ", ".join(f"{version} on '{name}'" for name, version in versions.items())
             raise DeviceError(
                 f"the hosts have different versions of torch: {found}. Stages of one model need one version everywhere."
             )
+        self.hosts |= joined
+        for name in names:
+            self._lost.pop(name, None)
 
     def _measure_network(self) -> tuple[list[Link], list[Wire]]:
         """The latency of each ordered pair of hosts, one after the other, and the wires: each host sends to all others at once.
@@ -170,16 +203,16 @@ class Fleet:
         Nothing listens here, so what comes from a host takes as long as what goes there.
         """
         links, pairs = list[Link](), dict[tuple[str, str], Wire]()
-        for name in self.hosts:
+        for name in self._alive:
             link, wire = hostlinks.measure_link(HOST, name, self._probe(name))
             links += [link, replace(link, source=name, target=HOST)]
             pairs |= {(HOST, name): wire, (name, HOST): Wire(f"{name} to {HOST}", (name,), (HOST,), wire.s_per_byte)}
-        for source, target in permutations(self.hosts, 2):
+        for source, target in permutations(self._alive, 2):
             [(link, pairs[source, target])] = self.ask([(source, "link_to", target, self.address(target))])
             links.append(link)
         sent_per_s, taken_per_s = {}, {}
-        for name in self.hosts if len(self.hosts) > 2 else ():
-            others = [other for other in self.hosts if other != name]
+        for name in self._alive if len(self._alive) > 2 else ():
+            others = [other for other in self._alive if other != name]
             sent_per_s[name] = sum(self.ask([(name, "flood", self.address(other)) for other in others]))
             taken_per_s[name] = sum(self.ask([(other, "flood", self.address(name)) for other in others]))
         return links, hostlinks.cards(pairs, sent_per_s, taken_per_s)

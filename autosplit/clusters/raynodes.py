@@ -1,8 +1,9 @@
-"""The nodes of a Ray cluster, and an agent on each of them in one placement group."""
+"""The nodes of a Ray cluster, and an agent on each of them, for which a placement group keeps a processor."""
 
 import contextlib
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def connected(cluster: str) -> Iterator[list[Node]]:
             way_out = "Start one with `ray start --head`, or set RAY_AUTH_MODE=token if it asks for a token."
             raise DeviceError(f"no Ray cluster answers at '{cluster}': {failure}. {way_out}") from None
         stack.callback(ray.shutdown)
-        yield _nodes(ray)
+        yield living_nodes()
 
 
 class Agents:
@@ -65,25 +66,32 @@ class Agents:
     """
 
     def __init__(self, nodes: Sequence[Node], kind: type, *arguments: Any) -> None:
+        self._ray = _ray()
+        self._kind, self._arguments = self._ray.remote(kind), arguments
+        self._handles: dict[str, Any] = {}
+        self._groups: dict[str, Any] = {}
+        """The placement group of each node, which keeps a processor for its agent."""
+        self.start(nodes)
+
+    def start(self, nodes: Sequence[Node], timeout_s: float = START_S) -> None:
+        """Start an agent on each node, in place of an earlier one of the same name. Raises: DeviceError: as the constructor."""
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._ray = _ray()
-        bundles = [{"CPU": 1.0} for _ in nodes]
-        labels = [{"ray.io/node-id": node.id} for node in nodes]
-        group = placement_group(bundles, strategy="STRICT_SPREAD", bundle_label_selector=labels)
-        if not group.wait(START_S):
-            busy = ", ".join(node.name for node in nodes)
+        for node in nodes:
+            self._end(node.name)
+            here = [{"ray.io/node-id": node.id}]
+            self._groups[node.name] = placement_group([{"CPU": 1.0}], strategy="STRICT_PACK", bundle_label_selector=here)
+        until_s = time.monotonic() + timeout_s
+        busy = [node.name for node in nodes if not self._groups[node.name].wait(max(1.0, until_s - time.monotonic()))]
+        if busy:
             raise DeviceError(
-                f"the hosts {busy} have no processor free for an agent each after {START_S:.0f} s; end other jobs there"
+                f"the hosts {', '.join(busy)} have no processor free for an agent after {timeout_s:.0f} s; end other jobs there"
             )
-        actor = self._ray.remote(kind)
-        self._handles = {
-            node.name: actor.options(
-                num_cpus=1, max_concurrency=8, scheduling_strategy=PlacementGroupSchedulingStrategy(group, number)
-            ).remote(node.name, node.address, *arguments)
-            for number, node in enumerate(nodes)
-        }
+        for node in nodes:
+            place = PlacementGroupSchedulingStrategy(self._groups[node.name], 0)
+            options = self._kind.options(num_cpus=1, max_concurrency=8, scheduling_strategy=place)
+            self._handles[node.name] = options.remote(node.name, node.address, *self._arguments)
 
     def ask(self, calls: Sequence[tuple[Any, ...]], timeout_s: float = ASK_S) -> list[Any]:
         """Call methods of agents, all at once: each call is a host, the name of a method and its arguments.
@@ -120,12 +128,21 @@ class Agents:
 
     def kill(self) -> None:
         """End all agents and, with them, their workers."""
-        for handle in self._handles.values():
-            self._ray.kill(handle)
+        for name in list(self._groups):
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        """End the agent of a name, if there is one, and free its processor."""
+        from ray.util.placement_group import remove_placement_group
+
+        if name in self._handles:
+            self._ray.kill(self._handles.pop(name))
+        if name in self._groups:
+            remove_placement_group(self._groups.pop(name))
 
 
 def _require_listener(host: str, port: int) -> None:
-    """Raises: DeviceError: nobody listens there, which Ray would try again for more than a minute."""
+    """Raises: DeviceError: nobody listens there within ``LISTENER_S``. Ray itself would try for more than a minute."""
     try:
         socket.create_connection((host, port), LISTENER_S).close()
     except (OSError, OverflowError) as failure:
@@ -142,13 +159,18 @@ def _ray() -> Any:
     return ray
 
 
-def _nodes(ray: Any) -> list[Node]:
-    alive = [node for node in ray.nodes() if node["Alive"]]
+def living_nodes() -> list[Node]:
+    """The nodes of the connected cluster that listen and have a processor, by name.
+
+    Ray itself counts a dead node as alive for about half a minute.
+    """
+    alive = [node for node in _ray().nodes() if node["Alive"] and node["Resources"].get("CPU", 0.0) >= 1]  # an agent needs one
     names = Counter(node["NodeManagerHostname"] for node in alive)
     found = []
     for node in alive:
         host, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
-        name = node["Labels"].get(LABEL) or (host if names[host] == 1 else f"{host}-{address}")
-        if node["Resources"].get("CPU", 0.0) >= 1:  # an agent needs one
+        with contextlib.suppress(DeviceError):
+            _require_listener(address, node["NodeManagerPort"])
+            name = node["Labels"].get(LABEL) or (host if names[host] == 1 else f"{host}-{address}")
             found.append(Node(node["NodeID"], name, address))
     return sorted(found, key=lambda node: node.name)
