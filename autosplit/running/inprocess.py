@@ -13,7 +13,7 @@ from autosplit.running.engine import Engine
 from autosplit.running.localexecutor import LocalExecutor
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import WorkerHealth
-from autosplit.running.wiring import StagePlacement, wire
+from autosplit.running.wiring import StagePlacement, require_here, wire
 
 
 class InProcess(Engine):
@@ -30,6 +30,7 @@ class InProcess(Engine):
         self, stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str], *, room: int | None = None
     ) -> None:
         super().__init__(wire(stages, inputs, outputs), room)
+        require_here(self.wiring)
         if len(stages) != 1:
             raise PlanError(f"the caller's process can hold one stage, and there are {len(stages)}; run them in workers")
         for device in stages[0].devices:

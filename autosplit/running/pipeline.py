@@ -16,7 +16,7 @@ from autosplit.running.messages import WorkerEvent
 from autosplit.running.monitor import Monitor, WorkerHealth
 from autosplit.running.provisioner import provision
 from autosplit.running.swapping import swap_weights
-from autosplit.running.wiring import StagePlacement, Wiring, wire
+from autosplit.running.wiring import StagePlacement, Wiring, require_here, wire
 
 
 class Pipeline(Engine):
@@ -71,6 +71,7 @@ class Pipeline(Engine):
         self._owner = os.getpid()
 
     def _open(self, wiring: Wiring) -> None:
+        require_here(wiring)
         deployment = provision(wiring)
         try:
             executor = Executor(deployment, room=self._room, max_restarts=self._max_restarts)

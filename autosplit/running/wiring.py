@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autosplit.errors import PlanError, listed, raise_faults
+from autosplit.errors import DeviceError, PlanError, listed, raise_faults
 from autosplit.memory.slots import HOST, Workers, in_flight, num_slots
 from autosplit.running.modules import Module
 from autosplit.tracing.tensorspec import TensorSpec
@@ -158,6 +158,16 @@ def wire(
             )
     input_specs = {spec.name: spec for stage in stages for spec in stage.inputs if spec.name in inputs}
     return Wiring(tuple(stages), tuple(inputs), tuple(outputs), tuple(channels), window, most, input_specs, in_order)
+
+
+def require_here(wiring: Wiring) -> None:
+    """Raises: DeviceError: stages are on devices of a cluster's hosts, and what asks runs stages on this machine."""
+    names = dict.fromkeys(device.name for stage in wiring.stages for device in stage.devices if device.host)
+    if names:
+        raise DeviceError(
+            f"devices {', '.join(names)} are on hosts of a cluster; give the cluster (--cluster, or hosts=Cluster(...)), "
+            "or make a plan for this machine"
+        )
 
 
 def _host_bytes(stages: Sequence[StagePlacement], inputs: Sequence[str], outputs: Sequence[str]) -> int:

@@ -2,10 +2,15 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
+import autosplit
+from autosplit.bundling.bundler import write_bundle
 from autosplit.clusters.hostsfeed import Answered, HostsFeed, Inbox, Lost, Route
 from autosplit.clusters.raynodes import connected
 from autosplit.clusters.segments import segments_of
@@ -15,6 +20,7 @@ from autosplit.running.request import Request, monotonic_deadline
 from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
+from autosplit.values.plan import UNKNOWN, Plan, Process, Stage
 
 
 def spec(name: str) -> TensorSpec:
@@ -49,6 +55,18 @@ def test_segments_hand_on_what_later_ones_read() -> None:
 def test_a_stage_on_this_machine_is_refused() -> None:
     with pytest.raises(PlanError, match="device without a host"):
         segments_of([stage("one", "x", "y", "cpu:0")], ["x"], ["y"])
+
+
+def test_stages_on_hosts_do_not_run_here_nor_in_a_bundle(tmp_path: Path) -> None:
+    traced = autosplit.trace("autosplit.examples.mlp:mlp?depth=1&width=4")
+    whole = Stage("stage0", tuple(op.name for op in traced.graph.ops), ("node-a/cpu:0",))
+    plan = Plan(traced.source, traced.graph.hash, "", (whole,), UNKNOWN)
+    for process in get_args(Process):
+        with pytest.raises(DeviceError, match="node-a/cpu:0 are on hosts of a cluster; give the cluster"):
+            autosplit.open_pipeline(traced, replace(plan, process=process))
+    with pytest.raises(UsageError, match=r"'mlp' is on hosts of a cluster .*, and a bundle runs on one machine"):
+        write_bundle({"mlp": (traced, plan)}, tmp_path / "app.asb")
+    assert list(tmp_path.iterdir()) == []
 
 
 class FakeRoute(Route):
