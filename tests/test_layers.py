@@ -17,7 +17,7 @@ LAYERS = """
     values/       graph links machine samples machinefile fitting profile constraints explanation plan planfile timeline dot
     memory/       lives arena packing offsets slots stages account
     costs/        wires problem cost faults simulation schedule workloads
-    planners/     jit objective incumbent dominance items bounds clusters delays
+    planners/     jit objective incumbent dominance items bounds clusters delays row_annealing
     planners/     noncontiguous contiguous cpsat latency infeasible wired portfolio pareto warming
     planning/     moduleunits charging predicting baselines backends plans caps recutting explaining peers givensplits
     planning/     splitjudging

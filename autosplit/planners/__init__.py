@@ -15,6 +15,7 @@ All rooms share these modules:
     bounds           what no plan can beat, from the compute alone
     clusters         the same problem with fewer ops
     delays           the least time between two ops on different devices, and the critical path
+    row_annealing    annealing by the true evaluator, for rules that the compiled searches do not know
     wired            plans where values between hosts share wires
     infeasible       why there is no plan, in words
     jit, warming     compilation of the inner loops, on the first call or ahead of time

@@ -44,10 +44,12 @@ def forced_clusters(problem: Problem, contiguous: bool) -> Clusters:
     Nothing is joined where that would leave no order in which every value is made before it is read: for plans that need not be
     chains, and where the order is not that of the values.
     """
-    if not contiguous or net_edges(problem) != set(problem.order):
+    labels = components(problem, contiguous).tolist()
+    joins = contiguous and len(set(labels)) < problem.num_ops and net_edges(problem) == set(problem.order)
+    if not joins:
         return Clusters(problem, tuple((op,) for op in range(problem.num_ops)))
     first: dict[int, int] = {}
-    return clustered(problem, [first.setdefault(home, op) for op, home in enumerate(components(problem, contiguous).tolist())])
+    return clustered(problem, [first.setdefault(home, op) for op, home in enumerate(labels)])
 
 
 def clustered(problem: Problem, home: Sequence[int]) -> Clusters:

@@ -12,6 +12,9 @@ from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.planners.objective import demand_faults, objective_s
 from autosplit.values.constraints import Demands
 
+ROUNDING = 1e-12
+"""Share by which objectives differ that are equal but for rounding."""
+
 
 @dataclass
 class Incumbent:
@@ -48,12 +51,13 @@ class Incumbent:
     lock: RLock = field(default_factory=RLock)
 
     def offer(self, blocks: tuple[Block, ...], method: str) -> None:
-        """Keep the blocks if they meet the demands and are better; their objective is evaluated here."""
+        """Keep the blocks if they meet the demands and are better, or as good and fewer; their objective is evaluated here."""
         if not blocks or demand_faults(self.problem, self.demands, blocks):
             return
         value_s = objective_s(self.problem, self.demands, blocks)
         with self.lock:
-            if value_s < self.objective_s:
+            fewer = len(blocks) < len(self.blocks) and value_s <= self.objective_s * (1 + ROUNDING)
+            if value_s < self.objective_s or fewer:
                 self.blocks, self.objective_s = blocks, value_s
                 self.note(f"{method}: plan of {value_s:.6g} s", method)
 

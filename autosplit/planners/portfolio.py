@@ -17,7 +17,6 @@ from autosplit.planners.cpsat.integer_program import find_any_plan, solve_intege
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent, Solver
 from autosplit.planners.items import kept_together
-from autosplit.planners.latency.row_annealing import anneal_rows
 from autosplit.planners.latency.scheduling import schedule_sample
 from autosplit.planners.noncontiguous.partitioning import partition
 from autosplit.planners.objective import plans_on_one_device, with_reuse
@@ -138,7 +137,6 @@ BETTER_PLANS = (
     Step(partition, 1.0, any_sets),
     Step(split_any_sets, 0.4, lambda i: shares_devices(i) and i.demands.max_replicas == 1 and places(i) > FEW_PLACES),
     Step(solve_integer_program, 0.3, limits_latency),
-    Step(anneal_rows, 0.5, limits_latency),
     Step(schedule_sample, 0.5, lambda i: not for_throughput(i) and places(i) <= FEW_PLACES),
     Step(schedule_sample, 1.0, lambda i: not for_throughput(i) and places(i) > FEW_PLACES),
     Step(solve_integer_program, 1.0, lambda i: for_throughput(i) or places(i) <= FEW_PLACES),

@@ -15,7 +15,6 @@ from autosplit.arguments import checked
 from autosplit.costs.cost import CLOSED, TOLERANCE, Loads, evaluate
 from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
 from autosplit.errors import InfeasibleError
-from autosplit.planners.latency.evaluation import LatencyEvaluator
 from autosplit.planners.objective import objective_s
 from autosplit.planners.portfolio import solve
 from autosplit.planning.predicting import problem_of
@@ -96,11 +95,10 @@ def explain_blocks(
     value_s = objective_s(problem, demands, blocks)
     loads = evaluate(problem, blocks)
     device, wire = int(loads.device_s.argmax()), _full_wire(problem, loads)
-    judge = LatencyEvaluator(problem).latency_s if objective == "latency" else lambda row: evaluate(problem, row).bottleneck_s
     cuts = next_cuts(
         problem,
         blocks,
-        judge,
+        lambda row: objective_s(problem, demands, row),
         contiguous=demands.contiguous,
         deadline=started + CUTS_SHARE * time_limit_s,
     )

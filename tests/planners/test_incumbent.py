@@ -25,6 +25,13 @@ def test_only_better_plans_that_meet_the_demands_are_kept() -> None:
     assert not alone.blocks
 
 
+def test_a_plan_as_good_with_fewer_blocks_is_kept() -> None:
+    found = incumbent(objective="latency")
+    for blocks in (APART, ALONE, APART):
+        found.offer(blocks, "same latency")
+    assert (found.blocks, found.objective_s) == (ALONE, 5.0)
+
+
 def test_a_bound_only_rises_and_ends_at_the_best_plan() -> None:
     found = incumbent()
     found.prove(2.5, "one")

@@ -1,18 +1,15 @@
-"""The latency of a row of blocks, compiled: annealing evaluates it a million times.
+"""The inner loop of ``order_annealing``, compiled: the latency of a row of blocks, a hundred thousand times a second.
 
-It equals ``cost.latency_s`` where every block has one device and every value is made before it is read; all other rows are
-evaluated by ``cost.latency_s`` itself.
+It equals ``cost.latency_s`` where every block has one device and every value is made before it is read.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from autosplit.costs.cost import block_of, latency_s
-from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.costs.problem import HOST, Floats, Problem
 from autosplit.planners.items import Ints, Table
-from autosplit.planners.jit import compiled, inner
+from autosplit.planners.jit import inner
 
 
 class Times(NamedTuple):
@@ -59,25 +56,7 @@ def times_of(problem: Problem) -> Times:
     )  # fmt: skip
 
 
-class LatencyEvaluator:
-    """Evaluates the latency of blocks of one problem, in seconds."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem, self._times = problem, times_of(problem)
-
-    def latency_s(self, blocks: Sequence[Block]) -> float:
-        """Equal to ``cost.latency_s`` but for rounding; infinite where an op cannot run on its device."""
-        if all(len(block.devices) == 1 for block in blocks):
-            home = block_of(self._problem, blocks)
-            device = np.array([block.devices[0] for block in blocks], dtype=np.int64)
-            free, end, seen = np.zeros(self._problem.num_devices), np.zeros(len(blocks)), np.zeros(len(blocks), dtype=np.int64)
-            found = row_latency_s(self._times, np.argsort(home, kind="stable"), home, device, len(blocks), free, end, seen)
-            if found >= 0:
-                return float(found)
-        return latency_s(self._problem, blocks)
-
-
-@compiled
+@inner
 def row_latency_s(
     times: Times, order: Ints, home: Ints, device: Ints, num_blocks: int, free: Floats, end: Floats, seen: Ints
 ) -> float:

@@ -1,10 +1,11 @@
 """Annealing of one sample's schedule (Kirkpatrick et al., 1983), compiled: a hundred thousand plans a second are evaluated.
 
 A plan is an order of the ops and a device for each of them; ops of one device that stand next to each other are a block. A move
-gives a stretch of the order to another device, or takes an op to another place that its order allows.
+gives a stretch of the order to another device, or takes an op or a whole branch to another place that the order allows.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
 import numpy as np
@@ -16,7 +17,13 @@ from autosplit.planners.items import Ints, Table
 from autosplit.planners.jit import allocating, inner
 from autosplit.planners.latency.evaluation import Times, row_latency_s, times_of
 
-HEATS = (0.02, 0.005, 0.001, 0.06)
+LONGEST_PATH = 16
+"""Most ops that one move takes along."""
+
+NUM_WALKERS = 2
+"""Walks that run beside each other, each from the best plan so far."""
+
+HEATS = (0.01, 0.03, 0.005, 0.02)
 """Temperatures at which walks begin, as shares of the latency of their start; each ends at a hundredth of it."""
 FIRST_MOVES, FIRST_STEPS, WALK_S, LONGER = 2000, 1_000_000, 1.0, 1.3
 """Moves of the first walk, and moves times ops at most; seconds of the second walk unless the caller says otherwise, and the
@@ -52,15 +59,20 @@ def anneal_order(
     device = np.array([block.devices[0] for block in row for _ in block.ops], dtype=np.int64)[np.argsort(order)]
     caps = np.where(problem.memory_bytes >= problem.op_bytes.sum(), np.inf, problem.memory_bytes) * (1 + TOLERANCE)
     num_moves, number, best_s = min(FIRST_MOVES, 1 + FIRST_STEPS // problem.num_ops), 0, np.inf
-    while monotonic() < deadline and best_s > enough_s:
-        began = monotonic()
-        order, device, best_s = _walk(
+
+    def walk(walker: int) -> tuple[Ints, Ints, float]:
+        return _walk(
             times, order, device, before.start, before.data, after.start, after.data, problem.op_bytes, caps,
-            seed + number, num_moves, HEATS[number % len(HEATS)],
+            seed + number + walker, num_moves, HEATS[number // NUM_WALKERS % len(HEATS)],
         )  # fmt: skip
-        rate = num_moves / max(monotonic() - began, 1e-4)
-        num_moves = max(1, int(rate * min(walk_s, deadline - monotonic())))
-        number, walk_s = number + 1, walk_s * LONGER
+
+    with ThreadPoolExecutor(NUM_WALKERS) as walkers:
+        while monotonic() < deadline and best_s > enough_s:
+            began = monotonic()
+            order, device, best_s = min(walkers.map(walk, range(NUM_WALKERS)), key=lambda found: found[2])
+            rate = num_moves / max(monotonic() - began, 1e-4)
+            num_moves = max(1, int(rate * min(walk_s, deadline - monotonic())))
+            number, walk_s = number + NUM_WALKERS, walk_s * LONGER
     cuts = np.flatnonzero(np.diff(device[order])) + 1
     return tuple(Block(tuple(sorted(ops.tolist())), (int(device[ops[0]]),)) for ops in np.split(order, cuts))
 
@@ -79,8 +91,9 @@ def _walk(
     place, home, held = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64), np.zeros(num_devices)
     block_device, seen = np.zeros(num_ops, np.int64), np.zeros(num_ops, np.int64)
     free, end = np.zeros(num_devices), np.zeros(num_ops)
+    path, others = np.zeros(LONGEST_PATH + 1, np.int64), np.zeros(num_ops, np.int64)
     best_order, best_device = order.copy(), device.copy()
-    best = value = _cost(times, order, device, op_bytes, caps, home, block_device, held, free, end, seen, np.inf)[0]
+    best = value = _cost(times, order, device, op_bytes, caps, home, block_device, held, free, end, seen, np.inf, np.inf)[0]
     hot = max(heat * value, 1e-300)
     for move in range(num_moves):
         # 2. a move on a copy of the plan
@@ -92,12 +105,13 @@ def _walk(
         else:
             for position in range(num_ops):
                 place[new_order[position]] = position
-            changed = _take_elsewhere(times, new_order, new_device, place, before_start, before, after_start, after)
+            changed = _take_elsewhere(times, new_order, new_device, place, before_start, before, after_start, after, path, others)
         if not changed:
             continue
         # 3. take it if it is quicker, or by chance
-        new, fits = _cost(times, new_order, new_device, op_bytes, caps, home, block_device, held, free, end, seen, best)
-        if new > value and np.random.random() >= np.exp((value - new) / temperature):
+        most = value - temperature * np.log(np.random.random())
+        new, fits = _cost(times, new_order, new_device, op_bytes, caps, home, block_device, held, free, end, seen, best, most)
+        if new > most:
             continue
         value = new
         order[:] = new_order
@@ -113,9 +127,12 @@ def _walk(
 @inner
 def _cost(
     times: Times, order: Ints, device: Ints, op_bytes: Floats, caps: Floats, home: Ints, block_device: Ints, held: Floats,
-    free: Floats, end: Floats, seen: Ints, best: float,
+    free: Floats, end: Floats, seen: Ints, best: float, most: float,
 ) -> tuple[float, bool]:  # fmt: skip
-    """The latency, and whether the caps hold. Where they do not, it counts as more than ``best`` the more they are exceeded."""
+    """The latency, and whether the caps hold. Where they do not, it counts as more than ``best`` the more they are exceeded.
+
+    A cost above ``most`` need not be exact.
+    """
     block, last = -1, -1
     held[:] = 0.0
     for op in order:
@@ -125,11 +142,13 @@ def _cost(
             block_device[block] = last
         home[op] = block
         held[last] += op_bytes[op]
-    seconds = row_latency_s(times, order, home, block_device, block + 1, free, end, seen)
     over = 0.0
     for k in range(len(caps)):
         if held[k] > caps[k]:
             over += 0.005 + held[k] / max(caps[k], 1.0) - 1.0
+    if over > 0.0 and best + 0.5 * over * best > most:
+        return np.inf, False
+    seconds = row_latency_s(times, order, home, block_device, block + 1, free, end, seen)
     if over > 0.0 and best < np.inf:
         seconds = max(seconds, best) + 0.5 * over * best
     return seconds, over == 0.0
@@ -166,27 +185,58 @@ def _give_stretch(times: Times, order: Ints, device: Ints, num_devices: int) -> 
 
 @inner
 def _take_elsewhere(
-    times: Times, order: Ints, device: Ints, place: Ints, before_start: Ints, before: Ints, after_start: Ints, after: Ints
-) -> bool:
-    """Take an op to another place between the ops that it reads and those that read it; often it joins the ops there."""
+    times: Times, order: Ints, device: Ints, place: Ints, before_start: Ints, before: Ints, after_start: Ints, after: Ints,
+    path: Ints, others: Ints,
+) -> bool:  # fmt: skip
+    """Take a path to another place between what it reads and what reads it; often it joins the ops there."""
+    count = _draw_path(before_start, after_start, after, path)
+    last = path[count - 1]
+    # 1. the places between what it reads and what reads it
     num_ops = len(order)
-    here = np.random.randint(num_ops)
-    op = order[here]
-    low, high = 0, num_ops - 1
-    for slot in range(before_start[op], before_start[op + 1]):
+    low, high = 0, num_ops
+    for slot in range(before_start[path[0]], before_start[path[0] + 1]):
         low = max(low, place[before[slot]] + 1)
-    for slot in range(after_start[op], after_start[op + 1]):
-        high = min(high, place[after[slot]] - 1)
-    if low >= high:
-        return False
-    goal = low + np.random.randint(high - low + 1)
-    if goal == here:
-        return False
-    step = 1 if goal > here else -1
-    for position in range(here, goal, step):
-        order[position] = order[position + step]
-    order[goal] = op
-    near = device[order[goal - 1 if goal == num_ops - 1 or (goal > 0 and np.random.random() < 0.5) else goal + 1]]
-    if np.random.random() < 0.7 and np.isfinite(times.compute[op, near]):
-        device[op] = near
+    for slot in range(after_start[last], after_start[last + 1]):
+        high = min(high, place[after[slot]])
+    # 2. the other ops there keep their order, and the path goes in between
+    for number in range(count):
+        place[path[number]] = -1
+    num_others = 0
+    for position in range(low, high):
+        if place[order[position]] >= 0:
+            others[num_others] = order[position]
+            num_others += 1
+    goal = np.random.randint(num_others + 1)
+    for number in range(num_others):
+        order[low + number + (count if number >= goal else 0)] = others[number]
+    for number in range(count):
+        order[low + goal + number] = path[number]
+    # 3. the path often takes the device of the op before or behind it
+    first, end = low + goal - 1, low + goal + count
+    if np.random.random() < 0.7:
+        near = device[order[first if end == num_ops or (first >= 0 and np.random.random() < 0.5) else end]]
+        for number in range(count):
+            if not np.isfinite(times.compute[path[number], near]):
+                return True
+        for number in range(count):
+            device[path[number]] = near
     return True
+
+
+@inner
+def _draw_path(before_start: Ints, after_start: Ints, after: Ints, path: Ints) -> int:
+    """Write to ``path`` a random op, or several, each the only reader of the one before it, which reads nothing else.
+
+    Returns: their number.
+    """
+    count, most = 1, 1
+    if np.random.random() < 0.5:
+        most += np.random.randint(LONGEST_PATH)
+    last = path[0] = np.random.randint(len(after_start) - 1)
+    while count < most and after_start[last + 1] - after_start[last] == 1:
+        reader = after[after_start[last]]
+        if before_start[reader + 1] - before_start[reader] != 1:
+            break
+        last = path[count] = reader
+        count += 1
+    return count

@@ -5,57 +5,55 @@ is the longest path, with what CP-SAT proves of the parts between forks and join
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
-from math import inf
-from random import Random
 from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import block_of
-from autosplit.costs.problem import Problem
+from autosplit.costs.cost import block_of, latency_s
+from autosplit.costs.problem import Block, Problem
 from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, list_schedule
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
-from autosplit.planners.latency.row_annealing import RowAnnealing
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.objective import plans_on_one_device
+from autosplit.planners.row_annealing import Row, anneal_rows, is_chain
 
-LISTS_SHARE, PROOF_SHARE = 0.3, 0.2
-"""Shares of the time left in turn: for list schedules of large graphs, and for a bound from the parts of the graph."""
+LISTS_SHARE, JOIN_SHARE, PROOF_SHARE = 0.3, 0.1, 0.2
+"""Shares of the time left: for list schedules of large graphs, for joining blocks of one, and for a bound from the parts."""
+MOST_JOINED = 40
+"""Blocks of a plan up to which joining them is tried: each pair is evaluated."""
 SECONDS_TO_VERIFY = 1.5e-4
 """Seconds for each op that it takes to evaluate and verify the answer."""
 
 
 def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
-    """The blocks with the smallest latency, and a bound on all blocks. A latency limit is not looked at."""
+    """The blocks with the smallest latency, and a bound on all blocks."""
     deadline -= SECONDS_TO_VERIFY * incumbent.problem.num_ops
-    problem, demands = incumbent.problem, replace(incumbent.demands, max_latency_s=inf)
-    forced = forced_clusters(problem, demands.contiguous)
-    delays = Delays(forced.problem, demands.max_replicas)
-    search = RowAnnealing(forced, demands, Random(incumbent.seed), deadline)
-    for row in plans_on_one_device(problem):
-        search.offer(row, "one device")
-    if incumbent.blocks:
-        search.offer(incumbent.blocks, "start")
-    for table in _list_schedules(search.problem, delays, monotonic() + LISTS_SHARE * (deadline - monotonic()), deadline):
-        search.offer_joined(blocks_of(search.problem, table), "list scheduling")
-    search.report(incumbent)
+    forced = forced_clusters(incumbent.problem, incumbent.demands.contiguous)
+    delays = Delays(forced.problem, incumbent.demands.max_replicas)
+    for blocks in plans_on_one_device(incumbent.problem):
+        incumbent.offer(blocks, "one device")
+    for table in _list_schedules(forced.problem, delays, monotonic() + LISTS_SHARE * (deadline - monotonic()), deadline):
+        row = blocks_of(forced.problem, table)
+        incumbent.offer(forced.expand(row), "list scheduling")
+        if len(row) <= MOST_JOINED:
+            row = joined(forced.problem, row, incumbent.demands.contiguous, monotonic() + JOIN_SHARE * (deadline - monotonic()))
+            incumbent.offer(forced.expand(row), "list scheduling")
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     if not incumbent.closed:
         until = monotonic() + PROOF_SHARE * (deadline - monotonic())
-        bound_s = segment_bound_s(forced.problem, demands.max_replicas, until, incumbent.seed, incumbent.objective_s)
+        bound_s = segment_bound_s(forced.problem, incumbent.demands.max_replicas, until, incumbent.seed, incumbent.objective_s)
         incumbent.prove(bound_s, "parts between forks and joins")
     if not incumbent.closed and monotonic() < deadline:
-        _anneal(incumbent, search, forced, deadline)
+        _anneal(incumbent, forced, deadline)
 
 
-def _anneal(incumbent: Incumbent, search: RowAnnealing, forced: Clusters, deadline: float) -> None:
+def _anneal(incumbent: Incumbent, forced: Clusters, deadline: float) -> None:
     """Anneal the order and the devices of the best plan; rows of blocks where rules of the problem or demands need that."""
     row = forced.shrink(incumbent.blocks) if incumbent.blocks else None
-    demands = search.demands
+    demands = incumbent.demands
     free = demands.reuse and demands.num_stages is None and demands.max_stages is None and demands.min_stage_s == 0
     if row is not None and free and is_plain(forced.problem) and all(len(block.devices) == 1 for block in row):
         home = block_of(forced.problem, row)
@@ -64,8 +62,31 @@ def _anneal(incumbent: Incumbent, search: RowAnnealing, forced: Clusters, deadli
             found = anneal_order(forced.problem, row, seed=incumbent.seed, deadline=deadline, enough_s=incumbent.bound_s)
             incumbent.offer(forced.expand(found), "annealing")
             return
-    search.anneal(deadline, incumbent.bound_s)
-    search.report(incumbent)
+    anneal_rows(incumbent, deadline)
+
+
+def joined(problem: Problem, row: Row, contiguous: bool, deadline: float) -> Row:
+    """The row with blocks of one device joined as long as the latency does not rise, until ``deadline`` in monotonic seconds."""
+    value_s, position = latency_s(problem, row), 0
+    order = np.array(problem.order, dtype=np.int64).reshape(-1, 2)
+    while position < len(row) and monotonic() < deadline:
+        block = row[position]
+        later = next((place for place in range(position + 1, len(row)) if row[place].devices == block.devices), None)
+        found = None
+        if later is not None:
+            both = Block(tuple(sorted((*block.ops, *row[later].ops))), block.devices)
+            between, behind = row[position + 1 : later], row[later + 1 :]
+            for tried in ((*row[:position], both, *between, *behind), (*row[:position], *between, both, *behind)):
+                if not contiguous or is_chain(problem, order, tried):
+                    tried_s = latency_s(problem, tried)
+                    if tried_s <= value_s * (1 + 1e-12):
+                        found, value_s = tried, tried_s
+                        break
+        if found is None:
+            position += 1
+        else:
+            row = found
+    return row
 
 
 def _list_schedules(problem: Problem, delays: Delays, enough: float, deadline: float) -> Iterator[Timetable]:

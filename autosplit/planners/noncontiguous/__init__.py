@@ -4,13 +4,12 @@
 
     hypergraph          the problem without order: items, nets and what a net costs a device whose border it crosses
 
-Search:
+Search (``row_annealing`` goes on where a hypergraph does not say all):
 
     local_search        iterated local search (Lourenço, Martin and Stützle, 2003) over coarse and fine graphs
     coarsening          the coarse graphs (Karypis et al., 1999)
     resplitting         its neighbourhood: the items of two devices divided anew by a dynamic program
     annealing           its starts (Kirkpatrick et al., 1983)
-    polishing           annealing by the true evaluator, where a hypergraph does not say all
 
 Proof:
 

@@ -16,12 +16,14 @@ from autosplit.planners.items import Ints
 from autosplit.planners.noncontiguous.column_generation import rising_bound
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, hypergraph_of
 from autosplit.planners.noncontiguous.local_search import descents
-from autosplit.planners.noncontiguous.polishing import polish
+from autosplit.planners.row_annealing import anneal_rows
 
 HEAD_START, LONGEST_HEAD_START_S = 0.1, 3.0
 """The search runs alone for this share of the time before the proof begins, but for no more than these seconds."""
 HYPERGRAPH_SHARE = 0.2
 """Share of the time for descents where the hypergraph is not exact."""
+MANY_WALKS = 1_000_000
+"""Walks by the true evaluator end with the time, not with their number."""
 
 
 def partition(incumbent: Incumbent, deadline: float) -> None:
@@ -92,20 +94,7 @@ class _Partition:
         return starts
 
     def _search_beyond(self, start: Ints) -> None:
-        """Look for good starts on the hypergraph, which costs no more than the problem, then walk by the true evaluator."""
+        """Look for good starts on the hypergraph, which costs no more than the problem, then anneal by the true evaluator."""
         starts = self._descend([start], self.began + HYPERGRAPH_SHARE * (self.deadline - self.began), num_moves=50_000)
-        number = 0
-        while not self._is_over():
-            number += 1
-            known = self._home()
-            _, found = polish(
-                self.incumbent.problem,
-                self.graph,
-                starts if known is None else [*starts, known],
-                seed=self.incumbent.seed + number,
-                halt=self._is_over,
-                max_tries=4000,
-            )
-            if found is not None:
-                self._offer(found, "polishing")
-                starts = [found]
+        rows = [self.graph.blocks(home) for home in starts]
+        anneal_rows(self.incumbent, self.deadline, rows, num_walks=MANY_WALKS, halt=self._is_over)
