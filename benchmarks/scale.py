@@ -17,6 +17,7 @@ import numpy as np
 
 from autosplit.costs.cost import block_of, evaluate
 from autosplit.costs.problem import Block, Problem
+from autosplit.costs.schedule import schedule_blocks
 from autosplit.costs.workloads import parse_dnn_partitioning
 from autosplit.planners import bounds
 from autosplit.planners.contiguous.device_usage import sequence_usage, usage_of
@@ -26,7 +27,7 @@ from autosplit.planners.items import contract
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands
 from benchmarks.planner import WORKLOADS, chained
-from benchmarks.scale_graphs import graph_problem, layered_edges, simple_graphs
+from benchmarks.scale_graphs import cluster_problem, graph_problem, layered_edges, simple_graphs
 
 ENCODERS = ((16, 8, 1.0), (16, 32, 1.0), (163, 32, 10.0), (491, 32, 10.0))
 """Layers of BERT: (layers, accelerators, seconds of limit)."""
@@ -38,6 +39,10 @@ NUM_ORDERS = 10
 
 CHAINS = (("op-bert_l-3_inference", 4, 8, 10.0), ("layer-resnet50_inference", 6, 8, 10.0))
 """Chained workloads: (workload, copies, accelerators, seconds of limit)."""
+
+
+RACKS_OPS, RACKS_S = 30_000, 45.0
+"""Ops of the graph for a cluster of racks, and seconds of limit."""
 
 
 def encoder(num_layers: int, accelerators: int, name: str = "op-bert_l-3_inference") -> Problem:
@@ -176,6 +181,21 @@ def annealed_s(problem: Problem, blocks: Sequence[Block], seconds: float) -> flo
     return best_s
 
 
+def racks(num_ops: int, limit_s: float) -> None:
+    """Print what is planned for 256 devices of 32 hosts in 4 racks, and what the simulator makes of the plan."""
+    problem = cluster_problem(num_ops)
+    began = monotonic()
+    solution = solve(problem, time_limit_s=limit_s)
+    solve_s, began = monotonic() - began, monotonic()
+    paced_s = 1 / schedule_blocks(problem, solution.blocks, 2 * problem.num_devices).steady_per_s
+    wire_s = evaluate(problem, solution.blocks).wire_s
+    cells = [problem.num_ops, problem.num_devices, f"{solution.objective_s:.3f}", f"{solution.bound_s:.3f}"]
+    cells += [f"{100 * solution.gap:.2f} %", f"{solve_s:.1f}", f"{paced_s:.3f}", f"{monotonic() - began:.1f}"]
+    cells += [f"{problem.wires.all[int(wire_s.argmax())].name}: {wire_s.max():.3f}"]
+    print("\n| ops | devices in racks | ours | bound | gap | s | simulated | s | busiest wire |\n" + "|---" * 9 + "|")
+    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each graph."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -213,6 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cells += [f"{solution.objective_s:.3f}", f"{solution.bound_s:.3f}", f"{100 * solution.gap:.2f} %"]
         cells += [f"{100 * (solution.objective_s / random_s - 1):+.2f} %" if random_s < inf else "", f"{monotonic() - began:.1f}"]
         print("| " + " | ".join(cells) + " |", flush=True)
+    if options.most_ops >= RACKS_OPS and options.only in "racks":
+        racks(RACKS_OPS, RACKS_S)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """Graphs of simple shapes for the scale benchmark, each with or without memory caps that bind."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 
 from autosplit.costs.problem import Net, Problem, Transfers
+from autosplit.costs.wires import Wires
+from autosplit.values.links import Wire
+from autosplit.values.machine import HOST as HOST_NAME
 
 Edge = tuple[int, int]
 
@@ -146,6 +150,38 @@ def graph_problem(
         memory_bytes=memory,
         send_once=True,
     ).verify()
+
+
+RACKS, HOSTS_OF_RACK, DEVICES_OF_HOST = 4, 8, 8
+"""A cluster of 32 hosts with 256 devices."""
+
+
+def cluster_problem(num_ops: int, card_s: float = 10.0, uplink_s: float = 60.0, within_s: float = 1.0) -> Problem:
+    """A layered graph on equal devices of hosts in racks, with three kinds of links.
+
+    Args:
+        num_ops: number of ops.
+        card_s: seconds that the card of a host is busy for the bytes of one unit, in each direction.
+        uplink_s: the same for what joins a rack to the others.
+        within_s: seconds that the sender within a host is busy for one unit.
+    """
+    racks = [[f"rack{rack}-host{host}" for host in range(HOSTS_OF_RACK)] for rack in range(RACKS)]
+    hosts = tuple(name for rack in racks for name in rack)
+    ends = (HOST_NAME, *hosts)
+    wires = [Wire(f"{name} sends", (name,), ends, card_s) for name in hosts]
+    wires += [Wire(f"{name} receives", ends, (name,), card_s) for name in hosts]
+    for number, rack in enumerate(racks):
+        others = tuple(name for name in ends if name not in rack)
+        wires.append(Wire(f"rack{number} sends", tuple(rack), others, uplink_s))
+        wires.append(Wire(f"rack{number} receives", others, tuple(rack), uplink_s))
+    num_devices = len(hosts) * DEVICES_OF_HOST
+    plain = graph_problem("racks", list(layered_edges(num_ops, Random(1))), num_ops, num_devices)
+    place = np.arange(num_devices) // DEVICES_OF_HOST
+    transfers = Transfers.free(num_devices)
+    transfers.send_s_per_byte[:num_devices, :num_devices] = np.where(place[:, None] == place[None, :], within_s, 0.0)
+    np.fill_diagonal(transfers.send_s_per_byte, 0.0)
+    names = tuple(f"{hosts[place[number]]}/cpu:{number % DEVICES_OF_HOST}" for number in range(num_devices))
+    return replace(plain, devices=names, transfers=transfers, wires=Wires(tuple(wires))).verify()
 
 
 def simple_graphs(num_ops: int = 1000, num_devices: int = 8) -> Iterator[Problem]:
