@@ -306,9 +306,6 @@ def problem_from(
     *,
     barred: Mapping[tuple[str, str], str] | None = None,
     colocations: Sequence[Sequence[str]] = (),
-    pools: Sequence[tuple[Sequence[str], int]] = (),
-    send_once: bool = False,
-    overlap: bool = False,
 ) -> Problem:
     """The problem of putting a graph on a machine.
 
@@ -318,15 +315,11 @@ def problem_from(
         machine: devices with their memory caps, and links.
         barred: (op name, device name) to the reason why the op must not run there, as words for a message.
         colocations: sets of op names that stay in one stage.
-        pools: (device names, bytes): one cap for several devices, where a weight that several of them hold counts once.
-        send_once: a sender pays once for each value instead of once for each destination stage.
-        overlap: transfers run beside compute.
     Raises: UsageError: an op or device that does not exist, a time that is negative or NaN; all faults at once.
     """
     devices = tuple(device.name for device in machine.devices)
-    place = {name: number for number, name in enumerate(devices)}
     barred = barred or {}
-    faults = _unknown_names(graph, place, barred, colocations, [names for names, _ in pools])
+    faults = _unknown_names(graph, devices, barred, colocations)
     raise_faults(UsageError, f"the constraints do not fit graph '{graph.name}' and its machine", faults)
     compute_s = np.full((len(graph.ops), len(devices)), np.inf)
     reasons: dict[tuple[int, int], str] = {}
@@ -358,27 +351,20 @@ def problem_from(
         op_bytes=op_bytes,
         memory_bytes=np.array([np.inf if d.memory_bytes is None else float(d.memory_bytes) for d in machine.devices]),
         weights=tuple(SharedWeight(graph.weights[w].num_bytes, tuple(r)) for w, r in users.items() if len(r) > 1),
-        pools=tuple(Pool(tuple(place[name] for name in names), float(cap)) for names, cap in pools),
         groups=tuple(tuple(sorted(graph.index[op] for op in group)) for group in colocations if len(group) > 1),
-        send_once=send_once,
-        overlap=overlap,
         wires=Wires(machine.wires),
         reasons=reasons,
     ).verify()
 
 
 def _unknown_names(
-    graph: Graph,
-    place: Mapping[str, int],
-    barred: Mapping[tuple[str, str], str],
-    colocations: Sequence[Sequence[str]],
-    pools: Sequence[Sequence[str]],
+    graph: Graph, devices: Sequence[str], barred: Mapping[tuple[str, str], str], colocations: Sequence[Sequence[str]]
 ) -> list[str]:
+    """Faults: the names of ops and devices that the graph and its machine do not have."""
     ops = [*(op for op, _ in barred), *(op for group in colocations for op in group)]
-    devices = [*(device for _, device in barred), *(device for group in pools for device in group)]
+    named = dict.fromkeys(device for _, device in barred)
     faults = [f"op '{op}' is not in the graph" for op in dict.fromkeys(ops) if op not in graph.index]
-    known = ", ".join(place)
-    return faults + [f"device '{d}' is not one of the machine's: {known}" for d in dict.fromkeys(devices) if d not in place]
+    return faults + [f"device '{d}' is not one of the machine's: {', '.join(devices)}" for d in named if d not in devices]
 
 
 def _nets(graph: Graph) -> tuple[Net, ...]:

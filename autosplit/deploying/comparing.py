@@ -19,8 +19,8 @@ from autosplit.planning.baselines import Baselines, baselines_of, unmet_demands,
 from autosplit.planning.peers import predicted_peers
 from autosplit.planning.predicting import predict
 from autosplit.progress import Progress, between, quiet
-from autosplit.reports.judging import judge
-from autosplit.reports.outcomes import PLAN
+from autosplit.reports.judging import Verdict, judge
+from autosplit.reports.outcomes import PLAN, Outcome
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
@@ -150,13 +150,7 @@ def compare(
         distinct, same_as = _distinct(_counted(plans, subjects, machine))
         late_s, told = begun_s + LOADING_TIME * budget.compare_s, between(progress, 0.0, LOADING_SHARE)
         reasons |= contest.load(distinct, {size: traced for size, (traced, _) in subjects.items()}, late_s, told)
-        footprints = Footprints(machine, setup.workspace)
-        for name, entry in bench.loaded.items():
-            if name != PLAN:  # what the plan holds was measured before
-                subject = subjects[entry.plan.microbatch]
-                footprints.note(subject[0], entry.plan, entry.pipeline.stats().stages)
-                entry.plan = footprints.account(*subject).counted(entry.plan)
-            entry.restart()
+        _note_footprints(bench, subjects, Footprints(machine, setup.workspace))
         kept = {PLAN} if bench.loaded[PLAN].slow else {PLAN, keep}
         barred = {name for name, e in bench.loaded.items() if name != PLAN and unfit(e.plan, e.latency.p50_s)}
         told, until_s = between(progress, LOADING_SHARE, 1.0), begun_s + budget.compare_s
@@ -165,17 +159,31 @@ def compare(
     outcomes |= {name: outcomes[twin] for name, twin in same_as.items() if twin in outcomes}
     reasons |= {name: reasons[twin] for name, twin in same_as.items() if twin in reasons}
     reasons |= {name: outcome.fault for name, outcome in outcomes.items() if outcome.fault}
-    verdict = judge(outcomes, plan.objective, forced, unfit)
-    if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):
-        again = f" Workers died and were started again {restarts} times; their requests ran again."
-        verdict = replace(verdict, sentence=verdict.sentence + again)
-    if outcomes[verdict.chosen].plan.process == "caller":
-        price = " It runs in the process that calls it, so a crash of the model ends that process; --isolate rules it out."
-        verdict = replace(verdict, sentence=verdict.sentence + price)
+    verdict = _with_risks(judge(outcomes, plan.objective, forced, unfit), outcomes)
     progress("run", 1.0, "done")
     traced = subjects[plan.microbatch][0]
     error = traced.module_error.relative if traced.module_error is not None else None
     return RunReport(traced.graph.name, plan.source.batch, outcomes, verdict, reasons, trace_error=error)
+
+
+def _note_footprints(bench: SideBySide, subjects: Mapping[int, Subject], footprints: Footprints) -> None:
+    """Give the baselines the memory that their workers hold (the plan's was measured before), and begin all counters anew."""
+    for name, entry in bench.loaded.items():
+        if name != PLAN:
+            subject = subjects[entry.plan.microbatch]
+            footprints.note(subject[0], entry.plan, entry.pipeline.stats().stages)
+            entry.plan = footprints.account(*subject).counted(entry.plan)
+        entry.restart()
+
+
+def _with_risks(verdict: Verdict, outcomes: Mapping[str, Outcome]) -> Verdict:
+    """The verdict with a sentence on workers that died, and one on a plan that runs in the caller's process."""
+    sentence = verdict.sentence
+    if restarts := sum(outcome.stats.restarts for outcome in outcomes.values()):
+        sentence += f" Workers died and were started again {restarts} times; their requests ran again."
+    if outcomes[verdict.chosen].plan.process == "caller":
+        sentence += " It runs in the process that calls it, so a crash of the model ends that process; --isolate rules it out."
+    return replace(verdict, sentence=sentence)
 
 
 def _distinct(plans: Mapping[str, Plan]) -> tuple[dict[str, Plan], dict[str, str]]:

@@ -48,10 +48,10 @@ def memory_limit_bytes(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int:
     return min(limits)
 
 
-def process_limit(groups: Path = CGROUPS, own: Path = OWN_GROUPS) -> int | None:
+def process_limit() -> int | None:
     """Processes and threads that the user or the control group may have, or None for no limit."""
     limits = [limit for limit in resource.getrlimit(resource.RLIMIT_NPROC)[:1] if limit != resource.RLIM_INFINITY]
-    for folder in _group_folders(groups, own, "pids"):
+    for folder in _group_folders(CGROUPS, OWN_GROUPS, "pids"):
         limits += [int(word) for word in read_words(folder / "pids.max") if word.isdigit()]
     return min(limits, default=None)
 

@@ -48,7 +48,7 @@ def annotate(
 
     Raises:
         UsageError: every fault of the map, and every op that its device cannot run where there is no fallback.
-        PlanError: a plan of another model.
+        PlanError: the plan was made for another model.
         BackendError: the error against f32 is above ``max_error``.
         InfeasibleError: the planner finds no place for the ops that it was left.
     """
@@ -63,15 +63,7 @@ def annotate(
         return model if again.same_as(model) else again
     if isinstance(patterns, Plan):
         return placed_by_plan(model, patterns, machine, profile)
-    faults = []
-    sites: dict[str, Site] = {}
-    for name, text in (("default", default), ("fallback", fallback)):
-        if text is None or (name == "default" and text == AUTO):
-            continue
-        try:
-            sites[name] = parse_site(text, machine)
-        except UsageError as failure:
-            faults.append(f"{name}: {failure}")
+    sites, faults = _named_sites({"default": None if default == AUTO else default, "fallback": fallback}, machine)
     choices, wrong = by_pattern(model, patterns or {}, machine, priority)
     copied, wrong_copies, removed = by_explicit_copies(model, choices, machine)
     choices |= copied
@@ -104,6 +96,18 @@ def annotate(
     ]
     placed = Placed(model, machine, ordered, tuple(dict.fromkeys(removed)), profile, planned)
     return placed if max_error is None else require_error(placed, max_error)
+
+
+def _named_sites(texts: Mapping[str, SiteText | None], machine: Machine) -> tuple[dict[str, Site], list[str]]:
+    """The sites of the arguments that are given, by the argument's name, and the faults of the others."""
+    sites: dict[str, Site] = {}
+    faults = []
+    for name, text in texts.items():
+        try:
+            sites |= {} if text is None else {name: parse_site(text, machine)}
+        except UsageError as failure:
+            faults.append(f"{name}: {failure}")
+    return sites, faults
 
 
 def by_planner(

@@ -52,10 +52,9 @@ def test_barred_pairs_and_missing_times_close_devices_and_keep_the_reason():
 
 
 def test_unknown_names_are_listed_together():
-    pools = [(["cpu:0", "cuda:1"], 10)]
-    asked = {"barred": {("nope", "cpu:0"): "", ("a", "cuda:0"): ""}, "colocations": [["a", "gone"]], "pools": pools}
-    with pytest.raises(UsageError, match=r"4 faults") as caught:
-        problem_from(graph(), TIMES, machine(), **asked)
+    barred = {("nope", "cpu:0"): "", ("a", "cuda:0"): ""}
+    with pytest.raises(UsageError, match=r"3 faults") as caught:
+        problem_from(graph(), TIMES, machine(), barred=barred, colocations=[["a", "gone"]])
     assert "op 'nope' is not in the graph" in str(caught.value)
     assert "device 'cuda:0' is not one of the machine's: cpu:0, cpu:1" in str(caught.value)
 
