@@ -20,6 +20,7 @@ STREAMS = "streams"
 EVEN_SPLIT = "even split"
 IN_CALLER = "in the caller"
 CALLER_THREADS = "threads of the caller"
+CALLER_CORE = "one core of the caller"
 
 OWN_THREADS = ("onnxruntime", "openvino")
 """Backends whose number of threads is that of a session; torch has one for the whole process, which is the caller's."""
@@ -180,7 +181,8 @@ def baselines_with(
     - all cores: the whole model in one process that has every CPU core of the machine;
     - streams: the same process works on a request for each core at once, with the weights in memory once;
     - replicas: the whole model on each device, requests in turn;
-    - in the caller, threads of the caller: ``all cores`` and ``replicas`` without a process of their own;
+    - in the caller, threads of the caller, one core of the caller: ``all cores``, ``replicas`` and ``one device`` without a
+      process of their own; an op of a few microseconds takes longer on two threads than on one;
     - even split: as many stages as devices, equal numbers of ops in graph order.
 
     Args:
@@ -208,6 +210,8 @@ def baselines_with(
         plans[REPLICAS] = baseline_plan(graph, source, REPLICAS, backend, [(everything, fitting)])
     if in_caller and all(device.kind == "cpu" for device in machine.devices):
         ways = {IN_CALLER: plans.get(ALL_CORES, plans.get(ONE_DEVICE)), CALLER_THREADS: plans.get(REPLICAS)}
+        if ALL_CORES in plans:
+            ways[CALLER_CORE] = plans.get(ONE_DEVICE)
         plans |= {name: replace(plan, process="caller", chosen=name) for name, plan in ways.items() if plan is not None}
     parts = list(zip(_even(everything, len(machine.devices)), machine.devices, strict=False))
     if len(parts) > 1 and all(fits(graph, ops, device) for ops, device in parts):

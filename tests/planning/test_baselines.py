@@ -6,7 +6,10 @@ import pytest
 
 from autosplit.planning.baselines import (
     ALL_CORES,
+    CALLER_CORE,
+    CALLER_THREADS,
     EVEN_SPLIT,
+    IN_CALLER,
     ONE_DEVICE,
     REPLICAS,
     STREAMS,
@@ -57,6 +60,15 @@ def test_a_memory_cap_leaves_out_what_does_not_fit() -> None:
 
 def test_one_device_has_neither_replicas_nor_a_split() -> None:
     assert list(baselines_with(GRAPH, Machine.of([parse_device("cpu:0")]), SOURCE, "eager", "cpu:0")) == [ONE_DEVICE]
+
+
+def test_the_callers_process_has_one_core_or_all_or_a_thread_on_each() -> None:
+    plans = baselines_with(GRAPH, TWO, SOURCE, "onnxruntime", "cpu:1", in_caller=True)
+    stages = {name: plan.stages[0] for name, plan in plans.items() if plan.process == "caller"}
+    devices = {IN_CALLER: ("cpu:0-1",), CALLER_THREADS: ("cpu:0", "cpu:1"), CALLER_CORE: ("cpu:1",)}
+    assert {name: stage.devices for name, stage in stages.items()} == devices and stages[CALLER_CORE].threads == 1
+    whole = baselines_with(GRAPH, Machine.of([parse_device("cpu:0")]), SOURCE, "onnxruntime", "cpu:0", in_caller=True)
+    assert [name for name, plan in whole.items() if plan.process == "caller"] == [IN_CALLER]
 
 
 def test_other_backends_add_the_ways_that_use_the_whole_machine() -> None:
