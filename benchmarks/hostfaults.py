@@ -154,7 +154,7 @@ def main(faults: list[str]) -> None:
     """Try the faults. Scratch folders lie in a folder of their own, so that nobody else removes what a killed driver leaves."""
     with tempfile.TemporaryDirectory(prefix="autosplit-ns-") as folder:
         os.environ["TMPDIR"] = tempfile.tempdir = folder
-        with namespaces(3, MBIT_PER_S, Path(folder)) as (address, spaces):
+        with namespaces([MBIT_PER_S] * 3, Path(folder)) as (address, spaces):
             if "driver" in faults:
                 kill_driver(address)
             if others := [fault for fault in faults if fault != "driver"]:

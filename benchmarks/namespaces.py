@@ -65,17 +65,18 @@ class Space:
 
 
 @contextlib.contextmanager
-def namespaces(count: int, mbit_per_s: float, folder: Path) -> Iterator[tuple[str, list[Space]]]:
-    """Start ``count`` Ray nodes, each in a namespace of its own; yield the address of the cluster, and the namespaces.
+def namespaces(mbit_per_s: Sequence[float], folder: Path) -> Iterator[tuple[str, list[Space]]]:
+    """Start a Ray node for each limit, each in a namespace of its own; yield the address of the cluster, and the namespaces.
 
     This process is on the head, a node without processors, because Ray takes a driver without a node of its own to be there.
-    Each card sends and takes at most ``mbit_per_s``, except that of this process.
+    The card of a host sends and takes at most as much as its limit says; that of this process has none.
 
     Raises: DeviceError: this machine does not allow it.
     """
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray reads it once in a process
     cores = affinity()
-    spaces = [Space(number, cores[number % len(cores)], folder) for number in range(count)]
+    spaces = [Space(number, cores[number % len(cores)], folder) for number in range(len(mbit_per_s))]
     with contextlib.ExitStack() as made:
         command("ip", "link", "add", BRIDGE, "type", "bridge")
         made.callback(_quietly, "ip", "link", "del", BRIDGE)
@@ -91,7 +92,7 @@ def namespaces(count: int, mbit_per_s: float, folder: Path) -> Iterator[tuple[st
             command("ip", "link", "set", card, "master", BRIDGE, "up")
             for words in (f"addr add {space.address}/24 dev eth0", "link set eth0 up", "link set lo up"):
                 command("ip", "-n", space.name, *words.split())
-            limit = f"root tbf rate {mbit_per_s:g}mbit burst 256kb latency 200ms".split()
+            limit = f"root tbf rate {mbit_per_s[space.number]:g}mbit burst 256kb latency 200ms".split()
             command("tc", "qdisc", "add", "dev", card, *limit)
             command("ip", "netns", "exec", space.name, "tc", "qdisc", "add", "dev", "eth0", *limit)
         _start([], ["--head", f"--port={PORT}"], DRIVER, 0, folder, "{}")
@@ -124,7 +125,7 @@ def main(count: int, mbit_per_s: float) -> None:
     """Print the wires of a cluster in namespaces."""
     with (
         tempfile.TemporaryDirectory(prefix="autosplit-ns-") as folder,
-        namespaces(count, mbit_per_s, Path(folder)) as (address, _),
+        namespaces([mbit_per_s] * count, Path(folder)) as (address, _),
         autosplit.Cluster(address) as cluster,
     ):
         for wire in cluster.machine.wires:

@@ -11,12 +11,18 @@ import time
 from collections.abc import Mapping
 from statistics import median
 
-from autosplit.clusters.frames import SILENCE_S, receive_into
+from autosplit.clusters.frames import receive_into
 from autosplit.values.links import Link, Wire
 
 SMALL_BYTES, MEDIUM_BYTES, LARGE_BYTES = 4096, 1 << 20, 4 << 20
 NUM_TRIPS, PAIR_S = 15, 0.25
 """Most round trips of each size, and most seconds for each size; at least three are made."""
+
+SLOW_S = 0.5
+"""Seconds of a round trip with the medium payload from which on the large one is not sent: below 17 Mbit/s."""
+
+ANSWER_S = 60.0
+"""Seconds within which a payload must be there; several connections may share a slow card."""
 
 _WORD = struct.Struct("<Q")
 _END = 0
@@ -28,11 +34,14 @@ def measure_link(source: str, target: str, sock: socket.socket) -> tuple[Link, W
     The bytes occupy neither device: the agents of the hosts send and take them.
     """
     with sock:
-        sock.settimeout(SILENCE_S)
+        sock.settimeout(ANSWER_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        small, medium, large = (_trips_s(sock, num_bytes) for num_bytes in (SMALL_BYTES, MEDIUM_BYTES, LARGE_BYTES))
+        small, medium = (_trips_s(sock, num_bytes) for num_bytes in (SMALL_BYTES, MEDIUM_BYTES))
+        if min(medium) < SLOW_S:
+            s_per_byte = (median(_trips_s(sock, LARGE_BYTES)) - median(medium)) / (LARGE_BYTES - MEDIUM_BYTES)
+        else:
+            s_per_byte = (median(medium) - median(small)) / (MEDIUM_BYTES - SMALL_BYTES)
         sock.sendall(_WORD.pack(_END))
-    s_per_byte = (median(large) - median(medium)) / (LARGE_BYTES - MEDIUM_BYTES)
     latency_s = max(1e-6, min(small)) / 2
     wire = Wire(f"{source} to {target}", (source,), (target,), max(1e-12, s_per_byte))
     return Link(source, target, latency_s, 0.0, 0.0, 0.0, 0.0), wire
@@ -41,10 +50,12 @@ def measure_link(source: str, target: str, sock: socket.socket) -> tuple[Link, W
 def flood(sock: socket.socket) -> float:
     """Bytes a second that the other end of a connection takes, which is closed then."""
     with sock:
-        sock.settimeout(SILENCE_S)
-        trips_s = _trips_s(sock, LARGE_BYTES)[1:]  # a burst may pass at once in the first one
+        sock.settimeout(ANSWER_S)
+        num_bytes, trips_s = MEDIUM_BYTES, _trips_s(sock, MEDIUM_BYTES)
+        if min(trips_s) < SLOW_S:
+            num_bytes, trips_s = LARGE_BYTES, _trips_s(sock, LARGE_BYTES)
         sock.sendall(_WORD.pack(_END))
-    return len(trips_s) * LARGE_BYTES / sum(trips_s)
+    return (len(trips_s) - 1) * num_bytes / sum(trips_s[1:])  # a burst may pass at once in the first one
 
 
 def cards(pairs: Mapping[tuple[str, str], Wire], sent_per_s: Mapping[str, float], taken_per_s: Mapping[str, float]) -> list[Wire]:
@@ -72,7 +83,7 @@ def _each_s(bytes_per_s: float | None) -> list[float]:
 def answer_probe(sock: socket.socket) -> None:
     """The other end of ``measure_link``. Raises: OSError: the connection broke."""
     with sock:
-        sock.settimeout(SILENCE_S)
+        sock.settimeout(ANSWER_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         word, memory = memoryview(bytearray(_WORD.size)), memoryview(bytearray(LARGE_BYTES))
         while True:

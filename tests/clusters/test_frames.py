@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from autosplit.clusters import frames, handshake
+from autosplit.clusters import frames, handshake, hostlinks
 from autosplit.clusters.frames import CANCEL, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import dial, welcome
 from autosplit.errors import WorkerError
@@ -172,3 +172,21 @@ def test_a_silent_listener_is_given_up_and_the_limit_is_named(monkeypatch: pytes
     monkeypatch.setattr(handshake, "CONNECT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(WorkerError, match=r"it was silent for 0\.1 s"):
         dial(listener.getsockname(), SECRET, {})
+
+
+@pytest.mark.parametrize("s_per_byte", [1e-9, 1.6e-6], ids=["8 Gbit/s", "5 Mbit/s"])
+def test_a_slow_link_is_measured_without_payloads_that_take_long(s_per_byte: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The large payload takes 7 s at 5 Mbit/s, longer than a socket waited then: no cluster with such a link could be opened."""
+    sent: list[int] = []
+
+    def trips_s(sock: socket.socket, num_bytes: int) -> list[float]:
+        sent.append(num_bytes)
+        return [2e-4 + num_bytes * s_per_byte] * 3
+
+    monkeypatch.setattr(hostlinks, "_trips_s", trips_s)
+    one, two = _tcp_pair()
+    link, wire = hostlinks.measure_link("a", "b", one)
+    two.close()
+    assert wire.s_per_byte == pytest.approx(s_per_byte)
+    assert link.latency_s == pytest.approx((2e-4 + 4096 * s_per_byte) / 2)
+    assert sum(sent) * s_per_byte < 5
