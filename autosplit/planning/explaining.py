@@ -167,11 +167,12 @@ def _reason(
 ) -> tuple[Reason, str]:
     """The limit that bounds the plan, and a sentence about it."""
     loads = evaluate(problem, blocks)
-    name, load = problem.devices[device], time_text(float(loads.device_s[device]), unit)
+    wire = _full_wire(problem, loads)
+    name, load = wire or problem.devices[device], time_text(loads.bottleneck_s if wire else float(loads.device_s[device]), unit)
     start = f"'{name}' is the bottleneck: {load}"
     if objective == "latency":
         start = f"A sample takes {time_text(value_s, unit)}; '{name}' is the bottleneck with {load} a sample"
-    start += _hosts_share(problem, blocks, device, unit)
+    start += "" if wire else _hosts_share(problem, blocks, device, unit)
     limits = [(helped[words], kind, words) for kind, found in kinds.items() for words in found if helped[words] >= WORTH]
     compute_s, transfer_s = float(loads.compute_s[device]), float(loads.transfer_s[device])
     part = compute_s / (compute_s + transfer_s) if compute_s + transfer_s else 1.0
@@ -189,7 +190,7 @@ def _reason(
             )
             least = time_text(least_s, unit)
             return "indivisible", f"{start}, of which {who} takes {least} on the fastest device and cannot be cut."
-    if wire := _full_wire(problem, loads):
+    if wire:
         return "transfer", f"'{wire}' is the bottleneck: {time_text(loads.bottleneck_s, unit)} of bytes between hosts bound it."
     if part >= 0.5:
         return "compute", f"{start}, {part:.0%} of it is compute, so compute bounds it."

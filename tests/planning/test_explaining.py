@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from autosplit.cli import app
 from autosplit.costs.cost import evaluate
-from autosplit.costs.problem import Block, Problem
+from autosplit.costs.problem import Block, Problem, Transfers
+from autosplit.costs.wires import Wires
 from autosplit.costs.workloads import parse_dnn_partitioning
 from autosplit.errors import PlanError, UsageError
 from autosplit.planners.portfolio import solve
@@ -26,6 +27,7 @@ from autosplit.searching.loop import search
 from autosplit.values.constraints import Constraints, Demands
 from autosplit.values.explanation import Change, Explanation
 from autosplit.values.graph import Graph, Op, Value
+from autosplit.values.links import Wire
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Source
 from autosplit.values.planfile import read_plan, write_plan
@@ -46,6 +48,19 @@ def explained(problem: Problem, **options) -> Explanation:
 
 def change(explanation: Explanation, words: str) -> Change:
     return next(row for row in explanation.changes if words in row.change)
+
+
+def test_the_card_that_bounds_a_plan_is_named_also_where_a_demand_forces_the_plan():
+    """Before, the busiest device was called the bottleneck, with its own seconds."""
+    cards = Wire("a receives", ("b",), ("a",), 0.5), Wire("b receives", ("a",), ("b",), 0.5)
+    problem = replace(chain([1.0, 1.0], 2, num_bytes=8.0), devices=("a/cpu:0", "b/cpu:0"), wires=Wires(cards))
+    problem = replace(problem, transfers=Transfers.free(2))
+    blocks = [Block((0,), (0,)), Block((1,), (1,))]
+    found = explain_blocks(problem, blocks, Demands(num_stages=2), time_limit_s=2)
+    assert found.bottleneck == "b receives"
+    assert found.because.startswith(
+        "'b receives' is the bottleneck: 4.00 s, and with any number of stages it would be 50.0% less"
+    )
 
 
 def test_compute_bounds_even_work_with_cheap_transfers():
