@@ -161,13 +161,11 @@ def best_under_rules(
         problem = problem_on(graph, machine, profile, Constraints(), settings)
         ruled = replace(problem, groups=tuple(group for group in groups if len(group) > 1), order=(*problem.order, *order))
         solution = solve(ruled.verify(), Demands(contiguous=split.in_order, max_replicas=1), time_limit_s=time_limit_s)
-        placed = [
-            (tuple(graph.ops[op].name for op in block.ops), [machine[settings[device].device] for device in block.devices])
-            for block in solution.blocks
-        ]
+        device_of = {graph.ops[op].name: block.devices[0] for block in solution.blocks for op in block.ops}
+        placed = [(ops, [machine[settings[device_of[ops[0]]].device]]) for ops in graph.runs(device_of, device_of)]
         plan = baseline_plan(graph, given.source, SAME_RULES, backend, placed)
         plan = replace(plan, method=solution.method, status="feasible")
-        return predicted(plan, problem, solution.blocks, settings, solution.bound_s)
+        return predicted(plan, problem, blocks_of(plan, graph, settings), settings, solution.bound_s)
 
     try:
         found = answer_within_caps(ask, machine, backend, account)

@@ -183,6 +183,21 @@ def test_modules_that_the_best_map_moves_are_named(tmp_path: Path) -> None:
     assert found.lost > 0.5
 
 
+def test_a_device_that_the_best_map_returns_to_has_several_stages(tmp_path: Path) -> None:
+    """Both ends of the chain are fast on the first device, the middle on the second: each stage reads only earlier ones."""
+    slow = {"cpu:0": {"layers.2", "layers.3"}, "cpu:1": {"embed", "layers.0", "layers.1", "layers.4", "layers.5", "head"}}
+    op_s = {
+        (op.name, name): 3e-3 if any(place in op.module for place in places) else 1e-3
+        for op in GRAPH.ops
+        for name, places in slow.items()
+    }
+    split = read_given(written(tmp_path, "map.json", {"": 0}), GRAPH, TWO)
+    found = judge_split(split, GRAPH, TWO, Profile.given(GRAPH, op_s), Source("m"), "eager", time_limit_s=4)
+    best = found.plans[SAME_RULES].verify(GRAPH, TWO)
+    assert len(best.stages) > 2 and {stage.devices for stage in best.stages} == {("cpu:0",), ("cpu:1",)}
+    assert best.prediction.bottleneck_s < found.plans[GIVEN].prediction.bottleneck_s
+
+
 def test_bytes_of_cuts_are_counted_once_for_each_device() -> None:
     """Two ops of the second stage read the value on the cut."""
     split = read_given("2,4", GRAPH, TWO)
