@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from autosplit.errors import RefusedError
-from autosplit.running.feed import PROMPT_S
 
 
 class Awaiting:
@@ -33,7 +32,7 @@ class Awaiting:
         future: Future[Any] | None = None
         if prompt:
             with contextlib.suppress(RefusedError):  # no room by now, or closed: the other thread waits for it, or tells it
-                future = submit(timeout_s=PROMPT_S)
+                future = submit(timeout_s=0)
         if future is None:
             future = await asyncio.to_thread(submit)
         if future.done():

@@ -6,9 +6,6 @@ from typing import NamedTuple, Protocol
 from autosplit.errors import AutosplitError
 from autosplit.running.request import AnswerFuture, Request, Tensors
 
-PROMPT_S = 1e-3
-"""The longest that the thread of an event loop may be held up, in seconds."""
-
 
 class Occupancy(NamedTuple):
     """How many requests an engine holds.

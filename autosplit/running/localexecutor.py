@@ -18,13 +18,13 @@ from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.running.admission import AdmissionQueue, no_room, wait_until
 from autosplit.running.answers import Answering, Answers
 from autosplit.running.copying import CopyPool
-from autosplit.running.feed import PROMPT_S, FixedPace, Occupancy
+from autosplit.running.feed import FixedPace, Occupancy
 from autosplit.running.request import AnswerFuture, Checked, Finished, Request, RequestTimes, Tensors
 from autosplit.running.stagecopy import StageCopy
 from autosplit.running.wiring import Wiring
 
-HOLD_NS = 1_000_000
-"""How many nanoseconds later an answer may be given because it is given together with others."""
+PROMPT_NS = 1_000_000
+"""A stage that takes at most this long may be computed in the thread of an event loop."""
 
 
 class LocalExecutor(Answering):
@@ -112,10 +112,8 @@ class LocalExecutor(Answering):
         """Give up a request whose inputs were to be filled."""
 
     def prompt(self) -> bool:
-        """Whether ``submit`` would return soon: there is room, or this copy is quick enough for what is before the request."""
-        if self._threads:
-            return self._has_room()
-        return (1 + self._in_turn + self._queue.num_all) * self.copies[0].usual_ns < 1e9 * PROMPT_S
+        """Whether ``submit`` would return soon: there is room, or the copy is idle and took at most ``PROMPT_NS`` last time."""
+        return self._has_room() if self._threads else not self._in_turn and self.copies[0].last_ns < PROMPT_NS
 
     def occupancy(self) -> Occupancy:
         """How many requests are here."""
@@ -169,40 +167,25 @@ class LocalExecutor(Answering):
         request.inputs = tuple([pool.copy(value) if pool is not None else value.clone() for pool, value in pairs])
 
     def _take_turn(self, request: Request, own: Request) -> None:
-        """Compute a request that was begun, then the thread's ``own`` one and as many as wait then, and pass the turn on.
-
-        Answers are given together, at most ``HOLD_NS`` late. A thread that is woken needs the interpreter lock, for which the
-        thread that computes would have to wait after each request.
-        """
-        done: list[Request] = []
-        try:
-            self._compute_turn(request, own, done)
-        finally:
-            self._answers.deliver(done)
-
-    def _compute_turn(self, request: Request, own: Request, done: list[Request]) -> None:
-        """Compute the requests of a turn and pass the turn on; ``done`` gets those that are still to be answered."""
+        """Compute a request that was begun, then the thread's ``own`` one and as many as wait then, and pass the turn on."""
         copy, num_more = self.copies[0], -1
         while True:
             goes_on = False
             try:
                 self._compute(copy, request)
-                done.append(request)
+                self._answers.deliver((request,))
                 goes_on = True
             finally:
                 with self.lock:
                     self._num_answered += 1
                     num_more = self._queue.num_all if num_more < 0 else num_more - 1
-                    if goes_on and self._queue and (num_more > 0 or own.made_ns == 0):
+                    if goes_on and self._queue and (num_more > 0 or not own.answered):
                         request = self._take()
                     else:
                         self._in_turn = goes_on = False
                         self._call_next()
             if not goes_on:
                 return
-            if request.fed_ns + copy.usual_ns - done[0].made_ns > HOLD_NS:
-                self._answers.deliver(done)
-                done.clear()
 
     def _call_next(self) -> None:
         """Wake the thread of the most urgent request that waits, so that it takes the turn (the lock is held)."""

@@ -44,8 +44,8 @@ class StageCopy:
         [stage] = wiring.stages
         self._stage, self.replica, self.device = stage, replica, stage.devices[replica]
         self.threads = stage.threads or max(1, len(self.device.cores))
-        self.usual_ns = self._last_ns = 1 << 62
-        """Nanoseconds that the quicker of the last two requests took to be computed: one may have waited for its core."""
+        self.last_ns = 1 << 62
+        """Nanoseconds that the last request took to be computed."""
         self._words = [0] * STATUS_WORDS
         """As in the status block of a pipeline."""
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
@@ -109,8 +109,7 @@ class StageCopy:
         words[statusblock.WAIT_NS] += got - asked
         words[statusblock.TRANSFER_NS] += sent - ran
         words[statusblock.QUEUE_NS] += max(0, got - posted)
-        self._idle_ns = sent
-        self.usual_ns, self._last_ns = min(self._last_ns, ran - got), ran - got
+        self._idle_ns, self.last_ns = sent, ran - got
 
     def events(self, *, clear: bool) -> list[WorkerEvent]:
         """The times of its last requests; with ``clear``, each comes once."""

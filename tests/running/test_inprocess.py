@@ -1,7 +1,7 @@
 """A stage in the caller's own process: the same requests and answers as from workers, without rings."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
 
@@ -10,13 +10,10 @@ import torch
 from pipelines import Gate, double, fail_on_7, local, request
 
 from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, UsageError
-from autosplit.running import localexecutor
-from autosplit.running.answers import Answers
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recording import record
-from autosplit.running.request import Request
 from autosplit.serving.batching import Batcher
 from autosplit.serving.session import Session
 
@@ -137,57 +134,6 @@ def test_one_thread_computes_what_others_bring_and_a_thread_that_is_interrupted_
         assert sorted(answers) == [2, 4] and gate.seen == [0, 1, 3, 2], "the first thread was interrupted in the third request"
         assert sorted(failures) == ["", "the thread that computed the request was interrupted; submit it again"]
         assert engine.submit(request(5)).result()[0][0] == 10
-
-
-@pytest.mark.parametrize(("hold_ns", "sizes"), [(10**12, [4]), (-1, [1, 1, 1, 1])], ids=["quick", "slow"])
-def test_answers_of_quick_requests_are_given_together(hold_ns: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, given, deliver = Gate(), [], Answers.deliver
-
-    def note(answers: Answers, requests: Sequence[Request]) -> None:
-        given.append(len(requests))
-        deliver(answers, requests)
-
-    with InProcess([local("a", gate, "x", "y")], ["x"], ["y"]) as engine:
-        gate.opened.set()
-        engine.submit(request(9))
-        gate.opened.clear()
-        assert gate.entered.acquire(timeout=10)
-        monkeypatch.setattr(localexecutor, "HOLD_NS", hold_ns)
-        monkeypatch.setattr(Answers, "deliver", note)
-        threads = [threading.Thread(target=engine.submit, args=(request(number),)) for number in range(4)]
-        for number, thread in enumerate(threads):
-            thread.start()
-            assert number or gate.entered.acquire(timeout=10)
-            while engine.num_waiting < number:
-                pass
-        gate.opened.set()
-        for thread in threads:
-            thread.join(10)
-    assert [size for size in given if size] == sizes
-
-
-def test_one_slow_request_or_another_thread_at_work_does_not_send_an_event_loop_to_threads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The requests in threads would keep the stage at work, and so send all later ones to threads as well."""
-    monkeypatch.setattr(localexecutor, "PROMPT_S", 0.1)
-    gate = Gate()
-    with InProcess([local("a", gate, "x", "y")], ["x"], ["y"]) as engine:
-        gate.opened.set()
-        assert not engine.prompt, "nothing is known yet"
-        engine.submit(request(0))
-        assert engine.prompt and gate.entered.acquire(timeout=10)
-        gate.opened.clear()
-        thread = threading.Thread(target=engine.submit, args=(request(1),))
-        thread.start()
-        assert gate.entered.acquire(timeout=10) and engine.prompt
-        monkeypatch.setattr(localexecutor, "PROMPT_S", 1e-9)
-        assert not engine.prompt
-        monkeypatch.setattr(localexecutor, "PROMPT_S", 0.1)
-        assert not thread.join(0.15)
-        gate.opened.set()
-        thread.join(10)
-        assert engine.prompt
 
 
 def test_threads_wait_for_room_and_give_up_what_was_cancelled() -> None:
