@@ -12,8 +12,11 @@ from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import HOST, Floats, Problem
 from autosplit.planners.clusters import net_edges
 
-BYTE_STEPS = 4000
-"""Steps of a memory cap in the longest path. Rounding down to steps loses less of the bytes where there are more."""
+BYTE_STEPS, MOST_CELLS = 4000, 40_000_000
+"""Steps of a memory cap in the longest path; fewer where the table of ops, classes and steps would have more than ``MOST_CELLS``.
+
+Rounding down to steps loses less of the bytes where there are more steps. 640 million cells took 5 GB and 5 s.
+"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,8 @@ def byte_steps(problem: Problem, max_replicas: int) -> tuple[NDArray[np.bool_], 
     """
     caps = problem.memory_bytes[[members[0] for members in problem.device_classes]]
     binds = np.isfinite(caps) & (caps * (1 + TOLERANCE) < problem.op_bytes.sum()) & (max_replicas == 1)
-    step = max(float(caps[binds].max()) / BYTE_STEPS, 1e-300) if binds.any() else inf
+    num_steps = min(BYTE_STEPS, max(1, MOST_CELLS // (problem.num_ops * len(caps))))
+    step = max(float(caps[binds].max()) / num_steps, 1e-300) if binds.any() else inf
     most = np.floor(np.where(binds, caps, 0.0) * (1 + TOLERANCE) / step)
     return binds, np.floor(problem.op_bytes / step).astype(np.int64), most.astype(np.int64)
 

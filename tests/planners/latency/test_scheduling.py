@@ -11,8 +11,9 @@ from problems import chain, random_blocks, random_problem
 
 from autosplit.costs.cost import latency_s
 from autosplit.costs.faults import find_faults
-from autosplit.costs.problem import Block, Net, Pool, Problem, Transfers
+from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
+from autosplit.planners import delays
 from autosplit.planners.clusters import forced_clusters
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
@@ -170,6 +171,19 @@ def test_list_schedules_become_legal_blocks_not_below_the_critical_path(seed):
     blocks = blocks_of(problem, table)
     assert find_faults(problem, blocks) == []
     assert critical_path_s(problem, delays) <= latency_s(problem, blocks) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("most_cells", [delays.MOST_CELLS, 1000, 1])
+def test_the_table_of_ops_and_bytes_has_a_largest_size(monkeypatch: pytest.MonkeyPatch, most_cells: int) -> None:
+    """With 10,000 ops and 16 classes of devices it took 5 GB. With fewer steps of bytes the bound stays a bound."""
+    transfers = Transfers.free(2)
+    transfers.latency_s[:HOST, :HOST] = 1 - np.eye(2)
+    problem = replace(chain([1.0] * 12), transfers=transfers, op_bytes=np.ones(12), memory_bytes=np.array([6.0, 8.0]))
+    monkeypatch.setattr(delays, "MOST_CELLS", most_cells)
+    _, _, most = delays.byte_steps(problem, 1)
+    assert 12 * len(problem.device_classes) * most.max() <= max(most_cells, 24)
+    bound_s = critical_path_s(problem, Delays(problem))
+    assert 12 <= bound_s <= 13 and (bound_s == 13 or most_cells == 1)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
