@@ -5,6 +5,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import permutations
@@ -210,7 +211,10 @@ class Fleet:
         for source, target in permutations(self._alive, 2):
             [(link, pairs[source, target])] = self.ask([(source, "link_to", target, self.address(target))])
             links.append(link)
-        sent_per_s, taken_per_s = {}, {}
+        sent_per_s, taken_per_s = dict[str, float](), dict[str, float]()
+        if len(self._alive) > 1:
+            with ThreadPoolExecutor(len(self._alive)) as pool:
+                sent_per_s[HOST] = taken_per_s[HOST] = sum(pool.map(lambda name: hostlinks.flood(self._probe(name)), self._alive))
         for name in self._alive if len(self._alive) > 2 else ():
             others = [other for other in self._alive if other != name]
             sent_per_s[name] = sum(self.ask([(name, "flood", self.address(other)) for other in others]))

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from autosplit.clusters import frames, handshake, hostlinks
+from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import dial, welcome
 from autosplit.errors import WorkerError
 from autosplit.tracing.tensorspec import spec_of
+from autosplit.values.links import Link, Wire
 
 SECRET = b"secret of the run"
 WAIT_S = 5.0
@@ -190,3 +192,25 @@ def test_a_slow_link_is_measured_without_payloads_that_take_long(s_per_byte: flo
     assert wire.s_per_byte == pytest.approx(s_per_byte)
     assert link.latency_s == pytest.approx((2e-4 + 4096 * s_per_byte) / 2)
     assert sum(sent) * s_per_byte < 5
+
+
+def test_the_drivers_card_carries_what_it_sends_to_all_hosts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host takes 100 B/s, and the driver sends to both at once: two replicas are not bound by the rate of one."""
+    opened = object.__new__(Fleet)
+    opened.hosts, opened._lost = dict.fromkeys("ab"), {}  # type: ignore[assignment, arg-type]
+
+    def measured(source: str, target: str, *others: object) -> tuple[Link, Wire]:
+        return Link(source, target, 1e-4, 0.0, 0.0, 0.0, 0.0), Wire(f"{source} to {target}", (source,), (target,), 0.01)
+
+    monkeypatch.setattr(hostlinks, "measure_link", measured)
+    monkeypatch.setattr(hostlinks, "flood", lambda sock: 100.0)
+    for name, found in {
+        "_probe": lambda name: None,
+        "ask": lambda calls: [measured("a", "b")],
+        "address": lambda name: None,
+    }.items():
+        monkeypatch.setattr(opened, name, found, raising=False)
+    _, wires = opened._measure_network()
+    s_per_byte = {wire.name: wire.s_per_byte for wire in wires}
+    assert s_per_byte["host sends"] == s_per_byte["host receives"] == pytest.approx(0.005)
+    assert s_per_byte["a receives"] == s_per_byte["b receives"] == 0.01
