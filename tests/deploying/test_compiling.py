@@ -142,7 +142,7 @@ def test_ctrl_c_leaves_no_compiler_behind(mlp: Traced, workspace: Workspace, sta
 
 
 def test_nothing_is_compiled_that_cannot_win_or_has_no_time(
-    mlp: Traced, workspace: Workspace, started: list[WorkerProcess]
+    mlp: Traced, workspace: Workspace, started: list[WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, profile = planned(mlp, 1.0, 0.25)
 
@@ -152,8 +152,12 @@ def test_nothing_is_compiled_that_cannot_win_or_has_no_time(
         return reasons["inductor alone"]
 
     assert reason(plan, profile, 60) == "another backend is 4.0 times as fast as eager, which compiling has not caught up with"
-    assert reason(plan, None, LEAST_COMPILE_S - 1) == "compiling takes 10 s and more, and 9 s are allowed; give a larger budget"
-    assert reason(replace(plan, objective="latency"), profile, 3).startswith("compiling takes 10 s")
+    num_ops = len(mlp.graph.ops)
+    too_little = f"compiling {num_ops} ops takes about 10 s, and 9 s are allowed; give a larger budget"
+    assert reason(plan, None, LEAST_COMPILE_S - 1) == too_little
+    assert reason(replace(plan, objective="latency"), profile, 3).startswith(f"compiling {num_ops} ops takes about 10 s")
+    monkeypatch.setattr(compiling, "OP_S", 53 / num_ops)
+    assert reason(plan, None, 59).startswith(f"compiling {num_ops} ops takes about 60 s, and 59 s are allowed")
     with pytest.raises(UsageError, match="'tensorrt' does not exist"):
         compile_baselines(["tensorrt"], (mlp, profile), plan, ONE, workspace, 60)
     with pytest.raises(UsageError, match="backends must be a list"):
