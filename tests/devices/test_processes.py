@@ -52,12 +52,11 @@ def passes(connection):
     import torch
     from autosplit.devices.processes import resident_bytes
     torch.ones(8)
-    before, kept = resident_bytes(), []
+    before = resident_bytes()
     for _ in range(20):
         blocks = [torch.ones(1 << 20) for _ in range(3)]
         del blocks
         larger = torch.ones(2 << 20)
-        kept.append(torch.ones(2))
         del larger
     connection.send((resident_bytes() - before, os.environ.get("GLIBC_TUNABLES")))
 
