@@ -11,13 +11,13 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
+from autosplit.children import python_running
 from autosplit.errors import UsageError
 
 _MARKER = ".autosplit-scratch"
@@ -74,15 +74,11 @@ def sweep_at_death() -> IO[bytes]:
     It is for a process that others kill, on a machine where the next process of autosplit may not start for long. It is no
     child of this process, because Ray kills the children of its workers.
     """
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     code = "import os, sys; os.fork() and os._exit(0); sys.stdin.read(); from autosplit.scratch import sweep; sweep()"
+    command, environment = python_running(code)
+    nowhere = subprocess.DEVNULL
     parent = subprocess.Popen(
-        [sys.executable, "-P", "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, env=environment, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
     )
     parent.wait()
     assert parent.stdin is not None

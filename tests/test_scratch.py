@@ -1,5 +1,6 @@
 """Scratch folders: gone with their owner, swept where it was killed, and nothing that is not ours is touched."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -50,6 +51,15 @@ def test_a_folder_is_private_and_gone_after_its_block(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
+@contextlib.contextmanager
+def holding(temporary: Path, code: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process that runs some code, and the scratch folder that it prints."""
+    environment, pipe = {**os.environ, "TMPDIR": str(temporary)}, subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+
+
 def test_what_a_killed_process_left_is_removed_without_a_next_one(temporary: Path) -> None:
     code = """if True:
         from autosplit.scratch import scratch_folder, sweep_at_death
@@ -58,12 +68,7 @@ def test_what_a_killed_process_left_is_removed_without_a_next_one(temporary: Pat
             print(folder, flush=True)
             input()
     """
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        left = Path(process.stdout.readline().strip())
+    with holding(temporary, code) as (process, left):
         assert left.is_dir()
         assert not psutil.Process(process.pid).children(), "Ray kills the children of a process whose driver is gone"
         process.kill()
@@ -76,12 +81,7 @@ def test_what_a_killed_process_left_is_removed_without_a_next_one(temporary: Pat
 
 def test_what_a_killed_process_left_is_removed_by_the_next(temporary: Path) -> None:
     code = "from autosplit.scratch import scratch_folder as f\nwith f() as folder: print(folder, flush=True); input()"
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        left = Path(process.stdout.readline().strip())
+    with holding(temporary, code) as (process, left):
         with scratch_folder() as own:
             assert own.is_dir() and left.is_dir()
         process.kill()

@@ -21,8 +21,7 @@ from autosplit.progress import Progress, quiet
 from autosplit.scratch import scratch_folder
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import split
-from autosplit.values.machine import HOST as HERE_NAME
-from autosplit.values.machine import host_of
+from autosplit.values.machine import HOST, host_of
 from autosplit.values.plan import Plan
 
 HERE, DRIVER = Path(__file__).parent, "driver.py"
@@ -55,7 +54,7 @@ def fill_bundle(networks: Mapping[str, tuple[Traced, Plan]], folder: Path, progr
     if mixed:
         raise UsageError(f"network '{mixed[0]}' computes in several precisions, and a network of a bundle in one")
     for name, (_, plan) in networks.items():
-        away = [device for stage in plan.stages for device in stage.devices if host_of(device) != HERE_NAME]
+        away = [device for stage in plan.stages for device in stage.devices if host_of(device) != HOST]
         if away:
             raise UsageError(
                 f"the plan of network '{name}' is on hosts of a cluster ('{away[0]}'), and a bundle runs on one machine; "

@@ -11,9 +11,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
+from autosplit.children import python_running
 from autosplit.devices.limits import affinity
 from autosplit.errors import DeviceError
 from autosplit.scratch import scratch_folder
@@ -39,11 +39,10 @@ def local_nodes(count: int) -> Iterator[str]:
     """
     import ray._private.ray_constants as constants
 
-    code = f"from autosplit.clusters.localnodes import keep; keep({count})"
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    command, environment = python_running(f"from autosplit.clusters.localnodes import keep; keep({count})")
     keeper = subprocess.Popen(
-        [sys.executable, "-P", "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
+        command,
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -24,8 +24,8 @@ from autosplit.values.samples import Precision
 LEAST_COMPILE_S, FIRST_S, OP_S = 10.0, 7.0, 0.045
 """Compiling is begun if it may last ``FIRST_S`` and ``OP_S`` for each op, and at least ``LEAST_COMPILE_S``.
 
-Two cores of an AMD EPYC took 16, 32 and 56 s for 11, 286 and 819 ops with empty caches, and about 9 s less with headers that
-were compiled before.
+Two cores of an AMD EPYC took 16, 32 and 56 s for 11, 286 and 819 ops with empty caches, and 8 s less with headers that were
+compiled before.
 """
 
 MOST_TIMES_EAGER = 2.5

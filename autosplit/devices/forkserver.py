@@ -12,14 +12,13 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, TypeVar
 
+from autosplit.children import python_running
 from autosplit.devices.forking import Fork, Reap, send_descriptors
 from autosplit.errors import WorkerError
 
@@ -65,14 +64,14 @@ class ForkServer:
                 self._sock.setsockopt(socket.SOL_SOCKET, option, limit)
             self._connection = Connection(os.dup(self._sock.fileno()))
             code = "from autosplit.devices.forking import main; main()"
-            path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+            command, environment = python_running(code, str(theirs.fileno()), str(os.getpid()), *PRELOADED)
             # A process with several threads must not fork, and each of these libraries starts threads when it is imported.
             one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
             # The last setting of a name counts, so what the user sets stays.
             tunables = ":".join(filter(None, (NO_THREAD_CACHE, os.environ.get("GLIBC_TUNABLES"))))
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, str(theirs.fileno()), str(os.getpid()), *PRELOADED],
-                env={**os.environ, "PYTHONPATH": path, "GLIBC_TUNABLES": tunables, **one},
+                command,
+                env={**environment, "GLIBC_TUNABLES": tunables, **one},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
