@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from autosplit.clusters.frames import BROKEN, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, left_ns
+from autosplit.clusters.handshake import CONNECT_S
 from autosplit.errors import AutosplitError, RefusedError
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Tensors
@@ -58,6 +59,8 @@ class RunningSegment(Receiver):
         self._targets: dict[str, Connection] = {}
         self._running: dict[int, Future[Tensors]] = {}
         self._lock = threading.Lock()
+        self._connected = threading.Condition(self._lock)
+        """Told of each connection that is ready to take answers."""
         self._control: Connection | None = None
 
     def report_to(self, sock: socket.socket) -> None:
@@ -70,7 +73,10 @@ class RunningSegment(Receiver):
 
     def send_to(self, target: str, sock: socket.socket, num_credits: int) -> None:
         """Send answers to a host, or to the driver (``''``), over a connection."""
-        self._targets[target] = Connection(sock, target or DRIVER, self, self.order.outputs, num_credits=num_credits)
+        connection = Connection(sock, target or DRIVER, self, self.order.outputs, num_credits=num_credits)
+        with self._connected:
+            self._targets[target] = connection
+            self._connected.notify_all()
 
     def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
         """Run a request."""
@@ -127,5 +133,9 @@ class RunningSegment(Receiver):
         self._target(number).post(Outgoing(ERROR, number, text=text.encode()[:ERROR_BYTES]))
 
     def _target(self, number: int) -> Connection:
+        """The connection that takes the answer of a request. The first request may be quicker than the thread that opens it."""
         route = self.order.route or ("",)
-        return self._targets[route[number % len(route)]]
+        target = route[number % len(route)]
+        with self._connected:
+            self._connected.wait_for(lambda: target in self._targets, CONNECT_S)
+            return self._targets[target]

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from autosplit.clusters import frames, handshake, hostlinks
+from autosplit.clusters import frames, handshake, hostlinks, runningsegment
 from autosplit.clusters.fleet import Fleet
 from autosplit.clusters.frames import CANCEL, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import dial, welcome
+from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
 from autosplit.errors import WorkerError
 from autosplit.tracing.tensorspec import spec_of
 from autosplit.values.links import Link, Wire
@@ -214,3 +215,19 @@ def test_the_drivers_card_carries_what_it_sends_to_all_hosts_at_once(monkeypatch
     s_per_byte = {wire.name: wire.s_per_byte for wire in wires}
     assert s_per_byte["host sends"] == s_per_byte["host receives"] == pytest.approx(0.005)
     assert s_per_byte["a receives"] == s_per_byte["b receives"] == 0.01
+
+
+def test_an_answer_waits_for_the_connection_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request may be quicker than the thread that lets the connection in. Its answer was lost, and its caller hung."""
+    monkeypatch.setattr(runningsegment, "Pipeline", lambda *given: None)
+    segment = RunningSegment("b", SegmentOrder("one", "", (), (), (), 1, ()))
+    one, two = _tcp_pair()
+    log = Log()
+    driver = Connection(two, "b", log, num_slots=1)
+    late = threading.Timer(0.2, segment.send_to, ("", one, 1))
+    late.start()
+    segment.error(driver, Frame(ERROR, number=3), "it failed")
+    assert log.came.get(timeout=WAIT_S) == (3, "it failed")
+    late.join()
+    driver.close()
+    segment._targets[""].close()
