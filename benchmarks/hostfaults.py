@@ -24,7 +24,7 @@ from autosplit.commands.console import say
 from autosplit.errors import AutosplitError
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 from benchmarks.clusterdemo import kill_node
-from benchmarks.namespaces import BRIDGE, NETWORK, Space, command, namespaces
+from benchmarks.namespaces import BRIDGE, NETWORK, Space, command, contain, namespaces
 
 MODEL, REQUESTS, MBIT_PER_S = "autosplit.examples.mlp:mlp?depth=8&width=512", 1000, 1000.0
 FAULTS = ("worker", "agent", "node", "card", "pair", "driver")
@@ -165,4 +165,5 @@ def main(faults: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    contain()
     main(sys.argv[1:] or list(FAULTS))

@@ -20,7 +20,7 @@ from autosplit.deploying.sidebyside import SideBySide
 from autosplit.planning.explaining import explain
 from autosplit.planning.predicting import predict
 from autosplit.values.plan import UNKNOWN, Plan, Stage
-from benchmarks.namespaces import namespaces
+from benchmarks.namespaces import contain, namespaces
 
 MODELS = {
     "mobilenet": "transformers:MobileNetV2Model",
@@ -109,4 +109,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    contain()
     main(sys.argv[1:] or list(MODELS))

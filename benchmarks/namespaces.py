@@ -1,7 +1,8 @@
 """Ray nodes in network namespaces of this machine, joined by a bridge, with a limit on what each card sends and takes.
 
-It needs root, ``ip`` and ``tc`` (iproute2), and the rights to make namespaces. Where a machine does not allow it, ``namespaces``
-says which command failed and why. ``python -m benchmarks.namespaces HOSTS MBIT_PER_S`` shows what a cluster measures there.
+It needs root, ``unshare`` (util-linux), ``ip`` and ``tc`` (iproute2), and the rights to make namespaces. Where a machine does not
+allow it, ``namespaces`` says which command failed and why. ``python -m benchmarks.namespaces HOSTS MBIT_PER_S`` shows what a
+cluster measures there.
 """
 
 import contextlib
@@ -24,6 +25,24 @@ from autosplit.errors import DeviceError
 
 BRIDGE, NETWORK, PORT = "autosplitbr", "10.77.29", 6399
 DRIVER = f"{NETWORK}.254"
+
+
+INSIDE, OWN_FILES = "AUTOSPLIT_BENCHMARK_INSIDE", "/run/netns"
+
+
+def contain() -> None:
+    """Start this program again with a network, files and processes of its own, unless it runs so already.
+
+    The kernel ends all of them with the program, however that ends. A killed benchmark left a bridge, which stopped the next one,
+    and folders in ``/tmp``. Namespaces have their names in ``/run/netns``; a file system in memory hides that folder, and
+    temporary files go there too.
+    """
+    if INSIDE not in os.environ:
+        apart = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        prepare = f'mount -t tmpfs tmpfs {OWN_FILES} && ip link set lo up && exec "$@"'
+        Path(OWN_FILES).mkdir(exist_ok=True)
+        os.environ |= {INSIDE: "1", "TMPDIR": OWN_FILES}
+        os.execvp(apart[0], [*apart, "sh", "-c", prepare, "sh", sys.executable, *sys.orig_argv[1:]])
 
 
 def command(*words: str) -> str:
@@ -133,4 +152,5 @@ def main(count: int, mbit_per_s: float) -> None:
 
 
 if __name__ == "__main__":
+    contain()
     main(int(sys.argv[1]), float(sys.argv[2]))
