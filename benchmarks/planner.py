@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
-from autosplit.costs.cost import latency_s
 from autosplit.costs.faults import find_faults
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Problem, Solution
 from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
 from autosplit.planners.clusters import forced_clusters

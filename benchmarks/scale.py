@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from autosplit.costs.cost import block_of, evaluate
+from autosplit.costs.planschedule import schedule_blocks
 from autosplit.costs.problem import Block, Problem
-from autosplit.costs.schedule import schedule_blocks
 from autosplit.costs.workloads import parse_dnn_partitioning
 from autosplit.planners import bounds
 from autosplit.planners.contiguous.device_usage import sequence_usage, usage_of

@@ -76,7 +76,7 @@ def search(given: options.Plans) -> None:
 
 def _simulation(found: Any, machine: Any) -> Any:
     """A function that simulates the plan for a number of requests and their arrivals."""
-    from autosplit.costs.schedule import schedule_plan
+    from autosplit.costs.planschedule import schedule_plan
 
     plan, link = found.plan, machine.with_measured(found.profile.links).link
     cuts = plan.source.batch // plan.microbatch

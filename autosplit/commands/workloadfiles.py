@@ -98,7 +98,7 @@ def _read(path: Path, given: options.Plans | Evaluate, others: str = "") -> Any:
 
 def _simulation(problem: Any, blocks: Any) -> Any:
     """A function that simulates the blocks for a number of requests and their arrivals."""
-    from autosplit.costs.schedule import schedule_blocks
+    from autosplit.costs.planschedule import schedule_blocks
 
     return lambda count, arrivals_s: schedule_blocks(problem, blocks, count, arrivals_s=arrivals_s)
 

@@ -6,10 +6,8 @@ The load of a device is the sum over its blocks. The model with ``send_once`` an
 of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +62,7 @@ def block_of(problem: Problem, blocks: Sequence[Block]) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class _Crossings:
+class Crossings:
     """Every (net, destination block) pair that crosses, as parallel arrays; HOST is the block of the host."""
 
     net: NDArray[np.int64]
@@ -73,14 +71,15 @@ class _Crossings:
     num_bytes: Floats
 
 
-def _crossings(problem: Problem, blocks: Sequence[Block]) -> _Crossings:
+def crossings_of(problem: Problem, blocks: Sequence[Block]) -> Crossings:
+    """The values that cross from one block to another, or to or from the host."""
     home = np.append(block_of(problem, blocks), HOST)
     nets, readers = problem.pins
     width = len(blocks) + 1
     source, target = home[problem.producers[nets]], home[readers]
     pairs = np.unique((nets * width + target + 1)[source != target])
     net, target = pairs // width, pairs % width - 1
-    return _Crossings(net, home[problem.producers[net]], target, problem.net_bytes[net])
+    return Crossings(net, home[problem.producers[net]], target, problem.net_bytes[net])
 
 
 def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
@@ -99,15 +98,15 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
     compute_s, transfer_s = problem.summed(compute_s), problem.summed(transfer_s)
     device_s = np.maximum(compute_s, transfer_s) if problem.overlap else compute_s + transfer_s
     replicas = np.array([len(block.devices) for block in blocks])
-    wire_s = problem.wires.loads_s(sent_between_hosts(problem, blocks))
+    wire_s = problem.wires.loads_s(sent_betweenhosts_of(problem, blocks))
     return Loads(device_s, wire_s, compute_s, transfer_s, block_s, block_s / replicas, memory_bytes(problem, blocks))
 
 
-def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
+def sent_betweenhosts_of(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
     """The values that blocks send each other and the host, if the problem has wires; else nothing."""
     if not problem.wires.all:
         return []
-    crossings, hosts = _crossings(problem, blocks), _hosts(problem)
+    crossings, hosts = crossings_of(problem, blocks), hosts_of(problem)
     width = len(blocks) + 1
     pairs, where = np.unique((crossings.source + 1) * width + crossings.target + 1, return_inverse=True)
     ends = [tuple(hosts[device] for device in block.devices) for block in blocks] + [(hosts[HOST],)]
@@ -118,7 +117,7 @@ def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
     ]
 
 
-def _hosts(problem: Problem) -> list[str]:
+def hosts_of(problem: Problem) -> list[str]:
     """The host of each device, and last that of the host itself."""
     return [*map(host_of, problem.devices), HOST_NAME]
 
@@ -128,7 +127,7 @@ def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
 
     Replicas that train synchronise their weights as in PipeDream (Narayanan et al., SOSP 2019).
     """
-    crossings, t = _crossings(problem, blocks), problem.transfers
+    crossings, t = crossings_of(problem, blocks), problem.transfers
     sent = _shares(problem, blocks, crossings, t.send_s, t.send_s_per_byte, sending=True)
     received = _shares(problem, blocks, crossings, t.receive_s.T, t.receive_s_per_byte.T, sending=False)
     moves = sent + received
@@ -139,7 +138,7 @@ def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
 
 
 def _shares(
-    problem: Problem, blocks: Sequence[Block], crossings: _Crossings, fixed_s: Floats, per_byte: Floats, sending: bool
+    problem: Problem, blocks: Sequence[Block], crossings: Crossings, fixed_s: Floats, per_byte: Floats, sending: bool
 ) -> Floats:
     """Seconds for one sample that each replica of each block spends sending, or receiving, shape (most replicas, num_blocks).
 
@@ -214,169 +213,3 @@ def pool_bytes(problem: Problem, blocks: Sequence[Block]) -> list[float]:
         shared = sum(weight.num_bytes for weight in problem.weights if inside[list(weight.users)].any())
         totals.append(float(problem.op_bytes[inside].sum()) + shared)
     return totals
-
-
-def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
-    """The blocks cut into convex pieces, in an order in which every value is made before it is read.
-
-    Blocks that stand in such an order are returned as they are. Otherwise an op's level is the largest number of
-    crossings on a path to it, and the ops of one block and one level make a piece.
-    """
-    home = block_of(problem, blocks)
-    nets, readers = problem.pins
-    inner = (problem.producers[nets] != HOST) & (readers != HOST)
-    if (home[problem.producers[nets[inner]]] <= home[readers[inner]]).all():
-        return list(blocks)
-    level = np.zeros(problem.num_ops, dtype=np.int64)
-    made: list[list[int]] = [[] for _ in range(problem.num_ops)]
-    for net in problem.nets:
-        if net.producer != HOST:
-            made[net.producer] += [reader for reader in net.consumers if reader != HOST]
-    for op in range(problem.num_ops):
-        for reader in made[op]:
-            level[reader] = max(level[reader], level[op] + int(home[op] != home[reader]))
-    parts: dict[tuple[int, int], list[int]] = {}
-    for op in range(problem.num_ops):
-        parts.setdefault((int(level[op]), int(home[op])), []).append(op)
-    return [Block(tuple(ops), blocks[number].devices) for (_, number), ops in sorted(parts.items())]
-
-
-class Way(NamedTuple):
-    """The way of the values of one sample from a piece to one that reads them: seconds, bytes, and the seconds on idle wires."""
-
-    delay_s: float
-    num_bytes: float
-    wired_s: float
-
-    @property
-    def seconds(self) -> float:
-        """From the end of sending until the values are there, where nothing else is on the wires."""
-        return self.delay_s + self.wired_s
-
-
-@dataclass(frozen=True, slots=True)
-class TimedPiece:
-    """A piece and its cost of one sample.
-
-    Attributes:
-        block: number of the block that it is a part of.
-        devices: the block's; a sample is on one of them.
-        work_s: seconds of compute on each device, shape (num_replicas,).
-        moved_s: seconds of sending and receiving on each device, shape (num_replicas,).
-        sources: the pieces that it reads, HOST for the host, to the way of their values.
-    """
-
-    block: int
-    devices: tuple[int, ...]
-    work_s: Floats
-    moved_s: Floats
-    sources: Mapping[int, Way]
-
-
-def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedPiece], dict[int, Way]]:
-    """The pieces of the blocks with their times, and those that make results, to the way of these to the host."""
-    parts = pieces(problem, blocks)
-    home = block_of(problem, blocks)
-    part_home = np.append(block_of(problem, parts), HOST)
-    owner = [int(home[part.ops[0]]) for part in parts]
-    moved = _piece_transfers(problem, blocks, parts, part_home, owner)
-    delay = problem.transfers.latency_s
-
-    def pairs(source: int, target: int) -> Iterable[tuple[int, int]]:
-        one, other = ((HOST,) if part == HOST else parts[part].devices for part in (source, target))
-        return product(one, other)
-
-    hosts = _hosts(problem) if problem.wires.all else []
-    reads: dict[int, dict[int, Way]] = {number: {} for number in range(-1, len(parts))}
-    seen = set[tuple[int, int]]()
-    nets, readers = problem.pins
-    for net, reader in zip(nets.tolist(), readers.tolist(), strict=True):
-        source, target = int(part_home[problem.producers[net]]), int(part_home[reader])
-        if source == target:
-            continue
-        block = HOST if target == HOST else owner[target]
-        inside = HOST not in (source, target) and owner[source] == block
-        if source not in reads[target]:
-            slowest_s = 0.0 if inside else max(float(delay[pair]) for pair in pairs(source, target))
-            reads[target][source] = Way(slowest_s, 0.0, 0.0)
-        if hosts and not inside and (net, block) not in seen:
-            seen.add((net, block))
-            way, size = reads[target][source], float(problem.net_bytes[net])
-            s_per_byte = max(problem.wires.s_per_byte(hosts[one], hosts[other]) for one, other in pairs(source, target))
-            reads[target][source] = Way(way.delay_s, way.num_bytes + size, way.wired_s + size * s_per_byte)
-    made = [
-        TimedPiece(
-            owner[number],
-            part.devices,
-            problem.compute_s[list(part.ops)][:, list(part.devices)].sum(axis=0),
-            moved[number],
-            reads[number],
-        )
-        for number, part in enumerate(parts)
-    ]
-    return made, reads[HOST]
-
-
-def latency_s(problem: Problem, blocks: Sequence[Block]) -> float:
-    """Seconds for one sample through an idle system.
-
-    A piece of a block starts when its inputs are there and its device is free, receives, computes, sends, and its
-    readers see the values ``latency_s`` later, and after their time on the slowest wire between hosts. Pieces of different
-    devices run side by side.
-    """
-    parts, results = timed_pieces(problem, blocks)
-    end_s = {HOST: 0.0}
-    free_s = np.zeros(problem.num_devices)
-    for number, part in enumerate(parts):
-        busy = np.maximum(part.work_s, part.moved_s) if problem.overlap else part.work_s + part.moved_s
-        ready_s = max((end_s[source] + way.seconds for source, way in part.sources.items()), default=0.0)
-        mine = problem.processor_of[list(part.devices)]
-        end_s[number] = max(ready_s, float(free_s[mine].max())) + float(busy.max())
-        free_s[mine] = end_s[number]
-    last_s = max((end_s[source] + way.seconds for source, way in results.items()), default=0.0)
-    return max(last_s, *end_s.values())
-
-
-def _piece_transfers(
-    problem: Problem, blocks: Sequence[Block], parts: Sequence[Block], part_home: NDArray[np.int64], owner: Sequence[int]
-) -> list[Floats]:
-    """Seconds that each device of a piece moves values of one sample. The piece that makes a value and the first one that reads
-    it pay for the value."""
-    crossings = _crossings(problem, blocks)
-    first_reader: dict[tuple[int, int], int] = {}
-    nets, readers = problem.pins
-    for net, reader in zip(nets.tolist(), readers.tolist(), strict=True):
-        part = int(part_home[reader])
-        block = HOST if part == HOST else owner[part]
-        key = (net, block)
-        first_reader[key] = min(first_reader.get(key, part), part)
-    moved = [np.zeros(len(part.devices)) for part in parts]
-    sent: dict[tuple[int, int], Floats] = {}
-    transfers = problem.transfers
-
-    for net, source, target, size in zip(
-        crossings.net.tolist(), crossings.source.tolist(), crossings.target.tolist(), crossings.num_bytes.tolist(), strict=True
-    ):
-        senders = [HOST] if source == HOST else list(blocks[source].devices)
-        receivers = [HOST] if target == HOST else list(blocks[target].devices)
-        if source != HOST:
-            part = int(part_home[problem.producers[net]])
-            cost = _mean_s(transfers.send_s, transfers.send_s_per_byte, size, senders, receivers, 1)
-            before = sent.get((net, part), np.zeros(len(senders)))
-            after = np.maximum(before, cost) if problem.send_once else before + cost
-            moved[part] += after - before
-            sent[net, part] = after
-        if target != HOST:
-            reader = first_reader[net, target]
-            moved[reader] += _mean_s(transfers.receive_s, transfers.receive_s_per_byte, size, senders, receivers, 0)
-    return moved
-
-
-def _mean_s(
-    fixed_s: Floats, per_byte: Floats, size: float, senders: Sequence[int], receivers: Sequence[int], axis: int
-) -> Floats | float:
-    """Seconds that a value costs each device of one side, the mean over the other side; one number for a pair of devices."""
-    if len(senders) == len(receivers) == 1:
-        return float(fixed_s[senders[0], receivers[0]] + size * per_byte[senders[0], receivers[0]])
-    pairs = np.ix_(senders, receivers)
-    return np.asarray((fixed_s[pairs] + size * per_byte[pairs]).mean(axis=axis))

@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from autosplit.costs.cost import TOLERANCE, block_of, evaluate, latency_s, memory_bytes, pool_bytes
+from autosplit.costs.cost import TOLERANCE, block_of, evaluate, memory_bytes, pool_bytes
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import PlanError, raise_faults
 from autosplit.tables import bytes_text

@@ -9,33 +9,23 @@ the other, each into a free slot. Stages on one device use it in turns; a worker
     stage1   . 0 1 2 3 .      the first request fills the pipeline, then
     stage2   . . 0 1 2 3      one leaves each tick
 
-Where every stage has a device and enough slots, this is the closed form of ``makespan_s``; skip connections, shared devices,
-short queues and random arrivals have none.
+Where each stage has a device of its own and enough slots, a closed form gives the seconds too: the first request passes every
+stage, then the slowest stage sets the pace. Skip connections, shared devices, short queues and random arrivals have none.
 """
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from autosplit import tables
-from autosplit.costs.cost import TimedPiece, Way, timed_pieces
-from autosplit.costs.problem import HOST as PROBLEM_HOST
-from autosplit.costs.problem import Block, Problem
 from autosplit.costs.simulation import LinkOf, SimStage, Simulation, StageTimes, free_link
 from autosplit.costs.wires import NO_WIRES, Wires
-from autosplit.errors import PlanError, UsageError, raise_faults
-from autosplit.values.graph import Graph
-from autosplit.values.links import Wire
+from autosplit.errors import UsageError, raise_faults
 from autosplit.values.machine import HOST
-from autosplit.values.plan import Plan, Stage, placement_faults
-from autosplit.values.profile import Profile
 from autosplit.values.timeline import Action, grid
-
-NOWHERE = Way(0.0, 0.0, 0.0)
-"""The way of no value: a piece waits for another one on its device."""
 
 
 def chain(seconds: Sequence[float], num_bytes: float = 0.0) -> tuple[SimStage, ...]:
@@ -51,23 +41,6 @@ def chain(seconds: Sequence[float], num_bytes: float = 0.0) -> tuple[SimStage, .
         )
         for i, value in enumerate(seconds)
     )
-
-
-def makespan_s(stage_s: Sequence[float], num_requests: int, latency_s: float = 0.0) -> float:
-    """The closed form for a chain: from the first request in to the last result out, in seconds.
-
-    The first request passes every stage, then the bottleneck sets the pace. It holds for deterministic stages on devices of
-    their own whose queues have enough slots.
-
-    Args:
-        stage_s: busy seconds for each request of each stage, its shares of the transfers included.
-        num_requests: requests, at least 1.
-        latency_s: link latency of all hops together.
-
-    >>> makespan_s([2.0, 3.0, 1.0], num_requests=4)
-    15.0
-    """
-    return sum(stage_s) + latency_s + (num_requests - 1) * max(stage_s)
 
 
 def poisson_arrivals(rate_per_s: float, num_requests: int, seed: int = 0) -> tuple[float, ...]:
@@ -175,144 +148,12 @@ class Schedule:
         return f"Schedule({self.summary()})"
 
 
-def plan_stages(plan: Plan, graph: Graph, stage_s: Callable[[Stage, str], float]) -> tuple[SimStage, ...]:
-    """The stages of a plan as the simulation sees them; one request is one pass of ``graph``.
-
-    A value that several ops of a stage read crosses once; one that two stages read crosses to each of them.
-
-    Args:
-        plan: the plan.
-        graph: its graph.
-        stage_s: seconds of a stage on one of its devices, transfers left out.
-    Raises: PlanError: the plan is for another graph.
-    """
-    place = {op: stage.name for stage in plan.stages for op in stage.ops}
-    raise_faults(PlanError, f"plan does not fit graph '{graph.name}'", placement_faults(plan.placement, graph))
-    maker = {value: place[op] for value, op in graph.producer.items()}
-    made = []
-    for stage in plan.stages:
-        read = dict.fromkeys(value for op in stage.ops for value in graph.ops[graph.index[op]].inputs)
-        sources: dict[str, tuple[float, ...]] = {}
-        for value in read:
-            source = maker.get(value, HOST)
-            if source != stage.name:
-                sources[source] = (*sources.get(source, ()), graph.values[value].num_bytes)
-        results = tuple(graph.values[value].num_bytes for value in dict.fromkeys(graph.outputs) if maker.get(value) == stage.name)
-        seconds = tuple(stage_s(stage, device) for device in stage.devices)
-        made.append(SimStage(stage.name, stage.devices, seconds, sources or {HOST: ()}, results or None))
-    return tuple(made)
-
-
-def schedule_plan(
-    plan: Plan,
-    graph: Graph,
-    profile: Profile,
-    link: LinkOf = free_link,
-    num_requests: int = 32,
-    *,
-    arrivals_s: Sequence[float] | None = None,
-    microbatches: int = 1,
-    wires: Sequence[Wire] = (),
-) -> Schedule:
-    """Simulate a plan with the stage seconds of its profile: see ``simulate``.
-
-    Args:
-        plan: the plan; its ``queue_depth`` is the number of slots.
-        graph: its graph.
-        profile: measured seconds of the graph.
-        link: link between two devices by name, usually ``machine.link``.
-        num_requests: passes of the graph, or as many times ``microbatches``.
-        arrivals_s: when each request comes; None for all at once.
-        wires: what values between hosts share, usually ``machine.wires``.
-    Raises: ProfileError: a stage's backend was not measured on its device.
-    """
-    stages = plan_stages(plan, graph, lambda stage, device: profile.stage_s(stage.ops, device, stage.backend, stage.threads))
-    return simulate(
-        stages,
-        num_requests,
-        link=link,
-        slots=plan.queue_depth,
-        arrivals_s=arrivals_s,
-        microbatches=microbatches,
-        wires=Wires(tuple(wires)),
-    )
-
-
-def schedule_blocks(
-    problem: Problem,
-    blocks: Sequence[Block],
-    num_requests: int = 32,
-    *,
-    slots: int | None = None,
-    in_flight: int | None = None,
-    arrivals_s: Sequence[float] | None = None,
-    microbatches: int = 1,
-) -> Schedule:
-    """Simulate a solution of a problem with the evaluator's seconds: see ``simulate``.
-
-    A block that is not an interval of a chain runs as its pieces (``cost.pieces``), which take their turns on its devices in one
-    order for each sample. Where transfers overlap with compute, a device has a lane of its own for them. One sample alone
-    takes ``cost.latency_s``; at full load a device is busy for its ``cost.evaluate`` seconds a sample, the largest sets the pace.
-
-    Args:
-        problem: the problem that the blocks solve.
-        blocks: the blocks of a solution.
-        num_requests: samples, or as many times ``microbatches``.
-        slots: slots of each ring; by default enough for all requests.
-        in_flight, arrivals_s, microbatches: as for ``simulate``.
-    Raises: UsageError: an op is on a device that cannot run it, or the arguments are wrong.
-    """
-    parts, results = timed_pieces(problem, blocks)
-    stages: list[SimStage] = []
-    delays: dict[tuple[str, str], float] = {}
-    lanes: dict[int, tuple[str, ...]] = {PROBLEM_HOST: (HOST,)}
-    last: dict[int, int] = {}
-    for number, part in enumerate(parts):
-        sources = dict.fromkeys((last[device] for device in part.devices if device in last), NOWHERE) | dict(part.sources)
-        reads = {lane: way for source, way in (sources or {PROBLEM_HOST: NOWHERE}).items() for lane in lanes[source]}
-        result = results.get(number)
-        sizes: dict[str, tuple[float, ...]] = {lane: (way.num_bytes,) if way.num_bytes else () for lane, way in reads.items()}
-        made = _part_stages(problem, part, number, sizes, None if result is None else (result.num_bytes,))
-        lanes[number] = tuple(stage.name for stage in made)
-        stages += made
-        delays |= {(source, lane): way.delay_s for lane in lanes[number] for source, way in reads.items()}
-        delays |= {(lane, HOST): result.delay_s if result else 0.0 for lane in lanes[number]}
-        last |= dict.fromkeys(part.devices, number)
-    return simulate(
-        stages,
-        num_requests,
-        slots=num_requests * microbatches if slots is None else slots,
-        in_flight=in_flight,
-        arrivals_s=arrivals_s,
-        microbatches=microbatches,
-        delays_s=delays,
-        wires=problem.wires,
-    )
-
-
-def _part_stages(
-    problem: Problem, part: TimedPiece, number: int, sources: dict[str, tuple[float, ...]], results: tuple[float, ...] | None
-) -> list[SimStage]:
-    """A piece as one stage, or as two that run side by side where transfers overlap with compute."""
-    name = f"stage{part.block}" if number == part.block else f"stage{part.block}-{number}"
-    devices = tuple(problem.devices[device] for device in part.devices)
-    work, moved = tuple(part.work_s.tolist()), tuple(part.moved_s.tolist())
-    if not problem.overlap:
-        return [SimStage(name, devices, work, sources, results, moved)]
-    ports = tuple(f"{device} transfers" for device in devices)
-    return [
-        SimStage(name, devices, work, sources, results),
-        SimStage(f"{name} transfers", ports, (0.0,) * len(ports), sources, results, moved),
-    ]
-
-
 def simulate(
     stages: Sequence[SimStage],
     num_requests: int,
     *,
     link: LinkOf = free_link,
     slots: int = 4,
-    in_flight: int | None = None,
     arrivals_s: Sequence[float] | None = None,
     microbatches: int = 1,
     delays_s: Mapping[tuple[str, str], float] | None = None,
@@ -325,7 +166,6 @@ def simulate(
         num_requests: requests, at least 1.
         link: the link between two devices by name; ``host`` stands for the host.
         slots: slots of each ring, at least 1.
-        in_flight: most microbatches between admission and result; None for as many as the slots hold.
         arrivals_s: when each request comes, ascending; None for a closed loop, where the next one is always there.
         microbatches: the microbatches of a request; they come together, pass the stages one by one, and a request is
             finished with its last one. Bytes and seconds of the stages are those of one microbatch.
@@ -350,10 +190,10 @@ def simulate(
     stage1.1 | . . 1 1 3 3 .
     stage2.0 | . . . 0 1 2 3
     """
-    _verify(stages, num_requests, slots, in_flight, arrivals_s, microbatches)
+    _verify(stages, num_requests, slots, arrivals_s, microbatches)
     units = num_requests * microbatches
     come = [time for time in arrivals_s for _ in range(microbatches)] if arrivals_s is not None else [0.0] * units
-    simulation = Simulation(stages, units, link, slots, in_flight, come, delays_s or {}, wires)
+    simulation = Simulation(stages, units, link, slots, come, delays_s or {}, wires)
     simulation.run()
     started = tuple(arrivals_s) if arrivals_s is not None else tuple(simulation.admitted_s[::microbatches])
     finished = tuple(simulation.finished_s[microbatches - 1 :: microbatches])
@@ -365,12 +205,11 @@ def _verify(
     stages: Sequence[SimStage],
     num_requests: int,
     slots: int,
-    in_flight: int | None,
     arrivals_s: Sequence[float] | None,
     microbatches: int,
 ) -> None:
-    counts = {"num_requests": num_requests, "slots": slots, "in_flight": in_flight, "microbatches": microbatches}
-    faults = [f"{name} must be at least 1, but is {count}" for name, count in counts.items() if count is not None and count < 1]
+    counts = {"num_requests": num_requests, "slots": slots, "microbatches": microbatches}
+    faults = [f"{name} must be at least 1, but is {count}" for name, count in counts.items() if count < 1]
     known = {HOST}
     for stage in stages:
         if stage.name in known:

@@ -143,13 +143,12 @@ class Simulation:
         units: int,
         link: LinkOf,
         slots: int,
-        in_flight: int | None,
         arrivals_s: Sequence[float],
         delays_s: Mapping[tuple[str, str], float],
         wires: Wires,
     ) -> None:
         self._wires, self._wire_free_s = wires, [0.0] * len(wires.all)
-        self.units, self.in_flight = units, in_flight
+        self.units = units
         self.actions: list[Action] = []
         self.admitted_s: list[float] = []
         self.finished_s: list[float] = []
@@ -160,8 +159,6 @@ class Simulation:
             self._feed.missing[request] += time > 0
             if time > 0:
                 self._push(time, self._feed, request)
-        for request in range(in_flight or units, units):
-            self._feed.missing[request] += 1
 
     def _build(self, stages: Sequence[SimStage], link: LinkOf, slots: int, delays_s: Mapping[tuple[str, str], float]) -> None:
         devices = {name: _Device() for stage in stages for name in stage.devices}
@@ -214,7 +211,7 @@ class Simulation:
             self._ready(worker, now)
 
     def _ready(self, worker: _Worker, now: float) -> None:
-        """All inputs of the worker's next request are there, and it is idle."""
+        """The inputs of the next request of an idle worker are there: let it wait for its device."""
         if worker.since_s is not None:
             worker.starved_s += now - worker.since_s
         worker.since_s = now
@@ -235,7 +232,7 @@ class Simulation:
             device.held = False
 
     def _begin(self, worker: _Worker, now: float) -> None:
-        """The worker has its device: send if it was about to, else copy the inputs in and compute."""
+        """The worker got its device: continue to send, or copy the inputs in and compute."""
         worker.queued_s += now - (worker.since_s or 0.0)
         if worker.sending:
             self._send(worker, worker.ring(), now)
@@ -272,13 +269,8 @@ class Simulation:
             for rings in worker.sources:
                 self._free_slot(rings[worker.request % len(rings)], now)
             if worker is self._drain:
-                self._finished(worker.request, now)
+                self.finished_s.append(now)
         self._go_on(worker, now, holds_device=True)
-
-    def _finished(self, request: int, now: float) -> None:
-        self.finished_s.append(now)
-        if self.in_flight and request + self.in_flight < self.units:
-            self._deliver(self._feed, request + self.in_flight, now)
 
     def _sent(self, ring: _Ring, request: int, now: float) -> None:
         there_s = self._carried(ring, now) + ring.latency_s
@@ -288,7 +280,7 @@ class Simulation:
             self._deliver(ring.receiver, request, now)
 
     def _carried(self, ring: _Ring, now: float) -> float:
-        """When the last byte is there. A wire takes values in turn, from when the first byte has passed the wire before it."""
+        """Seconds at which the last byte arrives. A wire carries one value at a time, from the arrival of its first byte on."""
         head_s = tail_s = now
         for wire in ring.route:
             head_s = max(head_s, self._wire_free_s[wire])
@@ -305,7 +297,7 @@ class Simulation:
             self._go_on(sender, now, holds_device=False)
 
     def _go_on(self, worker: _Worker, now: float, holds_device: bool) -> None:
-        """Send through the ports that are left, as far as slots are free; then turn to the next request."""
+        """Send through the remaining ports until one has no free slot; after the last port, turn to the next request."""
         while worker.port < len(worker.targets):
             ring = worker.ring()
             if not ring.free:

@@ -29,7 +29,7 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Wires:
-    """The wires of a machine; without any, values between hosts share nothing."""
+    """The wires of a machine. Without wires, values between hosts do not slow each other."""
 
     all: tuple[Wire, ...] = ()
 
@@ -53,7 +53,7 @@ class Wires:
         return passed_bytes * np.array([wire.s_per_byte for wire in self.all], dtype=np.float64)
 
     def s_per_byte(self, source: str, target: str) -> float:
-        """Seconds that a byte is on the way from one host to another where nothing else is: those of the slowest wire."""
+        """Seconds per byte from one host to another on idle wires: the figure of the slowest wire between them."""
         return max((self.all[number].s_per_byte for number in self.routes.get((source, target), ())), default=0.0)
 
 

@@ -7,7 +7,7 @@ from autosplit.placing.sites import Choice, Site, SiteText, parse_site
 from autosplit.tracing.capturing import Traced
 from autosplit.values.constraints import matches_nothing, matching_ops
 from autosplit.values.machine import Machine
-from autosplit.values.plan import ops_are
+from autosplit.values.placement import ops_are
 
 
 def by_pattern(

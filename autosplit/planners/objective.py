@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from autosplit.costs.cost import TOLERANCE, evaluate, latency_s
+from autosplit.costs.cost import TOLERANCE, evaluate
 from autosplit.costs.faults import find_faults
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem
 from autosplit.values.constraints import Demands
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from autosplit.costs.cost import TOLERANCE, evaluate, latency_s
+from autosplit.costs.cost import TOLERANCE, evaluate
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem, Solution, Status
 from autosplit.errors import InfeasibleError
 from autosplit.planners import bounds

@@ -7,7 +7,7 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import latency_s, pieces
+from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners import infeasible, jit

@@ -12,8 +12,9 @@ from itertools import islice
 from math import inf
 from operator import itemgetter
 
-from autosplit.costs.cost import CLOSED, evaluate, latency_s
+from autosplit.costs.cost import CLOSED, evaluate
 from autosplit.costs.faults import find_faults
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem, Solution
 from autosplit.errors import InfeasibleError
 from autosplit.planners.bounds import compute_bound_s, multipliers
@@ -40,7 +41,7 @@ MAX_LISTED = 2000
 """Most plans that ``every_plan`` lists."""
 
 Ask = Callable[[Problem, Demands, float, float], Sequence[Solution]]
-"""Problem, demands, the seconds for the answer, and the best bottleneck so far to the planner's answers, best first."""
+"""A function from a problem, demands, the seconds for the answer and the best bottleneck so far to the answers, best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class _Question:
 
         Args:
             every: ask for every choice, even where the best plan meets the bound.
-        Returns: seconds that no plan beats, and seconds that no plan with one backend on each device beats; 0 where unknown.
+        Returns: a bound on all plans, and a bound on plans with one backend on each device, in seconds; 0 where unknown.
         Raises: InfeasibleError: no plan meets the constraints.
         """
         several = any(len(group) > 1 for group in self.backends.groups)
@@ -227,7 +228,7 @@ class _Question:
         return {name: max(known, key=lambda b: (there[name, b], main[b], b)) for name, known in listed.items()}
 
     def _add(self, problem: Problem, demands: Demands, share: float) -> float:
-        """Add the plans of the planner's answers. Returns: seconds that no plan for the problem beats, unless the best does."""
+        """Add the plans of the planner's answers. Returns: a bound in seconds on all plans but the best one so far."""
         best_s = self.best.prediction.bottleneck_s if self.best else self.known_s
         left_s = max(LEAST_S, share * (self.deadline - time.monotonic()))
         try:

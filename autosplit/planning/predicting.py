@@ -9,8 +9,10 @@ from itertools import product
 
 import numpy as np
 
-from autosplit.costs.cost import CLOSED, evaluate, latency_s, moves_s
-from autosplit.costs.problem import HOST, Block, Floats, Problem, Transfers, problem_from
+from autosplit.costs.cost import CLOSED, evaluate, moves_s
+from autosplit.costs.graphproblem import problem_from
+from autosplit.costs.pieces import latency_s
+from autosplit.costs.problem import HOST, Block, Floats, Problem, Transfers
 from autosplit.errors import ProfileError
 from autosplit.planning.charging import charge
 from autosplit.values.constraints import Constraints

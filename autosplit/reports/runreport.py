@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autosplit import tables
-from autosplit.costs.schedule import plan_stages, simulate
+from autosplit.costs.planschedule import plan_stages
+from autosplit.costs.schedule import simulate
 from autosplit.planning.baselines import Baselines
 from autosplit.reports.judging import Verdict
 from autosplit.reports.outcomes import PLAN, Outcome

@@ -30,7 +30,7 @@ from autosplit.tracing.capturing import Traced
 from autosplit.tracing.flattening import is_op, is_pick
 from autosplit.tracing.tensorspec import TensorSpec, spec_from_dict, spec_of
 from autosplit.tracing.weightsfile import map_weights, write_weights
-from autosplit.values.plan import placement_faults
+from autosplit.values.placement import placement_faults
 
 SCHEMA = 3
 WEIGHTS = "weights.safetensors"

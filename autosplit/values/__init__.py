@@ -8,6 +8,7 @@ Each can be written and read, and has one ``verify()``. In the order in which th
     samples      Setting, Samples, Measured, Provenance: one measurement
     profile      Profile: samples of ops, stages and links; fitting: factors of ops that agree with measured stages
     constraints  Constraints: pins, forbids, colocations, counts, latency limit; the ops that a pattern matches
+    placement    the faults of a placement of ops on stages
     plan         Stage, Plan, Prediction; explanation: why a plan is not faster; planfile: plan.yaml
     timeline     actions of stages over time, predicted or measured, with views and a Chrome trace
     dot          graphs and plans in the DOT language of Graphviz

@@ -22,7 +22,8 @@ from autosplit.values.constraints import Objective, matching_ops
 from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import parse_device
-from autosplit.values.plan import Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph, ops_are, unknown_op
+from autosplit.values.placement import ops_are, unknown_op
+from autosplit.values.plan import Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph
 from autosplit.values.samples import Precision, backend_fault
 
 SCHEMA = 1
@@ -183,7 +184,7 @@ class PlanFile(_Strict):
     def resolve(self, graph: Graph) -> Plan:
         """The plan for this graph; no prediction is kept where stages or what was predicted of them were edited.
 
-        What is right can only be said with the profile, which the file does not hold.
+        The file does not hold the profile, so nothing can be predicted anew here.
 
         Raises: PlanError: made for another graph, a stage names an unknown op, or two stages have the same op.
         """
@@ -228,7 +229,7 @@ def _memory(entry: _MemoryEntry | None) -> StageMemory | None:
 
 
 def _figures(plan: Plan) -> str:
-    """Identity of what was predicted, as floats: a whole number comes back as one."""
+    """A hash of the predicted figures, as floats: YAML may return a whole number for a float."""
     stages_s = [float(stage.load_s) for stage in plan.stages]
     stages_s += [float(stage.memory.beside_bytes) for stage in plan.stages if stage.memory is not None]
     prediction = [float(value) for value in astuple(plan.prediction)]

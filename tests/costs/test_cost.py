@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_blocks, random_problem, slow_loads
 
-from autosplit.costs.cost import evaluate, latency_s, memory_bytes, pieces, pool_bytes
+from autosplit.costs.cost import evaluate, memory_bytes, pool_bytes
 from autosplit.costs.faults import find_faults, verify
+from autosplit.costs.pieces import latency_s, pieces
 from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Solution
 from autosplit.errors import PlanError
 

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from problems import chain
 
-from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Solution, Transfers, problem_from
+from autosplit.costs.graphproblem import problem_from
+from autosplit.costs.problem import HOST, Block, Net, Pool, SharedWeight, Solution, Transfers
 from autosplit.errors import UsageError
 from autosplit.values.graph import Graph, Op, Value, Weight
 from autosplit.values.links import Link

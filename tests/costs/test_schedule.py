@@ -11,18 +11,12 @@ from hypothesis import strategies as st
 from problems import chain as chain_problem
 from problems import random_blocks, random_problem
 
-from autosplit.costs.cost import evaluate, latency_s
-from autosplit.costs.problem import Block, Net, problem_from
-from autosplit.costs.schedule import (
-    Schedule,
-    chain,
-    makespan_s,
-    plan_stages,
-    poisson_arrivals,
-    schedule_blocks,
-    schedule_plan,
-    simulate,
-)
+from autosplit.costs.cost import evaluate
+from autosplit.costs.graphproblem import problem_from
+from autosplit.costs.pieces import latency_s
+from autosplit.costs.planschedule import plan_stages, schedule_blocks, schedule_plan
+from autosplit.costs.problem import Block, Net
+from autosplit.costs.schedule import Schedule, chain, poisson_arrivals, simulate
 from autosplit.costs.simulation import SimStage
 from autosplit.errors import PlanError, UsageError
 from autosplit.values.graph import Graph, Op, Value, Weight
@@ -40,6 +34,11 @@ def slow_link(source: str, target: str) -> Link:
 
 def stage(name: str, seconds: float, *sources: str, device: str | None = None) -> SimStage:
     return SimStage(name, (device or name,), (seconds,), dict.fromkeys(sources or (HOST,), ()))
+
+
+def makespan_s(stage_s: Sequence[float], num_requests: int, latency_s: float = 0.0) -> float:
+    """Seconds from the first request in to the last result out of a chain whose stages have devices of their own."""
+    return sum(stage_s) + latency_s + (num_requests - 1) * max(stage_s)
 
 
 # Drawn tables. A column is one second.
@@ -128,18 +127,8 @@ def test_each_value_pays_the_fixed_share() -> None:
     assert two.makespan_s - one.makespan_s == pytest.approx(0.5 + 0.25)
 
 
-def test_requests_in_flight_are_limited() -> None:
-    drawn = """
-        stage0.0 | 0 . 1 . 2 .
-        stage1.0 | . 0 . 1 . 2
-    """
-    schedule = simulate(chain([1, 1]), 3, in_flight=1)
-    assert_drawn(schedule, drawn)
-    assert schedule.latencies_s == (2.0, 2.0, 2.0)
-
-
 def test_a_request_is_finished_with_its_last_microbatch() -> None:
-    schedule = simulate(chain([1, 1]), 2, microbatches=3, in_flight=3)
+    schedule = simulate(chain([1, 1]), 2, microbatches=3)
     assert schedule.finished_s == (4.0, 7.0)
     assert schedule.started_s[0] == 0.0
     assert len(schedule.finished_s) == 2
@@ -210,9 +199,7 @@ def pipelines(draw: st.DrawFn) -> list[SimStage]:
     return stages
 
 
-def recurrence(
-    stages: Sequence[SimStage], units: int, link: Link, slots: int, in_flight: int, come: Sequence[float]
-) -> list[float]:
+def recurrence(stages: Sequence[SimStage], units: int, link: Link, slots: int, come: Sequence[float]) -> list[float]:
     """When each result is there, by max-plus equations: every stage replica has a device of its own."""
     read = {source for s in stages for source in s.sources}
     results = {s.name: s.results or () for s in stages if s.results is not None or s.name not in read}
@@ -230,7 +217,7 @@ def recurrence(
         for s in ends:
             ready = [there[name_of.get(source, source), s.name, k] for source in s.sources]
             if s.name == "feed":
-                ready = [come[k], ran.get(("drain", k - in_flight), 0.0)]
+                ready = [come[k]]
             sizes = [size for values in s.sources.values() for size in values]
             work = sum(link.receive_s + size * link.receive_s_per_byte for size in sizes) + s.seconds[k % replicas[s.name]]
             now = max([*ready, left.get((s.name, k - replicas[s.name]), 0.0)]) + work
@@ -249,17 +236,16 @@ def recurrence(
     pipelines(),
     st.integers(1, 16),
     st.integers(1, 3),
-    st.one_of(st.none(), st.integers(1, 6)),
     st.sampled_from([SLOW_LINK, Link("", "", 0.0, 0.0, 0.0, 0.0, 0.0), Link("", "", 2.0, 0.0, 0.5, 0.0, 0.25)]),
     st.booleans(),
 )
 def test_the_simulation_is_the_recurrence(
-    stages: list[SimStage], num_requests: int, slots: int, in_flight: int | None, link: Link, open_loop: bool
+    stages: list[SimStage], num_requests: int, slots: int, link: Link, open_loop: bool
 ) -> None:
     arrivals = [float(2 * k) for k in range(num_requests)] if open_loop else None
-    schedule = simulate(stages, num_requests, link=lambda *_: link, slots=slots, in_flight=in_flight, arrivals_s=arrivals)
+    schedule = simulate(stages, num_requests, link=lambda *_: link, slots=slots, arrivals_s=arrivals)
     come = arrivals or [0.0] * num_requests
-    expected = recurrence(stages, num_requests, link, slots, in_flight or num_requests, come)
+    expected = recurrence(stages, num_requests, link, slots, come)
     assert schedule.finished_s == pytest.approx(expected)
 
 
@@ -366,8 +352,8 @@ def test_a_request_of_two_microbatches_is_done_with_its_second_one() -> None:
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(0, 10**6), st.booleans(), st.integers(1, 2))
-def test_blocks_take_what_the_evaluator_says(seed: int, overlap: bool, microbatches: int) -> None:
+@given(st.integers(0, 10**6), st.booleans())
+def test_blocks_take_what_the_evaluator_says(seed: int, overlap: bool) -> None:
     """One sample alone is the critical path; many keep every device busy for its load, and the largest sets the pace."""
     problem = random_problem(seed, unsupported=False, overlap=overlap, sync=False, num_ops=1 + seed % 7, num_devices=1 + seed % 3)
     blocks = random_blocks(problem, seed)
@@ -377,8 +363,8 @@ def test_blocks_take_what_the_evaluator_says(seed: int, overlap: bool, microbatc
         assert one_s == pytest.approx(alone_s)
     assert one_s <= alone_s * (1 + 1e-9)
     turn = math.lcm(*(len(block.devices) for block in blocks))
-    samples = 12 * turn * microbatches
-    full = schedule_blocks(problem, blocks, 12 * turn, microbatches=microbatches)
+    samples = 12 * turn
+    full = schedule_blocks(problem, blocks, samples)
     for device, name in enumerate(problem.devices):
         busy_s = max(full.device_busy_s.get(lane, 0.0) for lane in (name, f"{name} transfers"))
         assert busy_s / samples == pytest.approx(loads.device_s[device])
@@ -403,18 +389,15 @@ def test_blocks_wait_longer_the_faster_requests_come() -> None:
     blocks = [Block((0, 1), (0,)), Block((2, 3), (1,))]
     slow, fast = (schedule_blocks(problem, blocks, 500, arrivals_s=poisson_arrivals(rate, 500, 7)) for rate in (0.05, 0.35))
     assert slow.latency_s(0.0) == pytest.approx(latency_s(problem, blocks)) and slow.latency_s(0.5) < fast.latency_s(0.5)
-    short = schedule_blocks(problem, blocks, 50, slots=1, in_flight=1)
-    assert short.makespan_s == pytest.approx(50 * latency_s(problem, blocks))
 
 
 def test_every_fault_of_the_arguments_is_listed() -> None:
     bad = [SimStage("a", ("d",), (-1.0,)), SimStage("a", ("d", "e"), (1.0,), {"z": ()})]
     with pytest.raises(UsageError) as caught:
-        simulate(bad, 0, slots=0, in_flight=0, microbatches=0, arrivals_s=[2.0, 1.0])
+        simulate(bad, 0, slots=0, microbatches=0, arrivals_s=[2.0, 1.0])
     for text in (
         "num_requests must be at least 1, but is 0",
         "slots must",
-        "in_flight must",
         "microbatches must",
         "'a', and so is another",
         "takes -1.0 s",

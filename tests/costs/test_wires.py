@@ -7,9 +7,10 @@ import exhaustive
 import pytest
 from problems import chain, random_blocks, random_problem
 
-from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.cost import evaluate
+from autosplit.costs.pieces import latency_s
+from autosplit.costs.planschedule import schedule_blocks
 from autosplit.costs.problem import HOST, Block, Net, Transfers
-from autosplit.costs.schedule import schedule_blocks
 from autosplit.costs.wires import Wires
 from autosplit.planners.portfolio import solve
 from autosplit.values.constraints import Demands

@@ -13,8 +13,9 @@ from problems import chain, random_problem
 from typer.testing import CliRunner
 
 from autosplit.cli import app
-from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.cost import evaluate
 from autosplit.costs.faults import find_faults
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block
 from autosplit.costs.workloads import read_workload
 from autosplit.errors import InfeasibleError

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from problems import chain, random_problem
 
-from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.cost import evaluate
 from autosplit.costs.faults import find_faults
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Net, Problem
 from autosplit.planners.portfolio import solve
 from autosplit.planning.recutting import next_cuts

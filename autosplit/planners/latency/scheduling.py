@@ -9,7 +9,8 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.cost import block_of, latency_s
+from autosplit.costs.cost import block_of
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from planners.contract import EXACT, check, solved
 from problems import chain, random_problem
 
-from autosplit.costs.cost import evaluate, latency_s
+from autosplit.costs.cost import evaluate
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import Block, Problem
 from autosplit.planners import bounds
 from autosplit.planners.contiguous.device_usage import usage_of

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import chain, random_blocks, random_problem
 
-from autosplit.costs.cost import latency_s
 from autosplit.costs.faults import find_faults
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
 from autosplit.planners import delays

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import Draw, chain, random_blocks, random_problem
 
-from autosplit.costs.cost import latency_s
 from autosplit.costs.faults import find_faults
+from autosplit.costs.pieces import latency_s
 from autosplit.costs.problem import HOST, Net, Problem
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.latency.segments import meeting_ops, segment_bound_s

@@ -1,0 +1,178 @@
+"""The latency of one sample: blocks run as convex pieces, each as soon as its inputs are there and its device is free."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autosplit.costs.cost import block_of, crossings_of, hosts_of
+from autosplit.costs.problem import HOST, Block, Floats, Problem
+
+
+def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
+    """The blocks cut into convex pieces, in an order in which every value is made before it is read.
+
+    Blocks that stand in such an order are returned as they are. Otherwise an op's level is the largest number of
+    crossings on a path to it, and the ops of one block and one level make a piece.
+    """
+    home = block_of(problem, blocks)
+    nets, readers = problem.pins
+    inner = (problem.producers[nets] != HOST) & (readers != HOST)
+    if (home[problem.producers[nets[inner]]] <= home[readers[inner]]).all():
+        return list(blocks)
+    level = np.zeros(problem.num_ops, dtype=np.int64)
+    made: list[list[int]] = [[] for _ in range(problem.num_ops)]
+    for net in problem.nets:
+        if net.producer != HOST:
+            made[net.producer] += [reader for reader in net.consumers if reader != HOST]
+    for op in range(problem.num_ops):
+        for reader in made[op]:
+            level[reader] = max(level[reader], level[op] + int(home[op] != home[reader]))
+    parts: dict[tuple[int, int], list[int]] = {}
+    for op in range(problem.num_ops):
+        parts.setdefault((int(level[op]), int(home[op])), []).append(op)
+    return [Block(tuple(ops), blocks[number].devices) for (_, number), ops in sorted(parts.items())]
+
+
+class Way(NamedTuple):
+    """The way of the values of one sample from a piece to one that reads them: seconds, bytes, and the seconds on idle wires."""
+
+    delay_s: float
+    num_bytes: float
+    wired_s: float
+
+    @property
+    def seconds(self) -> float:
+        """From the end of sending until the values are there, where nothing else is on the wires."""
+        return self.delay_s + self.wired_s
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPiece:
+    """A piece and its cost of one sample.
+
+    Attributes:
+        block: number of the block that it is a part of.
+        devices: the block's; a sample is on one of them.
+        work_s: seconds of compute on each device, shape (num_replicas,).
+        moved_s: seconds of sending and receiving on each device, shape (num_replicas,).
+        sources: the pieces that it reads, HOST for the host, to the way of their values.
+    """
+
+    block: int
+    devices: tuple[int, ...]
+    work_s: Floats
+    moved_s: Floats
+    sources: Mapping[int, Way]
+
+
+def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedPiece], dict[int, Way]]:
+    """The pieces of the blocks with their times, and those that make results, to the way of these to the host."""
+    parts = pieces(problem, blocks)
+    home = block_of(problem, blocks)
+    part_home = np.append(block_of(problem, parts), HOST)
+    owner = [int(home[part.ops[0]]) for part in parts]
+    moved = _piece_transfers(problem, blocks, parts, part_home, owner)
+    delay = problem.transfers.latency_s
+
+    def pairs(source: int, target: int) -> Iterable[tuple[int, int]]:
+        one, other = ((HOST,) if part == HOST else parts[part].devices for part in (source, target))
+        return product(one, other)
+
+    hosts = hosts_of(problem) if problem.wires.all else []
+    reads: dict[int, dict[int, Way]] = {number: {} for number in range(-1, len(parts))}
+    seen = set[tuple[int, int]]()
+    nets, readers = problem.pins
+    for net, reader in zip(nets.tolist(), readers.tolist(), strict=True):
+        source, target = int(part_home[problem.producers[net]]), int(part_home[reader])
+        if source == target:
+            continue
+        block = HOST if target == HOST else owner[target]
+        inside = HOST not in (source, target) and owner[source] == block
+        if source not in reads[target]:
+            slowest_s = 0.0 if inside else max(float(delay[pair]) for pair in pairs(source, target))
+            reads[target][source] = Way(slowest_s, 0.0, 0.0)
+        if hosts and not inside and (net, block) not in seen:
+            seen.add((net, block))
+            way, size = reads[target][source], float(problem.net_bytes[net])
+            s_per_byte = max(problem.wires.s_per_byte(hosts[one], hosts[other]) for one, other in pairs(source, target))
+            reads[target][source] = Way(way.delay_s, way.num_bytes + size, way.wired_s + size * s_per_byte)
+    made = [
+        TimedPiece(
+            owner[number],
+            part.devices,
+            problem.compute_s[list(part.ops)][:, list(part.devices)].sum(axis=0),
+            moved[number],
+            reads[number],
+        )
+        for number, part in enumerate(parts)
+    ]
+    return made, reads[HOST]
+
+
+def latency_s(problem: Problem, blocks: Sequence[Block]) -> float:
+    """Seconds for one sample through an idle system.
+
+    A piece of a block starts when its inputs are there and its device is free, receives, computes, sends, and its
+    readers see the values ``latency_s`` later, and after their time on the slowest wire between hosts. Pieces of different
+    devices run side by side.
+    """
+    parts, results = timed_pieces(problem, blocks)
+    end_s = {HOST: 0.0}
+    free_s = np.zeros(problem.num_devices)
+    for number, part in enumerate(parts):
+        busy = np.maximum(part.work_s, part.moved_s) if problem.overlap else part.work_s + part.moved_s
+        ready_s = max((end_s[source] + way.seconds for source, way in part.sources.items()), default=0.0)
+        mine = problem.processor_of[list(part.devices)]
+        end_s[number] = max(ready_s, float(free_s[mine].max())) + float(busy.max())
+        free_s[mine] = end_s[number]
+    last_s = max((end_s[source] + way.seconds for source, way in results.items()), default=0.0)
+    return max(last_s, *end_s.values())
+
+
+def _piece_transfers(
+    problem: Problem, blocks: Sequence[Block], parts: Sequence[Block], part_home: NDArray[np.int64], owner: Sequence[int]
+) -> list[Floats]:
+    """Seconds that each device of a piece moves values of one sample. The piece that makes a value and the first one that reads
+    it pay for the value."""
+    crossings = crossings_of(problem, blocks)
+    first_reader: dict[tuple[int, int], int] = {}
+    nets, readers = problem.pins
+    for net, reader in zip(nets.tolist(), readers.tolist(), strict=True):
+        part = int(part_home[reader])
+        block = HOST if part == HOST else owner[part]
+        key = (net, block)
+        first_reader[key] = min(first_reader.get(key, part), part)
+    moved = [np.zeros(len(part.devices)) for part in parts]
+    sent: dict[tuple[int, int], Floats] = {}
+    transfers = problem.transfers
+
+    for net, source, target, size in zip(
+        crossings.net.tolist(), crossings.source.tolist(), crossings.target.tolist(), crossings.num_bytes.tolist(), strict=True
+    ):
+        senders = [HOST] if source == HOST else list(blocks[source].devices)
+        receivers = [HOST] if target == HOST else list(blocks[target].devices)
+        if source != HOST:
+            part = int(part_home[problem.producers[net]])
+            cost = _mean_s(transfers.send_s, transfers.send_s_per_byte, size, senders, receivers, 1)
+            before = sent.get((net, part), np.zeros(len(senders)))
+            after = np.maximum(before, cost) if problem.send_once else before + cost
+            moved[part] += after - before
+            sent[net, part] = after
+        if target != HOST:
+            reader = first_reader[net, target]
+            moved[reader] += _mean_s(transfers.receive_s, transfers.receive_s_per_byte, size, senders, receivers, 0)
+    return moved
+
+
+def _mean_s(
+    fixed_s: Floats, per_byte: Floats, size: float, senders: Sequence[int], receivers: Sequence[int], axis: int
+) -> Floats | float:
+    """Seconds that a value costs each device of one side, the mean over the other side; one number for a pair of devices."""
+    if len(senders) == len(receivers) == 1:
+        return float(fixed_s[senders[0], receivers[0]] + size * per_byte[senders[0], receivers[0]])
+    pairs = np.ix_(senders, receivers)
+    return np.asarray((fixed_s[pairs] + size * per_byte[pairs]).mean(axis=axis))
