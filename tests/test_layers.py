@@ -26,8 +26,8 @@ LAYERS = """
     -- torch --
     figures
     examples
-    tracing/      modelspec tensorspec differing programs architectures loading devicecopies flattening verifying callbinding
-    tracing/      capturing aliasing weightsfile splitting
+    tracing/      modelspec tensorspec differing programs architectures loading devicecopies uncuttable flattening
+    tracing/      verifying callbinding capturing aliasing weightsfile splitting
     devices/      limits accelerators cuda forking forkserver processes discovering
     backends
     placing/      sites patterns moves parts costs storages drawing interpreting placed

@@ -3,7 +3,7 @@
 A model passes these modules in order::
 
     loading      make a module with example inputs from a spec (modelspec: its options; architectures: transformers)
-    flattening   turn an exported program into one flat, functional fx graph
+    flattening   turn an exported program into one flat, functional fx graph (uncuttable: reasons why it cannot be cut)
     verifying    compare the graph with the module
     capturing    trace(): do all of the above, and make the torch-free Graph
     splitting    split(): make a StageProgram for each stage, save it to a folder and load it (weightsfile: its weights)
