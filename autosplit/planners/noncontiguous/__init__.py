@@ -19,6 +19,7 @@ Proof:
 
 Both are dynamic programs over a sweep along the items:
 
-    frontier            the states of a sweep that keeps few nets open
+    narrow_orders       orders of the items along which few nets are open
+    frontier            the states of a sweep along such an order
     memory_caps         a sweep whose states know bytes too: a relaxed decision diagram (Bergman et al., 2016)
 """

@@ -53,7 +53,6 @@ def anneal(
     seed: int,
     num_moves: int,
     heat: float = 0.02,
-    target_s: float = 0.0,
     precedence: Precedence | None = None,
 ) -> Annealed:
     """The best assignment on a walk of ``num_moves`` proposals from ``home``.
@@ -64,14 +63,13 @@ def anneal(
         seed: of the walk.
         num_moves: proposals.
         heat: temperature at the start, as a share of the largest load of `home`; it falls to a thousandth of that.
-        target_s: load to aim for; 0 for a little below what `home` has.
         precedence: ``home`` is a chain, and so are all assignments of the walk; None for any sets.
     """
     none = Table(np.zeros(graph.num_items + 1, dtype=np.int64), np.zeros(0, dtype=np.int64))
     order = precedence or Precedence(none, none, np.zeros(0, dtype=np.int64))
     best, value_s = _walk(
         graph.compute_s, graph.net_start, graph.net_pins, graph.net_s, graph.net_outside, graph.item_start, graph.item_nets,
-        graph.item_bytes, graph.memory_bytes, home.astype(np.int64), seed, num_moves, heat, target_s,
+        graph.item_bytes, graph.memory_bytes, home.astype(np.int64), seed, num_moves, heat,
         order.before.start, order.before.data, order.after.start, order.after.data, order.rank, np.argsort(order.rank),
     )  # fmt: skip
     return Annealed(best, float(value_s))
@@ -200,7 +198,7 @@ def _energy(loads: Floats, held: Floats, memory_bytes: Floats, target_s: float, 
 def _walk(  # noqa: C901 - one compiled loop
     compute_s: Floats, net_start: Ints, net_pins: Ints, net_s: Floats, net_outside: np.ndarray, item_start: Ints,
     item_nets: Ints, item_bytes: Floats, memory_bytes: Floats, start: Ints, seed: int, num_moves: int, heat: float,
-    target_s: float, before_start: Ints, before: Ints, after_start: Ints, after: Ints, rank: Ints, device_at: Ints,
+    before_start: Ints, before: Ints, after_start: Ints, after: Ints, rank: Ints, device_at: Ints,
 ) -> tuple[Ints, float]:  # fmt: skip
     """The best assignment of the walk and its load."""
     # 1. loads, bytes and the pins of each net on each device at the start
@@ -224,8 +222,7 @@ def _walk(  # noqa: C901 - one compiled loop
     best, best_s = home.copy(), np.inf
     if (held <= memory_bytes).all():
         best_s = peak_s
-    if target_s <= 0.0:
-        target_s = peak_s * (1.0 - STEP)
+    target_s = peak_s * (1.0 - STEP)
     fine_s, patience = target_s, max(1, num_moves // MOST_FINES)
     energy = _energy(loads, held, memory_bytes, target_s, fine_s)
     hot = max(heat * peak_s, 1e-300)

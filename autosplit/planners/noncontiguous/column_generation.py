@@ -16,9 +16,10 @@ import numpy as np
 from autosplit.costs.cost import TOLERANCE
 from autosplit.costs.problem import Floats
 from autosplit.planners.items import Ints
-from autosplit.planners.noncontiguous.frontier import Sweep, cheap_nets, narrow_order, sifted_order, sweep_of
+from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
+from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order, sifted_order
 from autosplit.planners.noncontiguous.pricing import Pricer
 from autosplit.planners.noncontiguous.restricted_master import Members, RestrictedMaster
 

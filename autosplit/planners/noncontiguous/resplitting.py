@@ -12,9 +12,10 @@ import numpy as np
 from autosplit.costs.problem import Floats
 from autosplit.planners.items import Ints
 from autosplit.planners.jit import allocating
-from autosplit.planners.noncontiguous.frontier import narrow_order, sweep_of
+from autosplit.planners.noncontiguous.frontier import sweep_of
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
+from autosplit.planners.noncontiguous.narrow_orders import narrow_order
 
 NUM_BUCKETS = 1000
 MAX_CELLS = 30_000_000

@@ -9,8 +9,8 @@ from problems import random_problem
 
 from autosplit.planners.noncontiguous import column_generation
 from autosplit.planners.noncontiguous.column_generation import ColumnBound, _only, pricers_of, rising_bound
-from autosplit.planners.noncontiguous.frontier import cheap_nets, narrow_order, sifted_order
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
+from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order, sifted_order
 from autosplit.planners.noncontiguous.pricing import Pricer
 from autosplit.values.constraints import Demands
 

@@ -17,9 +17,10 @@ from autosplit.errors import InfeasibleError
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.noncontiguous.annealing import anneal, random_home
 from autosplit.planners.noncontiguous.column_generation import pricers_of, refuted_s
-from autosplit.planners.noncontiguous.frontier import narrow_order, sweep_of
+from autosplit.planners.noncontiguous.frontier import sweep_of
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.planners.noncontiguous.local_search import descend
+from autosplit.planners.noncontiguous.narrow_orders import narrow_order
 from autosplit.planners.noncontiguous.partitioning import partition
 from autosplit.planners.noncontiguous.resplitting import resplit
 from autosplit.planners.portfolio import solve
