@@ -21,7 +21,7 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan, Stage, held_on, over_cap
 
 Ask = Callable[[Machine], Plan]
-"""A machine, whose caps count weights alone, to the best plan on it. Raises: InfeasibleError."""
+"""A function from a machine, whose caps count weights alone, to the best plan on it. Raises: InfeasibleError."""
 
 MAX_QUESTIONS = 12
 """Most questions to the planner, with the same backends, until an answer keeps the caps, and most listed plans that run."""
@@ -44,55 +44,58 @@ def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], ac
     Raises: InfeasibleError: no plan was found; ``conflict`` says whether that is proved. ProfileError: as ``plan_model``.
     """
     least = _least(machine, backends, account)
-    if not least:
-        return plan_model(query, machine, backends)
-    base_bytes = max(least.values())
-    most = max(device.memory_bytes for device in machine.devices if device.memory_bytes is not None)
-    if len(least) == len(machine.devices) and most <= base_bytes:
+    most = max((device.memory_bytes for device in machine.devices if device.memory_bytes is not None), default=0)
+    base_bytes = max(least.values(), default=0)
+    if least and len(least) == len(machine.devices) and most <= base_bytes:
         raise InfeasibleError(
             f"no plan fits: a worker takes {bytes_text(base_bytes)} for itself, and the largest cap is {bytes_text(most)}. "
             "Raise a cap."
         )
+    choices = [backends, *([name] for name in backends if len(backends) > 1)]
+    asks = [partial(_planned, query, choice) for choice in choices]
+    listed = partial(_listed, query, machine, backends, account)
+    return answer_within_caps(asks, machine, backends, account, listed, objective_s(query.constraints))
+
+
+def answer_within_caps(
+    asks: Sequence[Ask],
+    machine: Machine,
+    backends: Sequence[str],
+    account: Account,
+    listed: Callable[[Mapping[str, int]], list[Plan]] = lambda least: [],
+    key: Callable[[Plan], float] = lambda plan: plan.prediction.bottleneck_s,
+) -> Plan:
+    """The answer to the first question; where it breaks a cap, the best answer that keeps all caps.
+
+    Args:
+        asks: questions, each of which is asked with smaller caps until its answer keeps the caps. The bound is that of the first.
+        machine: the devices with their caps.
+        backends: the backends that may run.
+        account: gives plans the memory of their stages.
+        listed: called where the first answer breaks a cap, with the bytes that a worker takes on each device beside its stage;
+            returns plans that keep the caps and were found in another way.
+        key: of several such plans, the one with the smallest key is the answer.
+    Raises: InfeasibleError: no such plan was found.
+    """
+    least = _least(machine, backends, account)
     try:
-        first = account.measured(plan_model(query, within(machine, least), backends))
+        first = asks[0](within(machine, least))
     except InfeasibleError as failure:
-        raise _with_base(failure, base_bytes) from None
+        raise _with_base(failure, max(least.values(), default=0)) from None
+    if not least:
+        return first
+    first = account.measured(first)
     over = faults_on(first, machine, account.graph)
     if not over:
         return first
-    found = _listed(query, machine, backends, account, least)
-    for some in [backends, *([name] for name in backends if len(backends) > 1)]:
-        ask = partial(_planned, query, some)
-        plan, faults = _corrected(ask, machine, account, least, first if some is backends else None)
+    found = listed(least)
+    for number, ask in enumerate(asks):
+        plan, faults = _corrected(ask, machine, account, least, None if number else first)
         found += [plan] if plan is not None else []
         over = faults or over
     if not found:
-        text = "; ".join(over.values())
-        raise InfeasibleError(f"no plan within the caps was found: {text}. Raise a cap, or add a device.")
-    return bounded(min(found, key=objective_s(query.constraints)), first.prediction.bound_s)
-
-
-def answer_within_caps(ask: Ask, machine: Machine, backend: str, account: Account) -> Plan:
-    """The answer to a question, which is asked with smaller caps until the whole memory of every device is within its cap.
-
-    Args:
-        ask: answers with a plan for a machine, whose caps it takes to count weights alone.
-        machine: the devices with their caps.
-        backend: the backend of every stage.
-        account: gives plans the memory of their stages.
-    Raises: InfeasibleError: no such plan was found.
-    """
-    least = _least(machine, [backend], account)
-    first = ask(within(machine, least))
-    if not least:
-        return account.counted(first)
-    first = account.measured(first)
-    if not faults_on(first, machine, account.graph):
-        return first
-    plan, over = _corrected(ask, machine, account, least, first)
-    if plan is None:
         raise InfeasibleError(f"no plan within the caps was found: {'; '.join(over.values())}. Raise a cap, or add a device.")
-    return bounded(plan, first.prediction.bound_s)
+    return bounded(min(found, key=key), first.prediction.bound_s)
 
 
 def front_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> list[tuple[Plan, int]]:

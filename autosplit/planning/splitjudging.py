@@ -168,7 +168,7 @@ def best_under_rules(
         return predicted(plan, problem, blocks_of(plan, graph, settings), settings, solution.bound_s)
 
     try:
-        found = answer_within_caps(ask, machine, backend, account)
+        found = account.counted(answer_within_caps([ask], machine, [backend], account))
     except InfeasibleError:
         if given.prediction.bottleneck_s < inf:
             return given
