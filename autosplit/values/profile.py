@@ -15,7 +15,7 @@ from autosplit import tables
 from autosplit.errors import ProfileError, raise_faults
 from autosplit.files import content_hash, from_plain
 from autosplit.parsing import MALFORMED
-from autosplit.values.fitting import fit_factors
+from autosplit.values.fitting import fit_factors, newest_stages
 from autosplit.values.graph import Graph, Op
 from autosplit.values.links import Link, Wire
 from autosplit.values.machine import Machine
@@ -221,9 +221,7 @@ class Profile:
         known = {(link.source, link.target): link for link in self.links}
         return replace(self, links=tuple({**known, **{(link.source, link.target): link for link in links}}.values())).verify()
 
-    def with_stage(
-        self, ops: Iterable[str], setting: Setting, samples: Samples, busy: Sequence[str] = (), date: str = ""
-    ) -> "Profile":
+    def with_stage(self, ops: Iterable[str], setting: Setting, samples: Samples, busy: Sequence[str] = ()) -> "Profile":
         """The profile with a stage that was measured while it ran.
 
         Args:
@@ -231,10 +229,9 @@ class Profile:
             setting: its device, backend and threads.
             samples: seconds of its runs without transfers.
             busy: names of the devices that were busy at the same time.
-            date: the time of the measurement, in ISO 8601.
         Raises: ProfileError: an unknown op, a setting that was never measured, or samples that are not durations.
         """
-        stage = StageMeasured(frozenset(ops), setting, samples, tuple(busy), date)
+        stage = StageMeasured(frozenset(ops), setting, samples, tuple(busy))
         return replace(self, stages=(*self.stages, stage)).verify()
 
     def with_newest(self, stages: Iterable[tuple[Iterable[str], Setting]]) -> "Profile":
@@ -246,11 +243,11 @@ class Profile:
         own = {(setting, frozenset(ops)) for ops, setting in stages}
         unseen = own - {(stage.setting, stage.ops) for stage in self.stages}
         timed = ((s, ops, self.measured[s].whole) for s, ops in unseen if ops == set(self.signatures) and s in self.measured)
-        whole = (StageMeasured(ops, setting, samples, (), "") for setting, ops, samples in timed if samples)
+        whole = (StageMeasured(ops, setting, samples) for setting, ops, samples in timed if samples)
         return replace(self, stages=tuple(sorted((*self.stages, *whole), key=lambda stage: (stage.setting, stage.ops) in own)))
 
     def current_stages(self, setting: Setting) -> Sequence[StageMeasured]:
-        """The measured stages that count in a setting: the newest of each op set, one with busy neighbours if there is one."""
+        """The measured stages that count in a setting: see ``fitting.newest_stages``."""
         return self._current_stages.get(setting, [])
 
     @cached_property
@@ -263,16 +260,7 @@ class Profile:
 
     @cached_property
     def _current_stages(self) -> dict[Setting, list[StageMeasured]]:
-        newest: dict[tuple[Setting, frozenset[str]], StageMeasured] = {}
-        for stage in self.stages:
-            known = newest.get((stage.setting, stage.ops))
-            if known is None or stage.busy or not known.busy:
-                newest.pop((stage.setting, stage.ops), None)
-                newest[stage.setting, stage.ops] = stage
-        by_setting: dict[Setting, list[StageMeasured]] = {}
-        for stage in newest.values():
-            by_setting.setdefault(stage.setting, []).append(stage)
-        return by_setting
+        return newest_stages(self.stages)
 
     @cached_property
     def _factors(self) -> dict[Setting, dict[str, float]]:
@@ -293,30 +281,12 @@ class Profile:
         """Return the profile, or raise ProfileError with every fault."""
         faults = []
         for setting, measured in self.measured.items():
-            if setting.threads < 1:
-                faults.append(f"threads must be at least 1, but are {setting.threads} for {setting.backend} on {setting.device}")
             computed = measured.provenance.precision
             if computed != self.precision:
                 faults.append(f"{setting} was measured in {computed}, and the profile is of {self.precision}")
-            known = set(self.signatures) if measured.per == "op" else set(self.signatures.values())
-            absent = sorted(known - set(measured.ops) - set(measured.refused))
-            if absent and measured.whole:
-                faults.append(f"{setting} has the whole model but not {len(absent)} of its ops, such as '{absent[0]}'")
-            for key, samples in measured.ops.items():
-                faults += samples.faults(f"op '{key}' ({setting})")
-            for name, whole in (("the whole model", measured.whole), ("the whole model alone", measured.alone)):
-                faults += whole.faults(f"{name} ({setting})") if whole else []
-            if measured.cut_s_per_byte is not None:
-                faults += Samples((measured.cut_s_per_byte,)).faults(f"a byte that passes a cut ({setting})")
+            faults += measured.faults(setting, self.signatures)
         for stage in self.stages:
-            faults += stage.samples.faults(f"a stage of {len(stage.ops)} ops ({stage.setting})")
-            unknown = sorted(stage.ops - set(self.signatures))
-            faults += [f"a measured stage holds unknown op '{unknown[0]}'"] if unknown else []
-            faults += [] if stage.ops else ["a measured stage holds no ops"]
-            if stage.setting not in self.measured:
-                faults.append(f"a stage was measured with {stage.setting}, whose ops were never measured")
-            elif impossible := sorted(stage.ops & set(self.measured[stage.setting].refused)):
-                faults.append(f"a stage measured with {stage.setting} holds op '{impossible[0]}', which that backend refuses")
+            faults += stage.faults(self.measured, self.signatures)
         raise_faults(ProfileError, f"profile of '{self.graph_name}' does not verify", faults)
         return self
 

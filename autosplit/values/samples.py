@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -159,6 +159,28 @@ class Measured:
     cut_s_per_byte: float | None = None
     footprints: Mapping[str, Footprint] = field(default_factory=dict)
 
+    def faults(self, setting: Setting, signatures: Mapping[str, str]) -> list[str]:
+        """The faults of these measurements.
+
+        Args:
+            setting: how the model ran.
+            signatures: op name to signature, for every op of the model.
+        """
+        found = []
+        if setting.threads < 1:
+            found.append(f"threads must be at least 1, but are {setting.threads} for {setting.backend} on {setting.device}")
+        known = set(signatures) if self.per == "op" else set(signatures.values())
+        absent = sorted(known - set(self.ops) - set(self.refused))
+        if absent and self.whole:
+            found.append(f"{setting} has the whole model but not {len(absent)} of its ops, such as '{absent[0]}'")
+        for key, samples in self.ops.items():
+            found += samples.faults(f"op '{key}' ({setting})")
+        for name, whole in (("the whole model", self.whole), ("the whole model alone", self.alone)):
+            found += whole.faults(f"{name} ({setting})") if whole else []
+        if self.cut_s_per_byte is not None:
+            found += Samples((self.cut_s_per_byte,)).faults(f"a byte that passes a cut ({setting})")
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class StageMeasured:
@@ -168,7 +190,23 @@ class StageMeasured:
     setting: Setting
     samples: Samples
     busy: tuple[str, ...] = ()
-    date: str = ""
+
+    def faults(self, measured: Mapping[Setting, Measured], ops: Container[str]) -> list[str]:
+        """The faults of this measurement.
+
+        Args:
+            measured: the measurements of the whole model in each setting.
+            ops: the names of the model's ops.
+        """
+        found = self.samples.faults(f"a stage of {len(self.ops)} ops ({self.setting})")
+        unknown = sorted(op for op in self.ops if op not in ops)
+        found += [f"a measured stage holds unknown op '{unknown[0]}'"] if unknown else []
+        found += [] if self.ops else ["a measured stage holds no ops"]
+        if self.setting not in measured:
+            found.append(f"a stage was measured with {self.setting}, whose ops were never measured")
+        elif impossible := sorted(self.ops & set(measured[self.setting].refused)):
+            found.append(f"a stage measured with {self.setting} holds op '{impossible[0]}', which that backend refuses")
+        return found
 
 
 def measured_to_dict(measured: Measured) -> dict[str, Any]:
@@ -202,7 +240,6 @@ def stage_to_dict(stage: StageMeasured) -> dict[str, Any]:
         "ops": sorted(stage.ops),
         "samples": _seconds(stage.samples),
         "busy": list(stage.busy),
-        "date": stage.date,
     }
 
 

@@ -157,11 +157,7 @@ def test_overlapping_stages_that_agree_are_all_met(truth: list[float]) -> None:
 
 
 def test_round_trip_keeps_everything_and_the_hash() -> None:
-    profile = (
-        profiled()
-        .with_stage(["op0"], ON_0, samples(3.0), ["cpu:1"], "2025-01-01")
-        .with_links([shared_memory_link("cpu:0", "cpu:1")])
-    )
+    profile = profiled().with_stage(["op0"], ON_0, samples(3.0), ["cpu:1"]).with_links([shared_memory_link("cpu:0", "cpu:1")])
     again = Profile.from_dict(json.loads(json.dumps(profile.to_dict())))
     assert again == profile and again.hash == profile.hash
     assert profile.with_stage(["op0"], ON_0, samples(4.0)).hash != profile.hash
