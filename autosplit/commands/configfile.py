@@ -17,9 +17,9 @@ JOINED = ("devices", "memory", "backend")
 
 
 def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """The callback of ``--config``: what the file sets becomes the default of the command's flags.
+    """The callback of ``--config``: the values of the file become the defaults of the command's flags.
 
-    Raises: UsageError: the file cannot be read, or with every fault: a flag that is none of the command's, or a wrong value.
+    Raises: UsageError: the file cannot be read, or with every fault: a flag that the command does not have, or a wrong value.
     """
     if path is None:
         return None

@@ -75,7 +75,7 @@ class Columns:
         yield _drawn(part, options.max_width)
 
     def _keys(self, width: int) -> tuple[Column, ...]:
-        """The first columns, as many as tell the rows apart: at most three, and at most ``width`` wide."""
+        """The fewest first columns that tell the rows apart: at most three, and at most ``width`` wide."""
         keys = self.columns[:1]
         for column in self.columns[1:3]:
             rows = list(zip(*(key.texts for key in keys), strict=True))

@@ -84,7 +84,7 @@ def count(graph: Graph, plan: Plan, values: ValueMemory | None = None, known: Kn
 
 
 def with_footprints(profile: Profile, known: Known) -> Profile:
-    """The profile with these footprints, each where its backend was timed with so many threads in its precision."""
+    """The profile with these footprints. Each goes to the first setting with its backend, threads and precision."""
     measured = dict(profile.measured)
     for key, one in known.items():
         setting = next((setting for setting in measured if (*setting[1:], profile.precision) == key[:3]), None)

@@ -23,7 +23,8 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Setting
 
 MAX_CHOICES, MAX_PROVING = 9, 27
-"""Most choices of one backend for each device that the planner is asked for, and most where asking for all proves a plan."""
+"""A choice gives each device one backend. The planner is asked about at most ``MAX_CHOICES`` choices; if there are at most
+``MAX_PROVING``, it is asked about all of them, which proves the best plan."""
 
 
 LEAST_GAIN = 0.01
@@ -115,7 +116,7 @@ class Backends:
     def _ways(self, block: Block) -> list[list[Block]]:
         """The block on its cheapest backend, and on several if each change of backend saves ``LEAST_GAIN`` of its time.
 
-        Nothing if no backend is on all devices of the block.
+        The list is empty if no backend runs on all devices of the block.
         """
         found = [{self.settings[k].backend: k for k in self.groups[device]} for device in block.devices]
         shared = [backend for backend in found[0] if all(backend in there for there in found)]
@@ -222,8 +223,8 @@ def backend_choices(
 ) -> list[Mapping[str, str]]:
     """Device name to backend: one backend for all first, then the mixtures, where they are few.
 
-    Where they are more than ``most``, all devices of a kind get the same one, or each its first. Backends that were not
-    measured on a device are left out there.
+    If there are more than ``most``, all devices of a kind get one backend, or each device its first one. A device gets no backend
+    that was not measured on it.
     """
     names = [device.name for device in machine.devices]
     kinds = [device.kind for device in machine.devices]

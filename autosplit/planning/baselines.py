@@ -274,7 +274,7 @@ def unmet_demands(
     constraints: Constraints,
     backends: Collection[str] | None = None,
 ) -> list[str]:
-    """Every demand that a baseline does not meet, a sentence each: it must not become the plan then, however fast it is.
+    """A sentence for each demand that a baseline does not meet. Such a baseline must not become the plan, however fast it is.
 
     Args:
         plan: the baseline.

@@ -161,8 +161,8 @@ def named_lists(lists: Mapping[str, int]) -> str:
 def layer_units(graph: Graph, path: str) -> tuple[Unit, ...]:
     """The layers of the list at ``path`` as units, with what is around them.
 
-    What runs before the first layer is in its unit, and what runs after a layer and is in no later one is in the unit of that
-    layer. Ops that read only the model's inputs are in the unit of their first reader.
+    Ops before the first layer are in its unit. An op that is in no layer is in the unit of the last layer whose values it reads.
+    Ops that read only the model's inputs are in the unit of their first reader.
     """
     number: dict[str, int] = {}
     floating: list[Op] = []

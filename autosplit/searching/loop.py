@@ -30,14 +30,15 @@ from autosplit.values.samples import Samples
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
-"""Rounds of a candidate and seconds of each, beside a round of the first plan: full rounds, or single requests for latency."""
+"""Rounds in which a candidate runs, and seconds of each. Each is beside a round of the first plan. For throughput, a round is
+full of requests; for latency, requests run one at a time."""
 
 CORRECTING_SHARE = 0.6
 """Share of the budget for planning with corrected profiles; the rest is for Optuna."""
 
 PLANNING_SHARE, LEAST_PLANNING_S = 0.2, 1.0
-"""Share of the budget for one question to the planner, and least seconds of the first and the last question. Plans of ResNet-50,
-BERT, ViT, GPT-2 and others for either objective were the same after 1 s and after 10 s; only bounds grew."""
+"""Share of the budget for one question to the planner, and least seconds of the first and the last question. A second is enough:
+for ResNet-50, BERT, ViT, GPT-2 and others, 10 s gave the same plans, and only bounds grew."""
 
 HOPELESS = 0.8
 """A candidate that is predicted to reach less than this share of the best measured plan is not run."""

@@ -70,7 +70,7 @@ def asked_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
 def first_trials(job: Job, best: Plan) -> list[dict[str, Any]]:
     """The best plan so far, then with its backend the two extremes: a stage on each device, and the model on each device.
 
-    The speed of one does not tell that of the other: a cache may hold all stages of a pipeline, but not two whole models.
+    Neither speed predicts the other: a cache may hold all stages of a pipeline, but not two whole models.
     """
     asked = as_parameters(job, best)
     return [asked, asked | {"num_stages": most_stages(job), "replicate": False}, asked | {"num_stages": 1, "replicate": True}]

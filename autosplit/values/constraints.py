@@ -36,8 +36,8 @@ class Demands:
         max_replicas: largest number of devices for one stage; 1 forbids replication.
         min_stage_s: shortest time of a stage per request, in seconds.
         max_latency_s: longest time of one request through an idle pipeline, in seconds.
-        reuse: whether several stages may share a device. With None they may where there are more stages than devices, where it
-            makes the latency small, and where no chain with one stage on a device meets the demands.
+        reuse: whether several stages may share a device. None lets the planner decide: stages share devices if they outnumber the
+            devices, if latency is the objective, or if no chain with one stage on a device meets the demands.
     """
 
     objective: Objective = "throughput"
@@ -140,13 +140,13 @@ class Placement:
 @checked
 @dataclass(frozen=True, slots=True)
 class Constraints(Demands):
-    """Demands on a plan for a model: its shape, and the devices of ops. All of them hold together. Replication is free.
+    """Demands on a plan for a model: its shape, and the devices of ops. By default stages may have replicas.
 
     Attributes:
         pins: op pattern to the device it must run on.
         forbids: op pattern to devices it must not run on.
         allows: op pattern to devices that support it; a device that is named here runs no ops but those allowed on it.
-        together: op patterns; the ops that one matches stay in one stage, and so do patterns that share an op.
+        together: op patterns; all ops that one pattern matches stay in one stage. Patterns that match one op share its stage.
         supports: device to patterns of the ops that it supports, as ``verify`` finds them in the machine.
     """
 
@@ -200,7 +200,7 @@ class Constraints(Demands):
         return [(device, patterns, verb) for of, verb in lists for device, patterns in of.items()]
 
     def notes(self, graph: Graph) -> list[str]:
-        """A note on each pattern of ``forbids`` and ``allows`` without an op: such lists may be written for many models."""
+        """A note on each pattern of ``forbids`` and ``allows`` that matches no op; lists for many models may have some."""
         return [
             f"'{pattern}' matches no op of '{graph.name}', so it has no effect here"
             for pattern in dict.fromkeys([*self.forbids, *self.allows])
@@ -270,7 +270,7 @@ def unsupported(graph: Graph, device: Device) -> dict[str, str]:
 
 
 _GENERAL = re.compile(r"[*?]|^aten\.")
-"""Patterns of kinds of ops. They may be written for many models, so they may match no op."""
+"""Fields whose patterns name kinds of ops. One list may serve many models, so a pattern may match no op."""
 
 
 def matching_ops(graph: Graph, pattern: str) -> tuple[str, ...]:

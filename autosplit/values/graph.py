@@ -110,7 +110,7 @@ class Graph:
     def runs(self, ops: Iterable[str], label: Mapping[str, object]) -> list[tuple[str, ...]]:
         """The named ops in few sets with one label each; a set reads only from itself and from the sets before it.
 
-        Each set takes all that it can; where to begin is tried for each label.
+        Each set takes as many ops as it can. The search begins with each label in turn and returns the fewest sets.
         """
         wanted = [self.ops[position] for position in sorted(self.index[name] for name in ops)]
         found = [self._runs(wanted, label, first) for first in dict.fromkeys(label[op.name] for op in wanted)]

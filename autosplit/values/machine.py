@@ -2,10 +2,10 @@
 
 The name of a device says its kind and number: ``cpu:0`` (a core), ``cpu:0-3`` or ``cpu:0+2`` (core sets), ``cuda:0``, ``npu:0``
 (an accelerator with rules of its own, simulated), or ``null:0`` (no hardware, for tests and simulations). A cluster of hosts is a
-machine too: there the name of the host stands before that of the device, as in ``node-a/cpu:0``.
+machine too: there the name of the host stands before the name of the device, for example ``node-a/cpu:0``.
 
-Core sets may overlap: ``cpu:0-1`` beside ``cpu:0`` and ``cpu:1`` are alternatives, of which a plan uses only such that have no
-core in common. The largest sets of devices that one plan can use are the ``layouts`` of a machine.
+Core sets may overlap: ``cpu:0-1`` is an alternative to ``cpu:0`` and ``cpu:1``. Two devices of one plan have no core in common.
+The largest sets of devices that one plan can use are the ``layouts`` of a machine.
 """
 
 import re
@@ -175,7 +175,7 @@ class Machine:
     def layouts(self) -> "tuple[Machine, ...]":
         """The machine with each largest set of devices without a core in common, the one with most devices first.
 
-        Every plan is a plan on one of them. Raises: DeviceError: too many devices have a core in common.
+        Each plan uses the devices of one layout. Raises: DeviceError: too many devices have a core in common.
         """
         rivals: dict[str, set[str]] = {}
         for one, other, _ in _shared_cores(self.devices):
@@ -245,9 +245,9 @@ def overlaps(devices: Iterable[Device]) -> list[str]:
 
 
 def _largest_free_sets(names: Collection[str], rivals: Mapping[str, Collection[str]]) -> list[frozenset[str]]:
-    """The sets of names without rivals inside that no further name can join, but not more than ``MAX_LAYOUTS + 1``.
+    """The sets of names that hold no two rivals and that no further name can join; at most ``MAX_LAYOUTS + 1`` of them.
 
-    Each such set holds a given name or one of its rivals, so these are the ways to go on.
+    For any name that is left, such a set holds the name or one of its rivals. The search tries each of these.
     """
     found, seen = set[frozenset[str]](), set[tuple[frozenset[str], frozenset[str]]]()
     waiting = [(frozenset[str](), frozenset(names))]

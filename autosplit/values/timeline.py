@@ -8,11 +8,11 @@ from autosplit.errors import UsageError
 
 ActionKind = Literal["receive", "compute", "send"]
 MAX_COLUMNS = 120
-"""Largest number of columns of the text form; only the number of the others is shown."""
+"""Largest number of columns of the text form; for the columns after these, the text says how many there are."""
 
 
 MAX_SLICES = 6000
-"""Most actions of one process of a Chrome trace, about 1.4 MB of JSON; those of the earliest requests are left out."""
+"""Most actions of one process of a Chrome trace, about 1.4 MB of JSON; actions of the earliest requests are left out."""
 
 
 class Action(NamedTuple):
