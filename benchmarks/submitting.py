@@ -68,12 +68,14 @@ def rate(service: Service, call: Call, inputs: tuple[Any, Any], who: str, in_fli
 def _keep(call: Call, in_flight: int, until: float) -> int:
     """Keep ``in_flight`` requests in flight until the time ``until``; return how many were answered."""
     count, under_way = 0, deque[Future[Any]]()
-    while under_way or count == 0:
-        while len(under_way) < in_flight and (time.perf_counter() < until or count + len(under_way) == 0):
-            under_way.append(call())
-        under_way.popleft().result()
-        count += 1
-    return count
+    while time.perf_counter() < until:
+        under_way.append(call())
+        if len(under_way) == in_flight:
+            under_way.popleft().result()
+            count += 1
+    for future in under_way:
+        future.result()
+    return count + len(under_way)
 
 
 async def _from_asyncio(call: Callable[[], Any], in_flight: int, until: float) -> int:

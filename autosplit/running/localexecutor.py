@@ -255,7 +255,8 @@ class LocalExecutor(Answering):
         finally:
             with self.lock:
                 self._num_answered += 1
-                self._changed.notify_all()
+                if self._queue.num_waiting <= self._room // 2:  # waking a caller for each place costs a core
+                    self._changed.notify_all()
         self._answers.deliver((request,))
 
     def _compute(self, copy: StageCopy, request: Request) -> None:
