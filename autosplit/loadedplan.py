@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from autosplit.annotation import annotate
 from autosplit.api import Model, trace
 from autosplit.arguments import checked
 from autosplit.deploying.service import Service, open_pipeline
 from autosplit.devices.discovering import as_machine
 from autosplit.errors import UsageError
+from autosplit.placing.placed import Placed
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.loading import Inputs
 from autosplit.values.machine import Machine, parse_device
@@ -29,6 +31,10 @@ class LoadedPlan:
     def open(self) -> Service:
         """The plan as a running service."""
         return open_pipeline(self.traced, self.plan, self.machine)
+
+    def placed(self) -> Placed:
+        """The model with each op on the device of its stage: ``annotate`` with the plan. ``placed().plan()`` goes back."""
+        return annotate(self.traced, self.plan, machine=self.machine)
 
     def __repr__(self) -> str:
         return f"LoadedPlan({self.plan!r})"

@@ -199,6 +199,8 @@ def test_a_plan_of_unknown_code_is_not_run(tmp_path: Path) -> None:
         autosplit.load(tmp_path / "foreign.yaml")
     again = autosplit.load(str(tmp_path / "plan.yaml"))
     assert again.plan.hash == plan.hash and again.machine == one
+    placed = again.placed()
+    assert set(placed.devices.values()) == {"cpu:0"} and placed.plan().stages[0].ops == plan.stages[0].ops
 
 
 def test_a_plan_is_not_run_as_that_of_another_model(tmp_path: Path) -> None:

@@ -288,5 +288,6 @@ def matching_ops(graph: Graph, pattern: str) -> tuple[str, ...]:
 
 def matches_nothing(graph: Graph, pattern: str) -> str:
     """The fault of a pattern that no op matches, with the names that come close."""
-    hint = close_names(pattern, [*graph.index, *sorted({op.module for op in graph.ops} - {""})])
+    paths = {op.module for op in graph.ops} | {op.operator.rpartition(".")[0] for op in graph.ops}
+    hint = close_names(pattern.strip("*?."), [*graph.index, *sorted(paths - {""})])
     return f"'{pattern}' matches no op, module path or operator{hint}"

@@ -184,11 +184,13 @@ def test_every_fault_of_a_map_at_once():
     with pytest.raises(UsageError) as caught:
         place(
             traced,
-            {"linea": "cpu:0", "relu": "cpu:7", "0": "cpu:1", "aten.linear*": "cpu:0", "2": ("cpu:0", "egaer"), "1": 1},
+            {"linea": "cpu:0", "aten.reluu*": "cpu:0"}
+            | {"relu": "cpu:7", "0": "cpu:1", "aten.linear*": "cpu:0", "2": ("cpu:0", "egaer"), "1": 1},
             machine=MACHINE.with_memory({"cpu:1": 300}),
         )
     text = str(caught.value)
-    assert "(6 faults)" in text
+    assert "(7 faults)" in text
+    assert "'aten.reluu*' matches no op, module path or operator; close names: 'aten.relu'" in text
     assert "'1': 1 is not a site; write 'cpu:1', ('cpu:1', 'openvino') or ('cpu:1', 'openvino', 'bf16')" in text
     assert "op 'linear' needs 416 B by itself, and the cap of cpu:1 is 300 B; raise the cap, or give a fallback" in text
     assert "'linea' matches no op, module path or operator; close names: 'linear'" in text

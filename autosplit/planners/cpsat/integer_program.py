@@ -14,6 +14,8 @@ from autosplit.values.constraints import Demands
 
 PLACES_PER_SECOND = 4000
 """Ops times devices for each second in which CP-SAT is to better a known plan: building its model cannot be stopped."""
+FEW_ITEMS = 12
+"""Where devices hold several blocks, items up to which each may be a block of its own; then the proof holds for all plans."""
 LONGEST_REFUTATION_S = 2.0
 
 
@@ -36,7 +38,8 @@ def _ask(incumbent: Incumbent, deadline: float, any_plan: bool) -> None:
     exact = contract(problem, demands).exact
     items = contract(problem, demands, limit_s=incumbent.objective_s, merge=exact)
     most = int(min(items.num_items, problem.num_devices if not demands.reuse else inf, demands.max_stages or inf))
-    num_slots = demands.num_stages or min(most, max(MORE_BLOCKS * problem.num_devices, len(incumbent.blocks)))
+    enough = most if items.num_items <= FEW_ITEMS else MORE_BLOCKS * problem.num_devices
+    num_slots = demands.num_stages or min(most, max(enough, len(incumbent.blocks)))
     if not (demands.contiguous or demands.reuse or demands.num_stages or demands.max_stages):
         num_slots = most = problem.num_devices
     if num_slots > items.num_items and demands.num_stages:
