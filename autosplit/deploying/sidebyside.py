@@ -107,18 +107,18 @@ class Contender:
         Replicas that form lanes are timed each until its own last answer, and their throughputs add up: a slow lane still has
         requests when the others have none.
         """
-        at_once, calls = self._at_once, self.calls
+        at_once, calls, in_flight = self._at_once, self.calls, self.in_flight
         count = max(at_once, round(num_items / self.plan.microbatch))
         count += -count % at_once
         before = 0 if self.slow and len(self.plan.stages) == 1 else at_once
         after = 0 if self.slow else at_once
         if self._shares:
-            before = after = self.in_flight if self.slow else self.pipeline.window
+            before = after = in_flight if self.slow else self.pipeline.window
         total = before + count + after
         begin_ns = time.monotonic_ns()
         under_way: deque[Future[Any]] = deque()
         for number in range(total):
-            if len(under_way) == self.in_flight:
+            if len(under_way) == in_flight:
                 under_way.popleft().result()
             under_way.append(calls[number % len(calls)]())
         for future in under_way:
