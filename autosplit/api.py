@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from torch.export import ExportedProgram
 
 from autosplit import measuring
 from autosplit.arguments import checked
-from autosplit.backends.base import absent_runtimes, installed
+from autosplit.backends.base import absent_runtimes
 from autosplit.deploying.comparing import Subject, expectation, run_beside
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.microbatching import require_independent
@@ -23,12 +22,10 @@ from autosplit.devices.discovering import as_machine
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import UsageError
 from autosplit.exporting import base as targets
-from autosplit.measuring.settings import stamps_of
+from autosplit.keeping import keep_runs, keep_search, stored_profile
 from autosplit.planning.predicting import measured_backends
 from autosplit.planning.predicting import predict as predict_plan
 from autosplit.progress import announce, shown
-from autosplit.reports.accuracy import run_of, runs_of_report
-from autosplit.reports.outcomes import PLAN
 from autosplit.reports.runreport import RunReport
 from autosplit.tracing import capturing, loading
 from autosplit.tracing.capturing import Traced
@@ -38,7 +35,6 @@ from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
-from autosplit.values.samples import Setting
 
 if TYPE_CHECKING:
     # Solvers and Optuna take 1.3 s to load; measuring needs none of them.
@@ -234,22 +230,7 @@ def run_subjects(
     """``run`` with the model traced for several microbatches: beside a plan that cuts requests, baselines take whole ones."""
     with shown(setup.progress) as progress:
         report = run_beside(subjects, plan, machine, constraints, baselines, setup=setup, budget=budget, progress=progress)
-    notes = list(report.notes)
-    if setup.store is not None:
-        with measuring.Store(Path(setup.store)).noted(notes) as store:
-            store.add_runs(runs_of_report(report, now()))
-    return replace(report, notes=tuple(notes))
-
-
-def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -> Profile | None:
-    """The stored profile of a model for this machine, these versions and the plan's precision; None if there is none."""
-    if setup.store is None or setup.hosts is not None:
-        return None
-    store = measuring.Store(Path(setup.store))
-    settings = [Setting(device.name, backend, 1) for device in machine.devices for backend in installed()]
-    stamps = {setting.backend: stamp for setting, stamp in stamps_of(machine, settings, plan.precision).items()}
-    profile = store.load(traced.graph, stamps, plan.precision)
-    return profile.with_links(store.links(next(iter(stamps.values())))) if profile.measured else None
+    return replace(report, notes=(*report.notes, *keep_runs(report, setup)))
 
 
 @checked
@@ -350,24 +331,6 @@ def auto(
     notes = (*absent, *traced.notes, *wanted.notes(traced.graph), *report.notes, *keep_search(found, setup))
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced
     return AutoResult(machine, found.profile, found, replace(report, notes=notes), used, setup.hosts)
-
-
-def keep_search(found: "SearchResult", setup: Setup) -> tuple[str, ...]:
-    """Store the stages and runs that a search measured, so that the next search begins with them. Returns: the fault, if any."""
-    if setup.store is None:
-        return ()
-    notes: list[str] = []
-    ran = [(trial.plan, trial.outcome) for trial in found.trials if trial.outcome is not None]
-    runs = [run_of("searched", found.traced.graph.name, PLAN, plan, outcome, now()) for plan, outcome in ran]
-    with measuring.Store(Path(setup.store)).noted(notes) as store:
-        store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))
-        store.add_runs(run for run in runs if run is not None)
-    return tuple(notes)
-
-
-def now() -> str:
-    """The date and time, with which measurements and runs are stamped."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, slots=True)

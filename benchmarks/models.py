@@ -46,6 +46,7 @@ from autosplit.deploying.workspace import Workspace
 from autosplit.devices.discovering import describe, machine_for
 from autosplit.devices.limits import usable_cores
 from autosplit.devices.processes import prepare_to_spawn
+from autosplit.keeping import keep_search
 from autosplit.progress import bars
 from autosplit.reports.runreport import RunReport
 from autosplit.searching.loop import SearchResult
@@ -187,7 +188,7 @@ def _choose(
     begun_s = time.monotonic()
     subjects = {whole.source.batch: (whole, profile), found.plan.microbatch: (found.traced, found.profile)}
     report = api.run_subjects(subjects, found.plan, machine, Constraints(), setup=setup, budget=budget)
-    api.keep_search(found, setup)
+    keep_search(found, setup)
     return found, report, time.monotonic() - begun_s
 
 

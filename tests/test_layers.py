@@ -43,6 +43,7 @@ LAYERS = """
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing
     exporting
+    keeping
     api
     annotation
     loadedplan

@@ -32,14 +32,14 @@ def evaluate(given: Evaluate) -> None:
 
 def _evaluate_plan(given: Evaluate, path: Path) -> None:
     """Predict a plan file, edited or not, and show its stages."""
-    from autosplit import api
+    from autosplit import api, keeping
     from autosplit.commands.report import plan_table
     from autosplit.deploying.setup import Setup
     from autosplit.loadedplan import load
 
     given.require_default((*FOR_WORKLOADS, "split", *FOR_MODELS), "a plan names its own stages")
     loaded = load(path, given.model)
-    profile = api.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
+    profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
     if profile is None:
         raise UsageError(f"the store '{given.profiles}' holds no measurement of this model here: autosplit profile makes one")
     plan = api.predict(loaded.plan, profile, loaded.traced, loaded.machine)

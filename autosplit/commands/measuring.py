@@ -64,12 +64,12 @@ def profile(given: options.Measure) -> None:
         return
     if not given.model:
         raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
-    from autosplit import api
+    from autosplit import api, keeping
     from autosplit.commands.machines import opened_machine
     from autosplit.commands.report import table
     from autosplit.devices.processes import prepare_to_spawn
 
-    started = api.now()
+    started = keeping.now()
     prepare_to_spawn()  # the fork server imports torch while the model is loaded
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
         timed = StepTimes(progress)

@@ -64,12 +64,12 @@ def run(given: options.Run) -> None:
 
 def auto(given: options.Auto) -> None:
     """Do everything: trace, profile, search, run, compare; the best plan is written."""
-    from autosplit import api
+    from autosplit import api, keeping
     from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table
     from autosplit.deploying.comparing import expectation
     from autosplit.values.planfile import write_plan
 
-    started = api.now()
+    started = keeping.now()
     wanted, budget = given.constraints(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
         progress = StepTimes(drawn)
@@ -115,7 +115,7 @@ def report(given: options.Report) -> None:
 
 def export(given: Export) -> None:
     """Write a plan for another runtime, or list the runtimes with --to list."""
-    from autosplit import api
+    from autosplit import api, keeping
     from autosplit.commands.report import table
     from autosplit.deploying.setup import Setup
     from autosplit.exporting.base import TARGETS, get_target, require_exportable
@@ -131,7 +131,7 @@ def export(given: Export) -> None:
         raise UsageError("name the plan and the folder to make: autosplit export plan.yaml FOLDER --to RUNTIME")
     require_exportable(given.to, given.folder)
     loaded = load(given.plan, given.model)
-    profile = api.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
+    profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
     exported = api.export(loaded.traced, loaded.plan, given.folder, given.to, profile=profile)
     for note in exported.notes:
         say(f"note: {note}")

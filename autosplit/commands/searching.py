@@ -28,13 +28,13 @@ def search(given: options.Plans) -> None:
     if given.format != "model":
         search_workload(given)
         return
-    from autosplit import api
+    from autosplit import api, keeping
     from autosplit.commands.report import plan_table, table
     from autosplit.deploying.footprints import Footprints
     from autosplit.values.planfile import write_plan
 
     given.require_for_models()
-    started = api.now()
+    started = keeping.now()
     wanted, budget = given.constraints(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
         setup = given.setup(progress, log(given), hosts)
@@ -42,7 +42,7 @@ def search(given: options.Plans) -> None:
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)
         found = api.search(traced, measured, machine, wanted, setup=setup, budget=budget)
-    notes = [*traced.notes, *wanted.notes(traced.graph), *measured.notes, *api.keep_search(found, setup)]
+    notes = [*traced.notes, *wanted.notes(traced.graph), *measured.notes, *keeping.keep_search(found, setup)]
     say_reused(measured, given.profiles, started)
     for note in notes:
         say(f"note: {note}")

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from autosplit.api import AutoResult, stored_profile
+from autosplit.api import AutoResult
 from autosplit.arguments import checked
 from autosplit.deploying.setup import Setup
 from autosplit.files import write_atomic
+from autosplit.keeping import stored_profile
 from autosplit.measuring import Store
 from autosplit.memory.account import Account
 from autosplit.memory.stages import footprints_of

@@ -1,0 +1,61 @@
+"""Keep the stages and runs that were measured in the store of profiles, and find the profile of a plan there."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autosplit.backends.base import installed
+from autosplit.deploying.setup import Setup
+from autosplit.measuring import Store
+from autosplit.measuring.settings import stamps_of
+from autosplit.reports.accuracy import run_of, runs_of_report
+from autosplit.reports.outcomes import PLAN
+from autosplit.reports.runreport import RunReport
+from autosplit.tracing.capturing import Traced
+from autosplit.values.machine import Machine
+from autosplit.values.plan import Plan
+from autosplit.values.profile import Profile
+from autosplit.values.samples import Setting
+
+if TYPE_CHECKING:
+    # Solvers and Optuna take 1.3 s to load; running a plan needs none of them.
+    from autosplit.searching.loop import SearchResult
+
+
+def stored_profile(traced: Traced, plan: Plan, machine: Machine, setup: Setup) -> Profile | None:
+    """The stored profile of a model for this machine, these versions and the plan's precision; None if there is none."""
+    if setup.store is None or setup.hosts is not None:
+        return None
+    store = Store(Path(setup.store))
+    settings = [Setting(device.name, backend, 1) for device in machine.devices for backend in installed()]
+    stamps = {setting.backend: stamp for setting, stamp in stamps_of(machine, settings, plan.precision).items()}
+    profile = store.load(traced.graph, stamps, plan.precision)
+    return profile.with_links(store.links(next(iter(stamps.values())))) if profile.measured else None
+
+
+def keep_runs(report: RunReport, setup: Setup) -> tuple[str, ...]:
+    """Store predicted beside measured of every run of a report. Returns: the fault, if any."""
+    if setup.store is None:
+        return ()
+    notes: list[str] = []
+    with Store(Path(setup.store)).noted(notes) as store:
+        store.add_runs(runs_of_report(report, now()))
+    return tuple(notes)
+
+
+def keep_search(found: "SearchResult", setup: Setup) -> tuple[str, ...]:
+    """Store the stages and runs that a search measured, so that the next search begins with them. Returns: the fault, if any."""
+    if setup.store is None:
+        return ()
+    notes: list[str] = []
+    ran = [(trial.plan, trial.outcome) for trial in found.trials if trial.outcome is not None]
+    runs = [run_of("searched", found.traced.graph.name, PLAN, plan, outcome, now()) for plan, outcome in ran]
+    with Store(Path(setup.store)).noted(notes) as store:
+        store.save(found.traced.graph, found.profile, dict.fromkeys(stage.setting for stage in found.profile.stages))
+        store.add_runs(run for run in runs if run is not None)
+    return tuple(notes)
+
+
+def now() -> str:
+    """The date and time, with which measurements and runs are stamped."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
