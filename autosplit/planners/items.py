@@ -114,20 +114,6 @@ class Items:
         )
 
 
-def contract(problem: Problem, demands: Demands, limit_s: float = inf, merge: bool = True, bytes_of_merged: bool = True) -> Items:
-    """The items of a problem; for a plan that need not be contiguous, ops of a group only.
-
-    Args:
-        problem: what is asked.
-        demands: the limits on a plan.
-        limit_s: only plans below it count, so that an item is barred from devices on which it alone takes as long.
-        merge: join items that some best plan keeps together.
-        bytes_of_merged: count the bytes of merged items. Otherwise more items are merged, and plans may exceed memory caps.
-    """
-    home = components(problem, demands.contiguous)
-    return _items(problem, demands, home, limit_s, merge, bytes_of_merged)
-
-
 def kept_together(problem: Problem, contiguous: bool) -> list[tuple[int, ...]]:
     """The ops of each group and, where the order binds, of each of its cycles."""
     members: dict[int, list[int]] = {}
@@ -171,7 +157,16 @@ def _pair_costs(problem: Problem, classes: Sequence[Sequence[int]]) -> tuple[Flo
     return least[0], least[1], equal
 
 
-def _items(problem: Problem, demands: Demands, home: Ints, limit_s: float, merge: bool, bytes_of_merged: bool) -> Items:
+def contract(problem: Problem, demands: Demands, limit_s: float = inf, merge: bool = True) -> Items:
+    """The items of a problem; for a plan that need not be contiguous, ops of a group only.
+
+    Args:
+        problem: what is asked.
+        demands: the limits on a plan.
+        limit_s: only plans below it count, so that an item is barred from devices on which it alone takes as long.
+        merge: join items that some best plan keeps together.
+    """
+    home = components(problem, demands.contiguous)
     classes = problem.device_classes
     firsts = [members[0] for members in classes]
     numbers, home = np.unique(home, return_inverse=True)
@@ -192,12 +187,9 @@ def _items(problem: Problem, demands: Demands, home: Ints, limit_s: float, merge
     tight = num_bytes.sum() + sum(size for size, _ in weights) > problem.memory_bytes.min() or bool(problem.pools)
     sync_s_per_byte = problem.sync_s_per_byte if demands.max_replicas > 1 else 0.0
     tight = tight or sync_s_per_byte > 0
-    light = tight and not sync_s_per_byte and not bytes_of_merged and not weights and not problem.pools
     if merge and not demands.counted and demands.contiguous:
         target = merge_dominated(compute, fixed, num_bytes, nets, edges, {u for _, users in weights for u in users},
-                                 tight and not light, problem.overlap)  # fmt: skip
-        if light:
-            num_bytes = np.where(target == np.arange(count), num_bytes, 0.0)
+                                 tight, problem.overlap)  # fmt: skip
     else:
         target = np.arange(count)
     order = _topological(target, edges)

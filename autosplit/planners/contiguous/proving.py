@@ -2,8 +2,6 @@
 
 A search that finds a chain has found a better plan. One that finds none and looked everywhere has raised the bound. Prices of
 column generation and bytes say how much of the items a device below the limit can hold; no plan, chain or not, goes beyond that.
-Where memory is tight, the first searches ignore the bytes of merged items: what they prove holds for the problem, and the chain
-that they find is often within the caps.
 """
 
 from dataclasses import replace
@@ -27,8 +25,8 @@ STEP, NEAR, FAR, QUICK_S = 0.75, 3e-4, 1.05, 0.1
 """A search goes a ``STEP`` of the way from the bound to the best plan, for lower limits are refuted in a fraction of the time. It
 goes all the way where they differ by a share of ``NEAR``, after a refutation that took more processor time than ``QUICK_S``, and
 at first where the plan is ``FAR`` times the bound."""
-LIGHT_SHARE, PLAIN_SHARE, PRICES_SHARE = 0.4, 0.5, 0.25
-"""Shares of the time left: for searches without the bytes of merged items, for searches without prices, and for prices."""
+PLAIN_SHARE, PRICES_SHARE = 0.5, 0.25
+"""Shares of the time left: for searches without prices, and for prices."""
 WALK_SHARE = 0.7
 """Share of the time left for one search; below a lower limit the next one takes less."""
 CLOSE = 0.003
@@ -59,9 +57,6 @@ def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: f
     if usage is None:
         return
     many = items.num_items > MANY_ITEMS
-    light = items if many else contract(incumbent.problem, demands, limit_s=limit_s, bytes_of_merged=False)
-    if light.num_items < items.num_items:
-        _close_in(incumbent, light, demands, usage, weights, monotonic() + LIGHT_SHARE * (deadline - monotonic()))
     _close_in(incumbent, items, demands, usage, weights, monotonic() + (many or PLAIN_SHARE) * (deadline - monotonic()))
     if not incumbent.closed and not many and monotonic() < deadline:
         bound = _priced(incumbent, items, demands, monotonic() + PRICES_SHARE * (deadline - monotonic()))

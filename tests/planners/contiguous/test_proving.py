@@ -17,13 +17,12 @@ from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
 from autosplit.values.constraints import Demands
 
 
-@pytest.mark.parametrize("light", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_climbing_to_the_optimum_and_never_above_it(seed, light):
+def test_climbing_to_the_optimum_and_never_above_it(seed):
     problem = random_problem(seed, num_ops=5, caps=True, pooled=False)
     best = exhaustive.best_blocks(problem, Demands())
     optimum_s = inf if best is None else best[1]
-    items = contract(problem, Demands(), bytes_of_merged=not light)
+    items = contract(problem, Demands())
     usage, weights = usage_of(items, Demands()), bounds.multipliers(items)
     board = Incumbent(problem, Demands())
     board.prove(min(bounds.compute_bound_s(items, Demands(), weights), 1e9), "compute bound")
@@ -31,7 +30,7 @@ def test_climbing_to_the_optimum_and_never_above_it(seed, light):
         board.offer(best[0], "exhaustive")
     proving._close_in(board, items, Demands(), usage, weights, monotonic() + 20.0)
     assert board.bound_s <= optimum_s * (1 + 1e-9)
-    if best is not None and items.exact and not light and board.bound_s > 0:
+    if best is not None and items.exact and board.bound_s > 0:
         assert board.closed
 
 
@@ -52,11 +51,3 @@ def test_prices_never_cut_off_the_best_chain(seed):
     for block in best[0]:
         inside = [number for number, ops in enumerate(items.ops) if set(ops) <= set(block.ops)]
         assert (prices.values[inside].sum(axis=0) <= prices.most[class_of[block.devices[0]]] + 1e-9).all()
-
-
-def test_bytes_of_merged_items_are_left_behind():
-    for seed in range(20):
-        problem = random_problem(seed, num_ops=6, caps=True, pooled=False)
-        all_bytes, fewer = contract(problem, Demands()), contract(problem, Demands(), bytes_of_merged=False)
-        assert fewer.num_items <= all_bytes.num_items
-        assert fewer.num_bytes.sum() <= all_bytes.num_bytes.sum()
