@@ -70,20 +70,20 @@ def torch_peak_bytes(traced: Traced) -> int:
     return peak + sum(tensor.nbytes for tensor in traced.example_inputs)
 
 
-def executorch_peak_bytes(lives: Sequence[Life]) -> float:
-    """The arena of ExecuTorch's greedy planner for these storages; NaN where its package is not installed."""
+def executorch_peak_bytes(lives: Sequence[Life]) -> int | None:
+    """The arena of ExecuTorch's greedy planner for these storages; None where its package is not installed."""
     try:
         from executorch.exir.memory_planning import greedy
         from executorch.exir.tensor import TensorSpec
     except ImportError:
-        return float("nan")
+        return None
     specs = set()
     for life in lives:
         spec = TensorSpec(torch.uint8, torch.Size([life.num_bytes]))
         spec.lifetime = [life.first, life.last]
         specs.add(spec)
     module = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
-    return float(sum(greedy(ALIGNMENT, specs, module, None).bufsizes))
+    return sum(greedy(ALIGNMENT, specs, module, None).bufsizes)
 
 
 def measure(name: str, time_limit_s: float) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def write_table(rows: list[dict[str, Any]]) -> None:
     lines = [
         f"| {row['model']} | {row['num_ops']} | "
         + " | ".join(
-            bytes_text(row.get(f"{name}_bytes", float("nan")))
+            "-" if row[f"{name}_bytes"] is None else bytes_text(row[f"{name}_bytes"])
             for name in ("sum", "torch", "greedy", "executorch", "plan", "bound")
         )
         + f" | {row['plan_bytes'] / row['bound_bytes']:.3f} | {row['method'] if row['proved'] else 'no'} |"
