@@ -2,7 +2,7 @@
 
 Give every item a price. If all devices together cannot hold the price of all items, each within a load T, then T is too low. For
 any prices, the least T that is not refuted is a bound; ``pricing`` computes it exactly. With compute as the price it is the cut
-profile, with a price on one item the anchored minimum cut. Better prices are the duals of a linear program that covers all items
+profile. Better prices are the duals of a linear program that covers all items
 with device sets of load at most T (Gilmore and Gomory, 1961), stabilized by staying near the best prices (Wentges, 1997).
 """
 
@@ -19,7 +19,7 @@ from autosplit.planners.items import Ints
 from autosplit.planners.noncontiguous.frontier import Sweep, sweep_of
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph, incidence
 from autosplit.planners.noncontiguous.memory_caps import capped_sweep
-from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order, sifted_order
+from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order
 from autosplit.planners.noncontiguous.pricing import Pricer
 from autosplit.planners.noncontiguous.restricted_master import Members, RestrictedMaster
 
@@ -28,9 +28,6 @@ MOST_STRETCHES = 400
 
 MOST_ROWS = 6000
 """Items above which no linear program is solved."""
-
-MOST_ANCHORS = 64
-"""Heaviest items that are anchored: some device has to hold each of them."""
 
 LEAST_STATES = 60_000
 """Most states of a sweep, or eight for each item if that is more."""
@@ -110,11 +107,8 @@ def _orders(graph: Hypergraph, tries: int) -> Iterator[Ints]:
     """Orders of all items that may be narrow. Each is made on demand, which takes up to seconds."""
     given = np.arange(graph.num_items)
     yield given
-    yield sifted_order(graph, given, seed=0)
     everything = np.ones(graph.num_items, dtype=np.bool_)
-    greedy = narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=0)
-    yield greedy
-    yield sifted_order(graph, greedy, seed=0)
+    yield narrow_order(graph, everything, tries=tries if graph.num_items <= MANY_TRIES else 24, seed=0)
 
 
 def _only(graph: Hypergraph, chosen: Members) -> Hypergraph:
@@ -138,19 +132,6 @@ def refuted_s(pricers: Sequence[Pricer], profiles: Sequence[Floats], total: int,
         else:
             low = middle + 1
     return float(loads[low]) if low < len(loads) else limit_s
-
-
-def anchored_bound_s(graph: Hypergraph, pricers: Sequence[Pricer], limit_s: float, deadline: float = inf) -> float:
-    """The largest bound from one item: for each of the heaviest, the least load of a device that holds it."""
-    bound_s = 0.0
-    for item in np.argsort(-graph.compute_s.min(axis=1))[:MOST_ANCHORS]:
-        if monotonic() > deadline:
-            break
-        values = np.zeros(graph.num_items, dtype=np.int64)
-        values[item] = 1
-        profiles = [pricer.profile(values, limit_s) for pricer in pricers]
-        bound_s = max(bound_s, refuted_s(pricers, profiles, 1, limit_s))
-    return bound_s
 
 
 @dataclass
@@ -278,16 +259,13 @@ def _starting_master(
 
 
 def _first_prices(bound: ColumnBound, report: Callable[[float, str], None]) -> None:
-    """Try prices on single items, then compute as the price, rounded ever more finely."""
-    graph = bound.graph
-    bound.bound_s = max(bound.bound_s, anchored_bound_s(graph, bound.pricers, bound.limit_s, bound.deadline))
-    report(bound.bound_s * (1.0 - TOLERANCE), "anchored cut")
+    """Try compute as the price, rounded ever more finely."""
     for grain in (4000, 20000, 60000):
         if monotonic() > bound.deadline:
             return
         if grain == 4000 or (bound.num_states * grain < FINEST_CELLS and bound.affords(3 * grain)):
             bound.grain = grain
-            bound.try_prices(graph.compute_s.min(axis=1) + 1e-300)
+            bound.try_prices(bound.graph.compute_s.min(axis=1) + 1e-300)
             report(bound.bound_s * (1.0 - TOLERANCE), "cut profile")
 
 
@@ -302,7 +280,7 @@ def _grains(bound: ColumnBound) -> list[int]:
 def rising_bound(
     graph: Hypergraph, best: Callable[[], tuple[float, Ints | None]], report: Callable[[float, str], None], deadline: float
 ) -> ColumnBound | None:
-    """Raise a bound until a deadline: anchored cuts, the cut profile, then column generation for ever closer targets.
+    """Raise a bound until a deadline: the cut profile, then column generation for ever closer targets.
 
     Args:
         graph: what is bounded.

@@ -6,11 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.planners.items import Ints
-from autosplit.planners.jit import allocating, inner
+from autosplit.planners.jit import allocating
 from autosplit.planners.noncontiguous.hypergraph import Hypergraph
-
-SIFTING_STEPS = 200_000_000
-"""Sifting ends after this many steps."""
 
 
 def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 1, seed: int = 0) -> Ints:
@@ -23,21 +20,6 @@ def narrow_order(graph: Hypergraph, members: NDArray[np.bool_], *, tries: int = 
         if best is None or area < best[0]:
             best = float(area), order
     return best[1] if best else np.zeros(0, dtype=np.int64)
-
-
-def sifted_order(graph: Hypergraph, order: Ints, *, seed: int) -> Ints:
-    """An order of all items with fewer open nets: each item is moved next to items that it shares nets with while that helps.
-
-    It follows Rudell's sifting of decision diagrams (1993). The number of states is estimated as the sum of 2 to the number of
-    open nets.
-
-    Args:
-        graph: items and nets.
-        order: all items.
-        seed: of the sequence in which items are tried.
-    """
-    found: Any = _sift(order, graph.net_start, graph.net_pins, graph.item_start, graph.item_nets, SIFTING_STEPS, seed)
-    return np.asarray(found)
 
 
 def cheap_nets(graph: Hypergraph, order: Ints, device: int, most: float) -> NDArray[np.bool_]:
@@ -60,72 +42,6 @@ def cheap_nets(graph: Hypergraph, order: Ints, device: int, most: float) -> NDAr
         dropped[net] = True
         num_open[first[net] : last[net]] -= 1
     return dropped
-
-
-@inner
-def _area(place: Ints, net_start: Ints, net_pins: Ints, change: Ints) -> float:
-    """The sum over positions of 2 to the number of open nets."""
-    change[:] = 0
-    for net in range(len(net_start) - 1):
-        low, high = len(place), -1
-        for entry in range(net_start[net], net_start[net + 1]):
-            low, high = min(low, place[net_pins[entry]]), max(high, place[net_pins[entry]])
-        change[low] += 1
-        change[high] -= 1
-    area, num_open = 0.0, 0
-    for position in range(len(place)):
-        num_open += change[position]
-        area += 2.0**num_open
-    return area
-
-
-@allocating
-def _sift(  # noqa: C901 - one compiled loop
-    start: Ints, net_start: Ints, net_pins: Ints, item_start: Ints, item_nets: Ints, work: int, seed: int
-) -> Ints:
-    """The sifted order; ``work`` bounds the steps."""
-    np.random.seed(seed)
-    count, order = len(start), start.copy()
-    place = np.zeros(count, np.int64)
-    for position in range(count):
-        place[order[position]] = position
-    trial, change = place.copy(), np.zeros(count + 1, np.int64)
-    best, cost, spent = _area(place, net_start, net_pins, change), count + len(net_pins), 0
-    better = True
-    while better and spent < work:
-        better = False
-        for item in np.random.permutation(count):
-            # 1. try the places before and after each neighbour
-            old, goal = place[item], -1
-            for spot in range(item_start[item], item_start[item + 1]):
-                net = item_nets[spot]
-                for entry in range(net_start[net], net_start[net + 1]):
-                    for side in range(2):
-                        new = place[net_pins[entry]] + side
-                        if new > old:
-                            new -= 1
-                        if new == old or spent > work:
-                            continue
-                        shift = -1 if old < new else 1
-                        for position in range(min(old, new), max(old, new) + 1):
-                            trial[order[position]] = position + shift
-                        trial[item] = new
-                        area = _area(trial, net_start, net_pins, change)
-                        spent += cost
-                        if area < best * (1.0 - 1e-9):
-                            best, goal = area, new
-                        for position in range(min(old, new), max(old, new) + 1):
-                            trial[order[position]] = position
-            # 2. move the item to the best of them
-            if goal >= 0:
-                shift = 1 if old < goal else -1
-                for position in range(old, goal, shift):
-                    order[position] = order[position + shift]
-                order[goal] = item
-                for position in range(min(old, goal), max(old, goal) + 1):
-                    place[order[position]] = trial[order[position]] = position
-                better = True
-    return order
 
 
 @allocating

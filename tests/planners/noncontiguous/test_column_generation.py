@@ -1,4 +1,4 @@
-"""Orders and sweeps that column generation stands on: a sifted order is no worse, and nets left aside only lower a bound."""
+"""Orders and sweeps that column generation stands on: nets left aside only lower a bound."""
 
 from math import inf
 
@@ -10,7 +10,7 @@ from problems import random_problem
 from autosplit.planners.noncontiguous import column_generation
 from autosplit.planners.noncontiguous.column_generation import ColumnBound, _only, pricers_of, rising_bound
 from autosplit.planners.noncontiguous.hypergraph import hypergraph_of
-from autosplit.planners.noncontiguous.narrow_orders import cheap_nets, narrow_order, sifted_order
+from autosplit.planners.noncontiguous.narrow_orders import cheap_nets
 from autosplit.planners.noncontiguous.pricing import Pricer
 from autosplit.values.constraints import Demands
 
@@ -27,15 +27,6 @@ def area(graph, order) -> float:
 
 def drawn(seed, num_ops=7):
     return random_problem(seed, num_ops=num_ops, num_devices=2, unsupported=False, caps=False, host=False, pooled=False)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_sifted_order_is_a_permutation_and_no_worse(seed):
-    graph = hypergraph_of(drawn(seed, num_ops=12))
-    for start in (np.random.default_rng(seed).permutation(graph.num_items), narrow_order(graph, np.ones(graph.num_items, bool))):
-        order = sifted_order(graph, start, seed=seed)
-        assert sorted(order.tolist()) == list(range(graph.num_items))
-        assert area(graph, order) <= area(graph, start)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -57,7 +48,6 @@ def test_after_the_deadline_no_order_is_made_and_each_class_still_has_its_pricer
     # each order of a model of 1500 ops takes up to a second, and a limit of 1 s became 8 s
     graph = hypergraph_of(drawn(4))
     made = []
-    monkeypatch.setattr(column_generation, "sifted_order", lambda graph, order, *, seed: made.append(seed) or order)
     monkeypatch.setattr(
         column_generation, "narrow_order", lambda graph, members, *, tries, seed: made.append(seed) or np.arange(7)
     )
