@@ -18,14 +18,13 @@ from autosplit.planners.objective import demand_faults, objective_s
 
 MANY_OPS = 5000
 """Problems of more ops are too large for CP-SAT."""
-FIRST_WALK_SHARE, PROOF_SHARE, WALKS_SHARE, WALKS_SHARE_OF_MANY = 0.05, 0.5, 0.6, 0.95
-"""Shares of the time left, in turn: for one walk near the best chain, for chains over all orders, and for more walks.
+PROOF_SHARE, WALKS_SHARE, WALKS_SHARE_OF_MANY = 0.5, 0.6, 0.95
+"""Shares of the time left, in turn: for chains over all orders, and for walks near the best one.
 
 CP-SAT gets the rest where there are not too many ops for it.
 """
 LONG_PROOF_SHARE = 0.8
 """Share of the time left for chains over all orders where no walks follow."""
-MOST_WALKS = 1000
 SOONEST_SHARE = 0.1
 """Share of the time left for chains where latency is the objective; the rest is for plans that are not chains."""
 FEW_PLACES = 200
@@ -83,14 +82,11 @@ def _improve(incumbent: Incumbent, items: Items, deadline: float) -> None:
         return
     graph = hypergraph_of(incumbent.problem, items)
     walks = not demands.counted and graph.num_items * graph.num_devices > FEW_PLACES
-    if walks:
-        refine_chain(incumbent, items, graph, usage, weights, monotonic() + FIRST_WALK_SHARE * (deadline - monotonic()), 1)
     share = (PROOF_SHARE if walks else LONG_PROOF_SHARE) if incumbent.blocks else PROOF_SHARE_WITHOUT_PLAN
     prove_chain(incumbent, items, weights, monotonic() + share * (deadline - monotonic()))
     if walks:
         share = WALKS_SHARE_OF_MANY if incumbent.problem.num_ops > MANY_OPS else WALKS_SHARE
-        until = monotonic() + share * (deadline - monotonic())
-        refine_chain(incumbent, items, graph, usage, weights, until, MOST_WALKS)
+        refine_chain(incumbent, items, graph, monotonic() + share * (deadline - monotonic()))
 
 
 def _prove_compute(incumbent: Incumbent, items: Items, weights: Floats) -> None:

@@ -1,7 +1,6 @@
 """Chains of large graphs: a first one that takes milliseconds, and better ones by moving items between blocks.
 
-Annealing moves items between neighbouring blocks (Kirkpatrick et al., 1983). What it finds gives an order of the items, along
-which the dynamic program looks again: it chooses the devices anew.
+Annealing moves items between neighbouring blocks (Kirkpatrick et al., 1983).
 """
 
 from collections.abc import Sequence
@@ -9,10 +8,7 @@ from time import monotonic
 
 import numpy as np
 
-from autosplit.costs.problem import Block, Floats, Problem
-from autosplit.planners.contiguous.device_usage import Usage
-from autosplit.planners.contiguous.linear import chain_in_order
-from autosplit.planners.contiguous.proving import chain_blocks
+from autosplit.costs.problem import Block, Problem
 from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.items import Ints, Items
 from autosplit.planners.noncontiguous.annealing import Precedence, anneal
@@ -21,6 +17,7 @@ from autosplit.planners.noncontiguous.hypergraph import Hypergraph
 MOVES_OF_AN_ITEM, FIRST_MOVES = 50, 100_000
 """Proposals for each item, and at most, in the first walk; later walks take about ``WALK_S`` seconds."""
 WALK_S = 1.0
+MOST_WALKS = 1000
 CLOSE = 1e-4
 """The bisection of a load ends where its ends differ by this share."""
 HEATS = (0.003, 0.001, 0.01)
@@ -74,22 +71,17 @@ def _filled(problem: Problem, sequence: Sequence[int]) -> tuple[float, tuple[Blo
     return high_s, best
 
 
-def refine_chain(
-    incumbent: Incumbent, items: Items, graph: Hypergraph, usage: Usage, weights: Floats, deadline: float, num_walks: int
-) -> None:
+def refine_chain(incumbent: Incumbent, items: Items, graph: Hypergraph, deadline: float) -> None:
     """Better chains near the best one, by walks that move items between its blocks.
 
     Args:
         incumbent: the best plan, kept up to date; nothing is done where a block of it has replicas.
         items, graph: the items of the chain, and their hypergraph.
-        usage: the devices.
-        weights: multipliers of the classes, for pruning.
         deadline: monotonic seconds after which no walk begins; a walk that has begun ends a little after it at the latest.
-        num_walks: most walks.
     """
     before = items.after.transposed(items.num_items)
     num_moves, rate = min(MOVES_OF_AN_ITEM * items.num_items, FIRST_MOVES), 0.0
-    for number in range(num_walks):
+    for number in range(MOST_WALKS):
         left_s = deadline - monotonic()
         home = graph.home(incumbent.problem, incumbent.blocks) if incumbent.blocks else None
         if home is None or incumbent.closed or left_s <= 0:
@@ -109,10 +101,6 @@ def refine_chain(
         rate = num_moves / max(monotonic() - began, 1e-3)
         blocks = sorted(graph.blocks(found.home), key=lambda block: rank[block.devices[0]])
         incumbent.offer(tuple(blocks), "moves between blocks")
-        order = np.lexsort((np.arange(items.num_items), rank[found.home]))
-        chain = chain_in_order(items, incumbent.demands, usage, weights, order, incumbent.objective_s, deadline)
-        if chain is not None:
-            incumbent.offer(chain_blocks(items, chain), "moves between blocks")
 
 
 def _ranks(blocks: tuple[Block, ...], num_devices: int) -> Ints:
