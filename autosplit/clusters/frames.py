@@ -8,13 +8,11 @@
 The layout of the tensors is known to both ends, so a frame is a header of 32 bytes and the bytes of the tensors. A sender
 needs a credit for each frame with tensors, and has as many as the receiver has slots. Nothing that comes in is unpickled. An
 end that is idle sends a frame every ``BEAT_S``. An end that hears nothing for ``SILENCE_S`` gives the connection up.
-
-Calls of the kernel and wake-ups take the processor from the stages, so small frames are read several at a time, and the thread
-that has something to send writes it itself if the socket takes it at once.
 """
 
 import contextlib
 import math
+import os
 import socket
 import struct
 import threading
@@ -40,11 +38,7 @@ SMALL_BYTES = 64 * 1024
 MOST_PARTS = 512
 """Most buffers of one call of the kernel, which takes 1024."""
 
-AHEAD_BYTES = 64 * 1024
-"""Most bytes that are read before they are asked for; tensors from this size on are received where they belong."""
-
 _HEADER = struct.Struct("<BxxxiQdQ")
-_TIMEVAL = struct.Struct("@ll")
 
 
 class Frame(NamedTuple):
@@ -77,7 +71,7 @@ def bytes_of(tensor: torch.Tensor, spec: TensorSpec) -> memoryview:
         tensor = laid_out(tensor.resolve_neg().resolve_conj(), spec)
     num_elements = extent_bytes(spec) // tensor.itemsize
     flat = tensor.as_strided((num_elements,), (1,), tensor.storage_offset())
-    return flat.view(torch.uint8).numpy().data if num_elements else memoryview(bytearray())
+    return flat.view(torch.uint8).numpy().data if num_elements else memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +127,7 @@ class Connection:
         num_slots: int = 0,
         num_credits: int = 0,
     ) -> None:
-        sock.settimeout(None)  # Python would call poll before each call of the kernel; the kernel keeps the time limits itself
-        for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            sock.setsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.pack(int(SILENCE_S), int(SILENCE_S % 1 * 1e6)))
+        sock.settimeout(SILENCE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = peer
         self._sock, self._receiver, self._specs = sock, receiver, tuple(specs)
@@ -198,8 +190,7 @@ class Connection:
         if self._writing.acquire(blocking=False):
             try:
                 while self._unsent or self._fill(most_bytes=SMALL_BYTES):
-                    num_sent = self._sock.sendmsg(self._unsent[:MOST_PARTS], (), socket.MSG_DONTWAIT)
-                    self._unsent = _rest(self._unsent, num_sent)
+                    self._unsent = _rest(self._unsent, os.writev(self._sock.fileno(), self._unsent[:MOST_PARTS]))
                     self._note_sent()
             except BlockingIOError:
                 pass
@@ -271,26 +262,26 @@ class Connection:
         return [_HEADER.pack(*Frame(frame.kind, frame.priority, frame.number, left_s, num_bytes)), *parts]
 
     def _read(self) -> None:
-        header, stream = memoryview(bytearray(_HEADER.size)), _ReadAhead(self._sock)
+        header = memoryview(bytearray(_HEADER.size))
         try:
             while self._open:
-                stream.fill(header)
+                receive_into(self._sock, header)
                 frame = Frame(*_HEADER.unpack(header))
                 if frame.kind == CREDIT:
                     with self._changed:
                         self._credits += frame.number
-                    self._write_some()
+                        self._changed.notify()
                 elif frame.kind == REQUEST:
                     if frame.num_bytes != self._num_bytes or not self._free:
                         raise ConnectionError(f"it sent {frame.num_bytes} bytes where {self._num_bytes} and a credit are due")
                     slot = self._free.popleft()
                     for buffer in slot.buffers:
-                        stream.fill(buffer)
+                        receive_into(self._sock, buffer)
                     self._receiver.request(self, frame, slot)
                 elif frame.kind == ERROR:
-                    self._receiver.error(self, frame, receive_text(stream.fill, frame.num_bytes))
+                    self._receiver.error(self, frame, receive_text(self._sock, frame.num_bytes))
                 elif frame.kind == BROKEN:
-                    self._receiver.broken(self, receive_text(stream.fill, frame.num_bytes))
+                    self._receiver.broken(self, receive_text(self._sock, frame.num_bytes))
                 elif frame.kind == CANCEL:
                     self._receiver.cancel(self, frame)
         except OSError as failure:
@@ -307,57 +298,27 @@ def _rest(parts: Sequence[memoryview], num_sent: int) -> list[memoryview]:
     return left
 
 
-class _ReadAhead:
-    """Reads a socket in large pieces, so that small frames which came together take one call of the kernel."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock, self._memory = sock, memoryview(bytearray(AHEAD_BYTES))
-        self._start = self._end = 0
-        """What was read and not asked for yet, as a part of the memory."""
-
-    def fill(self, buffer: memoryview) -> None:
-        """Fill the buffer. Raises: ConnectionError, TimeoutError: as ``receive_into``."""
-        num_bytes = min(len(buffer), self._end - self._start)
-        buffer[:num_bytes] = self._memory[self._start : self._start + num_bytes]
-        self._start += num_bytes
-        left = buffer[num_bytes:]
-        while 0 < len(left) < AHEAD_BYTES:
-            self._end = _received(self._sock, self._memory)
-            self._start = min(len(left), self._end)
-            left[: self._start] = self._memory[: self._start]
-            left = left[self._start :]
-        receive_into(self._sock, left)
-
-
 def receive_into(sock: socket.socket, buffer: memoryview) -> None:
     """Fill the buffer. Raises: ConnectionError: the other end closed. TimeoutError: it was silent for the socket's time limit."""
     while len(buffer):
-        buffer = buffer[_received(sock, buffer, socket.MSG_WAITALL) :]  # the kernel collects the pieces
+        num_bytes = sock.recv_into(buffer)
+        if not num_bytes:
+            raise ConnectionError("it closed the connection")
+        buffer = buffer[num_bytes:]
 
 
-def _received(sock: socket.socket, buffer: memoryview, flags: int = 0) -> int:
-    """How many bytes came into the buffer, at least one. Raises: as ``receive_into``."""
-    try:
-        num_bytes = sock.recv_into(buffer, 0, flags)
-    except BlockingIOError as failure:  # the kernel's time limit passed
-        raise TimeoutError(failure.errno, failure.strerror) from None
-    if not num_bytes:
-        raise ConnectionError("it closed the connection")
-    return num_bytes
-
-
-def receive_text(fill: Callable[[memoryview], None], num_bytes: int) -> str:
-    """A text that ``fill`` receives. Raises: ConnectionError: it is longer than ``MAX_TEXT_BYTES``; the errors of ``fill``."""
+def receive_text(sock: socket.socket, num_bytes: int) -> str:
+    """Receive a text. Raises: ConnectionError: it is longer than ``MAX_TEXT_BYTES``; errors as ``receive_into``."""
     if num_bytes > MAX_TEXT_BYTES:
         raise ConnectionError(f"it sent a text of {num_bytes} bytes, and {MAX_TEXT_BYTES} are allowed")
     text = memoryview(bytearray(num_bytes))
-    fill(text)
+    receive_into(sock, text)
     return bytes(text).decode(errors="replace")
 
 
 def reason_of(failure: OSError, limit_s: float) -> str:
     """Why a connection ended, as the rest of a sentence; ``limit_s`` is the socket's time limit."""
-    if isinstance(failure, (TimeoutError, BlockingIOError)):
+    if isinstance(failure, TimeoutError):
         return f"it was silent for {limit_s:g} s"
     return str(failure) if type(failure) is ConnectionError else (failure.strerror or str(failure)).lower()
 

@@ -6,7 +6,6 @@
     listens   random number   proof
 """
 
-import functools
 import hmac
 import json
 import secrets
@@ -53,7 +52,7 @@ def welcome(sock: socket.socket, secret: bytes) -> dict[str, Any]:
     _prove(sock, secret, mine=b"listens", theirs=b"dials")
     size = memoryview(bytearray(8))
     receive_into(sock, size)
-    hello = json.loads(receive_text(functools.partial(receive_into, sock), struct.unpack("<Q", size)[0]))
+    hello = json.loads(receive_text(sock, struct.unpack("<Q", size)[0]))
     if not isinstance(hello, dict):
         raise ValueError("the greeting is not a mapping")
     return hello
