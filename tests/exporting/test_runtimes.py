@@ -85,7 +85,8 @@ def test_torchrun_runs_the_ranks_over_gloo(traced: Traced, plan: Plan, tmp_path:
     assert set(torch.load(folder / "inputs.pt")) == {"x", "scale"}
     x, scale = requests(3)
     torch.save({"x": x, "scale": scale}, tmp_path / "requests.pt")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(folder / "run.py")]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    command += ["--log-dir", str(tmp_path / "logs"), str(folder / "run.py")]  # by default a folder in /tmp, which stays
     arguments = ["--inputs", str(tmp_path / "requests.pt"), "--outputs", str(tmp_path / "outputs.pt")]
     words = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=180, check=False, env=words)
