@@ -270,7 +270,7 @@ def unsupported(graph: Graph, device: Device) -> dict[str, str]:
 
 
 _GENERAL = re.compile(r"[*?]|^aten\.")
-"""Fields whose patterns name kinds of ops. One list may serve many models, so a pattern may match no op."""
+"""What a pattern of a kind of ops has in it. A list of such patterns may serve many models, so one may match no op."""
 
 
 def matching_ops(graph: Graph, pattern: str) -> tuple[str, ...]:
