@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 
 from autosplit.errors import AutosplitError, RefusedError
+from autosplit.running.entrance import Entrance
 from autosplit.running.hostrings import InputRings
 from autosplit.running.inflight import InFlight
 from autosplit.running.interrupts import SafeCondition
@@ -128,6 +129,7 @@ class Admission:
         check_thread: Callable[[], None],
     ) -> None:
         self.changed = SafeCondition()
+        self._entrance = Entrance(self.changed.beside(), self._has_room, check_thread)
         self.room = room
         self.queue = AdmissionQueue()
         self.failure: AutosplitError | None = None
@@ -155,7 +157,7 @@ class Admission:
         Raises: RefusedError: no room in time, or closed. WorkerError: the pipeline has given up.
         """
         with self.changed:
-            if not request.borrowed and not wait_until(self.has_room, self.changed, timeout_s, self._check_thread):
+            if not request.borrowed and not self._entrance.enter(timeout_s):
                 raise self._no_room()
             self._check_open()
             if self._may_feed():  # then the queue is empty
@@ -212,6 +214,8 @@ class Admission:
             due = self._in_flight.settle(done, times)  # with the lock: new room is for waiting requests, not for new ones
             due += self._feed_waiting()
             if self.queue.num_waiting <= self.room // 2:  # waking a caller for each place costs a core
+                self._entrance.call(self.room - self.queue.num_waiting)
+            if not self._is_open:
                 self.changed.notify_all()
         return due
 
@@ -220,7 +224,7 @@ class Admission:
         with self.changed:
             expired = self.queue.pop_expired()
             self.alarm_ns = self.queue.next_deadline_ns()
-            self.changed.notify_all()
+            self._call()
         return expired
 
     def cancel(self, request: Request, future: AnswerFuture) -> None:
@@ -228,7 +232,7 @@ class Admission:
         with self.changed:
             if not self._in_flight.skip(request.sequence) and self.queue.remove([request]):
                 future.set_running_or_notify_cancel()
-                self.changed.notify_all()
+                self._call()
 
     def suspend(self) -> None:
         """Feed no request until ``resume``."""
@@ -242,7 +246,7 @@ class Admission:
             restart(self._in_flight.lanes)
             self._is_feeding = True
             late = self._feed_waiting()
-            self.changed.notify_all()
+            self._call()
         return late
 
     def fail(self, error: AutosplitError) -> list[Request]:
@@ -250,14 +254,14 @@ class Admission:
         with self.changed:
             self.failure = self.failure or error
             requests = [*self._in_flight.clear(), *self.queue.clear()]
-            self.changed.notify_all()
+            self._end()
         return requests
 
     def close(self, *, drain: bool) -> None:
         """Refuse new requests; wait for the end of those taken in if ``drain``."""
         with self.changed:
             self._is_open = False
-            self.changed.notify_all()
+            self._end()
             if drain:
                 wait_until(self._is_done, self.changed, None, self._check_thread)
 
@@ -278,9 +282,22 @@ class Admission:
     def _is_done(self) -> bool:
         return self.failure is not None or not (self.queue or self._in_flight)
 
-    def has_room(self) -> bool:
+    def is_free(self) -> bool:
         """Whether a request need not wait to be taken in, or is refused in any case."""
-        return self.queue.num_waiting < self.room or self._may_feed() or not self._is_open or self.failure is not None
+        return self._entrance.is_free()
+
+    def _call(self) -> None:
+        """Call callers for whom there is room, and let those who wait for something else look again (the lock is held)."""
+        self._entrance.call(self.room - self.queue.num_waiting)
+        self.changed.notify_all()
+
+    def _end(self) -> None:
+        """Let nobody wait for room any more: every further request is refused (the lock is held)."""
+        self._entrance.end()
+        self.changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return self.queue.num_waiting < self.room or self._may_feed()
 
     def _may_feed(self) -> bool:
         return self._is_feeding and self._filling is None and self._in_flight.has_room()

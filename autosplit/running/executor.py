@@ -122,7 +122,7 @@ class Executor(Answering):
 
     def prompt(self) -> bool:
         """Whether there is room for a request."""
-        return self._admission.has_room()
+        return self._admission.is_free()
 
     def at_next_request(self, action: Callable[[Lanes, int], None]) -> None:
         """Call ``action`` with the lanes and the number of requests that were fed; none is fed meanwhile."""

@@ -23,6 +23,10 @@ class SafeCondition(threading.Condition):
         self.__enter__: Any = lock.__enter__
         self.__exit__: Any = lock.__exit__
 
+    def beside(self) -> threading.Condition:
+        """Another condition of the same lock, for callers that wait for something else."""
+        return threading.Condition(self.__enter__.__self__)
+
 
 class SafeFuture(Future[_T]):
     """A future with such a condition. It sets what ``Future`` sets by itself, as a condition takes 1 us to make."""

@@ -12,12 +12,12 @@ With several copies, each has a thread on the cores of its device, and the threa
 import functools
 import os
 import threading
-from collections.abc import Callable
 
 from autosplit.errors import AutosplitError, PlanError, RefusedError
 from autosplit.running.admission import AdmissionQueue, no_room, wait_until
 from autosplit.running.answers import Answering, Answers
 from autosplit.running.copying import CopyPool
+from autosplit.running.entrance import Entrance
 from autosplit.running.feed import FixedPace, Occupancy
 from autosplit.running.request import AnswerFuture, Checked, Finished, Request, RequestTimes, Tensors
 from autosplit.running.stagecopy import StageCopy
@@ -53,6 +53,7 @@ class LocalExecutor(Answering):
         specs = wiring.input_specs
         self._pools = [CopyPool(specs[name], room + 1) if name in specs else None for name in wiring.inputs]
         count = len(wiring.stages[0].devices)
+        self._entrance = Entrance(threading.Condition(self.lock), self._has_room, lambda: self._answers.check_thread())
         self.pace = FixedPace(count)
         self.copies: list[StageCopy] = [StageCopy(wiring, 0)] if count == 1 else []
         numbers = range(count if count > 1 else 0)
@@ -77,7 +78,7 @@ class LocalExecutor(Answering):
         if os.getpid() != self._owner:
             raise RefusedError(f"the request was refused: process {self._owner} opened the pipeline. Open one after the fork.")
         with self.lock:
-            if self._threads and not request.borrowed and not self._wait_until(self._has_room, timeout_s):
+            if self._threads and not request.borrowed and not self._entrance.enter(timeout_s):
                 raise self._no_room()
             if not self._is_open:
                 raise RefusedError("the request was refused: the pipeline is closed")
@@ -113,7 +114,7 @@ class LocalExecutor(Answering):
 
     def prompt(self) -> bool:
         """Whether ``submit`` would return soon: there is room, or the copy is idle and took at most ``PROMPT_NS`` last time."""
-        return self._has_room() if self._threads else not self._in_turn and self.copies[0].last_ns < PROMPT_NS
+        return self._entrance.is_free() if self._threads else not self._in_turn and self.copies[0].last_ns < PROMPT_NS
 
     def occupancy(self) -> Occupancy:
         """How many requests are here."""
@@ -141,8 +142,8 @@ class LocalExecutor(Answering):
             self._is_open, self.failure = False, self.failure or closed
             failed = [] if drain else self._queue.clear()
             self._work.notify_all()
-            self._changed.notify_all()
-            self._wait_until(lambda: not (self._queue or self._in_turn), None)
+            self._entrance.end()
+            wait_until(lambda: not (self._queue or self._in_turn), self._changed, None, self._answers.check_thread)
         self._answers.fail(failed, closed)
         for thread in self._threads:
             if thread.ident is not None:
@@ -256,6 +257,8 @@ class LocalExecutor(Answering):
             with self.lock:
                 self._num_answered += 1
                 if self._queue.num_waiting <= self._room // 2:  # waking a caller for each place costs a core
+                    self._entrance.call(self._room - self._queue.num_waiting)
+                if not self._is_open:
                     self._changed.notify_all()
         self._answers.deliver((request,))
 
@@ -274,14 +277,11 @@ class LocalExecutor(Answering):
         with self.lock:
             if self._queue.remove([request]):
                 future.set_running_or_notify_cancel()
-                self._changed.notify_all()
+                self._entrance.call(1)
 
     def _has_room(self) -> bool:
         waiting = self._queue.num_waiting
-        return waiting < self._room or self._num_fed - self._num_answered + waiting < self.pace.size or not self._is_open
-
-    def _wait_until(self, holds: Callable[[], bool], timeout_s: float | None) -> bool:
-        return wait_until(holds, self._changed, timeout_s, self._answers.check_thread)
+        return waiting < self._room or self._num_fed - self._num_answered + waiting < self.pace.size
 
     def _no_room(self) -> RefusedError:
         return no_room(self._num_fed - self._num_answered, self.pace.size, self._queue.num_waiting, self._room)

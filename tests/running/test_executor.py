@@ -6,8 +6,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from autosplit.devices.processes import MemoryHeld
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running import admission, monitor
 from autosplit.running.copying import CopyPool
+from autosplit.running.inprocess import InProcess
 from autosplit.running.messages import SendEvents, WorkerEvent
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.recovery import Recovery
@@ -201,26 +203,34 @@ def test_a_request_that_waits_is_copied_without_the_threads_of_torch(monkeypatch
         assert [float(future.result(10)[0][0]) for future in futures] == [1, 2, 3]
 
 
-def test_a_blocked_caller_is_woken_once_half_of_the_queue_is_free() -> None:
+@pytest.mark.parametrize(("make", "replicas"), [(partial(Pipeline, max_in_flight=2), 1), (InProcess, 2)])
+def test_callers_enter_once_half_of_the_queue_is_free_and_nobody_overtakes_them(make: Callable[..., Any], replicas: int) -> None:
+    """Callers that came while there was room kept those that waited out for as long as the load lasted."""
     let_out = threading.Semaphore(0)
 
     def hold(x: torch.Tensor) -> torch.Tensor:
         let_out.acquire(timeout=30)
         return x
 
-    with Pipeline([local("a", hold, "x", "y")], ["x"], ["y"], max_in_flight=1, room=4) as pipeline:
-        futures = [pipeline.submit(request(number)) for number in range(5)]
-        blocked = threading.Thread(target=lambda: futures.append(pipeline.submit(request(5))))
-        blocked.start()
-        while not pipeline._executor._admission.changed._waiters:
-            time.sleep(0.001)
-        let_out.release()
-        futures[0].result(10)
-        blocked.join(0.05)
-        assert blocked.is_alive() and pipeline.num_waiting == 3
-        let_out.release(5)
-        blocked.join(10)
-        assert [float(future.result(10)[0][0]) for future in futures] == [0, 1, 2, 3, 4, 5]
+    with make([local("a", hold, "x", "y", replicas=replicas)], ["x"], ["y"], room=4) as engine:
+        futures = [engine.submit(request(number)) for number in range(6)]
+        executor = engine._executor
+        entrance = executor._entrance if make is InProcess else executor._admission._entrance
+        outside = [threading.Thread(target=lambda n=n: futures.append(engine.submit(request(n)))) for n in (6, 7)]
+        for number, caller in enumerate(outside):
+            caller.start()
+            while entrance._num_outside <= number:
+                time.sleep(0.001)
+            if number == 0:
+                let_out.release()
+                futures[0].result(10)
+        with pytest.raises(RefusedError, match=r"3 are waiting \(limit 4\)"):
+            engine.submit(request(9), timeout_s=0)
+        assert len(futures) == 6 and engine.num_waiting == 3 and not executor.prompt()
+        let_out.release(7)
+        for caller in outside:
+            caller.join(10)
+        assert sorted(float(future.result(10)[0][0]) for future in futures) == list(range(8))
 
 
 def test_a_late_request_is_skipped_at_the_next_border() -> None:

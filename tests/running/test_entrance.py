@@ -1,0 +1,124 @@
+"""Callers wait for room in the order in which they came."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from autosplit.errors import UsageError
+from autosplit.running.entrance import Entrance
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Hall:
+    """Places behind an entrance, and who has entered."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.places = 0
+        self.entered: list[str] = []
+        self.refused: list[str] = []
+        self.entrance = Entrance(self.condition, lambda: self.places > 0, lambda: None)
+
+    def come(self, name: str, timeout_s: float | None = None) -> threading.Thread:
+        """Send a caller in a thread of its own, and return once it waits or has gone."""
+        before = self.entrance._num_outside
+
+        def ask() -> None:
+            with self.condition:
+                if self.entrance.enter(timeout_s):
+                    self.places -= 1
+                    self.entered.append(name)
+                else:
+                    self.refused.append(name)
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        until(lambda: self.entrance._num_outside > before or not thread.is_alive())
+        return thread
+
+    def free(self, num_places: int) -> None:
+        with self.condition:
+            self.places += num_places
+            self.entrance.call(num_places)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        time.sleep(0.001)
+
+
+def test_the_first_who_came_is_the_first_who_enters() -> None:
+    hall = Hall()
+    callers = [hall.come(name) for name in "abc"]
+    for number, caller in enumerate(callers):
+        hall.free(1)
+        caller.join(10)
+        assert hall.entered == list("abc"[: number + 1])
+
+
+def test_a_newcomer_does_not_take_the_place_of_one_who_waits() -> None:
+    hall = Hall()
+    waiting = hall.come("waiting")
+    hall.places = 1  # there is room, and nobody was called yet
+    newcomer = hall.come("newcomer")
+    hall.come("at once", 0.0).join(10)
+    assert hall.entered == [] and hall.refused == ["at once"] and not hall.entrance.is_free()
+    hall.free(0)
+    waiting.join(10)
+    hall.free(1)
+    newcomer.join(10)
+    assert hall.entered == ["waiting", "newcomer"]
+    hall.places = 1
+    assert hall.entrance.is_free()
+
+
+def test_one_who_is_interrupted_passes_the_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = Hall()
+    wait, calls = hall.condition.wait, iter([KeyboardInterrupt, None])
+
+    def interrupted(timeout_s: float) -> bool:
+        failure = next(calls)
+        found = wait(timeout_s)
+        if failure is not None:
+            raise failure
+        return found
+
+    monkeypatch.setattr(hall.condition, "wait", interrupted)
+    monkeypatch.setattr(threading, "excepthook", lambda args: hall.refused.append(args.exc_type.__name__))
+    first, second = hall.come("first"), hall.come("second")
+    hall.free(1)
+    for caller in (first, second):
+        caller.join(10)
+    assert hall.entered == ["second"] and hall.refused == ["KeyboardInterrupt"]
+
+
+def test_one_whose_time_is_over_goes() -> None:
+    hall = Hall()
+    start = time.monotonic()
+    hall.come("late", 0.05).join(10)
+    assert hall.refused == ["late"] and time.monotonic() - start >= 0.05
+
+
+def test_nobody_waits_once_it_is_over() -> None:
+    hall = Hall()
+    waiting = hall.come("waiting")
+    with hall.condition:
+        hall.entrance.end()
+    for caller in (waiting, hall.come("newcomer")):
+        caller.join(10)
+    assert sorted(hall.entered) == ["newcomer", "waiting"]
+
+
+def test_a_thread_that_must_not_wait_is_told_so() -> None:
+    def refuse() -> None:
+        raise UsageError("a callback cannot wait")
+
+    condition = threading.Condition()
+    entrance = Entrance(condition, lambda: False, refuse)
+    with condition, pytest.raises(UsageError, match="cannot wait"):
+        entrance.enter(None)
+    with condition:
+        assert not entrance.enter(0.0)
