@@ -34,7 +34,7 @@ LAYERS = """
     placing/      precisions refusals rules annotating
     running
     serving
-    deploying/    workspace footprints setup calling service compiling checking microbatching sidebyside screening halving
+    deploying/    checking workspace footprints setup calling service compiling microbatching sidebyside screening halving
     deploying/    comparing
     measuring
     searching/    correcting candidates tuning loop

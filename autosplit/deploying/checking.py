@@ -56,8 +56,12 @@ class Reference:
 
 
 def threads_of(plan: Plan) -> dict[str, int]:
-    """The threads that each op of the reference runs with: those of its stage where outputs must be exact, else torch's own."""
-    return {op: stage.threads for stage in plan.stages for op in stage.ops} if is_exact(plan) else {}
+    """The threads that each op of the reference runs with: those of its stage where outputs must be exact, else torch's own.
+
+    It is empty where all ops run with torch's own number, so that such plans share a reference.
+    """
+    threads = {op: stage.threads for stage in plan.stages for op in stage.ops} if is_exact(plan) else {}
+    return {} if set(threads.values()) == {torch.get_num_threads()} else threads
 
 
 def worst_error(plan: Plan, reference: Reference, answers: Sequence[Sequence[torch.Tensor]]) -> tuple[NumericalError, float]:

@@ -141,11 +141,11 @@ def compare(
 
     reasons = dict(baselines.left_out)
     keep, forced = without_autosplit(baselines.plans), constraints is None
-    begun_s, first_s = time.monotonic(), min(FIRST_S, budget.round_s)
+    begun_s, first_s = time.monotonic(), min(FIRST_S, budget.round_s / 2)
     with SideBySide(machine, setup.workspace, setup.hosts, first_s) as bench:
         if setup.observe is not None:
             setup.observe(bench.host)
-        contest = Contest(bench, len(baselines.plans), plan.objective, keep)
+        contest = Contest(bench, len(baselines.plans), plan.objective, keep, budget.round_s)
         plans = {PLAN: plan} | {name: baselines.plans[name] for name in by_promise(baselines, keep)}
         distinct, same_as = _distinct(_counted(plans, subjects, machine))
         late_s, told = begun_s + LOADING_TIME * budget.compare_s, between(progress, 0.0, LOADING_SHARE)

@@ -13,7 +13,10 @@ from autosplit.tracing.capturing import Traced
 from autosplit.values.plan import Plan
 
 MOST_BESIDE = 4
-"""Most baselines that run in the rounds, beside the plan and the baseline to keep. Where there are more, short runs decide."""
+"""Most baselines that run in the rounds, beside the plan and the baseline to keep. Where there are more, short runs decide.
+
+Where a round is as short as a short run, twice as many may run in the first round, which then decides.
+"""
 
 SCREEN_S = 0.2
 """Seconds of a short run."""
@@ -33,11 +36,12 @@ class Contest:
         num_ways: how many baselines there are.
         objective: ``throughput`` or ``latency``.
         keep: the baseline that stays in any case; '' for none.
+        round_s: seconds of a round.
     """
 
-    def __init__(self, bench: SideBySide, num_ways: int, objective: str, keep: str) -> None:
+    def __init__(self, bench: SideBySide, num_ways: int, objective: str, keep: str, round_s: float) -> None:
         self._bench = bench
-        self._num_ways = num_ways
+        self._screens = num_ways > (MOST_BESIDE if round_s > SCREEN_S else 2 * MOST_BESIDE)
         self._objective = objective
         self._keep = keep
         self._times_plan: dict[str, float] = {}
@@ -75,7 +79,7 @@ class Contest:
 
     def admit(self, name: str) -> dict[str, str]:
         """Run a baseline that was loaded beside the plan. If there are too many, unload the worst and say why."""
-        if self._num_ways <= MOST_BESIDE:
+        if not self._screens:
             return {}
         plan, entry = self._bench.loaded[PLAN], self._bench.loaded[name]
         if self._objective == "latency":

@@ -10,7 +10,7 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, Reference, blame, threads_of, worst_error
+from autosplit.deploying.checking import NUM_DISTINCT, SLOW_S, blame, threads_of, worst_error
 from autosplit.deploying.service import Call, Service
 from autosplit.deploying.setup import Hosts
 from autosplit.deploying.workspace import Workspace, deploy
@@ -177,7 +177,6 @@ class SideBySide:
         self.host = HostManager(opener=Pipeline if hosts is None else hosts.opener())
         self._workspace = workspace or Workspace()
         self._owns_workspace = workspace is None
-        self._references: list[Reference] = []
 
     def load(self, name: str, plan: Plan, traced: Traced) -> Contender:
         """Start the plan's workers, compare answers with the unsplit model, and measure requests one at a time.
@@ -232,7 +231,7 @@ class SideBySide:
         self.close()
 
     def _check(self, plan: Plan, pipeline: Engine, traced: Traced) -> Contender:
-        reference = self._reference(plan, traced)
+        reference = self._workspace.reference(traced, threads_of(plan))
         work = reference.work
         workers = [len(stage.devices) * stage.streams for stage in plan.stages]
         count = max(len(work), 2 * sum(workers) if len(work) == NUM_DISTINCT else max(workers))
@@ -244,15 +243,6 @@ class SideBySide:
         entry = Contender(plan, pipeline, calls, worst, fault, _alone_s(plan, calls, self._first_s, least=3))
         pipeline.stats(clear=True)
         return entry
-
-    def _reference(self, plan: Plan, traced: Traced) -> Reference:
-        """The outputs of the unsplit model in eager; plans whose stages are not exact share one reference."""
-        threads = threads_of(plan)
-        found = next((one for one in self._references if one.traced is traced and one.threads == threads), None)
-        if found is None:
-            found = Reference.of(traced, threads)
-            self._references.append(found)
-        return found
 
 
 def _alone_s(plan: Plan, calls: Sequence[Call], seconds: float, least: int = 1) -> list[float]:

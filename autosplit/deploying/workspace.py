@@ -1,12 +1,13 @@
 """Stages of a plan: saved once in a workspace, prepared for their backends, placed on devices, loaded as a network."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
+from autosplit.deploying.checking import Reference
 from autosplit.devices.accelerators import is_accelerator
 from autosplit.devices.discovering import as_machine, check_here
 from autosplit.files import content_hash
@@ -25,13 +26,17 @@ from autosplit.values.plan import Plan, Stage, held_on
 
 
 class Workspace:
-    """A temporary folder of saved stages; plans that share a stage share its files. Gone when it is closed."""
+    """A temporary folder of saved stages, and the outputs that plans are checked against. Gone when it is closed.
+
+    Plans that share a stage share its files. Plans of one traced model share the outputs of the unsplit model.
+    """
 
     def __init__(self) -> None:
         self._temporary = ExitStack()
         self.folder = self._temporary.enter_context(scratch_folder())
         self._saved: dict[str, Path] = {}
         self._prepared: set[tuple[str, str, str]] = set()
+        self._references: list[Reference] = []
 
     def save(self, program: StageProgram, ops: Sequence[str], there: Path | None = None) -> Path:
         """The folder of a stage, saved if it was not; ``there``: where it is saved already, to be left there."""
@@ -56,6 +61,14 @@ class Workspace:
             get_backend(backend).prepare(program, folder, precision)
             self._prepared.add((folder.name, backend, precision))
         return StageFolder(folder, backend, precision, program.packages, allow_native=True)
+
+    def reference(self, traced: Traced, threads: Mapping[str, int]) -> Reference:
+        """The outputs of the unsplit model, for which it runs once with these threads: see ``Reference.of``."""
+        found = next((one for one in self._references if one.traced is traced and one.threads == threads), None)
+        if found is None:
+            found = Reference.of(traced, threads)
+            self._references.append(found)
+        return found
 
     def close(self) -> None:
         """Remove every file."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from autosplit import tables
 from autosplit.deploying.setup import Hosts
-from autosplit.deploying.sidebyside import Contender, SideBySide
+from autosplit.deploying.sidebyside import FIRST_S, Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
 from autosplit.memory.stages import with_footprints
@@ -35,6 +35,9 @@ full of requests; for latency, requests run one at a time."""
 
 CORRECTING_SHARE = 0.6
 """Share of the budget for planning with corrected profiles; the rest is for Optuna."""
+
+ALONE_SHARE = 1 / 30
+"""Most of the budget for the single requests that are sent to a candidate just after loading, as a share."""
 
 PLANNING_SHARE, LEAST_PLANNING_S = 0.2, 1.0
 """Share of the budget for one question to the planner, and least seconds of the first and the last question. A second is enough:
@@ -106,7 +109,7 @@ def search(
         job = replace(job, explain_s=min(EXPLAIN_S, budget_s / 10))
     begun_s = time.monotonic()
     first = _first(job, limited, subject)
-    with SideBySide(job.machine, workspace, hosts) as bench:
+    with SideBySide(job.machine, workspace, hosts, min(FIRST_S, ALONE_SHARE * budget_s)) as bench:
         hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
         hunt.correct(first)
         progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")

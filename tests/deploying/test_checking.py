@@ -8,6 +8,7 @@ import torch
 from autosplit.backends.base import BF16_TOLERANCE, F32_TOLERANCE, get_backend
 from autosplit.backends.eager import EagerBackend
 from autosplit.deploying import checking
+from autosplit.deploying.workspace import Workspace
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.differing import NumericalError
 from autosplit.tracing.loading import load_model
@@ -69,6 +70,18 @@ def test_a_slow_model_is_compared_on_fewer_inputs(traced: Traced, monkeypatch: p
     assert len(slow.work) == len(slow.expected) == 2
     for inputs, outputs in zip(slow.work, slow.expected, strict=True):
         torch.testing.assert_close(outputs[0], traced.program(*inputs)[0])
+
+
+def test_plans_share_the_outputs_of_the_unsplit_model_unless_threads_may_change_bits(traced: Traced, plan: Plan) -> None:
+    one, *_ = eager = tuple(replace(stage, backend="eager") for stage in plan.stages)
+    own = replace(plan, stages=tuple(replace(stage, threads=torch.get_num_threads()) for stage in eager))
+    mixed = replace(own, stages=(replace(one, threads=torch.get_num_threads() + 1), *own.stages[1:]))
+    assert checking.threads_of(plan) == checking.threads_of(own) == {}
+    assert set(checking.threads_of(mixed)) == {op.name for op in traced.graph.ops}
+    with Workspace() as workspace:
+        found = workspace.reference(traced, {})
+        assert workspace.reference(traced, {}) is found
+        assert workspace.reference(traced, {traced.graph.ops[0].name: 1}) is not found
 
 
 class Bags(torch.nn.Module):

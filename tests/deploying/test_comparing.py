@@ -193,11 +193,21 @@ def test_every_way_follows_others_and_none_always_comes_first(plan: Plan, num_na
 def test_the_slowest_of_too_many_ways_leave_and_the_one_to_keep_stays(plan: Plan, objective: str) -> None:
     ways = {f"way {number}": 10.0 * number for number in range(1, 8)}
     ring = _Ring(plan, {PLAN: 35.0, **ways})
-    contest = screening.Contest(cast(sidebyside.SideBySide, ring), len(ways), objective, keep="way 1")
+    contest = screening.Contest(cast(sidebyside.SideBySide, ring), len(ways), objective, keep="way 1", round_s=2.0)
     reasons = {name: reason for way in ways for name, reason in contest.admit(way).items()}
     assert list(ring.loaded) == [PLAN, "way 1", "way 4", "way 5", "way 6", "way 7"]
     assert list(reasons) == ["way 2", "way 3"]
     assert reasons["way 2"] == "in short runs 4 others were better; it was 0.57 times as good as the plan there"
+
+
+@pytest.mark.parametrize(("num_ways", "round_s", "num_runs"), [(4, 2.0, 0), (5, 2.0, 5), (8, 0.2, 0), (9, 0.2, 9)])
+def test_no_short_run_is_made_where_the_first_round_is_as_short(plan: Plan, num_ways: int, round_s: float, num_runs: int) -> None:
+    ways = {f"way {number}": 10.0 * number for number in range(1, num_ways + 1)}
+    ring = _Ring(plan, {PLAN: 35.0, **ways})
+    contest = screening.Contest(cast(sidebyside.SideBySide, ring), num_ways, "throughput", "way 1", round_s)
+    for way in ways:
+        contest.admit(way)
+    assert len(ring.loaded[PLAN].rounds("throughput")) == num_runs
 
 
 def _halve(
@@ -259,7 +269,7 @@ def test_what_may_win_is_loaded_however_late_it_is(plan: Plan) -> None:
         for late_s in (-math.inf, math.inf):
             loaded: list[str] = []
             bench = SimpleNamespace(load=lambda name, *_, loaded=loaded: loaded.append(name))
-            contest = screening.Contest(cast(Any, bench), len(plans) - 1, objective, "kept")
+            contest = screening.Contest(cast(Any, bench), len(plans) - 1, objective, "kept", 2.0)
             reasons = contest.load(asked, cast(Any, {plan.microbatch: None}), late_s, quiet)
             assert loaded == [name for name in plans if late_s > 0 or name not in left_out]
             assert {name: text.split()[4] for name, text in reasons.items()} == ({} if late_s > 0 else left_out)
