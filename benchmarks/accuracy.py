@@ -4,12 +4,12 @@
     python -m benchmarks.accuracy --write-table
 
 The shapes are the whole model on each of two cores, two stages, and three stages, of which two share a core. The three plans
-of a backend are loaded side by side and run in interleaved rounds, of which every other one is judged. Two predictions of each
-are held against the median of these: ``planned``, from a profile of ops made just before, and ``corrected``, after the rounds
-that are not judged went into the profile, as those of a candidate do in a search. The two kinds of rounds alternate, since the
-clock of a machine drifts by more within a minute than a prediction may be off; a slow model runs fewer of them. ``repeated``
-is no prediction: what was measured in the other rounds stands for it. It says how well the machine agrees with itself. Each
-model is added to benchmarks/accuracy.json as it is done; benchmarks/accuracy.md is made from the newest run of each.
+of a backend are loaded side by side and run in interleaved rounds; every other round is judged. Two predictions of each plan
+are compared with the median of the judged rounds. ``planned`` is made from a profile of ops that was measured just before.
+``corrected`` is made after the other rounds went into the profile, as the rounds of a candidate do in a search. The two kinds of
+rounds alternate, because the clock of a machine drifts by more within a minute than a prediction may be off. A slow model runs
+fewer rounds. ``repeated`` takes the other rounds in place of a prediction, and so says how well the machine agrees with itself.
+Each model is added to benchmarks/accuracy.json as it is done; benchmarks/accuracy.md is made from the newest run of each.
 """
 
 import argparse
@@ -49,9 +49,9 @@ RESULTS, TABLE = Path("benchmarks/accuracy.json"), Path("benchmarks/accuracy.md"
 PROFILES = Path("autosplit-run/profiles")
 ROUNDS, ROUND_S = 5, 0.5
 LEAST_ITEMS = 6
-"""Of a round: while a pipeline fills and drains, workers have no neighbours."""
+"""Least number of items in a round. While a pipeline fills and drains, workers have no neighbours."""
 LEAST_ROUNDS, MOST_S = 3, 24.0
-"""After so many seconds of a backend's rounds no more are begun than the least number."""
+"""Least number of rounds; and the seconds after which no further round of a backend begins, once it has that number."""
 KINDS = PLANNED, CORRECTED, REPEATED = "planned", "corrected", "repeated"
 GOAL = 0.03, 0.10
 """Median and worst error that are wished for on a quiet machine."""
@@ -146,13 +146,14 @@ def write_table() -> None:
     newest = {row["model"]: row for row in json.loads(RESULTS.read_text(encoding="utf-8"))}
     rows = [newest[name] for name in MODELS if name in newest]
     runs = [(Run.from_dict(data), row) for row in rows for data in row["runs"]]
+    machines = " and ".join(dict.fromkeys(f"{row['cpu']['cpu']} (cores {row['cpu']['cores']})" for row in rows))
     lines = [
         "# Predicted against measured",
         "",
-        "Made by `python -m benchmarks.accuracy`, whose first lines say how. Errors are predicted over measured, less one; "
-        "stages that share a core are left out of the errors of stages, not of plans. "
-        f"`{REPEATED}` is no prediction: the other rounds of the same plan stand for it, so it is what the machine's drift is. "
-        f"The goal on a quiet machine: median at most {GOAL[0]:.0%}, worst at most {GOAL[1]:.0%}.",
+        f"`python -m benchmarks.accuracy` made these tables on {machines}; the first lines of its source say how. An error is "
+        "predicted over measured, less one. Stages that share a core count for the errors of plans, but not for those of stages. "
+        f"`{REPEATED}` takes the other rounds of the same plan in place of a prediction, so its error is the drift of the "
+        f"machine. The goal on a quiet machine is a median of at most {GOAL[0]:.0%} and a worst error of at most {GOAL[1]:.0%}.",
         "",
         "| prediction | plans | median error | worst | stages | median error | worst |",
         "|---|---|---|---|---|---|---|",

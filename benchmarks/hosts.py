@@ -156,10 +156,11 @@ def page(found: dict[tuple[str, int], list[float]]) -> str:
     lines = [
         "# Transports between two hosts",
         "",
-        f"Two Ray nodes on one machine ({cpu_name()}), loopback. A tensor goes there and a word comes back: the median of "
-        f"{ROUNDS * (TRIPS - 1)} round trips, all ways in interleaved rounds (`make bench-hosts`). *Bare socket* is `sendall` "
-        "and `recv_into` with a thread that waits at each end, which is the limit for any transport in Python. A ratio above 1 "
-        f"says that ours is faster. Load average at the end: {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores.",
+        f"`make bench-hosts` made this table with two Ray nodes on one machine ({cpu_name()}), over loopback. A tensor goes "
+        f"there and a word comes back. Figures are medians of {ROUNDS * (TRIPS - 1)} round trips; all transports ran in "
+        "interleaved rounds. *Bare socket* is `sendall` and `recv_into` with a thread that waits at each end, which is the limit "
+        "for any transport in Python. A ratio above 1 says that ours is faster. "
+        f"Load average at the end: {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores.",
         "",
         f"| size | {' | '.join(WAYS)} | ours, of the bare socket | ours against gloo | ours against Ray |",
         f"|---|{'---|' * (len(WAYS) + 3)}",

@@ -28,18 +28,18 @@ from benchmarks.models import MODELS
 RESULTS, TABLE = Path("benchmarks/memory.json"), Path("benchmarks/memory.md")
 HEAD = """# Memory plans
 
-`python -m benchmarks.memory`: each model traced for one item, all of it on one device, two cores of an AMD EPYC (Zen 3).
-An arena holds every value, inputs and outputs too, and no weights. *Sum* is every value in memory of its own; views own none.
+`python -m benchmarks.memory` traces each model for one item and places it on one device (two cores of an AMD EPYC, Zen 3).
+An arena holds all values, also inputs and outputs, but no weights. *Sum* gives every value memory of its own; views own none.
 *torch* is the peak of torch's allocator in an eager pass. *Bound* is the largest sum of live bytes at any op: no plan of these
 storages is smaller. *ExecuTorch* is the greedy planner of ExecuTorch 1.5.1 on the storages of *autosplit*. *Of bound* is
-autosplit by bound, and *proved* is what found a plan that no other one beats.
+autosplit by bound. *Proved* names the method whose plan meets the bound.
 
 | model | ops | sum | torch | greedy by size | ExecuTorch | autosplit | bound | of bound | proved |
 |---|---|---|---|---|---|---|---|---|---|
 """
 
 FOOT = """
-What stages hold while they run, predicted beside measured: [stage_memory.md](stage_memory.md).
+[stage_memory.md](stage_memory.md) compares the memory that stages hold while they run with its prediction.
 """
 
 

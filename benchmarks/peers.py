@@ -1,4 +1,4 @@
-"""The same two stages through other systems: a plain loop, gloo pipelining of torch, a compiled graph of Ray."""
+"""Two stages through other systems: a plain loop, gloo pipelining of torch, a compiled graph of Ray."""
 
 import os
 import tempfile

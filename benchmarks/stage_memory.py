@@ -51,9 +51,9 @@ CGROUPS = Path("/sys/fs/cgroup/memory")
 
 HEAD = """# Memory of stages
 
-`python -m benchmarks.stage_memory`: two stages of each model, two cores of an AMD EPYC with AVX-512. *Counted*: weights and
-values at their peak. *Predicted*: what a first run measured. *Measured*: another run, of new processes with more requests. All
-without rings and what a bare worker has.
+`python -m benchmarks.stage_memory` runs two stages of each model on two cores of an AMD EPYC with AVX-512. *Counted* is weights
+and values at their peak. *Predicted* was measured in a first run. *Measured* is from a second run, in new processes and with more
+requests. Rings, and the memory of a worker without a stage, are not included.
 
 One of 16 measurements of U-Net's first stage on OpenVINO at batch 8 gave 142 MiB, the others 125 to 128; it is not known why.
 
