@@ -48,14 +48,14 @@ def annotate(
             default the first device.
         fallback: the place of ops that their own device cannot run.
         machine: the devices, or their names with commas between; by default all of this machine.
-        priority: patterns that win where several match an op, the strongest first.
-        profile: seconds of the ops for ``auto`` and for ``why``; ``auto`` measures them where they are not given.
+        priority: patterns that win if several match an op, the strongest first.
+        profile: seconds of the ops for ``auto`` and for ``why``; ``auto`` measures them if they are not given.
         objective: what the planner minimizes.
         setup: how ``auto`` measures.
         budget: seconds of the planner.
         max_error: largest error against f32 that is allowed, relative to the largest value; None for any.
     Raises:
-        UsageError: every fault of the map, and every op that its device cannot run where there is no fallback.
+        UsageError: every fault of the map, and every op that its device cannot run if there is no fallback.
         PlanError: the plan was made for another model.
         BackendError: a backend refuses its part, or the error is above ``max_error``.
         InfeasibleError: the planner finds no place for the ops that are left to it.

@@ -1,4 +1,4 @@
-"""The main job in calls: ``auto`` does all of it, ``trace``, ``measure``, ``search``, ``run`` and ``export`` are its steps."""
+"""The public calls: ``auto`` does the whole job; ``trace``, ``measure``, ``search``, ``run`` and ``export`` are its steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +69,7 @@ def trace(
 
 @checked
 def measure(traced: Traced, devices: Machine | str | None = None, *, setup: Setup = SETUP) -> Profile:
-    """Seconds of every op on every device and backend, from the store where nothing changed.
+    """Seconds of every op on every device and backend; what did not change comes from the store.
 
     A backend that cannot compute in the setup's precision, refuses the model, or gives wrong numbers is left out, with a note.
 
@@ -115,7 +115,7 @@ def search(
 ) -> "SearchResult":
     """The plan that measures best within the budget.
 
-    A request of several items may be cut into microbatches, where the model is a spec that can be traced again.
+    A request of several items may be cut into microbatches if the model is a spec, which can be traced again.
 
     Args:
         traced: the model, traced for whole requests.
@@ -227,7 +227,7 @@ def run_subjects(
     budget: Budget,
     baselines: bool = True,
 ) -> RunReport:
-    """``run`` with the model traced for several microbatches: beside a plan that cuts requests, baselines take whole ones."""
+    """``run`` with the model traced for several microbatches. If the plan cuts requests, baselines also take whole requests."""
     with shown(setup.progress) as progress:
         report = run_beside(subjects, plan, machine, constraints, baselines, setup=setup, budget=budget, progress=progress)
     return replace(report, notes=(*report.notes, *keep_runs(report, setup)))
@@ -235,7 +235,7 @@ def run_subjects(
 
 @checked
 def predict(plan: Plan, profile: Profile, graph: Graph | Traced | None = None, devices: Machine | str | None = None) -> Plan:
-    """The plan with the loads, throughput and latency that a profile predicts for it.
+    """The plan with the loads, throughput and latency that a profile predicts.
 
     Args:
         plan: any plan, such as one that was edited.

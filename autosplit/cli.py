@@ -1,4 +1,4 @@
-"""The command line: parses, calls; errors become one message and an exit code. stdout carries the result, stderr the rest."""
+"""The command line. Errors become one message and an exit code. stdout carries the result, stderr all else."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ app = typer.Typer(
 
 BEGAN_S = time.monotonic()
 SILENT_S = 1.0
-"""Ctrl-C in the first second needs no answer: nothing was measured yet."""
+"""Ctrl-C within the first second ends without a message, because nothing was measured yet."""
 
 
 def _guarded(function: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -108,7 +108,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) in (
         signal.default_int_handler,
         signal.SIG_DFL,
-    ):  # a shell may have it ignored in the background
+    ):  # a shell may have set it to be ignored for commands in the background
         signal.signal(signal.SIGINT, _stop)
     try:
         app()

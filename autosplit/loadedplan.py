@@ -60,7 +60,7 @@ def load(
         inputs: example inputs, for a module.
         devices: the devices, or their names with commas between; by default those of the plan.
         trust: as for ``trace``.
-    Raises: PlanError: the file is not a plan, or was made for another model. UsageError: it names code that the call does not.
+    Raises: PlanError: the file is not a plan, or was made for another model. UsageError: it names code, and the call does not.
     """
     path = Path(path)
     file = read_plan(path)
@@ -77,7 +77,7 @@ def load(
 
 
 def _require_named(path: Path, file: PlanFile, model: str | Path | None) -> None:
-    """Raises: UsageError: the plan's model is a Python object, another one than was named, or code that was not named."""
+    """Raises: UsageError: the plan's model is a Python object, or not the model that was named, or code that was not named."""
     spec = file.source.spec
     made_for = f"plan '{path}' is for {f'model {spec!r}' if spec else 'a Python object'}"
     if model is None and not spec:

@@ -40,7 +40,7 @@ class Dump:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What two dumps say of one part of the first: the value that differs most, and by how much. Error 0 is bit for bit."""
+    """One part in two dumps: the value that differs most, and by how much. An error of 0 means equal bit for bit."""
 
     part: str
     backend: str

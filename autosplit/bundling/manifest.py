@@ -105,7 +105,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is in a bundle.
+    """The contents of a bundle.
 
     Attributes:
         networks: the entry points by name.

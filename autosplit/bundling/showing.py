@@ -29,7 +29,7 @@ def rows(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def needs(part: Part, manifest: Manifest) -> str:
-    """What the loading process must have or allow."""
+    """The packages and permissions that the loading process needs."""
     runtime = PACKAGES[part.backend][0]
     found = [f"{runtime} (made with {manifest.versions.get(runtime, 'an unknown version')})"]
     if named_backend(part.backend).native:

@@ -17,18 +17,16 @@ class Bundle(Output):
         list[str],
         typer.Argument(
             metavar="PLAN... BUNDLE | show|verify|run BUNDLE | compare DUMP DUMP",
-            help="Plans and the bundle to make of them, NAME=PLAN to name an entry point; or what to do with a bundle.",
+            help="Plans, and the bundle to make of them (NAME=PLAN names an entry point); or what to do with a bundle.",
         ),
     ]
     zip: Annotated[bool, typer.Option("--zip", help="Write one file in place of a folder.")] = False
     allow_native: Annotated[
         bool, typer.Option("--allow-native", help="Run native code (AOTInductor libraries) of the bundle, as you.")
     ] = False
-    network: Annotated[str | None, typer.Option(help="For run: the entry point, where there are several.")] = None
+    network: Annotated[str | None, typer.Option(help="For run: the entry point, if there are several.")] = None
     policy: Annotated[str, typer.Option(help="For run: serial, threads or processes.")] = "serial"
     devices: Annotated[str | None, typer.Option(help="For run: devices, as for the other commands; default: the plan's.")] = None
-    inputs: Annotated[Path | None, typer.Option(help="For run: a dump whose inputs to take; default: made up from seed 0.")] = (
-        None
-    )
+    inputs: Annotated[Path | None, typer.Option(help="For run: a dump with the inputs; default: random ones, seed 0.")] = None
     dump: Annotated[Path | None, typer.Option(help="For run: a new folder for every tensor on a cut.")] = None
     model: PlansModel = None

@@ -14,7 +14,7 @@ NUM_WORDS = {"show": 1, "verify": 1, "run": 1, "compare": 2}
 
 
 def bundle(given: Bundle) -> None:
-    """Make plans a bundle, which runs without the model; show, verify or run one; compare what two runs kept."""
+    """Make a bundle of plans, which runs without the model; show, verify or run a bundle; compare the dumps of two runs."""
     action, *rest = given.words
     if action not in NUM_WORDS:
         if not rest:
@@ -42,7 +42,7 @@ def _make(given: Bundle, plans: list[str], path: Path) -> None:
             loaded = load(plan, given.model)
             name = name if equals else loaded.traced.graph.name
             if name in networks:
-                raise UsageError(f"two networks are named '{name}'; name them, as in first={plans[0]} second={text}")
+                raise UsageError(f"two networks are named '{name}'; name each, as in first={plans[0]} second={text}")
             networks[name] = loaded.traced, loaded.plan.verify(loaded.traced.graph, loaded.machine)
         manifest = write_bundle(networks, path, zipped=given.zip, progress=progress)
     errors = check_bundle(path, networks)

@@ -10,7 +10,7 @@ from autosplit.files import read_data
 from autosplit.parsing import shown
 
 COMMAND_LINE_ONLY = ("model", "trust")
-"""Flags with which the user says whose code may run, so a file that another person wrote must not set them."""
+"""Flags that say whose code may run. An options file may be another person's, so it must not set them."""
 
 JOINED = ("devices", "memory", "backend")
 """Flags whose text is a list with commas between, which a file may give as a list or a mapping."""
@@ -60,7 +60,7 @@ def _joined(flag: Any, value: Any) -> Any:
 
 
 def _fault(ctx: typer.Context, flag: Any, value: Any) -> str:
-    """The fault of a flag's value, '' if there is none. Typer would turn a list into its Python text where one value is due."""
+    """The fault of a flag's value, '' if there is none. Typer would turn a list into its Python text if one value is due."""
     if value is None:
         return ""
     many = getattr(flag, "multiple", False)

@@ -17,7 +17,7 @@ from autosplit.parsing import json_safe
 from autosplit.progress import Progress
 
 WIDTH = 140
-"""Columns where the output is not a terminal and COLUMNS is not set."""
+"""Columns of the output if it is not a terminal and COLUMNS is not set."""
 
 
 def _width(stream: IO[str] | None) -> int | None:
@@ -30,7 +30,7 @@ err = Console(stderr=True, width=_width(sys.stderr))
 
 
 answered = threading.Event()
-"""Set when stdout has the JSON of this command, so that a later failure adds no second one."""
+"""Set when stdout has the JSON of this command, so that a later failure does not add a second JSON document."""
 
 
 def show(given: options.Output, data: Any, *views: Any) -> None:

@@ -48,7 +48,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
 
 
 def _evaluate_split(given: Evaluate) -> None:
-    """Judge a split of a model beside the best one under the same rules; with ``--run``, measure both too."""
+    """Judge a split of a model beside the best split under the same rules; with ``--run``, measure both too."""
     from autosplit.backends.base import get_backend
     from autosplit.commands.report import table
     from autosplit.deploying.setup import Setup

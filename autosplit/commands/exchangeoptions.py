@@ -11,7 +11,7 @@ from autosplit.commands.options import PLANNER_TIME, Assumed, Devices, Output, P
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(Simulated, Assumed, Devices):
-    """What to judge."""
+    """The options of ``autosplit evaluate``: the split to judge."""
 
     subject: Annotated[str, typer.Argument(help="A model, as for profile; a plan.yaml; or a planner's workload file.")]
     split: Annotated[
@@ -21,7 +21,7 @@ class Evaluate(Simulated, Assumed, Devices):
             "numbers of layers such as 16,32. For a workload: JSON from node id to device name."
         ),
     ] = None
-    run: Annotated[bool, typer.Option("--run", help="For a model: also measure the split beside the best and other tools'.")] = (
+    run: Annotated[bool, typer.Option("--run", help="For a model: also measure the split, the best one and other tools'.")] = (
         False
     )
     rounds: Annotated[int, typer.Option(min=1, help="For --run: interleaved rounds.")] = 3

@@ -19,7 +19,7 @@ def opened_machine(given: options.Devices, devices: str | None = None) -> "Itera
 
     Args:
         given: the command's options.
-        devices: names of devices that count where the options name none.
+        devices: names of the devices to use if the options name none.
     Raises: UsageError: a cluster and a machine file. Other errors as ``machine_for`` and ``Cluster``.
     """
     from autosplit.devices.discovering import machine_for, parse_memory

@@ -11,7 +11,7 @@ FOR_MODELS = ("cluster", "devices", "machine", "memory", "batch", "seq_len", "tr
 """Flags for a measurement of a model."""
 
 SHOWN = 40
-"""Runs that are listed; --json gives all."""
+"""Number of runs that are listed; --json gives all."""
 
 
 DETAILS = ("precision", "op_scale", "cut_per_MiB_s", "max_error", "source", "date")
@@ -58,7 +58,7 @@ def profile(given: options.Measure) -> None:
     """Measure every op of a model on every device and backend, and the links between them; or show how runs were predicted."""
     if given.accuracy:
         if given.model:
-            raise UsageError(f"--accuracy shows all runs of the store, not those of one model; leave out '{given.model}'")
+            raise UsageError(f"--accuracy shows the runs of all models in the store; leave out '{given.model}'")
         given.require_default(FOR_MODELS, "--accuracy shows all runs of the store, and measures nothing")
         _accuracy(given)
         return

@@ -32,7 +32,7 @@ FOR_WORKLOADS = ("contiguous", "num_devices", "bandwidth", "overlap")
 
 BACKEND_HELP = (
     "Backends to consider: eager, onnxruntime, openvino, inductor with commas between; "
-    "'usual': all that are installed but inductor, which compiles for long (auto runs it as a baseline); 'all': inductor too."
+    "'usual': all installed ones except inductor, which compiles for long (auto runs it as a baseline); 'all': inductor too."
 )
 
 MODEL_HELP = (
@@ -61,12 +61,12 @@ def seconds(text: str | float) -> float:
 
 
 def flag_name(field: str) -> str:
-    """A field as it stands on the command line."""
+    """The name of a field as a flag of the command line."""
     return f"--{field.replace('_', '-')}"
 
 
 PLANNER_TIME = "10s"
-"""Most time for one question to the planner, if none is given."""
+"""Longest time in seconds for one question to the planner, if no limit is given."""
 
 
 @dataclass(frozen=True, kw_only=True)

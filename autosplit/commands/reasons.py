@@ -12,11 +12,11 @@ from autosplit.tables import bytes_text
 
 _MEMORY = ("failed to map segment", "cannot allocate memory", "can't allocate memory", "bad_alloc")
 _PROCESSES = ("can't start new thread", "pthread_create", "resource temporarily unavailable")
-"""How Python, torch and the loader of shared libraries say that the kernel refused memory, or a thread or process."""
+"""Words with which Python, torch and the loader of shared libraries say that the kernel refused memory, a thread or a process."""
 
 
 LEAST_ADDRESS_BYTES = 1_500_000_000
-"""Address space below which libraries of torch end the process by themselves: 1.2 GB are too few, and 1.5 GB are enough."""
+"""Bytes of address space below which libraries of torch end the process: 1.2 GB are too few, and 1.5 GB are enough."""
 
 
 def require_address_space() -> None:
@@ -53,7 +53,7 @@ def reason(failure: BaseException) -> str:
     if shortage is None:
         return str(failure)
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()] or [type(failure).__name__]
-    return f"{' '.join(dict.fromkeys((lines[0], lines[-1])))}; {shortage}"  # a worker's traceback lies between
+    return f"{' '.join(dict.fromkeys((lines[0], lines[-1])))}; {shortage}"  # a worker's traceback lies between the two
 
 
 def _last_line(cause: BaseException | None) -> str:

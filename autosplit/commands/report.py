@@ -19,7 +19,7 @@ WRAP_AT = 20
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str = "", below: str = "", hide: Sequence[str] = ()) -> Group:
-    """Any rows as a table: a column's name says its unit, and numbers stand at the right.
+    """Any rows as a table. The name of a column says its unit, and numbers stand at the right.
 
     Args:
         rows: mappings with the same keys.
@@ -53,7 +53,7 @@ class Column:
 
     @property
     def readable(self) -> int:
-        """The width below which it would be wrapped too much to read."""
+        """The width below which the column would be wrapped too much to read."""
         return self.narrowest if self.numeric else max(self.narrowest, min(self.widest, WRAP_AT))
 
 
@@ -64,7 +64,7 @@ class Columns:
     columns: tuple[Column, ...]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As rich wants it: one table, or several."""
+        """What rich draws: one table, or several."""
         keys = self._keys(options.max_width // 2)
         part = list(keys)
         for column in self.columns[len(keys) :]:
@@ -117,7 +117,7 @@ def plan_table(plan: Plan, verbose: bool = False) -> Group:
 
 
 def run_table(report: RunReport, verbose: bool = False) -> Group:
-    """The workers of the plan to use: where their time goes, predicted beside measured."""
+    """The workers of the plan to use: what they spend their time on, predicted beside measured."""
     title = f"{report.model}: '{report.chosen}', {report.request}"
     memory = ("resident_bytes", "proportional_bytes", "predicted_bytes", "held_bytes")
     hide = () if verbose else ("ops", *memory)  # the plan's table has the ops
@@ -125,9 +125,9 @@ def run_table(report: RunReport, verbose: bool = False) -> Group:
 
 
 def peers_table(report: RunReport) -> Group:
-    """The splits of other tools, predicted, the fastest one first, and why others are left out."""
+    """The splits of other tools, predicted, the fastest one first; and why other splits are left out."""
     left_out = "\n".join(f"'{name}' was left out: {why}" for name, why in report.peers.left_out.items())
-    nothing = "" if report.peers.plans or left_out else "Nothing was measured of this model here, so nothing is predicted."
+    nothing = "" if report.peers.plans or left_out else "No measurement of this model is stored here, so nothing is predicted."
     return table(report.peer_rows(), f"{report.model}: the rules of other tools, predicted", left_out or nothing)
 
 

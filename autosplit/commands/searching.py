@@ -87,7 +87,7 @@ def _simulation(found: Any, machine: Any) -> Any:
 
 
 def _front_of_model(given: options.Plans, found: Any, machine: Any, account: Any) -> tuple[list[Any], dict[Path, Any]]:
-    """The rows of the front, and its plans by the files that they go to."""
+    """The rows of the front, and its plans by the files to which they are written."""
     from autosplit.planning.caps import front_rows, front_within_caps
     from autosplit.planning.plans import Query
     from autosplit.planning.predicting import measured_backends

@@ -85,7 +85,7 @@ class Watcher:
         self._look = host.health
 
     def progress(self, step: str, share: float, text: str) -> None:
-        """Note the step for the line above the table."""
+        """Keep the name of the step, which the line above the table shows."""
         self._doing = f"{share:4.0%}  {text}"
 
     def __enter__(self) -> "Watcher":

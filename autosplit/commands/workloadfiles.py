@@ -20,7 +20,7 @@ FOR_MODELS = (
 """Flags for a model or its machine."""
 
 PLAN_SHARE = 2 / 3
-"""Share of the time limit for a plan that is to be explained; the explanation has the rest."""
+"""Share of the time limit for finding a plan that is to be explained. The explanation has the rest."""
 
 
 def search_workload(given: options.Plans) -> None:
@@ -104,7 +104,7 @@ def _simulation(problem: Any, blocks: Any) -> Any:
 
 
 def _refusal(problem: Any, failure: InfeasibleError, solve_s: float) -> dict[str, Any]:
-    """The answer where there is no plan: empty fields, and the demands that cannot hold together."""
+    """The answer if there is no plan: empty fields, and the demands that cannot hold together."""
     nothing = dict.fromkeys(("objective", "bound", "gap", "method"))
     proved = "infeasible" if failure.conflict else None
     data = {"workload": problem.name, **nothing, "status": proved, "solve_s": solve_s, "assignment": {}, "loads": {}}
@@ -112,7 +112,7 @@ def _refusal(problem: Any, failure: InfeasibleError, solve_s: float) -> dict[str
 
 
 def _placed(problem: Any, solution: Any) -> dict[str, Any]:
-    """Op to its device, or to all replicas; and the stages in order, several of which may share a device."""
+    """Op to its device or devices (replicas); and the stages in order, several of which may share a device."""
     stages = [
         {"devices": [problem.devices[d] for d in block.devices], "ops": [problem.ops[op] for op in block.ops]}
         for block in solution.blocks

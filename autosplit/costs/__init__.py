@@ -1,12 +1,13 @@
 """The cost of a plan: problems as arrays, and the one evaluator of their solutions. No torch.
 
 problem       ops, devices, transfers and rules as arrays; blocks and solutions
-wires         what values between hosts share
+wires         network cards and uplinks that values between hosts share
 graphproblem  the problem of putting a graph on a machine
 cost          evaluates blocks: loads and memory
 pieces        the latency of one sample
 faults        the rules that blocks break, and the check of an answer
 simulation    discrete-event simulation of stages, rings and devices
-schedule      simulates stages, and sums the result up; planschedule: those of a plan or a solution
+schedule      simulates stages and sums the result up
+planschedule  simulates the stages of a plan, or the blocks of a solution
 workloads     reads the problems of other planners
 """

@@ -18,7 +18,7 @@ from autosplit.values.machine import HOST as HOST_NAME
 from autosplit.values.machine import host_of
 
 TOLERANCE = 1e-9
-"""Share by which sums differ that are rounded in another order: a limit is broken, and a plan is better, by more than that."""
+"""Share by which sums may differ if they are added in another order. Only a larger one breaks a limit or betters a plan."""
 
 CLOSED = 1e-6
 """A gap below this share of the objective is rounding: the plan is optimal."""
@@ -29,10 +29,10 @@ class Loads:
     """The cost of a solution.
 
     Attributes:
-        device_s: seconds per sample that each device is busy, or its processor where devices share one, shape (num_devices,).
+        device_s: seconds per sample that each device (or the processor that devices share) is busy, shape (num_devices,).
         wire_s: seconds per sample that each wire between hosts is busy, shape (num_wires,).
-        compute_s: the part of it spent in ops.
-        transfer_s: the part of it spent in sending and receiving.
+        compute_s: the part of ``device_s`` spent in ops.
+        transfer_s: the part of ``device_s`` spent in sending and receiving.
         block_s: seconds that one sample takes in each block on its slowest device, shape (num_blocks,).
         stage_s: seconds per sample of each block: block_s over its number of devices.
         memory_bytes: bytes that each device holds, shape (num_devices,).
@@ -48,7 +48,7 @@ class Loads:
 
     @property
     def bottleneck_s(self) -> float:
-        """The largest load of a device or wire: seconds per sample of the whole, once all are at work."""
+        """The largest load of a device or wire: seconds per sample of the whole plan at full load."""
         return float(max(self.device_s.max(initial=0.0), self.wire_s.max(initial=0.0)))
 
 
@@ -118,7 +118,7 @@ def sent_betweenhosts_of(problem: Problem, blocks: Sequence[Block]) -> list[Sent
 
 
 def hosts_of(problem: Problem) -> list[str]:
-    """The host of each device, and last that of the host itself."""
+    """The name of the host of each device; the last name is ``host`` itself."""
     return [*map(host_of, problem.devices), HOST_NAME]
 
 
@@ -167,7 +167,7 @@ def _shares(
 
 
 def most_s(problem: Problem) -> float:
-    """An upper bound on the seconds of all blocks together: every op where it is slowest, every value sent to every reader."""
+    """An upper bound on the seconds of all blocks together: every op on its slowest device, every value sent to every reader."""
     t = problem.transfers
     finite = np.where(np.isfinite(problem.compute_s), problem.compute_s, 0.0)
     fixed_s = float(t.send_s.max() + t.receive_s.max() + t.latency_s.max())

@@ -38,7 +38,7 @@ def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
 
 
 class Way(NamedTuple):
-    """The way of the values of one sample from a piece to one that reads them: seconds, bytes, and the seconds on idle wires."""
+    """The transfer of the values of one sample from a piece to one that reads them: delay, bytes, and seconds on idle wires."""
 
     delay_s: float
     num_bytes: float
@@ -46,7 +46,7 @@ class Way(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """From the end of sending until the values are there, where nothing else is on the wires."""
+        """Seconds from the end of sending until the values are there, if nothing else is on the wires."""
         return self.delay_s + self.wired_s
 
 
@@ -56,7 +56,7 @@ class TimedPiece:
 
     Attributes:
         block: number of the block that it is a part of.
-        devices: the block's; a sample is on one of them.
+        devices: the devices of the block; a sample is on one of them.
         work_s: seconds of compute on each device, shape (num_replicas,).
         moved_s: seconds of sending and receiving on each device, shape (num_replicas,).
         sources: the pieces that it reads, HOST for the host, to the way of their values.
@@ -70,7 +70,7 @@ class TimedPiece:
 
 
 def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedPiece], dict[int, Way]]:
-    """The pieces of the blocks with their times, and those that make results, to the way of these to the host."""
+    """The pieces of the blocks with their times; and, for each piece that makes results, their transfer to the host."""
     parts = pieces(problem, blocks)
     home = block_of(problem, blocks)
     part_home = np.append(block_of(problem, parts), HOST)

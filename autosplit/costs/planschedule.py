@@ -17,7 +17,7 @@ from autosplit.values.plan import Plan, Stage
 from autosplit.values.profile import Profile
 
 NOWHERE = Way(0.0, 0.0, 0.0)
-"""The way of no value: a piece waits for another one on its device."""
+"""A transfer without values, for a piece that only waits for another one on its device."""
 
 
 def plan_stages(plan: Plan, graph: Graph, stage_s: Callable[[Stage, str], float]) -> tuple[SimStage, ...]:
@@ -68,7 +68,7 @@ def schedule_plan(
         link: link between two devices by name, usually ``machine.link``.
         num_requests: passes of the graph, or as many times ``microbatches``.
         arrivals_s: when each request comes; None for all at once.
-        wires: what values between hosts share, usually ``machine.wires``.
+        wires: network cards and uplinks between hosts, usually ``machine.wires``.
     Raises: ProfileError: a stage's backend was not measured on its device.
     """
     stages = plan_stages(plan, graph, lambda stage, device: profile.stage_s(stage.ops, device, stage.backend, stage.threads))
@@ -92,9 +92,9 @@ def schedule_blocks(
 ) -> Schedule:
     """Simulate a solution of a problem with the evaluator's seconds: see ``simulate``.
 
-    A block that is not an interval of a chain runs as its pieces (``cost.pieces``), which take their turns on its devices in one
-    order for each sample. Where transfers overlap with compute, a device has a lane of its own for them. One sample alone
-    takes ``cost.latency_s``; at full load a device is busy for its ``cost.evaluate`` seconds a sample, the largest sets the pace.
+    A block that is not an interval of a chain runs as its pieces (``pieces.pieces``), which take turns on its devices in one
+    order for each sample. If transfers overlap with compute, a device has a lane of its own for them. One sample alone takes
+    ``pieces.latency_s``. At full load a device is busy for its ``cost.evaluate`` seconds a sample, and the largest sets the pace.
 
     Args:
         problem: the problem that the blocks solve.
@@ -132,7 +132,7 @@ def schedule_blocks(
 def _part_stages(
     problem: Problem, part: TimedPiece, number: int, sources: dict[str, tuple[float, ...]], results: tuple[float, ...] | None
 ) -> list[SimStage]:
-    """A piece as one stage, or as two that run side by side where transfers overlap with compute."""
+    """A piece as one stage, or as two that run side by side if transfers overlap with compute."""
     name = f"stage{part.block}" if number == part.block else f"stage{part.block}-{number}"
     devices = tuple(problem.devices[device] for device in part.devices)
     work, moved = tuple(part.work_s.tolist()), tuple(part.moved_s.tolist())

@@ -104,11 +104,11 @@ class Problem:
         send_once: a sender pays once for each value (the dearest of its destinations), not once for each destination.
         overlap: a device computes and transfers at the same time: its load is the larger of the two, not the sum.
         sync_s_per_byte: seconds of a weight's byte that r training replicas hand on, 2 (r - 1) times in r samples; in loads only.
-        processors: number of the processor of each device, where devices share one: its time, and its memory with one cap. Only
+        processors: number of the processor of each device, if devices share its time and its memory, which has one cap. Only
             the evaluator knows processors; planners take problems without them.
-        wires: what values between hosts share; the name of a device says its host. ``planners.wired`` plans around them.
+        wires: network cards and uplinks between hosts; the name of a device says its host. ``planners.wired`` plans around them.
         reasons: why (op, device) is not allowed, in words, for messages.
-        host_s: for messages: the host's seconds a sample that a device pays as part of sending to the host.
+        host_s: seconds of the host's work for each sample, which a device pays as part of sending to the host; for messages.
     """
 
     name: str
@@ -255,7 +255,7 @@ class Solution:
     """A planner's answer.
 
     Attributes:
-        blocks: in chain order where the solution is contiguous. Several blocks may share a device: their loads add up.
+        blocks: in chain order if the solution is contiguous. Several blocks may share a device: their loads add up.
         objective_s: seconds; the largest device load (throughput), or the time of one sample (latency).
         bound_s: no solution of the same problem is better than this.
         status: ``optimal`` when objective and bound meet; ``shared`` when devices hold several blocks because no plan with one
@@ -277,7 +277,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """(objective - bound) / objective, 0 when proved optimal."""
+        """The gap, (objective - bound) / objective; 0 if the solution is proved optimal."""
         if self.status == "optimal" or self.objective_s <= 0:
             return 0.0
         return max(0.0, (self.objective_s - self.bound_s) / self.objective_s)

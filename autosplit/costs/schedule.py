@@ -9,8 +9,8 @@ the other, each into a free slot. Stages on one device use it in turns; a worker
     stage1   . 0 1 2 3 .      the first request fills the pipeline, then
     stage2   . . 0 1 2 3      one leaves each tick
 
-Where each stage has a device of its own and enough slots, a closed form gives the seconds too: the first request passes every
-stage, then the slowest stage sets the pace. Skip connections, shared devices, short queues and random arrivals have none.
+If each stage has a device of its own and enough slots, a closed form gives the seconds too: the first request passes every
+stage, then the slowest stage sets the pace. There is none for skip connections, shared devices, short queues and random arrivals.
 """
 
 import math
@@ -79,7 +79,7 @@ class Schedule:
 
     @property
     def makespan_s(self) -> float:
-        """From the first request to the last result, in seconds."""
+        """Seconds from the first request to the last result."""
         return self.finished_s[-1] - self.started_s[0]
 
     @property
@@ -100,7 +100,7 @@ class Schedule:
         return tuple(finish - start for start, finish in zip(self.started_s, self.finished_s, strict=True))
 
     def latency_s(self, quantile: float) -> float:
-        """The latency that this share of the requests stayed within, in seconds.
+        """The latency that this share of the requests did not exceed, in seconds.
 
         Raises: UsageError: ``quantile`` is not between 0 and 1.
         """
@@ -169,9 +169,9 @@ def simulate(
         arrivals_s: when each request comes, ascending; None for a closed loop, where the next one is always there.
         microbatches: the microbatches of a request; they come together, pass the stages one by one, and a request is
             finished with its last one. Bytes and seconds of the stages are those of one microbatch.
-        delays_s: (stage, stage that reads it), ``host`` for the host, to the seconds that values are on the way beside what
-            the link says.
-        wires: what values between devices of several hosts share.
+        delays_s: (stage, stage that reads it) to the seconds that values are on the way in addition to those of the link;
+            ``host`` stands for the host.
+        wires: network cards and uplinks between hosts.
     Returns: the schedule; ``request`` in its actions counts microbatches.
     Raises: UsageError: every fault of the arguments.
 
@@ -220,7 +220,9 @@ def _verify(
             )
         durations = (*stage.seconds, *stage.moved_s)
         faults += [f"stage '{stage.name}' takes {s} s; give a duration" for s in durations if not 0 <= s < math.inf]
-        faults += [f"stage '{stage.name}' reads '{name}', no earlier stage" for name in stage.sources if name not in known]
+        faults += [
+            f"stage '{stage.name}' reads '{name}', which is not an earlier stage" for name in stage.sources if name not in known
+        ]
         faults += [] if stage.sources else [f"stage '{stage.name}' reads nothing, not even the host"]
         known.add(stage.name)
     faults += [] if stages else ["there are no stages"]

@@ -29,7 +29,7 @@ class SimStage:
         seconds: seconds of computing one request, one figure for each replica; transfers are not part of it.
         sources: each earlier stage, or ``host``, that it reads, to the bytes of each value of one request from there.
         results: bytes of each value of one request that it returns to the host; None for a stage that returns nothing.
-        moved_s: seconds of copying for one request beside those of the links, one figure for each replica; or empty.
+        moved_s: seconds of copying for one request in addition to those of the links, one figure for each replica; or empty.
     """
 
     name: str
@@ -41,7 +41,7 @@ class SimStage:
 
 
 class StageTimes(NamedTuple):
-    """The time of one replica of a stage by use, in seconds.
+    """The time of one replica of a stage, in seconds, divided by what it did.
 
     It waited ``starved_s`` for inputs, ``blocked_s`` for a free slot, and ``queued_s`` for its device while another stage had
     it. The rest of the makespan is before its first and after its last request.
@@ -59,7 +59,7 @@ class StageTimes(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """Seconds at which it held its device."""
+        """Seconds during which the replica held its device."""
         return self.compute_s + self.transfer_s
 
 
@@ -183,7 +183,7 @@ class Simulation:
         _connect(workers, [self._drain], results, link, delays_s, slots, self.units, self._wires)
 
     def run(self) -> None:
-        """Process events until nothing happens any more."""
+        """Process events until none is left."""
         if not self._feed.missing[0]:
             self._ready(self._feed, 0.0)
         events = self._events

@@ -1,4 +1,4 @@
-"""Wires in the cost of a plan: the bytes that pass each of them, and the time of a value on its way between two hosts."""
+"""Wires in the cost of a plan: the bytes that pass each wire, and the time of a value between two hosts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from autosplit.values.links import Wire
 
 
 class Sent(NamedTuple):
-    """Bytes of one sample that go from a block to another one: the hosts of their replicas, which take turns, and the bytes."""
+    """Bytes of one sample that go from one block to another, with the hosts of their replicas, which take turns."""
 
     senders: tuple[str, ...]
     receivers: tuple[str, ...]
@@ -22,7 +22,7 @@ class Sent(NamedTuple):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The host that sends and the host that receives, for each of the samples after which the turns begin anew."""
+        """The sending and the receiving host of each sample, until the replicas of both blocks are back at their first turn."""
         turns = range(lcm(len(self.senders), len(self.receivers)))
         return [(self.senders[k % len(self.senders)], self.receivers[k % len(self.receivers)]) for k in turns]
 

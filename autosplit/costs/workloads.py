@@ -28,7 +28,7 @@ M = TypeVar("M", bound=BaseModel)
 COST_TOLERANCE = 1e-6
 SMALLEST, LARGEST = 1e-280, 1e300
 NEEDED = f"0 or more is needed, and between {SMALLEST:g} and {LARGEST:g} where it is not 0"
-"""Sums of larger numbers would overflow, and so would quotients by smaller ones."""
+"""Limits of numbers in files. Sums of larger numbers, and quotients by smaller ones, would overflow."""
 
 MAX_WORKLOAD_BYTES = 20_000_000
 MAX_DEVICES = 1024
@@ -36,7 +36,7 @@ MAX_TIMES = 1_000_000
 """Largest number of nodes times devices; a time, and a reason where a node is not supported, take up to 200 bytes."""
 MAX_SHOWN_CYCLE = 20
 MAX_ID = 2**53
-"""Largest id. Larger ones may have equal hashes, which makes a mapping of them slow."""
+"""Largest id. Larger ids may have equal hashes, which makes a mapping slow."""
 
 
 def read_workload(
@@ -48,7 +48,7 @@ def read_workload(
         path: the file.
         format: ``dnn-partitioning`` (JSON) or ``pipedream`` (graph.txt).
         num_devices: for ``pipedream`` only, whose files name no devices.
-        bytes_per_s: for ``pipedream`` only: what a link between two of its devices carries.
+        bytes_per_s: for ``pipedream`` only: bytes per second of a link between two devices.
         overlap: for ``pipedream`` only: devices compute and transfer at the same time.
     Raises: UsageError: every fault of the file.
     """
@@ -177,7 +177,7 @@ def _size_faults(num_nodes: int, num_devices: int) -> list[str]:
 
 
 def _entries(model: type[M], data: Sequence[Any], name: str, faults: list[str]) -> list[M]:
-    """The entries of a list. Once there are many faults the rest is left out, or the messages of all would fill the memory."""
+    """The entries of a list. After many faults the rest is left out, because all messages together would fill the memory."""
     found = []
     for position, entry in enumerate(data):
         if len(faults) > SHOWN_FAULTS:
@@ -225,7 +225,7 @@ def _order(
     place: Mapping[int, int],
     classes: Mapping[Any, Sequence[int]],
 ) -> tuple[tuple[int, int], ...]:
-    """Forward edges; and, for a backward class without forward node, its backward edges the other way round."""
+    """Forward edges. A backward class without a forward node adds its backward edges, reversed."""
     backward = {place[node] for node, entry in nodes.items() if entry.is_backward_node}
     orphans = set(backward)
     for members in classes.values():
@@ -328,7 +328,7 @@ def read_split(problem: Problem, data: Any) -> tuple[Block, ...]:
 
     A list of devices stands for replicas. The paper's form may leave out backward nodes: they follow their colour class. Blocks
     come in the order of their devices.
-    Raises: PlanError: no split, an op that is unknown, on no device or on two, an unknown device, or a broken rule.
+    Raises: PlanError: not a split, an op that is unknown, on no device or on two, an unknown device, or a broken rule.
     """
     assignment = data.get("assignment", data) if isinstance(data, dict) else data
     if isinstance(data, dict) and "fpgas" in data:
@@ -352,7 +352,7 @@ def read_split(problem: Problem, data: Any) -> tuple[Block, ...]:
 
 
 def _paper_split(problem: Problem, data: Mapping[str, Any]) -> dict[str, str]:
-    """Op to device; ops that are left out follow their group where that is on one device."""
+    """Op to device; ops that are left out follow their group if the group is on one device."""
     parts = [(f"acc{number}", part) for number, part in enumerate(data["fpgas"])] if isinstance(data["fpgas"], list) else []
     cpus = data.get("cpus", [])
     parts += [("cpu0", part) for part in cpus] if isinstance(cpus, list) else []

@@ -54,7 +54,7 @@ class ForkServer:
     def __init__(self) -> None:
         self.num_workers = 0
         self.answers = True
-        """Whether it has answered every question in time."""
+        """Whether the fork server has answered every question in time."""
         self._owner = os.getpid()
         self._started = False
         self._sock, theirs = socket.socketpair()

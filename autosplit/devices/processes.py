@@ -66,7 +66,7 @@ class Worker(Protocol):
         """Whether its fork server has ended too, which ends all workers of that fork server."""
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end, at most ``timeout_s``; True if it has ended."""

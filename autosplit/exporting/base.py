@@ -1,4 +1,4 @@
-"""What an export target is, how to get one by name, and the folder that appears whole or not at all."""
+"""The interface of export targets, a target by its name, and the folder that appears whole or not at all."""
 
 import contextlib
 import importlib
@@ -29,7 +29,7 @@ ABOUT = "export.json"
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What is exported.
+    """A plan to export, with its model and machine.
 
     Attributes:
         traced: the model.
@@ -225,7 +225,7 @@ def relabelled(job: Job, places: Mapping[str, int]) -> Plan:
 
 
 def loss_note(job: Job, moved: Plan, rule: str) -> str:
-    """What a target's rule costs: the plan as the target can express it beside the plan itself, both predicted.
+    """The cost of a target's rules: the plan as the target can express it, compared with the plan itself, both predicted.
 
     Args:
         job: the plan and its model.

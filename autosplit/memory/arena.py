@@ -26,7 +26,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where each storage of an arena is.
+    """The offsets of the storages of an arena.
 
     Attributes:
         storages: in the order in which they become live.

@@ -20,7 +20,7 @@ from autosplit.values.samples import Footprint, Precision, stage_key
 
 
 class StageKey(NamedTuple):
-    """What a footprint depends on: how a stage runs, and its ops (``stage_key``); the device does not count."""
+    """The key of a footprint: how a stage runs, and its ops (``stage_key``). The device does not count."""
 
     backend: str
     threads: int
@@ -38,7 +38,7 @@ def key_of(plan: Plan, stage: Stage) -> StageKey:
 
 
 def footprints_of(profile: Profile | None) -> dict[StageKey, Footprint]:
-    """The footprints that a profile holds; none where there is no profile."""
+    """The footprints that a profile holds; none if there is no profile."""
     if profile is None:
         return {}
     return {

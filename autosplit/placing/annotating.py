@@ -47,7 +47,7 @@ def annotate(
     Where a device has a memory cap, ``account`` gives the planner's plans their memory; without one, nothing is measured for it.
 
     Raises:
-        UsageError: every fault of the map, and every op that its device cannot run where there is no fallback.
+        UsageError: every fault of the map, and every op that its device cannot run if there is no fallback.
         PlanError: the plan was made for another model.
         BackendError: the error against f32 is above ``max_error``.
         InfeasibleError: the planner finds no place for the ops that it was left.

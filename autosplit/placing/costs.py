@@ -1,4 +1,4 @@
-"""What an op costs where it is, and on the other devices, while all other ops stay where they are."""
+"""The cost of an op on its own device and on the other devices, while all other ops stay in place."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def costs_of(graph: Graph, choices: Mapping[str, Choice], machine: Machine, prof
 
 
 def cost_text(graph: Graph, choices: Mapping[str, Choice], machine: Machine, profile: Profile | None, op: str) -> str:
-    """What the op costs there and on the next best device, as the end of a sentence; '' where nothing was measured."""
+    """The cost of the op on its device and on the next best one, as the end of a sentence; '' if nothing was measured."""
     costs = costs_of(graph, choices, machine, profile, op) if profile is not None else []
     here = next((cost for cost in costs if cost.device == choices[op].site.device), None)
     if here is None:

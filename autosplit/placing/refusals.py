@@ -20,7 +20,7 @@ def fall_back(
     Args:
         traced: the model.
         choices: op name to choice, for the ops that are placed already.
-        fallback: where ops go that their site refuses; None where there is no such place.
+        fallback: the site of ops that their own site refuses; None if there is none.
         machine: the devices.
     """
     refused = _refused(traced, choices, machine)

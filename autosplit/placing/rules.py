@@ -1,4 +1,4 @@
-"""Rules of accelerators: at most so many subgraphs, each with at least so many ops. Ops that break a rule fall back.
+"""Rules of accelerators: a largest number of subgraphs, and a least number of ops in each. Ops that break a rule fall back.
 
 Where a device has few ops, every subset of them is tried, so that as many ops as possible stay. Where it has many, its smallest
 parts go first, which is not always the best choice.
@@ -29,7 +29,7 @@ def keep_rules(
     Args:
         graph: the model.
         choices: op name to choice, for every op.
-        fallback: where ops go; None where there is no such place.
+        fallback: the site to which ops go; None if there is none.
         machine: the devices and their rules.
     """
     found, faults = dict(choices), []

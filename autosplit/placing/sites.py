@@ -12,7 +12,7 @@ AUTO = "auto"
 """The default that leaves an op to the planner."""
 
 Kind = Literal["pattern", "copy", "default", "fallback", "planner", "plan"]
-"""What decided where an op is."""
+"""The rule that decided the site of an op."""
 
 SiteText = str | Sequence[str]
 """``"cpu:1"``, ``("cpu:1", "openvino")`` or ``("cpu:1", "openvino", "bf16")``."""
@@ -20,7 +20,7 @@ SiteText = str | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where and how an op runs."""
+    """The device, the backend and the precision of an op."""
 
     device: str
     backend: str = "eager"

@@ -53,7 +53,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Items:
-    """What the dynamic programs work on; K = number of device classes, items numbered in a topological order.
+    """The items and devices of the dynamic programs; K = number of device classes, items are numbered in a topological order.
 
     Attributes:
         ops: the ops of each item.

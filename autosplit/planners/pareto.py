@@ -27,7 +27,7 @@ NUM_LIMITS = 4
 
 
 class Candidate(Protocol):
-    """What a front is chosen from."""
+    """The plans from which a front is chosen."""
 
     @property
     def values(self) -> tuple[float, float, float]:
@@ -35,7 +35,7 @@ class Candidate(Protocol):
 
     @property
     def num_stages(self) -> int:
-        """Of plans with equal values, the one with the fewest stages is kept."""
+        """Keep the plan with the fewest stages among plans with equal values."""
 
 
 C = TypeVar("C", bound=Candidate)

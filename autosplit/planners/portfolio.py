@@ -1,4 +1,4 @@
-"""solve(): the solvers one after the other, each with what the last one found, until the gap is closed or time is up."""
+"""solve(): the solvers in turn, each from the best plan and bound so far, until the gap is closed or time is up."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +28,11 @@ FEW_PLACES = 60
 SMALL_PLACES = 200
 """Ops times devices up to which CP-SAT is asked before the hypergraph is partitioned."""
 SHARE_WITHOUT_SHARING = 0.4
-"""Share of the time for plans with one block on a device where latency is limited; the rest is for plans that share devices."""
+"""Share of the time for plans with one block on a device if latency is limited. Plans that share devices get the rest."""
 LEAST_TO_START_S = 0.2
-"""Each solver that looks for a first plan gets as much, even where compiling has taken all the time."""
+"""Least seconds of each solver that looks for a first plan, even if compiling has taken all the time."""
 LEAST_TO_NAME_S = 0.5
-"""Time to find the constraints that conflict, even where no time is left."""
+"""Least seconds to find the constraints that conflict, even if no time is left."""
 
 
 def on_one_device(incumbent: Incumbent, deadline: float) -> None:
@@ -43,14 +43,14 @@ def on_one_device(incumbent: Incumbent, deadline: float) -> None:
 
 
 def refute_every_placement(incumbent: Incumbent, deadline: float) -> None:
-    """Whether it is proved that the ops go on the devices in no way, chain or not."""
+    """Find out whether it can be proved that no placement of the ops on the devices exists, chain or not."""
     anything = Incumbent(incumbent.problem, ANY_PLACEMENT, incumbent.seed)
     find_any_plan(anything, deadline)
     incumbent.refuted = anything.refuted
 
 
 def find_quickest(incumbent: Incumbent, deadline: float) -> None:
-    """The plan of the smallest latency, as a start where nothing else meets the limits."""
+    """The plan of the smallest latency, as a start if nothing else meets the limits."""
     quick = Incumbent(incumbent.problem, replace(incumbent.demands, objective="latency", max_latency_s=inf), incumbent.seed)
     quick.offer(incumbent.blocks, "start")
     schedule_sample(quick, deadline)
@@ -63,7 +63,7 @@ def find_quickest(incumbent: Incumbent, deadline: float) -> None:
 
 
 def split_any_sets(incumbent: Incumbent, deadline: float) -> None:
-    """The best plan of any sets, its devices' ops cut into blocks; and its bound, which holds where devices hold several blocks.
+    """The best plan of any sets, with the ops of each device cut into blocks; and its bound, which holds for several blocks, too.
 
     The blocks of one device cost at least as much as one block of all their ops.
     """
@@ -172,7 +172,7 @@ def solve(
         time_limit_s: seconds after which the best plan so far is returned.
         seed: of everything random.
         log: called with a line for each step.
-        name_conflict: where no plan is found, find the constraints that cannot hold together, which takes longer.
+        name_conflict: if no plan is found, name the constraints that cannot hold together, which takes longer.
     Returns: blocks that verify. Status ``optimal`` when bound and objective meet; ``shared`` when devices hold several blocks
         because no plan with one block on a device was found.
     Raises: InfeasibleError: no plan meets all this; UsageError: the arguments make no sense.

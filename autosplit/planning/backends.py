@@ -28,8 +28,8 @@ MAX_CHOICES, MAX_PROVING = 9, 27
 
 
 LEAST_GAIN = 0.01
-"""Share of the time of a block that each further stage in it has to save. Op times are first guesses, so the least of several is
-too low: without a margin, backends that are level take turns op by op, and each turn is a stage with a hand-over."""
+"""Least share of the time of a block that each further stage in it must save. Op times are first guesses, so the least of several
+is too low. Without a margin, equally fast backends would take turns op by op, and each turn is a stage with a hand-over."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Backends:
     Attributes:
         graph: the model.
         problem: a device for each setting; settings of one device share its processor. It evaluates plans.
-        settings: what the devices of ``problem`` are.
+        settings: the setting of each device of ``problem``.
         groups: the settings of each device of the machine, by number.
         constraints: the user's demands.
         mixed: whether several backends may run stages on one device.
@@ -71,7 +71,7 @@ class Backends:
         return grouped(self.problem, self.groups, self.devices), replace(loose, max_latency_s=inf) if self.mixed else loose
 
     def with_one_each(self, choice: Mapping[str, str]) -> tuple[Problem, Demands]:
-        """The problem and demands with one backend on each device; others take what it refuses, if they may run there too."""
+        """The problem and demands with one backend on each device. Ops that it refuses go to others that may run there."""
         chosen = [setting.backend == choice[setting.device] for setting in self.settings]
         groups = [sorted(group, key=lambda k: not chosen[k])[: None if self.mixed else 1] for group in self.groups]
         return grouped(self.problem, groups, self.devices, first=True), self._replicated(choice.values())
@@ -194,7 +194,7 @@ def backends_of(
     backends: Sequence[str],
     max_threads: int | None = None,
 ) -> Backends:
-    """The backends that were measured on a machine; any that are not among ``backends`` run only what these refuse.
+    """The backends that were measured on a machine. Those that are not among ``backends`` run only ops that these refuse.
 
     Raises: ProfileError: a device has no measurement with any of ``backends``.
     """
@@ -221,7 +221,7 @@ def backends_of(
 def backend_choices(
     machine: Machine, backends: Sequence[str], profile: Profile, most: int = MAX_CHOICES
 ) -> list[Mapping[str, str]]:
-    """Device name to backend: one backend for all first, then the mixtures, where they are few.
+    """Choices of device name to backend: first one backend for all devices, then mixtures if they are few.
 
     If there are more than ``most``, all devices of a kind get one backend, or each device its first one. A device gets no backend
     that was not measured on it.

@@ -23,16 +23,16 @@ CALLER_THREADS = "threads of the caller"
 CALLER_CORE = "one core of the caller"
 
 OWN_THREADS = ("onnxruntime", "openvino")
-"""Backends whose number of threads is that of a session; torch has one for the whole process, which is the caller's."""
+"""Backends with a number of threads for each session. Torch has one number for the whole process, which is the caller's."""
 
 CALLER_S = 0.02
-"""Longest request, in seconds, for which the caller's process is tried. A gain of 2 % of 95 ms was within the noise."""
+"""Longest request, in seconds, for which the caller's process is tried. For a request of 95 ms the gain is within the noise."""
 
 UNCERTAIN = 1.3
-"""Most that a baseline may be faster than its prediction, or than one thread times its number of threads: a factor."""
+"""Largest factor by which a baseline may be faster than its prediction, or than one thread times its number of threads."""
 
 QUICK_S, UNCERTAIN_QUICK = 0.02, 1.8
-"""Below this many seconds a request predictions are the least certain: ``UNCERTAIN_QUICK`` replaces ``UNCERTAIN``."""
+"""Seconds of a request below which predictions are least certain: ``UNCERTAIN_QUICK`` then replaces ``UNCERTAIN``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ def baselines_of(
     streaming: Collection[str] = (),
     isolate: bool = False,
 ) -> Baselines:
-    """The baselines of a model with every backend that may win: those of plan and profile, those compiled, and eager.
+    """The baselines of a model with every backend that may win: the backends of plan and profile, compiled ones, and eager.
 
     Args:
         graph: the model.
-        plan: the plan that they run beside.
+        plan: the plan beside which they run.
         machine: the devices.
         profile: gives the baselines their prediction, and says which device is the fastest.
         compiled: backends without a profile for which the whole model was compiled.
@@ -187,7 +187,7 @@ def baselines_with(
 
     Args:
         graph: the model.
-        machine: its devices; ``all cores`` and ``streams`` are left out where they are not all CPU cores of one host.
+        machine: its devices; ``all cores`` and ``streams`` are left out unless all devices are CPU cores of one host.
         source: what the model was made from.
         backend: the backend of every stage.
         best_device: name of the device that is fastest on the whole model.
@@ -285,7 +285,7 @@ def unmet_demands(
         backends: the backends that the user named; None for any.
     """
     others = [stage.backend for stage in plan.stages if backends is not None and stage.backend not in backends]
-    faults = [f"it runs on {others[0]}, and asked for is {', '.join(backends or ())}"] if others else []
+    faults = [f"it runs on {others[0]}, and {', '.join(backends or ())} is asked for"] if others else []
     num_replicas = max(len(stage.devices) for stage in plan.stages)
     loads_s = [stage.load_s / len(stage.devices) for stage in plan.stages if stage.load_s > 0]
     faults += constraints.broken(len(plan.stages), num_replicas, min(loads_s, default=float("inf")), latency_s)
@@ -301,19 +301,19 @@ def unmet_demands(
 
 
 def _places(device: str) -> set[str]:
-    """The cores of a device, or the device itself if it has none; two devices that have one in common overlap."""
+    """The cores of a device, or the device itself if it has none. Two devices overlap if these sets have an element in common."""
     found = parse_device(device)
     return {f"{found.host}/cpu:{core}" for core in found.cores} or {device}
 
 
 def _is_barred(name: str, barred: str, machine: Machine) -> bool:
-    """Whether a device is the one that is barred, or, if the machine does not list it, has a core of that one."""
+    """Whether a device is barred: it is the barred device, or it is not in the machine and has a core of the barred device."""
     listed = name in {device.name for device in machine.devices}
     return name == barred if listed else bool(_places(name) & _places(barred))
 
 
 def machine_of(plans: Iterable[Plan], machine: Machine) -> Machine:
-    """The machine that the plans are on: the given one, or the one with all its cores united."""
+    """The machine that the plans name: the given one, or the one device that unites all its cores."""
     names = {name for plan in plans for stage in plan.stages for name in stage.devices}
     if names <= {device.name for device in machine.devices}:
         return machine

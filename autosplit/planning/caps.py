@@ -24,17 +24,18 @@ Ask = Callable[[Machine], Plan]
 """A function from a machine, whose caps count weights alone, to the best plan on it. Raises: InfeasibleError."""
 
 MAX_QUESTIONS = 12
-"""Most questions to the planner, with the same backends, until an answer keeps the caps, and most listed plans that run."""
+"""Most questions to the planner with the same backends until an answer keeps the caps; also the most listed plans that run."""
 
 
 def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> Plan:
-    """The planner's plan, where the whole memory of every device is within its cap.
+    """The planner's plan, with the whole memory of every device within its cap.
 
-    Where the first answer breaks a cap, every chain of stages is tried if they are few, best first. Then the planner is asked
-    again, with smaller caps for all devices or one: a cap less what the device holds beside weights in an answer that broke it.
-    Where that does not help, a question half-way back follows. Each backend is asked alone too, because another one may need
-    less memory. The bound is that of the first question, which counts nothing that some plan could do without, so it holds for
-    every plan within the caps. Where there are too many chains to list, a plan within tight caps may be missed.
+    If the first answer breaks a cap, every chain of stages is tried, best first, unless there are too many. Then the planner is
+    asked again, with smaller caps for all devices or for one: the cap less what the device holds beside weights in an answer
+    that broke it. If that does not help, a question with caps half-way back follows. Each backend is also asked for alone,
+    because another one may need less memory. The bound is that of the first question. That question counts weights alone, which
+    every plan needs, so the bound holds for every plan within the caps. If there are too many chains to list, a plan within
+    tight caps may be missed.
 
     Args:
         query: the model, its times and the demands.
@@ -65,16 +66,16 @@ def answer_within_caps(
     listed: Callable[[Mapping[str, int]], list[Plan]] = lambda least: [],
     key: Callable[[Plan], float] = lambda plan: plan.prediction.bottleneck_s,
 ) -> Plan:
-    """The answer to the first question; where it breaks a cap, the best answer that keeps all caps.
+    """The answer to the first question or, if it breaks a cap, the best answer that keeps all caps.
 
     Args:
         asks: questions, each of which is asked with smaller caps until its answer keeps the caps. The bound is that of the first.
         machine: the devices with their caps.
         backends: the backends that may run.
         account: gives plans the memory of their stages.
-        listed: called where the first answer breaks a cap, with the bytes that a worker takes on each device beside its stage;
+        listed: called if the first answer breaks a cap, with the bytes that a worker takes on each device beside its stage;
             returns plans that keep the caps and were found in another way.
-        key: of several such plans, the one with the smallest key is the answer.
+        key: the plan with the smallest key is the answer, if several plans keep the caps.
     Raises: InfeasibleError: no such plan was found.
     """
     least = _least(machine, backends, account)
@@ -99,7 +100,7 @@ def answer_within_caps(
 
 
 def front_within_caps(query: Query, machine: Machine, backends: Sequence[str], account: Account) -> list[tuple[Plan, int]]:
-    """Plans within the caps of which none is better than another in throughput, latency and memory, the best throughput first.
+    """Plans within the caps that no other plan beats in throughput, latency and memory together, the best throughput first.
 
     Arguments and errors are those of ``plan_within_caps``.
 
@@ -164,7 +165,7 @@ def _least(machine: Machine, backends: Sequence[str], account: Account) -> dict[
 
 
 def _listed(query: Query, machine: Machine, backends: Sequence[str], account: Account, least: Mapping[str, int]) -> list[Plan]:
-    """The best plan within the caps of those that ``every_plan`` lists, if one is."""
+    """The best plan within the caps among those that ``every_plan`` lists, or nothing."""
     tried = 0
     for listed in every_plan(query, within(machine, least), backends):
         if faults_on(account.counted(listed), machine, account.graph):

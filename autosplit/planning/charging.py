@@ -1,4 +1,4 @@
-"""Transfer costs of a model on a machine: measured links, warm or cold, with the host's share where it has no core."""
+"""Transfer costs of a model on a machine: measured links, warm or cold, with the host's share if it has no core."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from autosplit.values.profile import Profile
 
 
 def charge(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, float]:
-    """The machine with the profile's links, as they are for this model, and the most seconds that the host costs a device.
+    """The machine with the profile's links as they are for this model, and the most seconds of the host's work on a device.
 
     A model that is larger than the last cache finds links cold. Where all cores are devices, the host has no core of its own:
     the core that hands over an answer wakes the host there, so for each request that device also pays for feeding the next

@@ -27,10 +27,10 @@ from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
 WORTH = 0.01
-"""Smallest share of time saved by lifting a limit for which the limit is said to bound the plan."""
+"""Share of the time that lifting a limit must save at least, if the limit is to be named as what bounds the plan."""
 
 CUTS_SHARE = 0.25
-"""Share of the time for other cuts."""
+"""Share of the time limit for evaluating other cuts."""
 
 
 @checked
@@ -204,7 +204,7 @@ def _full_wire(problem: Problem, loads: Loads) -> str:
 
 
 def _hosts_share(problem: Problem, blocks: Sequence[Block], device: int, unit: str) -> str:
-    """A clause about the host's share of a device, where the host has no core of its own; empty if the share is small."""
+    """A clause about the host's share of a device, if the host has no core of its own; empty if the share is small."""
     made = [net.producer for net in problem.nets if HOST in net.consumers]
     shares = [sum(op in block.ops for op in made) / len(block.devices) for block in blocks if device in block.devices]
     host_s = problem.host_s * sum(shares) / len(made) if made else 0.0
@@ -255,8 +255,8 @@ def _changes(problem: Problem, device: int, demands: Demands) -> Iterator[tuple[
 def _with_twin(problem: Problem, device: int) -> Problem:
     """The problem with one more device like a given one.
 
-    The two reach each other over the link to another device of that kind, or else to the next device. Each of them pays its own
-    end of that link: the other end may pay nothing.
+    The two reach each other over the link to another device of that kind, or else to the next device. Each of them pays the
+    costs of its own end of that link, because the other end may pay nothing.
     """
     count, t = problem.num_devices, problem.transfers
     others = [d for d in range(count) if d != device]

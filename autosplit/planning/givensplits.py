@@ -39,7 +39,7 @@ class GivenSplit:
     """A split of a graph by another tool.
 
     Attributes:
-        kind: what it was read from, in words.
+        kind: the kind of file or text that it was read from, in words.
         stages: the ops of each stage, in graph order; values only go to the same or a later stage.
         devices: the name of the device of each stage.
         units: the ops that the tool keeps together.
@@ -127,7 +127,7 @@ def from_device_map(entries: Mapping[str, Any], graph: Graph, machine: Machine) 
     strange = [key for key in entries if key and not any(is_under(name, key) for name in known)]
     faults += [f"no entry holds module '{name}'" for name in lost]
     said = [f"'{key}' is not a module with ops or weights{close_names(key, known)}" for key in strange]
-    # A module without ops is usual: dropout does nothing in evaluation. Where another one lacks an entry, it is a typo.
+    # Modules without ops are usual (dropout in evaluation). Only if another module lacks an entry is the key a typo.
     faults += said if lost else []
     raise_faults(UsageError, f"the device map does not fit '{graph.name}'", faults)
     cut = [unit for unit in units if len({label[op] for op in unit.ops}) > 1]

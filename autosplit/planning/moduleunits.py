@@ -17,10 +17,10 @@ _CALL = re.compile(r"@\d+")
 """A module that is called again has a number behind its path."""
 
 _LAYER = re.compile(r"(?:(.*?)\.)?(\d+)(?:\.|$)")
-"""A path with the number of a layer: what stands before the number, and the number."""
+"""Pattern of a path with the number of a layer: the part before the number, and the number."""
 
 LIST_SHARE = 0.5
-"""Share of the largest list's ops from which on a second list of layers counts too."""
+"""A second list of layers counts too if it has at least this share of the ops of the largest list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def named_lists(lists: Mapping[str, int]) -> str:
 
 
 def layer_units(graph: Graph, path: str) -> tuple[Unit, ...]:
-    """The layers of the list at ``path`` as units, with what is around them.
+    """The layers of the list at ``path`` as units, together with the ops around them.
 
     Ops before the first layer are in its unit. An op that is in no layer is in the unit of the last layer whose values it reads.
     Ops that read only the model's inputs are in the unit of their first reader.
@@ -187,7 +187,7 @@ def layer_units(graph: Graph, path: str) -> tuple[Unit, ...]:
 
 
 def joined(places: Mapping[str, T]) -> dict[str, T]:
-    """Module path to place, with a module in place of its parts where all of them have one place.
+    """Module path to place, with a module in place of its parts if all of them have one place.
 
     >>> joined({"a.0": 1, "a.1": 1, "b.0": 1, "b.1": 2})
     {'a': 1, 'b.0': 1, 'b.1': 2}

@@ -18,13 +18,13 @@ BY_MEMORY = "by memory (exo, ollama)"
 FASTEST_ONLY = "fastest device only"
 
 BUFFER = 1.25
-"""accelerate lets a device hold this many average modules more than its share."""
+"""Number of average modules that accelerate lets a device hold beyond its share."""
 
 
 def peer_baselines(graph: Graph, machine: Machine, source: Source, backend: str, fastest: str) -> Baselines:
     """The splits of other tools with one backend, and those that the model or the machine does not allow, with the reason.
 
-    - even by layers: vLLM gives each rank the same number of layers, and what is left to the ranks before the last;
+    - even by layers: vLLM gives each rank the same number of layers, and layers left over to the ranks before the last;
     - even by bytes: accelerate fills one device after the other with modules, up to an equal share of the weights;
     - by memory: exo and ollama give each device layers in proportion to its memory;
     - fastest device only.
@@ -76,8 +76,8 @@ def predicted_peers(graph: Graph, plan: Plan, machine: Machine, profile: Profile
 
     Args:
         graph: the model, traced for the plan's microbatch.
-        plan: the plan that they stand beside.
-        machine: the devices; where some are alternatives to others, the first layout counts.
+        plan: the plan with which they are compared.
+        machine: the devices; if some are alternatives to others, the first layout counts.
         profile: seconds of the ops there.
     """
     backend = most_used([stage.backend for stage in plan.stages for _ in stage.ops])

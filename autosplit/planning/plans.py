@@ -1,6 +1,6 @@
 """Plans for a graph on a machine: the planner is asked about choices of core sets and backends, its answers become Plans.
 
-Where devices have cores in common, each layout of the machine is a question of its own; the bound holds for all of them.
+If devices have cores in common, each layout of the machine is a question of its own; the bound holds for all layouts.
 """
 
 import time
@@ -77,7 +77,7 @@ def plan_model(query: Query, machine: Machine, backends: Sequence[str]) -> Plan:
     """The best plan that is found, with a bound that holds for every mixture of backends. Caps count weights alone.
 
     A mixture gives each stage a backend; stages of several backends on one device follow each other. The plan is optimal if
-    it meets the bound. Where the number of stages is limited, each device has one backend.
+    it meets the bound. If the number of stages is limited, each device has one backend.
 
     Args:
         query: the model, its times and the demands.
@@ -161,9 +161,9 @@ def _plans(query: Query, machine: Machine, backends: Sequence[str], ask: Ask, ev
 
 @dataclass
 class _Question:
-    """One question: the backends, what is asked of them, and the plans so far.
+    """One question to the planner on one layout, and the plans found so far.
 
-    ``known_s`` is the bottleneck of a plan on another layout; where no plan can beat it, none is looked for.
+    ``known_s`` is the bottleneck of a plan on another layout; if no plan here can beat it, none is looked for.
     """
 
     query: Query
@@ -183,12 +183,12 @@ class _Question:
     def ask_all(self, every: bool) -> tuple[float, float]:
         """Find plans.
 
-        First each op may have its cheapest backend: that bounds all plans. Where no plan meets the bound, the planner is asked
-        with one backend on each device, for the choices of the best plans first. More choices than are listed are tried only
-        where a best plan suggests them.
+        First each op may have its cheapest backend: that bounds all plans. If no plan meets the bound, the planner is asked with
+        one backend on each device, for the choices of the best plans first. Choices that are not listed are tried only if a
+        best plan suggests them.
 
         Args:
-            every: ask for every choice, even where the best plan meets the bound.
+            every: ask for every choice, even if the best plan meets the bound.
         Returns: a bound on all plans, and a bound on plans with one backend on each device, in seconds; 0 where unknown.
         Raises: InfeasibleError: no plan meets the constraints.
         """
@@ -279,14 +279,14 @@ def objective_s(constraints: Constraints) -> Callable[[Plan], float]:
 
 
 def _proved(plan: Plan, single_s: float) -> Plan:
-    """The plan; its method says so where the proof only covers plans with one backend on each device."""
+    """The plan. Its method says if the proof covers only plans with one backend on each device."""
     if plan.status == "optimal" or bounded(plan, single_s).status != "optimal":
         return plan
     return replace(plan, method=f"{plan.method}, no better plan with one backend on each device")
 
 
 def _meeting(plan: Plan, problem: Problem, blocks: Sequence[Block], constraints: Constraints) -> Plan:
-    """Return the plan, or raise InfeasibleError where microbatches or stages of a second backend break a demand."""
+    """Return the plan, or raise InfeasibleError if microbatches or stages of a second backend break a demand."""
     widest, shortest_s = max(len(block.devices) for block in blocks), float(evaluate(problem, blocks).stage_s.min())
     faults = find_faults(problem, blocks, contiguous=constraints.contiguous)
     faults = faults or constraints.broken(len(blocks), widest, shortest_s, plan.prediction.latency_s)

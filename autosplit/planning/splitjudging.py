@@ -31,7 +31,7 @@ SAME_RULES = "best under the same rules"
 ANY_RULES = "best of any kind"
 
 LEVEL = 0.01
-"""Share of the throughput below which a difference is not worth a word."""
+"""Share of the throughput below which a difference is not mentioned."""
 
 SHOWN = 3
 """Most units that a sentence names."""
@@ -119,14 +119,14 @@ def judge_split(
     """Predict a split, its rivals, and the best split under the same rules, all within the memory caps.
 
     Args:
-        split: what was given.
+        split: the split that was given.
         graph: the model.
         machine: the devices.
         profile: seconds of the ops with the backend on each device.
         source: what the model was made from.
         backend: the backend of every stage.
         time_limit_s: seconds for one question to the planner, twice; caps that do not hold at once take more questions.
-        account: gives plans the memory of their stages where devices have caps; without one, nothing is measured for it.
+        account: gives plans the memory of their stages if devices have caps; None takes what the profile knows.
     Raises: ProfileError: the profile lacks a measurement. PlanError: the split needs more memory than a device has.
         InfeasibleError: the model does not fit the devices' memory.
     """
@@ -214,7 +214,7 @@ def _why(
         )
     alone = plans.get(FASTEST_ONLY, given)
     if alone.prediction.throughput_per_s > given.prediction.throughput_per_s * (1 + LEVEL):
-        found.append("Not to split at all is faster: one device alone does more.")
+        found.append("One device alone, without a split, is faster.")
     return found
 
 

@@ -38,12 +38,12 @@ class Run:
 
     Attributes:
         kind: ``searched`` (a candidate, predicted from the profile before its run) or ``run`` (from a report).
-        way: ``plan``, or the name of the baseline.
+        way: ``plan``, or the name of the baseline that ran.
         plan: the plan's hash.
         predicted_per_s: items per second, as the plan says.
         measured_per_s: the median over the rounds.
         spread: largest less smallest round over the median.
-        date: when, in ISO 8601.
+        date: the time of the run, in ISO 8601.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def undisturbed(self) -> list[StageRun]:
-        """The workers that had a device to themselves: the seconds of others hold time slices of their neighbours."""
+        """The workers that had a device to themselves. The seconds of other workers include time slices of their neighbours."""
         devices = [stage.device for stage in self.stages]
         return [stage for stage in self.stages if devices.count(stage.device) == 1]
 
@@ -107,7 +107,7 @@ class Run:
         """The inverse of ``dataclasses.asdict``. Raises: ValueError: a field is missing or of another type."""
         run = from_plain(Run, data)
         if not (run.predicted_per_s > 0 and run.measured_per_s > 0):
-            raise ValueError(f"a run of {run.measured_per_s} items/s against {run.predicted_per_s} predicted is none")
+            raise ValueError(f"a run needs figures above 0, but {run.measured_per_s} and {run.predicted_per_s} items/s are given")
         return run
 
 
@@ -161,7 +161,7 @@ class Accuracy:
 
 
 def runs_of_report(report: RunReport, date: str) -> list[Run]:
-    """The plans of a report that had a prediction and right numbers; one with two names counts once."""
+    """The plans of a report that had a prediction and right numbers. A plan with two names counts once."""
     distinct: dict[int, tuple[str, Outcome]] = {}
     for way, outcome in report.outcomes.items():
         distinct.setdefault(id(outcome), (way, outcome))
@@ -170,12 +170,12 @@ def runs_of_report(report: RunReport, date: str) -> list[Run]:
 
 
 def run_of(kind: str, model: str, way: str, plan: Plan, outcome: Outcome, date: str) -> Run | None:
-    """The run of a plan; None where nothing was predicted of it, or its numbers were wrong.
+    """The run of a plan; None if it had no prediction, or its numbers were wrong.
 
     Args:
         kind: ``searched`` or ``run``.
         model: the model's name.
-        way: what the plan is called.
+        way: the name of the plan.
         plan: the plan with its prediction from before the run.
         outcome: what was measured.
         date: when, in ISO 8601.

@@ -1,6 +1,6 @@
 """Health of a host as rows for tables. No torch.
 
-A host counts from its start, so the difference of two readings is what happened between them.
+The counters of a host begin at its start, so the difference of two readings is what happened between them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,7 +92,7 @@ def worker_rows(health: Health, before: Health | None = None) -> list[Row]:
 
 
 def at_work(health: Health, before: Health | None) -> Health:
-    """The part of a reading about networks that answered requests since the earlier one; all of it if none did."""
+    """The part of a reading about networks that answered requests since the earlier reading; all of it if none did."""
     networks = health["networks"]
     counts = {name: network.get("num_answered", 0) for name, network in (before or {"networks": {}})["networks"].items()}
     busy = [name for name, network in networks.items() if network.get("num_answered", 0) > counts.get(name, 0)] or list(networks)

@@ -1,4 +1,4 @@
-"""judge(): which of a plan and its baselines to use, and whether the rounds tell. No torch."""
+"""judge(): whether to use a plan or one of its baselines, and whether the rounds are sure about it. No torch."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from autosplit.reports.outcomes import PLAN, Outcome, Ratio
 from autosplit.values.plan import Plan
 
 FAR_BEHIND = (0.6, 0.8)
-"""A baseline that never reached this share of the fastest one stops after the first round, or after a later one."""
+"""A baseline that never reached this share of the fastest plan stops after the first round, or after a later one."""
 
 RIVAL = 1.03
-"""A plan that was this many times as fast as the fastest one in some round may be the better one."""
+"""A plan that was at least this many times as fast as the fastest plan in some round may be the better one."""
 
 BUSY = 0.1
 """A ratio whose interval is wider than this was measured on a machine that was busy with something else."""
@@ -27,14 +27,14 @@ class Verdict:
 
 
 Unfit = Callable[[Plan, float], Sequence[str]]
-"""Why a baseline must not become the plan, given the seconds of a request alone: the demands that it does not meet."""
+"""The demands that a baseline does not meet, given the seconds of a request alone. With any, it must not become the plan."""
 
 
 def judge(outcomes: Mapping[str, Outcome], objective: str, forced: bool, unfit: Unfit = lambda other, s: ()) -> Verdict:
     """Which of the plan and its baselines to use.
 
     A baseline takes the place of the plan if it measured better beyond the noise, if it is simpler and level with the plan, or
-    if the plan gives wrong numbers. The plan stays where it is ``forced``, and a baseline that is ``unfit`` is never chosen.
+    if the plan gives wrong numbers. A ``forced`` plan is kept, and an ``unfit`` baseline is never chosen.
     """
     plan = outcomes[PLAN]
     right = {name: outcome for name, outcome in outcomes.items() if name != PLAN and outcome.outputs_equal}
@@ -108,7 +108,7 @@ def _simpler(name: str, simple: Plan, plan: Plan, ratio: Ratio, what: str) -> st
 
 
 def _cannot_tell(rival: str, ratio: Ratio, what: str) -> str:
-    """Why the plan stays where the measurements do not tell it from a baseline."""
+    """Why the plan is kept although the measurements do not tell it from a baseline."""
     measured = f"the plan measured {ratio.median:.2f} times {what}"
     if ratio.num_rounds == 1:
         return f"One round cannot tell the plan from '{rival}' ({measured}), so the plan is kept; run more rounds."
@@ -118,14 +118,14 @@ def _cannot_tell(rival: str, ratio: Ratio, what: str) -> str:
 
 
 def _best(some: Mapping[str, Outcome], plan: Outcome, objective: str) -> str:
-    """The best of some baselines; those ahead of the plan are compared in the rounds that they ran beside each other."""
+    """The best of some baselines. Baselines that are ahead of the plan are compared in the rounds that both ran."""
     best = max(some, key=lambda name: some[name].against(plan, objective).median)
     ahead = [name for name in some if some[name].against(plan, objective).median > 1]
     return max([best, *ahead], key=lambda name: some[name].against(some[best], objective).median)
 
 
 def still_running(rates: Mapping[str, Sequence[float]], keep: Collection[str]) -> list[str]:
-    """The plans that are worth another round: those not far behind; with nothing to keep, the fastest one and its rivals.
+    """The plans that are worth another round: those not far behind. If ``keep`` is empty, the fastest plan and its rivals.
 
     Args:
         rates: throughput of each plan, in the same rounds.

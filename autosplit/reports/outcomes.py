@@ -13,7 +13,7 @@ PLAN = "plan"
 """The name of the plan among its baselines."""
 
 CONFIDENCE = 0.9
-"""Least probability with which the interval of a ratio holds the true median, where there are rounds enough for it."""
+"""Least probability with which the interval of a ratio holds the true median, if there are rounds enough for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Outcome:
         alone_s: median seconds of a request alone in the pipeline, in rounds of their own that interleave likewise.
         latency: seconds of all requests that ran alone.
         loaded_latency: seconds of a request in the full pipeline, from its first stage to its answer.
-        outputs_equal: bit for bit where every stage is exact, else within the tolerance of its backends.
+        outputs_equal: equal bit for bit if every stage is exact, else within the tolerance of its backends.
         max_abs_error: largest difference from the unsplit model in f32 eager.
         max_relative_error: the largest difference divided by the largest value of its output.
         stats: each worker's times in the rounds.
@@ -121,7 +121,7 @@ class Outcome:
     def against(self, other: "Outcome", objective: str) -> "Ratio":
         """How many times as good this plan is as the other one, round by round, so that drift of the machine cancels.
 
-        Rounds count that both ran.
+        Only rounds that both ran count.
         """
         mine, theirs = (other.alone_s, self.alone_s) if objective == "latency" else (self.rounds_per_s, other.rounds_per_s)
         return Ratio.of([a / b for a, b in zip(mine, theirs, strict=False)])

@@ -39,18 +39,18 @@ class StageStats:
     """The times and the memory of one worker (a replica of a stage).
 
     Attributes:
-        num_requests: requests whose outputs it made, since the pipeline was started; ``num_failed`` and ``num_skipped``
-            are those that failed, or were cancelled or late, in this stage or before it.
-        busy: running the stage.
-        wait: nothing to do, or no free slot for the outputs.
-        transfer: copying outputs into rings.
-        queue: requests ready in the rings before the worker took them.
+        num_requests: requests whose outputs it made, since the pipeline was started. ``num_failed`` requests failed in this
+            stage or before it; ``num_skipped`` were cancelled or late there.
+        busy: time of running the stage.
+        wait: time without a request, or without a free slot for the outputs.
+        transfer: time of copying outputs into rings.
+        queue: time of requests in the rings before the worker took them.
         base_bytes: memory that the worker was forked with and has written to, so that it has copies of its own.
         held_bytes: most data beyond what it was forked with: weights, values, what its backend takes; rings are left out.
         resident_bytes: physical memory that the worker maps now, shared pages included.
-        load_s: loading and warming up.
-        proportional_bytes: physical memory of the worker now, pages that several processes map divided among them.
-        note: what could not be done as it should, such as recording a stage on a GPU as one graph.
+        load_s: seconds of loading and warming up.
+        proportional_bytes: physical memory of the worker now; pages that several processes map are divided among them.
+        note: what the worker could not do as intended, such as recording a stage on a GPU as one graph.
     """
 
     stage: str
@@ -77,8 +77,8 @@ class StageStats:
 class RunStats:
     """The measurements of a pipeline: its requests (the last 16,384 at most) and its workers.
 
-    ``latency``: from the first stage to the answer. ``waiting``: in the admission queue before that. ``restarts``: workers that
-    died and were started anew.
+    ``latency`` is the time from the first stage to the answer, ``waiting`` the time in the admission queue before that.
+    ``restarts`` counts workers that died and were started again.
     """
 
     num_requests: int

@@ -26,7 +26,7 @@ class RunReport:
         model: the model's name.
         batch: items in one request.
         outcomes: the plan (``plan``) and each baseline, by name.
-        verdict: which one to use, and why.
+        verdict: which of these to use, and why.
         left_out: baselines that could not be run, or must not be used, with the reason.
         notes: faults that do not change the measurements.
         peers: the splits of other tools (vLLM, accelerate, exo, ollama), predicted, and those that do not apply, with the reason.
@@ -44,22 +44,22 @@ class RunReport:
 
     @property
     def chosen(self) -> str:
-        """The name of the one to use."""
+        """The name of the plan to use."""
         return self.verdict.chosen
 
     @property
     def sentence(self) -> str:
-        """Why that one."""
+        """Why the chosen plan is to be used."""
         return self.verdict.sentence
 
     @property
     def plan(self) -> Outcome:
-        """The plan that was asked for."""
+        """The outcome of the plan that was asked for."""
         return self.outcomes[PLAN]
 
     @property
     def best(self) -> Outcome:
-        """The one to use."""
+        """The outcome of the plan to use."""
         return self.outcomes[self.chosen]
 
     @property
@@ -72,7 +72,7 @@ class RunReport:
 
     @property
     def call(self) -> str:
-        """With which call and how many requests in flight the throughput was measured."""
+        """A sentence on the call and the requests in flight with which the throughput was measured."""
         return f"Throughput is that of submit, from one thread with {self.best.in_flight} requests in flight."
 
     @property
@@ -90,7 +90,7 @@ class RunReport:
     def rows(self) -> list[dict[str, Any]]:
         """One row for the plan and each baseline, the best one first, by what the plan is for.
 
-        ``of_plan`` is the first figure of the row beside that of the plan; the verdict compares round by round instead.
+        ``of_plan`` is the first figure of the row divided by that of the plan; the verdict compares round by round instead.
         """
         objective = self.plan.plan.objective
         first, own = next(iter(self.plan.figures(objective).items()))
@@ -130,7 +130,7 @@ class RunReport:
         return sorted(rows, key=lambda row: row["predicted_per_s"], reverse=True)
 
     def stage_rows(self) -> list[dict[str, Any]]:
-        """One row for each worker of the plan: where its time goes, predicted beside measured."""
+        """One row for each worker of the plan: what it spends its time on, predicted beside measured."""
         predicted = {stage.name: stage for stage in self.best.plan.stages}
         return [
             {

@@ -1,7 +1,7 @@
 """Status of running hosts: one file for each, written at every heart-beat and removed with the host. No torch.
 
 The files lie in a folder that only this user may enter. A host keeps its file locked as long as it lives, and the kernel drops
-the lock however it dies: a file without one is ignored and removed. No socket is open, and reading disturbs no host.
+the lock however it dies. A file without a lock is ignored and removed. No socket is open, and reading disturbs no host.
 """
 
 import atexit
@@ -37,7 +37,7 @@ Health = Mapping[str, Any]
 
 
 class Beacon:
-    """Tells other processes of this user the health of a host until ``close``.
+    """Keeps the health of a host in a file for other processes of this user, until ``close``.
 
     Args:
         health: gives plain data; it is called at every heart-beat, in a thread.
@@ -52,7 +52,7 @@ class Beacon:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="autosplit-beacon", daemon=True)
-        with contextlib.suppress(OSError, UsageError):  # ``write`` says what is wrong with the folder
+        with contextlib.suppress(OSError, UsageError):  # ``write`` reports a fault of the folder
             collections.deque(_swept(), maxlen=0)
         self.write()
         self._thread.start()
@@ -88,7 +88,7 @@ class Beacon:
             self.write()
 
     def _replace(self, text: str) -> None:
-        """Put a new file in place of the old one. It is locked before it gets the name, and the old one until it has lost it."""
+        """Put a new file in place of the old one. The new file is locked before it gets the name, the old one while it has it."""
         try:
             fd, name = tempfile.mkstemp(dir=private_folder(self._parent, "hosts"), prefix=_NEW)
         except FileNotFoundError:  # a host that ended took the empty folder with it

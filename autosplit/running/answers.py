@@ -89,7 +89,7 @@ class Answers:
 
 
 class Answering:
-    """What the executors have in common: they give the answers and the times of their ``Answers``."""
+    """The common base of executors, which give the answers and the times of their ``Answers``."""
 
     _answers: Answers
 

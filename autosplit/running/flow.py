@@ -1,4 +1,4 @@
-"""Where the requests of a pipeline are, read from the status block without asking a worker.
+"""The places of the requests of a pipeline, read from the status block without asking a worker.
 
 The status of a worker names one request. The worker has handed over all its requests before that one, and while it waits it
 has not taken that one either. The contents of each ring, and the worker that holds up another, follow from these numbers.

@@ -173,7 +173,7 @@ def stage_stats(
     ready: Ready,
     pid: int,
 ) -> StageStats:
-    """What one copy of a stage did.
+    """The work and the memory of one copy of a stage.
 
     Args:
         place: stage, device, replica, backend, threads.

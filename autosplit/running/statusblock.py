@@ -67,7 +67,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class StatusBlockHandle:
-    """What a process needs to open the block whose descriptor it inherited."""
+    """The numbers with which a process opens the block whose descriptor it inherited."""
 
     fd: int
     window: int

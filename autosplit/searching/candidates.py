@@ -18,7 +18,7 @@ from autosplit.values.plan import Plan, Source
 from autosplit.values.profile import Profile
 
 EXPLAIN_S = 1.0
-"""Most seconds for explaining a plan for throughput; some hundred ops take a third of them. A plan for latency takes far more."""
+"""Most seconds for explaining a plan for throughput. Some hundred ops take a third of them; a plan for latency takes far more."""
 
 Subject = tuple[Traced, Profile]
 """The model traced for one microbatch, and its profile."""
@@ -29,12 +29,12 @@ class Job:
     """The question of a search.
 
     Attributes:
-        subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError where requests cannot
-            be cut so; None keeps whole requests.
-        explain_s: seconds for finding out why the plan is not faster, 0 for nothing; None for ``EXPLAIN_S`` where throughput is
-            the objective.
-        hurried: gives the planner one second where nothing is run, and its whole limit only if it finds no plan in that.
-        footprints: measures the memory of stages where a device has a cap; None counts what values and weights take.
+        subject_for: gives the traced model and its profile for a microbatch, or raises an AutosplitError if requests cannot be
+            cut into such microbatches; None keeps whole requests.
+        explain_s: seconds for finding out why the plan is not faster; 0 skips that. None is ``EXPLAIN_S`` if throughput is the
+            objective, else 0.
+        hurried: gives the planner one second if nothing is run, and its whole limit only if it finds no plan within the second.
+        footprints: measures the memory of stages if a device has a cap; None counts the bytes of values and weights.
     """
 
     machine: Machine
@@ -88,7 +88,7 @@ class Trial:
 
     Attributes:
         asked: the demands of this trial.
-        plan: its answer, with the prediction from before the run.
+        plan: the planner's answer, with the prediction from before the run.
         measured_per_s: items per second; None if it did not run.
         times_first: how many times as good as the first plan it was; None if it did not run.
         note: why it did not run, or what is wrong with its numbers.

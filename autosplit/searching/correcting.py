@@ -13,7 +13,7 @@ from autosplit.values.profile import Profile
 from autosplit.values.samples import Samples
 
 MOST_SAMPLES = 5
-"""Samples of each worker that go into the profile; each is the mean of an equal part of the requests."""
+"""Number of samples of each worker that go into the profile. Each is the mean of an equal part of the requests."""
 
 Span = tuple[int, int]
 
@@ -38,8 +38,8 @@ class Seen:
 def corrected(profile: Profile, plan: Plan, taken: Sequence[Samples], moves_s: Sequence[float]) -> Profile:
     """The profile with a plan's stages as they ran, with busy neighbours.
 
-    All seconds of a worker for a request count, less those predicted for its transfers, so that the plan is predicted as it was
-    measured.
+    A stage takes all seconds of its worker for a request, less those predicted for transfers, so that the prediction of the plan
+    then equals its measurement.
 
     Args:
         profile: the profile to correct.
@@ -60,9 +60,9 @@ def at_usual_speed(seen: Sequence[Seen]) -> list[Seen]:
     """The measurements as they would be if no device had been slow meanwhile.
 
     Cores of a virtual machine are slow for seconds at a time, one alone or all together, and a candidate runs for two or three
-    seconds. The first plan runs beside every candidate and shows it: a device was slow where the first plan took over
-    ``SLOW_RATIO`` times its usual seconds, which are the median of the times within that ratio of the fastest one. For a device
-    where the first plan did not run, the geometric mean of the other devices counts.
+    seconds. The first plan runs beside every candidate and shows slow times. A device was slow if the first plan took over
+    ``SLOW_RATIO`` times its usual seconds there, which are the median of the times within that ratio of the fastest one. For a
+    device that the first plan does not use, the geometric mean of the other devices counts.
     A slow time may begin or end between the two plans. So only samples that exceed the prediction by that ratio are corrected,
     and not below the prediction.
 
@@ -109,7 +109,7 @@ def beside_s(plan: Plan, taken: Sequence[Samples]) -> dict[str, float]:
 
 
 def spans_of(events: Sequence[WorkerEvent]) -> list[Span]:
-    """Begin and end of a worker's time with each request: from the arrival of the inputs to the call for the next ones.
+    """Begin and end of a worker's time with each request, from the arrival of its inputs until the worker asks for the next ones.
 
     The last request ends when its outputs are sent. Waits for room in a ring are left out.
     """
@@ -118,7 +118,7 @@ def spans_of(events: Sequence[WorkerEvent]) -> list[Span]:
 
 
 def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> tuple[Samples, ...]:
-    """Seconds that a request took of each worker's device, where workers that run at once get equal shares.
+    """Seconds of each worker's device that a request took. Workers that run at once on a device get equal shares.
 
     A sample is the mean over consecutive requests, not one request, because occasional delays (the host above all) cost
     throughput too. A worker that did not answer, or was just started again, has no samples.
@@ -134,7 +134,7 @@ def taken_s(plan: Plan, spans: Sequence[Sequence[Span]]) -> tuple[Samples, ...]:
 
 
 def shares_s(spans: Sequence[Sequence[Span]]) -> list[list[float]]:
-    """Seconds of one device that each run of its workers took, where workers that run at once get equal shares.
+    """Seconds of one device that each run of its workers took. Workers that run at once get equal shares.
 
     Args:
         spans: for each worker the begin and end of its runs, in nanoseconds.

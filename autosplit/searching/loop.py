@@ -1,4 +1,4 @@
-"""search(): plan, measure the plan's stages as they run, correct the profile, plan again; then try what only running can tell.
+"""search(): plan, measure the plan's stages as they run, correct the profile, plan again; then let Optuna vary the settings.
 
 The first loop ends when the planner comes back to a plan that was measured, or when its part of the budget is spent.
 Optuna (Akiba et al., 2019) then varies the number of stages, replication, the queue depth, threads, backend and microbatch. It
@@ -30,11 +30,11 @@ from autosplit.values.samples import Samples
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
-"""Rounds in which a candidate runs, and seconds of each. Each is beside a round of the first plan. For throughput, a round is
-full of requests; for latency, requests run one at a time."""
+"""Number of rounds in which a candidate runs, and seconds of each round. The first plan runs in the same rounds. For throughput,
+a round is full of requests; for latency, requests run one at a time."""
 
 CORRECTING_SHARE = 0.6
-"""Share of the budget for planning with corrected profiles; the rest is for Optuna."""
+"""Share of the budget for planning with corrected profiles. Optuna gets the rest."""
 
 ALONE_SHARE = 1 / 30
 """Most of the budget for the single requests that are sent to a candidate just after loading, as a share."""
@@ -89,12 +89,12 @@ def search(
     Args:
         job: the machine and the demands.
         subject: the model, traced for whole requests, and its profile.
-        budget_s: seconds for planning and measuring candidates, of which a tenth is the most for an explanation unless it has
-            its own limit; 0 returns the planner's answer from the profile alone.
-        journal: a file of Optuna's trials, so that a search that was stopped goes on where it was; one of another model, or
-            with other devices or demands, begins anew there.
+        budget_s: seconds for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
+            own limit. 0 returns the planner's answer from the profile alone.
+        journal: a file of Optuna's trials, so that a search that was stopped continues. A search for another model, other
+            devices or other demands begins anew in that file.
         workspace, hosts: as for ``SideBySide``.
-        progress: called with the share of the step ``search``, which is the share of the budget that is spent.
+        progress: called with the share of the budget that is spent, for the step ``search``.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
     subject = (subject[0], subject[1].on(job.machine))
@@ -135,7 +135,7 @@ def _counted(job: Job, found: SearchResult) -> SearchResult:
 
 
 def _first(job: Job, limited: Job, subject: Subject) -> Plan:
-    """The planner's answer within its share of the budget, or within its whole time limit where it finds none in that share."""
+    """The planner's answer within its share of the budget, or within its whole time limit if it finds none in that share."""
     try:
         return limited.plan(subject, {})
     except InfeasibleError as failure:
@@ -147,11 +147,11 @@ def _first(job: Job, limited: Job, subject: Subject) -> Plan:
 def _proved(job: Job, subject: Subject, best: Plan) -> Plan:
     """The plan that measured best, with the bound for all plans that the user's demands allow.
 
-    The demands of its trial alone are left out, because a bound for those does not hold for the other plans.
+    Demands that only its trial had are left out, because a bound for them does not hold for other plans.
     """
     traced, profile = subject
     try:
-        proved = job.plan(subject, {"microbatch": best.microbatch, "queue_depth": best.queue_depth})  # no bound depends on these
+        proved = job.plan(subject, {"microbatch": best.microbatch, "queue_depth": best.queue_depth})  # no bound depends on them
     except InfeasibleError as failure:
         if failure.conflict:
             raise
@@ -239,7 +239,7 @@ class _Hunt:
         return next((trial for trial in self.trials if trial.plan.hash == plan.hash), None)
 
     def _try(self, asked: dict[str, Any]) -> float | None:
-        """How many times as good as the first plan the asked plan is; None where it is not worth a run."""
+        """How many times as good as the first plan the asked plan is; None if it is not worth a run."""
         microbatch = asked.get("microbatch", self.job.source.batch)
         if microbatch in self._uncut:
             return None
@@ -285,7 +285,7 @@ class _Hunt:
             meanwhile = _taken(first, begun_ns)
             taken = meanwhile if entry is first else _taken(entry)
             if self.job.constraints.objective == "latency":
-                self.bench.run_round(names, 0, num_items)  # for the table alone
+                self.bench.run_round(names, 0, num_items)  # this figure is only for the table
         except (AutosplitError, OSError) as failure:
             if name == FIRST or self.bench.loaded[FIRST].pipeline.failure is not None:
                 raise
@@ -318,7 +318,7 @@ class _Hunt:
             self._profiles[plan.microbatch] = corrected(profile, plan, seen.taken, moves_s)
 
     def _run_rounds(self, names: Sequence[str], num_items: int) -> None:
-        """Run a candidate in as many rounds as there is time for, each beside a round of the first plan.
+        """Run a candidate in as many rounds as there is time for, each together with a round of the first plan.
 
         The objective decides the kind of the rounds, which correct the profile too: a stage whose core idles between two
         requests takes longer than one that is always busy.
@@ -339,6 +339,6 @@ def _num_items(plan: Plan) -> int:
 
 
 def _taken(entry: Contender, since_ns: int = 0) -> tuple[Samples, ...]:
-    """Seconds that a request took of each worker's device, for requests that began after ``since_ns``."""
+    """Seconds of each worker's device that a request took, for requests that began after ``since_ns``."""
     told = [spans_of(events) for events in entry.pipeline.events()]
     return taken_s(entry.plan, [[span for span in spans if span[0] >= since_ns] for spans in told])

@@ -68,7 +68,7 @@ def asked_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_trials(job: Job, best: Plan) -> list[dict[str, Any]]:
-    """The best plan so far, then with its backend the two extremes: a stage on each device, and the model on each device.
+    """The best plan so far, and then the two extremes with its backend: a stage on each device, and the model on each device.
 
     Neither speed predicts the other: a cache may hold all stages of a pipeline, but not two whole models.
     """
@@ -79,8 +79,9 @@ def first_trials(job: Job, best: Plan) -> list[dict[str, Any]]:
 def as_parameters(job: Job, plan: Plan) -> dict[str, Any]:
     """The choices of a trial that would give a plan like this one.
 
-    A plan may have several stages on a device, and a stage on a backend that is not among the job's, for ops that those refuse.
-    No trial asks for either, so the most stages that one asks for count then, and the first backend of the job.
+    A plan may have several stages on a device, and stages on backends that are not the job's, for ops that the job's backends
+    refuse. No trial asks for either. Such a plan counts with the most stages that a trial may ask for, and with the first
+    backend of the job.
     """
     return {
         "queue_depth": plan.queue_depth,

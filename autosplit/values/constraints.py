@@ -17,11 +17,11 @@ from autosplit.values.machine import Device, Machine
 Objective = Literal["throughput", "latency"]
 
 ANY_NUMBER = sys.maxsize
-"""A number of replicas above all numbers of devices: the planner chooses."""
+"""Limit of replicas that is above any number of devices, so that the planner chooses their number."""
 
 
 ROUNDING = 1e-9
-"""Relative tolerance of limits: sums that are added in another order differ by less."""
+"""Relative tolerance of limits. Sums that are added in another order differ by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Demands:
     Attributes:
         objective: ``throughput`` minimizes the largest device load, ``latency`` the time of one request.
         contiguous: stages form a chain: each value goes to the same stage or to a later one.
-        num_stages: exact number of stages; more stages than devices means that devices hold several.
+        num_stages: exact number of stages; if it is above the number of devices, devices hold several.
         max_stages: largest number of stages.
         max_replicas: largest number of devices for one stage; 1 forbids replication.
         min_stage_s: shortest time of a stage per request, in seconds.
@@ -95,14 +95,14 @@ class Demands:
         if self.max_stages is not None and num_stages > self.max_stages:
             faults.append(f"the number of its stages is {num_stages}, and at most {self.max_stages} is allowed")
         if num_replicas > self.max_replicas:
-            faults.append(f"a stage of it has {num_replicas} replicas, and at most {self.max_replicas} is allowed")
+            faults.append(f"one of its stages has {num_replicas} replicas, and at most {self.max_replicas} is allowed")
         if shortest_s < self.min_stage_s * (1 - ROUNDING):
             faults.append(
-                f"a stage of it takes {seconds_text(shortest_s)}, and at least {seconds_text(self.min_stage_s)} is asked for"
+                f"one of its stages takes {seconds_text(shortest_s)}, and at least {seconds_text(self.min_stage_s)} is asked for"
             )
         if latency_s > self.max_latency_s * (1 + ROUNDING):
             faults.append(
-                f"a request takes it {seconds_text(latency_s)}, and at most {seconds_text(self.max_latency_s)} is allowed"
+                f"a request takes {seconds_text(latency_s)}, and at most {seconds_text(self.max_latency_s)} is allowed"
             )
         return faults
 
@@ -114,7 +114,7 @@ class Demands:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The constraints on the ops of one graph.
+    """Constraints on the ops of one graph, with names of ops in place of patterns.
 
     Attributes:
         barred: (op name, device name) to the demand that keeps the op off the device, in words.
@@ -200,7 +200,7 @@ class Constraints(Demands):
         return [(device, patterns, verb) for of, verb in lists for device, patterns in of.items()]
 
     def notes(self, graph: Graph) -> list[str]:
-        """A note on each pattern of ``forbids`` and ``allows`` that matches no op; lists for many models may have some."""
+        """A note on each pattern of ``forbids`` and ``allows`` that matches no op; lists for many models may hold such."""
         return [
             f"'{pattern}' matches no op of '{graph.name}', so it has no effect here"
             for pattern in dict.fromkeys([*self.forbids, *self.allows])
@@ -270,7 +270,7 @@ def unsupported(graph: Graph, device: Device) -> dict[str, str]:
 
 
 _GENERAL = re.compile(r"[*?]|^aten\.")
-"""What a pattern of a kind of ops has in it. A list of such patterns may serve many models, so one may match no op."""
+"""Marks of a pattern for a kind of ops. A list of such patterns may serve many models, so one of them may match no op."""
 
 
 def matching_ops(graph: Graph, pattern: str) -> tuple[str, ...]:

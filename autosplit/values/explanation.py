@@ -7,7 +7,7 @@ from typing import Any, Literal
 from autosplit import tables
 
 MOST_SHOWN = 8
-"""Largest number of borders in the text: those with the cheapest cuts."""
+"""Largest number of borders in the text, which names those with the cheapest cuts."""
 
 Reason = Literal["compute", "transfer", "memory", "constraint", "indivisible"]
 
@@ -58,11 +58,11 @@ class Explanation:
 
     Attributes:
         objective: ``throughput`` or ``latency``.
-        objective_s: the plan's value of it.
+        objective_s: value of the objective for the plan, in seconds.
         bound_s: proved lower bound for all plans under the same demands, in the same cost model.
         bottleneck: the device with the largest load.
         bound_by: ``compute`` or ``transfer``, the larger part of that load; ``memory``, if removing the caps helps;
-            ``constraint``, if dropping one helps; ``indivisible``, if an op or a group takes as long on every device.
+            ``constraint``, if dropping a constraint helps; ``indivisible``, if an op or a group takes as long on every device.
         because: the reason as a sentence.
         devices: a row for each device in use.
         cuts: a row for each border that was evaluated.

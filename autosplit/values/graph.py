@@ -21,7 +21,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor on an edge. ``shape`` in elements, ``num_bytes`` of the dense tensor."""
+    """A tensor on an edge. ``shape`` counts elements; ``num_bytes`` is the size of the dense tensor."""
 
     name: str
     shape: tuple[int, ...]

@@ -9,7 +9,7 @@ from autosplit.files import from_plain
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Seconds to hand bytes from one device to another: a fixed part and a part per byte, for sender and receiver.
+    """Seconds to hand bytes from one device to another, with a fixed part and a part per byte for sender and receiver.
 
     Sending occupies the source, receiving the target. Latency occupies neither (a wake-up): it delays a request but costs no
     throughput. ``cold_send_s`` and ``cold_receive_s`` are the fixed parts if each request replaces the last-level cache, 0 if not
@@ -45,7 +45,7 @@ class Wire:
     """A network card or an uplink, which values between hosts share: it carries their bytes one after the other.
 
     Every value from one of ``sources`` to another host among ``targets`` occupies it for ``s_per_byte`` seconds a byte. The ends
-    are names of hosts, or ``host`` for the one that drives. A card is two wires, one for each direction.
+    are names of hosts, or ``host`` for the host of the calling process. A card is two wires, one for each direction.
     """
 
     name: str

@@ -59,7 +59,7 @@ class Device:
         dtypes: dtypes of the values and weights that its ops may use, as torch names them; empty for all dtypes.
         max_subgraphs: most connected parts of a model that it takes, or None for no limit.
         min_ops: least number of ops of a connected part.
-        shares: name of the device whose memory it uses; empty where it has its own. No copy is needed between the two.
+        shares: name of the device whose memory it uses, or empty if it has its own. No copy is needed between the two.
         one_model: whether it runs one model at a time.
         host: the host of a cluster that has it; empty for a device of this machine.
     """
@@ -99,7 +99,7 @@ class Device:
 class Machine:
     """The devices in the order of the user, and the links of ordered pairs; other pairs have the assumed link.
 
-    Values between hosts pass the ``wires`` between these too.
+    Values between two hosts also occupy the ``wires`` between them.
     """
 
     devices: tuple[Device, ...]
@@ -120,13 +120,13 @@ class Machine:
         raise DeviceError(f"device '{name}' is not one of this machine's devices: {known}")
 
     def only(self, names: Iterable[str]) -> "Machine":
-        """The machine with these devices alone. Raises: DeviceError: it does not have one."""
+        """The machine with these devices alone. Raises: DeviceError: one of them is not a device of this machine."""
         return replace(self, devices=tuple(each("the devices are not of this machine", self.__getitem__, names))).verify()
 
     def link(self, source: str, target: str) -> Link:
         """The link from ``source`` to ``target`` (device names, or ``host``).
 
-        Devices without a link of their own have that of their hosts.
+        Two devices without a link of their own use the link of their hosts.
         """
         own = self.links.get((source, target))
         if own is None and (source != HOST or target != HOST):

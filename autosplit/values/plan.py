@@ -18,10 +18,10 @@ Status = Literal["optimal", "feasible", "shared", "measured", "manual"]
 """How good a plan is; ``shared``: devices hold several stages because no chain with one stage on a device was found."""
 
 Process = Literal["workers", "caller"]
-"""The processes of a plan: ``workers``, one for each replica of a stage, or the ``caller``'s own for a plan of one stage.
+"""The processes of a plan: ``workers`` (one for each replica of a stage), or ``caller`` (the calling process, for one stage).
 
-In the caller's process a request passes no ring, and a crash of the stage takes the caller along. A stage on one device is
-computed by the thread that calls, and replicas have a thread each.
+In the caller's process a request passes no ring, and a crash of the stage ends the caller. A stage on one device is computed by
+the thread that calls. Replicas have a thread each.
 """
 
 MAX_QUEUE_DEPTH = 1024
@@ -35,9 +35,9 @@ class StageMemory:
     Attributes:
         weight_bytes: its weights, each once.
         arena_bytes: largest sum of bytes of values that are live at an op, times the number of streams; inputs lie in rings.
-        backend_bytes: what its backend takes beside these: copies of weights, scratch memory, what its allocator keeps.
-        ring_bytes: slots of the rings from which it takes its inputs, and of those that take its results to the host.
-        base_bytes: what its process takes for itself; 0 where it was not measured.
+        backend_bytes: bytes that its backend takes beside weights and values: copies of weights, scratch memory, free blocks.
+        ring_bytes: slots of the rings that bring its inputs, and of the rings that take its results to the host.
+        base_bytes: bytes that its process takes for itself; 0 if they were not measured.
         measured: whether this stage was measured while it ran.
     """
 
@@ -50,7 +50,7 @@ class StageMemory:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of weights, values and what the backend takes: what a worker is measured to hold beyond its base."""
+        """Bytes of weights, values and the backend. A worker is measured to hold these beyond its base."""
         return self.weight_bytes + self.arena_bytes + self.backend_bytes
 
     @property
@@ -72,7 +72,7 @@ class Stage:
         load_s: predicted busy seconds of one replica for each request that it takes.
         streams: requests that each replica works on at once; they share its threads and one copy of its weights.
         memory: predicted memory of each replica (``memory.stages``); None where it was not counted.
-        precision: what it computes in, where that is not the precision of the plan.
+        precision: the precision in which it computes, if it is not that of the plan.
     """
 
     name: str
@@ -281,10 +281,10 @@ def _caller_faults(stages: Sequence[Stage], machine: Machine) -> list[str]:
     faults = [f"the caller's process can hold one stage, and the plan has {len(stages)}"] if len(stages) > 1 else []
     for stage in stages:
         if stage.streams > 1:
-            faults.append(f"stage '{stage.name}' wants {stage.streams} streams, and in the caller's process replicas do that")
+            faults.append(f"stage '{stage.name}' wants {stage.streams} streams; in the caller's process use replicas instead")
         known = {device.name: device.kind for device in machine.devices}
         faults += [
-            f"'{name}' is not made of cores, which the caller's process computes on"
+            f"'{name}' is not a set of cores, and the caller's process computes on cores only"
             for name in stage.devices
             if known.get(name, "cpu") not in ("cpu", "null")
         ]
@@ -329,7 +329,7 @@ def held_on(stages: Iterable[Stage], graph: Graph) -> tuple[int, int]:
 
 
 def over_cap(device: Device, stages: Iterable[Stage], graph: Graph) -> str:
-    """The fault of stages on a device that hold more than its cap; '' where they fit."""
+    """The fault of stages on a device that hold more than its cap; '' if they fit."""
     weights, beside = held_on(stages, graph)
     if device.memory_bytes is None or weights + beside <= device.memory_bytes:
         return ""

@@ -1,7 +1,7 @@
 """plan.yaml: a plan as a file that a person can read, edit and run again.
 
 A stage lists its ops as spans ``first .. last`` in graph order, both ends included, as single ops, or as patterns of op names,
-modules and operators. One stage may list no ops: it takes those that are left. Stages may stand in any order.
+modules and operators. One stage may list no ops: it takes the ops that no other stage lists. Stages may stand in any order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ def spans(ops: Iterable[str], graph: Graph) -> list[str]:
 
 @checked
 def write_plan(plan: Plan, graph: Graph, path: str | Path) -> None:
-    """Write the plan as YAML, atomically; without its explanation where that is of other stages."""
+    """Write the plan as YAML, atomically. An explanation of other stages is left out."""
     data: dict[str, Any] = {
         "schema": SCHEMA,
         "model": asdict(plan.source),
@@ -182,9 +182,9 @@ class PlanFile(_Strict):
         return tuple(dict.fromkeys(stage.backend for stage in self.stages))
 
     def resolve(self, graph: Graph) -> Plan:
-        """The plan for this graph; no prediction is kept where stages or what was predicted of them were edited.
+        """The plan for this graph. It has no prediction if its stages or its predicted figures were edited.
 
-        The file does not hold the profile, so nothing can be predicted anew here.
+        The file does not hold the profile, so no new prediction can be made here.
 
         Raises: PlanError: made for another graph, a stage names an unknown op, or two stages have the same op.
         """

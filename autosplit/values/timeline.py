@@ -8,7 +8,7 @@ from autosplit.errors import UsageError
 
 ActionKind = Literal["receive", "compute", "send"]
 MAX_COLUMNS = 120
-"""Largest number of columns of the text form; for the columns after these, the text says how many there are."""
+"""Largest number of columns of the text form. The text says how many further columns there are."""
 
 
 MAX_SLICES = 6000

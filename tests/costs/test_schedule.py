@@ -402,7 +402,7 @@ def test_every_fault_of_the_arguments_is_listed() -> None:
         "'a', and so is another",
         "takes -1.0 s",
         "2 devices and 1 times",
-        "reads 'z', no earlier stage",
+        "reads 'z', which is not an earlier stage",
         "0 requests have 2 arrival times",
         "ascending",
     ):

@@ -36,7 +36,7 @@ TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
 SOURCE = Source("m:f")
 APART = "op 'a0' and others that stay together are in several stages"
 FORBIDDEN = "'a3' is forbidden on 'cpu:1', and op 'a3' runs on 'cpu:1'"
-SHORT = "a stage of it takes 5.00 ms, and at least 8.00 ms is asked for"
+SHORT = "one of its stages takes 5.00 ms, and at least 8.00 ms is asked for"
 WAYS = [f"{name} (eager)" for name in (ONE_DEVICE, ALL_CORES, REPLICAS, EVEN_SPLIT)]
 
 
@@ -143,13 +143,13 @@ def test_of_quick_models_more_ways_are_tried() -> None:
     "wanted,backends,said",
     [
         (Constraints(), None, {}),
-        (Constraints(max_replicas=1), None, {"replicas (eager)": "a stage of it has 2 replicas, and at most 1 is allowed"}),
+        (Constraints(max_replicas=1), None, {"replicas (eager)": "one of its stages has 2 replicas, and at most 1 is allowed"}),
         (Constraints(max_stages=1), None, {"even split (eager)": "the number of its stages is 2, and at most 1 is allowed"}),
-        (Constraints(), ["onnxruntime"], dict.fromkeys(WAYS, "it runs on eager, and asked for is onnxruntime")),
+        (Constraints(), ["onnxruntime"], dict.fromkeys(WAYS, "it runs on eager, and onnxruntime is asked for")),
         (
             Constraints(max_latency_s=0.01),
             None,
-            dict.fromkeys(WAYS, "a request takes it 20.00 ms, and at most 10.00 ms is allowed"),
+            dict.fromkeys(WAYS, "a request takes 20.00 ms, and at most 10.00 ms is allowed"),
         ),
         (
             Constraints(together=("a*",)),
@@ -184,7 +184,7 @@ def test_a_way_is_unfit_where_it_breaks_a_demand_and_the_reason_names_it(wanted,
 
 
 @pytest.mark.parametrize(
-    ("least_s", "said"), [(0.004, []), (0.008, ["a stage of it takes 5.00 ms, and at least 8.00 ms is asked for"])]
+    ("least_s", "said"), [(0.004, []), (0.008, ["one of its stages takes 5.00 ms, and at least 8.00 ms is asked for"])]
 )
 def test_replicas_share_what_a_stage_takes_at_least(least_s, said) -> None:
     way = baselines_by_backend(GRAPH, TWO, SOURCE, ["eager"], "eager", "cpu:0")["replicas (eager)"]

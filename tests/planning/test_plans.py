@@ -176,8 +176,8 @@ SLOW_LINKS = [Link(a, b, 0, 0.5, 0, 0.5, 0) for a in ("cpu:0", "cpu:1") for b in
     ("constraints", "message"),
     [
         (Constraints(together=("a[12]",)), "'a1' and 'a2' must stay together"),
-        (Constraints(min_stage_s=3.0, max_replicas=1), "a stage of it takes 1.50 s, and at least 3.00 s"),
-        (Constraints(max_latency_s=5.5), "a request takes it 7.00 s, and at most 5.50 s"),
+        (Constraints(min_stage_s=3.0, max_replicas=1), "one of its stages takes 1.50 s, and at least 3.00 s"),
+        (Constraints(max_latency_s=5.5), "a request takes 7.00 s, and at most 5.50 s"),
     ],
 )
 def test_no_demand_is_broken_by_the_stages_of_a_second_backend(constraints: Constraints, message: str) -> None:

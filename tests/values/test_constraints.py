@@ -85,10 +85,10 @@ def test_constraints_are_demands_and_reach_the_planner_as_they_are() -> None:
         (Demands(num_stages=3), ["the number of its stages is 2, and 3 is asked for"]),
         (
             Demands(max_stages=1, max_replicas=1),
-            ["the number of its stages is 2, and at most 1 is allowed", "a stage of it has 2 replic"],
+            ["the number of its stages is 2, and at most 1 is allowed", "one of its stages has 2 replic"],
         ),
-        (Demands(max_replicas=2, min_stage_s=0.2), ["a stage of it takes 100.00 ms, and at least 200.00 ms is asked for"]),
-        (Demands(max_replicas=2, max_latency_s=0.5), ["a request takes it 1.00 s, and at most 500.00 ms is allowed"]),
+        (Demands(max_replicas=2, min_stage_s=0.2), ["one of its stages takes 100.00 ms, and at least 200.00 ms is asked for"]),
+        (Demands(max_replicas=2, max_latency_s=0.5), ["a request takes 1.00 s, and at most 500.00 ms is allowed"]),
     ],
 )
 def test_every_broken_demand_is_listed(demands: Demands, said: list[str]) -> None:

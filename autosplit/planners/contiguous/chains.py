@@ -36,7 +36,7 @@ SECONDS_TO_CONTRACT, SECONDS_FOR_SOONEST = 1e-4, 1e-3
 Contraction takes half of the first number and looks at no clock.
 """
 START_SHARE, START_LEAST_S = 0.4, 5.0
-"""Share of the time left, and least seconds if so many are left, for the best chain where a plan need not be a chain.
+"""Share of the time left, and least seconds if that many are left, for the best chain if a plan need not be a chain.
 
 Within a short limit the chain gets all the time that it would get alone, so the answer is not worse than a chain.
 """

@@ -15,7 +15,7 @@ from autosplit.values.constraints import Demands
 PLACES_PER_SECOND = 4000
 """Ops times devices for each second in which CP-SAT is to better a known plan: building its model cannot be stopped."""
 FEW_ITEMS = 12
-"""Where devices hold several blocks, items up to which each may be a block of its own; then the proof holds for all plans."""
+"""Most items of which each may be a block of its own, if devices hold several blocks. The proof then holds for all plans."""
 LONGEST_REFUTATION_S = 2.0
 
 

@@ -102,7 +102,7 @@ class Timing:
                         self.model.Add(begin[t] >= end[s]).OnlyEnforceIf(one, other)
 
     def _loose(self, busy: Sequence[Any], total: Any) -> None:
-        """Where blocks run in pieces: a device takes the sum of its slots, and a path of ops its least time."""
+        """Constraints for blocks that run in pieces: a device takes the sum of its slots, and a path of ops its least time."""
         for k in range(len(self.slots.types) if self.slots.demands.reuse else 0):
             parts = [self.model.NewIntVar(0, int(MOST_STEPS), "") for _ in busy]
             for part, seconds, row in zip(parts, busy, self.slots.chosen, strict=True):

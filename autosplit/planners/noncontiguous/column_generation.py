@@ -36,7 +36,7 @@ MANY_TRIES = 3000
 """Items above which fewer orders are tried."""
 
 FAR = 0.97
-"""Where the bound is below this share of the best plan, the first target is halfway between them."""
+"""If the bound is below this share of the best plan, the first target is halfway between the two."""
 
 TABLE_CELLS = 120_000_000
 """Most cells of a table of states and values, 8 bytes each."""
