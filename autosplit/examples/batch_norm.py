@@ -13,9 +13,7 @@ def tracking_norms(module: nn.Module) -> list[_BatchNorm]:
     return [child for child in module.modules() if isinstance(child, _BatchNorm) and child.track_running_stats]
 
 
-def calibrate_batch_norm(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, num_passes: int = 1
-) -> nn.Module:
+def calibrate_batch_norm(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> nn.Module:
     """Set the running statistics of every batch norm to those of its inputs, and leave the module in eval mode.
 
     An untrained batch norm divides by 1, so the activations of a deep random net shrink to 1e-15. Two such outputs are close
@@ -25,7 +23,6 @@ def calibrate_batch_norm(
         module: changed in place; without batch norms nothing is run.
         args: positional inputs.
         kwargs: keyword inputs.
-        num_passes: forward passes over which the statistics are averaged.
     Returns: the module.
     """
     module.eval()
@@ -39,8 +36,7 @@ def calibrate_batch_norm(
         norm.train()
     try:
         with torch.no_grad():
-            for _ in range(num_passes):
-                module(*args, **(kwargs or {}))
+            module(*args, **(kwargs or {}))
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum

@@ -23,7 +23,7 @@ Rounding down to steps loses less of the bytes where there are more steps. 640 m
 class Delays:
     """The least time from the end of an op to the start of its reader on another device.
 
-    Every value between the two is sent, delayed and received. Where a device computes and transfers at the same time, only the
+    Every value between the two is sent, delayed and received. If a device computes and transfers at the same time, only the
     delay counts. With replicas, the cheapest pair of devices counts, for a block pays the mean over its devices.
     """
 
@@ -121,7 +121,7 @@ def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tupl
             ``other``.
     """
     firsts = [members[0] for members in problem.device_classes]
-    binds, size, most = byte_steps(problem, delays.max_replicas)
+    binds, size, most = byte_steps(problem, delays)
     ends: list[Floats] = []
     least_s, last_s = np.zeros(problem.num_ops), 0.0
     before: list[list[int]] = [[] for _ in range(problem.num_ops)]
@@ -148,13 +148,13 @@ def critical_path_s(problem: Problem, delays: Delays, lengths: Mapping[int, tupl
     return last_s
 
 
-def byte_steps(problem: Problem, max_replicas: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+def byte_steps(problem: Problem, delays: Delays) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
     """Bytes as whole steps, rounded down: the classes whose cap binds, the steps of each op, and of the cap of each class.
 
     No cap binds where blocks may have replicas. The cap of a class whose cap does not bind is 0 steps.
     """
     caps = problem.memory_bytes[[members[0] for members in problem.device_classes]]
-    binds = np.isfinite(caps) & (caps * (1 + TOLERANCE) < problem.op_bytes.sum()) & (max_replicas == 1)
+    binds = np.isfinite(caps) & (caps * (1 + TOLERANCE) < problem.op_bytes.sum()) & (delays.max_replicas == 1)
     num_steps = min(BYTE_STEPS, max(1, MOST_CELLS // (problem.num_ops * len(caps))))
     step = max(float(caps[binds].max()) / num_steps, 1e-300) if binds.any() else inf
     most = np.floor(np.where(binds, caps, 0.0) * (1 + TOLERANCE) / step)

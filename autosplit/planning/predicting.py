@@ -26,7 +26,7 @@ from autosplit.values.samples import Setting
 def bounded(plan: Plan, bound_s: float) -> Plan:
     """The plan with a bound on all plans that were asked for, and with the status that follows from it.
 
-    A plan that beats the bound was not among those asked for, so nothing is proved of it.
+    A plan that beats the bound is not one of those plans, so nothing is proved about it.
     """
     objective_s = plan.prediction.latency_s if plan.objective == "latency" else plan.prediction.bottleneck_s
     proved_s = min(bound_s, objective_s) if bound_s <= objective_s * (1 + CLOSED) else 0.0
@@ -66,7 +66,7 @@ def threads_on(machine: Machine, device: str, most: int | None = None) -> int:
 
 
 def counts_stages(constraints: Constraints) -> bool:
-    """Whether the number of stages is limited: a device then has one backend, and what that refuses it cannot run."""
+    """Whether the number of stages is limited. A device then has one backend, and cannot run ops that this backend refuses."""
     return constraints.num_stages is not None or constraints.max_stages is not None
 
 
@@ -75,7 +75,7 @@ def problem_on(
 ) -> Problem:
     """The problem whose devices are the settings, each a backend on a device; settings of one device share its processor.
 
-    An op costs what its backend takes there. The stage that receives a value also pays what a cut costs its backend.
+    An op costs the seconds of its backend on that device. The stage that receives a value also pays the price of a cut.
 
     Raises: ProfileError: the profile lacks a measurement.
     """
@@ -90,9 +90,9 @@ def problem_on(
     for number, setting in enumerate(settings):
         measured = profile.measured[profile.setting(*setting)]
         transfers.receive_s_per_byte[:HOST, number] += measured.cut_s_per_byte or 0.0
-        taken_s = profile.table(graph, setting.backend, [setting.device], {setting.device: setting.threads})
+        taken_s = profile.table(graph, setting)
         for op, name in enumerate(free.ops):
-            compute_s[op, number] += taken_s.get((name, setting.device), np.inf)
+            compute_s[op, number] += taken_s.get(name, np.inf)
             if np.isinf(compute_s[op, number]):
                 refusal = f"op '{name}': {setting.backend} refuses it: {measured.refused.get(name, 'no reason is known')}"
                 reasons[op, number] = free.reasons.get((op, places[number]), refusal)
@@ -112,9 +112,9 @@ def problem_on(
 def grouped(problem: Problem, groups: Sequence[Sequence[int]], names: Sequence[str], *, first: bool = False) -> Problem:
     """The problem with one device for each group of devices on one processor.
 
-    Everything costs what the cheapest of the group takes: no plan on the devices of the groups costs less than the same plan
-    here, so a bound for this problem holds for all of them. With ``first`` it costs what the first of the group takes, and the
-    others only count for ops that the first cannot run.
+    Each op and transfer costs the least of its group: no plan on the devices of the groups costs less than the same plan here,
+    so a bound for this problem holds for all of them. With ``first`` it costs what the first of the group takes, and the others
+    only count for ops that the first cannot run.
     """
     rows = [*([group[0]] if first else list(group) for group in groups), [HOST]]
 
@@ -140,7 +140,7 @@ def predict(plan: Plan, graph: Graph, machine: Machine, profile: Profile, bound_
     """The plan with the loads and the prediction that this profile gives it.
 
     Args:
-        plan: any plan; its own stages count most, where they were measured.
+        plan: any plan; measurements of its own stages count most.
         graph: the model, traced for the plan's microbatch.
         machine: the devices that the plan names.
         profile: seconds of the ops there.
@@ -207,8 +207,9 @@ def problem_of(
 ) -> tuple[Problem, list[Block]]:
     """The problem that a plan answers, with the devices of its layout of the machine, and its stages as blocks of that.
 
-    An op of the plan costs what it takes in its stage. Elsewhere it costs what the backend of the device's largest stage takes,
-    or the backend with most ops where the plan leaves the device out. A device without that measurement is left out.
+    An op costs the seconds of its stage's backend on the device of its stage. On another device it costs the seconds of the
+    backend of that device's largest stage, or of the backend with most ops if the plan does not use that device. A device
+    without that measurement is left out.
 
     Raises: ProfileError: the profile lacks a measurement that the plan needs.
     """

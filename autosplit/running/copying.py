@@ -68,11 +68,6 @@ class CopyPool:
         self._max_kept = min(max_kept, KEPT_BYTES // num_bytes) if num_bytes else 0
         self._kept: deque[Any] = deque()
 
-    @property
-    def num_kept(self) -> int:
-        """Arrays that are kept. Not ``__len__``: a new pool must not be false."""
-        return len(self._kept)
-
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """A copy of ``source``, which has the spec's shape and dtype. Not for several threads at once."""
         tensor = self.empty()

@@ -39,11 +39,6 @@ class Session:
         """Inputs whose first value was used: it goes once there is another."""
         self._futures: deque[Future[Tensors]] = deque()
 
-    @property
-    def num_outputs_due(self) -> int:
-        """Runs whose outputs were not fetched yet."""
-        return len(self._futures)
-
     def set_input(self, name: str, value: torch.Tensor) -> None:
         """Queue a value of an input: each run takes the next one, and the last one serves all further runs.
 

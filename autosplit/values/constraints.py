@@ -101,9 +101,7 @@ class Demands:
                 f"one of its stages takes {seconds_text(shortest_s)}, and at least {seconds_text(self.min_stage_s)} is asked for"
             )
         if latency_s > self.max_latency_s * (1 + ROUNDING):
-            faults.append(
-                f"a request takes {seconds_text(latency_s)}, and at most {seconds_text(self.max_latency_s)} is allowed"
-            )
+            faults.append(f"a request takes {seconds_text(latency_s)}, and at most {seconds_text(self.max_latency_s)} is allowed")
         return faults
 
     def require_possible(self, num_ops: int) -> "Demands":

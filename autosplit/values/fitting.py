@@ -1,37 +1,17 @@
-"""Op times that agree with measured stages, and the choice of the stages that count."""
+"""Op times that agree with measured stages."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-
-from autosplit.values.samples import Setting, StageMeasured
+from collections.abc import Collection, Mapping, Sequence
 
 NUM_ROUNDS, TOLERANCE = 50, 1e-6
 LEAST_SHARE = 0.1
 """Least share of the model's time that stages must cover for their ratio to count fully for the ops outside them."""
 
 
-def newest_stages(stages: Iterable[StageMeasured]) -> dict[Setting, list[StageMeasured]]:
-    """By setting, the newest measurement of each set of ops; one with busy neighbours counts rather than one without.
-
-    Args:
-        stages: measured stages, oldest first.
-    """
-    newest: dict[tuple[Setting, frozenset[str]], StageMeasured] = {}
-    for stage in stages:
-        key = stage.setting, stage.ops
-        if key not in newest or stage.busy or not newest[key].busy:
-            newest.pop(key, None)
-            newest[key] = stage
-    by_setting: dict[Setting, list[StageMeasured]] = {}
-    for stage in newest.values():
-        by_setting.setdefault(stage.setting, []).append(stage)
-    return by_setting
-
-
 def fit_factors(op_s: Mapping[str, float], stages: Sequence[tuple[Collection[str], float]]) -> dict[str, float]:
     """Factors by op name that make the seconds of the ops sum to the measured seconds of every stage.
 
     Iterative proportional fitting (Deming and Stephan, 1940): each stage in turn scales its ops to its sum. Ops outside of all
-    stages take the ratio of all stages together. Where stages contradict each other, the last ones count.
+    stages take the ratio of all stages together. If stages contradict each other, the last ones count.
 
     Args:
         op_s: op name to seconds.

@@ -15,7 +15,7 @@ from autosplit import tables
 from autosplit.errors import ProfileError, raise_faults
 from autosplit.files import content_hash, from_plain
 from autosplit.parsing import MALFORMED
-from autosplit.values.fitting import fit_factors, newest_stages
+from autosplit.values.fitting import fit_factors
 from autosplit.values.graph import Graph, Op
 from autosplit.values.links import Link, Wire
 from autosplit.values.machine import Machine
@@ -27,6 +27,7 @@ from autosplit.values.samples import (
     StageMeasured,
     measured_from_dict,
     measured_to_dict,
+    newest_stages,
     setting_from_dict,
     stage_from_dict,
     stage_to_dict,
@@ -165,27 +166,17 @@ class Profile:
                 return stage.samples.median_s
         return sum(self.op_s(op, *setting) for op in names)
 
-    def table(
-        self, graph: Graph, backend: str, devices: Sequence[str] | None = None, threads: Mapping[str, int] | None = None
-    ) -> dict[tuple[str, str], float]:
-        """Corrected seconds for planners: (op name, device name) to seconds; ops that the backend refuses are left out.
+    def table(self, graph: Graph, setting: Setting) -> dict[str, float]:
+        """Corrected seconds for planners, by op name; ops that the backend of the setting refuses are left out.
 
-        Args:
-            graph: the model; its hash must be the profile's.
-            backend: the backend to read.
-            devices: device names, by default all that were measured with ``backend``.
-            threads: device name to threads, by default the most that were measured.
-        Raises: ProfileError: another model, or a measurement is missing.
+        Raises: ProfileError: the profile is of another model than ``graph``, or a measurement is missing.
         """
         if graph.hash != self.graph_hash:
             raise ProfileError(
                 f"profile is of '{self.graph_name}' ({self.graph_hash}), not of '{graph.name}' ({graph.hash}); "
                 "measure this model with `autosplit profile`"
             )
-        if devices is None:
-            devices = list(dict.fromkeys(setting.device for setting in self.measured if setting.backend == backend))
-        settings = [self.setting(device, backend, (threads or {}).get(device)) for device in devices]
-        return {(op, setting.device): self.op_s(op, *setting) for setting in settings for op in self.accepted(setting)}
+        return {op: self.op_s(op, *setting) for op in self.accepted(self.setting(*setting))}
 
     def accepted(self, setting: Setting) -> list[str]:
         """The ops that the backend of a setting takes, in graph order."""
@@ -196,17 +187,6 @@ class Profile:
         """Op name to the reason, for each op that a backend was found to refuse on some device."""
         found = (measured.refused for setting, measured in self.measured.items() if setting.backend == backend)
         return {op: reason for refused in found for op, reason in refused.items()}
-
-    def missing(self, graph: Graph, settings: Iterable[Setting]) -> list[tuple[str, Setting]]:
-        """The (op name, setting) pairs that were not measured."""
-        absent = []
-        for setting in settings:
-            measured = self.measured.get(setting)
-            for op in graph.ops:
-                key = op.name if measured is None or measured.per == "op" else op.signature
-                if measured is None or (key not in measured.ops and op.name not in measured.refused):
-                    absent.append((op.name, setting))
-        return absent
 
     def scale(self, setting: Setting) -> float:
         """The factor that makes the sum of raw op times equal the whole model in a setting."""
@@ -247,7 +227,7 @@ class Profile:
         return replace(self, stages=tuple(sorted((*self.stages, *whole), key=lambda stage: (stage.setting, stage.ops) in own)))
 
     def current_stages(self, setting: Setting) -> Sequence[StageMeasured]:
-        """The measured stages that count in a setting: see ``fitting.newest_stages``."""
+        """The measured stages that count in a setting: see ``samples.newest_stages``."""
         return self._current_stages.get(setting, [])
 
     @cached_property

@@ -82,7 +82,7 @@ class Provenance:
         caches: size in bytes of each cache level as one core sees it, such as ``{"L2": 1048576}``.
         versions: package name to version (torch, and the backend's runtime).
         date: the time of the measurement, in ISO 8601 with the time zone.
-        calibration_s: seconds of the calibration kernel on this device then; a later run compares it.
+        calibration_s: seconds of the calibration kernel on this device at that time; a later run compares them with its own.
         note: a remark for readers, such as that the machine was not quiet.
         precision: the precision of the backend.
         accelerator: name, compute capability, driver and CUDA version of a GPU; empty for CPU cores.
@@ -104,10 +104,10 @@ class Footprint:
     """Memory of a worker while it ran a stage, measured.
 
     Attributes:
-        base_bytes: what the process takes for itself: memory that it was forked with and has written to.
+        base_bytes: bytes that the process takes for itself: memory that it was forked with and has written to.
         held_bytes: most memory beyond what it was forked with: weights mapped from files, the backend's copies of them, values,
             scratch memory. Slots of rings are left out.
-        extra_bytes: what of that is neither weights nor values at their peak.
+        extra_bytes: the part of ``held_bytes`` that is neither weights nor values at their peak.
     """
 
     base_bytes: int
@@ -207,6 +207,24 @@ class StageMeasured:
         elif impossible := sorted(self.ops & set(measured[self.setting].refused)):
             found.append(f"a stage measured with {self.setting} holds op '{impossible[0]}', which that backend refuses")
         return found
+
+
+def newest_stages(stages: Iterable[StageMeasured]) -> dict[Setting, list[StageMeasured]]:
+    """By setting, the newest measurement of each set of ops; one with busy neighbours counts rather than one without.
+
+    Args:
+        stages: measured stages, oldest first.
+    """
+    newest: dict[tuple[Setting, frozenset[str]], StageMeasured] = {}
+    for stage in stages:
+        key = stage.setting, stage.ops
+        if key not in newest or stage.busy or not newest[key].busy:
+            newest.pop(key, None)
+            newest[key] = stage
+    by_setting: dict[Setting, list[StageMeasured]] = {}
+    for stage in newest.values():
+        by_setting.setdefault(stage.setting, []).append(stage)
+    return by_setting
 
 
 def measured_to_dict(measured: Measured) -> dict[str, Any]:

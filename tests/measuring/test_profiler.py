@@ -36,6 +36,7 @@ from autosplit.measuring.worker_pool import WorkerPool
 from autosplit.tracing.capturing import Traced, trace
 from autosplit.tracing.loading import load_model
 from autosplit.tracing.splitting import save_stage, split
+from autosplit.values.graph import Graph
 from autosplit.values.machine import Machine, parse_device
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Footprint, Setting
@@ -154,6 +155,12 @@ def pool(monkeypatch: pytest.MonkeyPatch, traced: Traced, machine: Machine) -> F
     return fake
 
 
+def assert_complete(profile: Profile, graph: Graph) -> None:
+    """Every op has a time in every setting, or its backend refuses it."""
+    for setting, measured in profile.measured.items():
+        assert {*profile.table(graph, setting), *measured.refused} == {op.name for op in graph.ops}
+
+
 def fake_measure(traced: Traced, machine: Machine, backends: tuple[str, ...] = ("eager",), **options) -> Profile:
     return measure(traced, machine, backends, links=False, **options)
 
@@ -164,11 +171,11 @@ def test_occurrences_of_a_signature_pool_their_samples_and_sum_to_the_whole(trac
     linear = next(op for op in traced.graph.ops if op.name == "linear_1")
     same = [op for op in traced.graph.ops if op.signature == linear.signature]
     assert len(profile.op_samples(linear, setting).samples_s) == 3 * len(same)
-    assert sum(profile.table(traced.graph, "eager", [setting.device]).values()) == pytest.approx(1.0)
+    assert sum(profile.table(traced.graph, setting).values()) == pytest.approx(1.0)
     assert profile.measured[setting].source == "in-graph" and profile.whole_s(*setting, busy=False) == (
         1.0 if len(CORES) == 1 else 0.97
     )
-    assert not profile.missing(traced.graph, profile.measured)
+    assert_complete(profile, traced.graph)
 
 
 def test_a_backend_that_says_too_little_shares_its_time_as_eager_took_it(traced, machine, pool) -> None:
@@ -185,7 +192,8 @@ def test_without_eager_the_worker_times_its_ops_in_the_first_round(traced, machi
     profile = fake_measure(traced, machine, ("onnxruntime",))
     eager = [command.eager for _, command in pool.commands if isinstance(command, Prepare)]
     assert eager == [True] * len(CORES) + [False] * len(CORES)
-    assert len(set(profile.table(traced.graph, "onnxruntime").values())) == 1
+    for setting in profile.measured:
+        assert len(set(profile.table(traced.graph, setting).values())) == 1
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -313,9 +321,9 @@ def test_a_backend_that_refuses_some_ops_is_measured_on_the_rest(traced, machine
         assert set(measured.ops) == {first, third, *rest} and measured.whole.samples_s == (0.5, 0.5)
         assert measured.cut_s_per_byte is None and profile.measured[Setting(device.name, "eager", 1)].cut_s_per_byte == 3e-9
         assert profile.op_s(second, device.name, "onnxruntime") == profile.whole_s(device.name, "onnxruntime") == math.inf
-        table = profile.table(traced.graph, "onnxruntime", [device.name])
-        assert (second, device.name) not in table and sum(table.values()) == pytest.approx(0.5)
-    assert not profile.missing(traced.graph, profile.measured)
+        table = profile.table(traced.graph, Setting(device.name, "onnxruntime", 1))
+        assert second not in table and sum(table.values()) == pytest.approx(0.5)
+    assert_complete(profile, traced.graph)
     pool.commands.clear()
     again = fake_measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path)
     assert again.measured == profile.measured and again.notes == profile.notes and not pool.commands
@@ -457,9 +465,7 @@ def test_real_workers_measure_and_leave_nothing_behind(traced, machine, tmp_path
     profile = measure(traced, machine, ("eager", "onnxruntime"), store=tmp_path, budget_s=1.0, links=False)
     assert set(profile.measured) == {Setting(d.name, b, 1) for b in ("eager", "onnxruntime") for d in machine.devices}
     for setting, measured in profile.measured.items():
-        assert sum(profile.table(traced.graph, setting.backend, [setting.device]).values()) == pytest.approx(
-            measured.whole.median_s
-        )
+        assert sum(profile.table(traced.graph, setting).values()) == pytest.approx(measured.whole.median_s)
         assert measured.provenance.calibration_s > 0 and measured.provenance.versions["torch"] == torch.__version__
         assert (measured.cut_s_per_byte is None) == (setting.backend == "eager")
     assert {m.source for s, m in profile.measured.items() if s.backend == "onnxruntime"} == {"profiler"}
@@ -577,4 +583,4 @@ def test_a_committed_profile_is_found_for_the_model_as_it_is_traced_today() -> N
     traced = trace(load_model("autosplit.examples.mlp:mlp_512"))
     stored = Store(Path(__file__).parents[2] / "profiles").load(traced.graph)
     assert {setting.backend for setting in stored.measured} >= {"eager", "onnxruntime"}
-    assert not stored.missing(traced.graph, stored.measured)
+    assert_complete(stored, traced.graph)

@@ -352,8 +352,11 @@ from pathlib import Path
 from autosplit.measuring.store import stored_models
 models = stored_models(Path(sys.argv[1]))
 for graph, profile in models.values():
-    for backend in ("eager", "onnxruntime"):
-        assert len(profile.table(graph, backend)) == 2 * len(graph.ops)
+    assert {(setting.device, setting.backend) for setting in profile.measured} >= {
+        (device, backend) for device in ("cpu:0", "cpu:1") for backend in ("eager", "onnxruntime")
+    }
+    for setting in profile.measured:
+        assert len(profile.table(graph, setting)) == len(graph.ops)
     assert all(measured.provenance.cpu and measured.provenance.date for measured in profile.measured.values())
     assert not profile.notes
 assert len(models) >= 6 and "torch" not in sys.modules

@@ -63,8 +63,8 @@ def test_memory_is_used_again_and_no_more_than_asked_is_kept() -> None:
     assert len({place, second.data_ptr(), third.data_ptr()}) == 3
     del first
     assert copies.copy(value).data_ptr() == place
-    assert copies.num_kept == 2
-    assert CopyPool(TensorSpec("x", (1 << 30,), (1,), "float32"), max_kept=2).num_kept == 0
+    assert len(copies._kept) == 2
+    assert CopyPool(TensorSpec("x", (1 << 30,), (1,), "float32"), max_kept=2)._max_kept == 0
 
 
 def test_a_copy_can_be_trained_on() -> None:

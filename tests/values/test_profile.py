@@ -54,26 +54,21 @@ def test_op_times_are_scaled_so_that_they_sum_to_the_whole() -> None:
 
 
 def test_table_gives_planners_every_op_on_every_device() -> None:
-    table = profiled().table(chain(), "eager")
-    assert table == {(f"op{i}", device): 2 + 2 * (i % 2) for i in range(4) for device in ("cpu:0", "cpu:1")}
+    for device in ("cpu:0", "cpu:1"):
+        table = profiled().table(chain(), Setting(device, "eager", 1))
+        assert table == {f"op{i}": 2 + 2 * (i % 2) for i in range(4)}
 
 
 def test_table_refuses_another_model_and_what_was_not_measured() -> None:
     with pytest.raises(ProfileError, match="not of 'other'"):
-        profiled().table(chain(5, "other"), "eager")
-    with pytest.raises(ProfileError, match="no measurement of onnxruntime on cpu:0"):
-        profiled().table(chain(), "onnxruntime", ["cpu:0"])
+        profiled().table(chain(5, "other"), ON_0)
+    with pytest.raises(ProfileError, match="no measurement of onnxruntime on cpu:0 with 1 thread"):
+        profiled().table(chain(), Setting("cpu:0", "onnxruntime", 1))
     with pytest.raises(ProfileError, match="with 2 threads"):
         profiled().op_s("op0", "cpu:0", "eager", 2)
     refused = replace(profiled(), notes=("openvino is left out: its numbers are wrong", "onnxruntime is left out: of no use"))
     with pytest.raises(ProfileError, match=r"eager on cpu:1 with 1 thread\); openvino is left out: its numbers are wrong$"):
         refused.op_s("op0", "cpu:0", "openvino")
-
-
-def test_missing_lists_each_op_and_setting() -> None:
-    wide = Setting("cpu:0-1", "eager", 2)
-    assert profiled().missing(chain(), [ON_0]) == []
-    assert profiled().missing(chain(2), [ON_0, wide]) == [("op0", wide), ("op1", wide)]
 
 
 def test_most_threads_are_the_default() -> None:
@@ -213,7 +208,9 @@ def test_data_of_another_type_is_a_profile_error(damage: str) -> None:
 def test_given_numbers_make_a_profile() -> None:
     graph = chain(2)
     seconds = {("op0", "null:0"): 1.0, ("op1", "null:0"): 2.0, ("op0", "null:1"): 3.0, ("op1", "null:1"): 4.0}
-    assert Profile.given(graph, seconds).table(graph, "eager") == seconds
+    profile = Profile.given(graph, seconds)
+    for device in ("null:0", "null:1"):
+        assert profile.table(graph, Setting(device, "eager", 1)) == {op: seconds[op, device] for op in ("op0", "op1")}
 
 
 def test_frame_and_html_show_every_op_and_setting() -> None:

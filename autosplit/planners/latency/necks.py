@@ -19,7 +19,7 @@ from autosplit.planners.delays import Delays, by_class, byte_steps
 MOST_BETWEEN, MOST_WAYS = 11, 100_000
 """Most ops between two necks, and most assignments of the first of them; a part with more takes at least its known length.
 
-Where there are too many assignments, those without classes of the other devices are tried.
+If there are too many assignments, those without classes of the other devices are tried.
 """
 
 FIRST, SECOND = 0, 1
@@ -44,7 +44,7 @@ def neck_bound_s(
         lengths: known bounds.
         limit_s: schedules that take longer do not count.
     """
-    binds, size, most = byte_steps(problem, delays.max_replicas)
+    binds, size, most = byte_steps(problem, delays)
     if delays.max_replicas > 1:
         return 0.0
     firsts = [members[0] for members in problem.device_classes]

@@ -180,7 +180,7 @@ def test_the_table_of_ops_and_bytes_has_a_largest_size(monkeypatch: pytest.Monke
     transfers.latency_s[:HOST, :HOST] = 1 - np.eye(2)
     problem = replace(chain([1.0] * 12), transfers=transfers, op_bytes=np.ones(12), memory_bytes=np.array([6.0, 8.0]))
     monkeypatch.setattr(delays, "MOST_CELLS", most_cells)
-    _, _, most = delays.byte_steps(problem, 1)
+    _, _, most = delays.byte_steps(problem, Delays(problem))
     assert 12 * len(problem.device_classes) * most.max() <= max(most_cells, 24)
     bound_s = critical_path_s(problem, Delays(problem))
     assert 12 <= bound_s <= 13 and (bound_s == 13 or most_cells == 1)
