@@ -47,7 +47,7 @@ class Incumbent:
     remark: str = ""
     methods: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
-    started: float = field(default_factory=monotonic)
+    started: float = field(default_factory=lambda: monotonic())  # looked up at each call: tests replace the clock
     lock: RLock = field(default_factory=RLock)
 
     def offer(self, blocks: tuple[Block, ...], method: str) -> None:

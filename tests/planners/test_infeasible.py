@@ -103,7 +103,7 @@ def test_fewer_stages_than_the_weights_need():
 
 
 def test_stages_and_latency_that_conflict_are_named_and_nothing_else():
-    problem = chain([1.0] * 4, 4, num_bytes=1.0, memory_bytes=np.full(4, 50.0), groups=((1, 2),))
+    problem = chain([1.0] * 4, 3, num_bytes=1.0, memory_bytes=np.full(3, 50.0), groups=((1, 2),))
     with pytest.raises(InfeasibleError, match="cannot hold together") as caught:
         solve(problem, Demands(num_stages=3, max_latency_s=6.0))
     text = str(caught.value)

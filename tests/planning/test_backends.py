@@ -102,7 +102,7 @@ def check(plan: Plan, best_s: float) -> None:
 @pytest.mark.parametrize("seed", range(16))
 def test_a_bound_holds_for_every_mixture_and_optimal_is_said_of_the_best_only(seed: int) -> None:
     graph, machine, profile, backends = random_question(seed, [(1, 2), (1, 3), (2, 1), (2, 2), (2, 2), (3, 1), (2, 3), (3, 2)])
-    plan = plan_model(Query(graph, profile, Source("m:f"), ONE_EACH, time_limit_s=2), machine, backends).verify(graph, machine)
+    plan = plan_model(Query(graph, profile, Source("m:f"), ONE_EACH, time_limit_s=1), machine, backends).verify(graph, machine)
     assert predict(plan, graph, machine, profile).prediction.bottleneck_s == pytest.approx(plan.prediction.bottleneck_s)
     check(plan, best_mixture_s(graph, machine, profile))
 

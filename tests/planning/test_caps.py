@@ -40,7 +40,7 @@ def drawn(seed: int, num_ops: int = 6) -> tuple[Graph, Profile, Machine]:
 
 
 def planned(graph: Graph, profile: Profile, machine: Machine, objective: Objective = "throughput") -> Plan:
-    query = Query(graph, profile, SOURCE, Constraints(objective=objective, max_replicas=1), time_limit_s=0.5)
+    query = Query(graph, profile, SOURCE, Constraints(objective=objective, max_replicas=1), time_limit_s=0.3)
     return plan_within_caps(query, machine, ["eager"], Account(graph, known=footprints_of(profile)))
 
 

@@ -94,10 +94,10 @@ def test_a_latency_limit_costs_no_more_throughput_than_it_must():
 
 def test_a_hundred_ops_hold_a_latency_limit_between_the_ends():
     problem = chain([1.0 + (op * 7 % 5) for op in range(100)], num_devices=6, num_bytes=2.0)
-    free = solve(problem, time_limit_s=2)
+    free = solve(problem, time_limit_s=1)
     longest_s, shortest_s = latency_s(problem, free.blocks), float(problem.compute_s[:, 0].sum())
     limit_s = (longest_s + shortest_s) / 2
-    solution = solve(problem, Demands(max_latency_s=limit_s), time_limit_s=2)
+    solution = solve(problem, Demands(max_latency_s=limit_s), time_limit_s=1)
     assert latency_s(problem, solution.blocks) <= limit_s < longest_s
     assert solution.objective_s < shortest_s / 2
 

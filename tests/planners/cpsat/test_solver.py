@@ -25,7 +25,7 @@ try:
     signal.raise_signal(signal.SIGINT)
 except KeyboardInterrupt:
     print("heard after")
-threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     solve(golomb(18), 1000.0, 0)
 except KeyboardInterrupt:

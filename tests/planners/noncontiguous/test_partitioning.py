@@ -110,15 +110,15 @@ def test_a_hypergraph_is_solved_and_never_overproved(seed: int) -> None:
 def test_any_problem_is_answered_rightly(seed: int) -> None:
     problem = drawn(seed, num_ops=5, general=True)
     best_s = brute_force_s(problem)
-    solution = verify(problem, partitioned(problem, time_limit_s=1.0, seed=seed), contiguous=False)
+    solution = verify(problem, partitioned(problem, time_limit_s=0.4, seed=seed), contiguous=False)
     assert solution.bound_s <= best_s * (1 + 1e-9)
     assert best_s * (1 - 1e-9) <= solution.objective_s <= best_s * 1.1
 
 
 @pytest.mark.parametrize("name", sorted(BEST_KNOWN))
-def test_a_published_workload_in_two_seconds(name: str) -> None:
+def test_a_published_workload_in_a_second(name: str) -> None:
     problem = read_workload(WORKLOADS / f"{name}.json")
-    solution = partitioned(problem, time_limit_s=2.0)
+    solution = partitioned(problem, time_limit_s=1.0)
     assert solution.bound_s <= BEST_KNOWN[name] * (1 + 1e-5)
     assert solution.objective_s <= BEST_KNOWN[name] * 1.03
     if name in PROVED:
@@ -133,7 +133,7 @@ def test_a_memory_cap_that_nothing_fits_is_an_error() -> None:
 
 def test_ctrl_c_ends_the_proof_too() -> None:
     # it went on by itself until the time limit, with a core to itself
-    problem = read_workload(WORKLOADS / "layer-inceptionv3_inference.json")
+    problem = read_workload(WORKLOADS / "layer-resnet50_inference.json")
     before, lines = set(threading.enumerate()), list[str]()
 
     def interrupt(line: str) -> None:
@@ -210,12 +210,12 @@ def test_items_that_take_no_time_are_priced_by_what_their_nets_cost(unit: float)
 
 def test_a_value_above_every_even_share_is_followed() -> None:
     # the table of values began too small, and the walk over it read before its start
-    graph = hypergraph_of(read_workload(WORKLOADS / "op-resnet50_inference.json"))
+    graph = hypergraph_of(read_workload(WORKLOADS / "layer-gnmt_inference.json"))
     pricers = pricers_of(graph)
     assert pricers is not None
     values = np.ones(graph.num_items, dtype=np.int64)
     values[int(graph.compute_s[:, 0].argmax())] = 60_000
-    limit_s = 124.3488
+    limit_s = 31.6873
     for pricer in pricers:
         found = pricer.best_set(values, limit_s)
         assert values[found].sum() == len(pricer.profile(values, limit_s)) - 1
