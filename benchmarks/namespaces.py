@@ -1,6 +1,6 @@
 """Ray nodes in network namespaces of this machine, joined by a bridge, with a limit on what each card sends and takes.
 
-It needs root, ``unshare`` (util-linux), ``ip`` and ``tc`` (iproute2), and the rights to make namespaces. Where a machine does not
+It needs root, ``unshare`` (util-linux), ``ip`` and ``tc`` (iproute2), and the rights to make namespaces. If a machine does not
 allow it, ``namespaces`` says which command failed and why. ``python -m benchmarks.namespaces HOSTS MBIT_PER_S`` shows what a
 cluster measures there.
 """
@@ -74,7 +74,7 @@ class Space:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """The address on which it listens."""
         return f"{NETWORK}.{self.number + 1}"
 
     def start(self) -> None:

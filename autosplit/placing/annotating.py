@@ -44,7 +44,7 @@ def annotate(
 ) -> Placed:
     """Place every op of a model; see ``autosplit.annotate``.
 
-    Where a device has a memory cap, ``account`` gives the planner's plans their memory; without one, nothing is measured for it.
+    If a device has a memory cap, ``account`` gives the planner's plans their memory; without one, nothing is measured for it.
 
     Raises:
         UsageError: every fault of the map, and every op that its device cannot run if there is no fallback.
@@ -136,7 +136,7 @@ def by_rules(
 ) -> tuple[Plan, dict[str, Choice]]:
     """The plan and the choices where accelerators have rules on subgraphs, which the planner does not know.
 
-    Where its answer breaks a rule and there are few ops, every placement within the rules is tried. Else the answer stays, and
+    If its answer breaks a rule and there are few ops, every placement within the rules is tried. Else the answer stays, and
     ops fall back afterwards. The planner's bound holds in both cases, because rules only leave placements out.
     """
     found = dict(choices)

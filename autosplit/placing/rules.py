@@ -1,6 +1,6 @@
 """Rules of accelerators: a largest number of subgraphs, and a least number of ops in each. Ops that break a rule fall back.
 
-Where a device has few ops, every subset of them is tried, so that as many ops as possible stay. Where it has many, its smallest
+If a device has few ops, every subset of them is tried, so that as many ops as possible stay. If it has many, its smallest
 parts go first, which is not always the best choice.
 """
 

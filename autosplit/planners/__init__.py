@@ -1,13 +1,13 @@
 """Planners: from a problem and demands on the plan to blocks of ops on devices, with a bound on every plan.
 
-``portfolio.solve`` is the entry; ``pareto`` asks it for a front. One room for each kind of problem, each with a map of its own:
+``portfolio.solve`` is the entry; ``pareto`` asks it for a front. Each kind of problem has a folder with a map of its own:
 
     noncontiguous/   any ops on any device: hypergraph partitioning, with bounds by column generation
     contiguous/      chains of blocks: dynamic programs along one order and over all orders
-    cpsat/           integer programs for what the other rooms cannot say: links by pair, pools, shared devices
+    cpsat/           integer programs for what the other planners cannot say: links by pair, pools, shared devices
     latency/         one sample as soon as possible: list scheduling, annealing, a bound by job-shop scheduling
 
-All rooms share these modules:
+All folders share these modules:
 
     objective        what a plan costs, and which demands it breaks
     incumbent        the best plan and bound of one solve, to which every planner adds
@@ -16,7 +16,7 @@ All rooms share these modules:
     clusters         the same problem with fewer ops
     delays           the least time between two ops on different devices, and the critical path
     row_annealing    annealing by the true evaluator, for rules that the compiled searches do not know
-    wired            plans where values between hosts share wires
+    wired            plans for several hosts, whose values share network cards
     infeasible       why there is no plan, in words
     jit, warming     compilation of the inner loops, on the first call or ahead of time
 """

@@ -3,7 +3,7 @@
 An item u with a single neighbour v in the order, on either side, may move to the block of v if no device pays more for it then.
 Nets of u and v alone save what they cost on both sides. Other nets of both cost no more than before: the block of v paid already,
 and so did the producer's. Only where u is the producer do a sender and a receiver change roles. Nets of u without v may cost in
-full, and so may the compute of u on its new device. Where devices compute and transfer at the same time, saved transfers do not
+full, and so may the compute of u on its new device. If devices compute and transfer at the same time, saved transfers do not
 make up for compute, so that only items without compute move.
 """
 

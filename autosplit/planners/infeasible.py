@@ -19,9 +19,9 @@ MOST_NAMED = 12
 
 
 def refuse_obvious(problem: Problem, together: Sequence[Sequence[int]], most_blocks: int | None) -> None:
-    """Raise InfeasibleError where ops that stay together fit on no device, or all ops do not fit on all devices.
+    """Raise InfeasibleError if ops that stay together fit on no device, or all ops do not fit on all devices.
 
-    Where ``most_blocks`` limits the blocks, only that many devices count.
+    If ``most_blocks`` limits the blocks, only that many devices count.
     """
     for ops in together:
         allowed = np.flatnonzero(np.isfinite(problem.compute_s[list(ops)]).all(axis=0))
@@ -85,7 +85,7 @@ def _too_large(problem: Problem, ops: Sequence[int], need: float, roomy: int, nu
 
 
 def refuse_short(problem: Problem, demands: Demands) -> None:
-    """Raise InfeasibleError where all stages together cannot take as long as is demanded."""
+    """Raise InfeasibleError if all stages together cannot take as long as is demanded."""
     all_s = most_s(problem)
     count = demands.num_stages or 1
     if count * demands.min_stage_s > all_s * (1 + TOLERANCE):
@@ -97,7 +97,7 @@ def refuse_short(problem: Problem, demands: Demands) -> None:
 
 
 def refuse_latency(demands: Demands, bound_s: float, method: str) -> None:
-    """Raise InfeasibleError where it is proved that a sample takes longer than is allowed."""
+    """Raise InfeasibleError if it is proved that a sample takes longer than is allowed."""
     if bound_s > demands.max_latency_s * (1 + TOLERANCE):
         raise InfeasibleError(
             f"no plan fits: a sample takes at least {bound_s:.3g} s ({method}), and at most "

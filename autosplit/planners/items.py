@@ -2,7 +2,7 @@
 
 Ops of one group are one item, and so is each strongly connected set of the order. A net costs a set of items ``send`` (it is made
 inside and read outside) or ``receive`` (the other way round), once each: the hypergraph cost of the model of Tarnawski et al.
-(2020). Where the true cost depends on the other device, or on the number of them, the items have the least of it, so that a bound
+(2020). If the true cost depends on the other device, or on the number of them, the items have the least of it, so that a bound
 on them holds for the problem; ``exact`` says whether their cost is the true one.
 """
 

@@ -35,7 +35,7 @@ class Candidate(Protocol):
 
     @property
     def num_stages(self) -> int:
-        """Keep the plan with the fewest stages among plans with equal values."""
+        """Number of stages. Among plans with equal values, the one with the fewest stages is kept."""
 
 
 C = TypeVar("C", bound=Candidate)

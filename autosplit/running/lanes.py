@@ -1,6 +1,6 @@
 """Lanes: the numbers of requests, from which their replicas follow.
 
-Request ``k`` runs on replica ``k mod r`` of a stage with ``r`` replicas. Where all stages have the same number of replicas,
+Request ``k`` runs on replica ``k mod r`` of a stage with ``r`` replicas. If all stages have the same number of replicas,
 replica ``i`` of one stage hands over to replica ``i`` of the next and to no other. The replicas then form lanes that never
 meet, and each lane counts by itself. The next request goes to the lane with the fewest requests under way, so no lane waits
 for a slower one::

@@ -1,7 +1,7 @@
 """Compare a traced graph with the user's module, on the example inputs and on fresh inputs of the same shapes.
 
 A graph cannot hold a branch on values, Python state, random numbers, or the fact that two example inputs were one tensor.
-Where a model depends on these, its outputs differ from the graph's on one of the draws.
+If a model depends on these, its outputs differ from the graph's on one of the draws.
 """
 
 import contextlib

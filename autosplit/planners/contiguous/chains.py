@@ -1,4 +1,4 @@
-"""Chains: the planners of this room, from the quickest to the one that proves; their answer also starts plans of any sets."""
+"""Chains: the planners of this folder, from the quickest to the one that proves. Their answer also starts plans of any sets."""
 
 from dataclasses import replace
 from math import inf, isfinite
@@ -24,9 +24,9 @@ PROOF_SHARE, WALKS_SHARE, WALKS_SHARE_OF_MANY = 0.5, 0.6, 0.95
 CP-SAT gets the rest where there are not too many ops for it.
 """
 LONG_PROOF_SHARE = 0.8
-"""Share of the time left for chains over all orders where no walks follow."""
+"""Share of the time left for chains over all orders if no walks follow."""
 SOONEST_SHARE = 0.1
-"""Share of the time left for chains where latency is the objective; the rest is for plans that are not chains."""
+"""Share of the time left for chains if latency is the objective. Plans that are not chains get the rest."""
 FEW_PLACES = 200
 """Items times devices up to which CP-SAT, which proves, gets the time of the walks."""
 PROOF_SHARE_WITHOUT_PLAN = 0.2
@@ -43,7 +43,7 @@ Within a short limit the chain gets all the time that it would get alone, so the
 
 
 def improve_chains(incumbent: Incumbent, deadline: float) -> None:
-    """Chains along single orders, then over all orders with proof. Where a plan need not be a chain, a start for it."""
+    """Chains along single orders, then over all orders with proof. If a plan need not be a chain, they are its start."""
     problem, demands = incumbent.problem, incumbent.demands
     if not demands.contiguous:
         if demands.objective == "throughput":

@@ -1,6 +1,6 @@
 """Device usage: the devices that a prefix of a chain has taken, as a number, and the devices that the next block may take.
 
-Devices of one class are counted: six equal accelerators and a CPU make 7 x 2 states instead of 2^7. Where there are too many
+Devices of one class are counted: six equal accelerators and a CPU make 7 x 2 states instead of 2^7. If there are too many
 counts, devices are taken in one given sequence, and any of them may be left out.
 """
 

@@ -22,8 +22,8 @@ from autosplit.values.constraints import Demands
 
 MANY_ITEMS = 5000
 STEP, NEAR, FAR, QUICK_S = 0.75, 3e-4, 1.05, 0.1
-"""A search goes a ``STEP`` of the way from the bound to the best plan, for lower limits are refuted in a fraction of the time. It
-goes all the way where they differ by a share of ``NEAR``, after a refutation that took more processor time than ``QUICK_S``, and
+"""A search goes a ``STEP`` of the way from the bound to the best plan, because lower limits are refuted much faster. It goes all
+the way where they differ by a share of ``NEAR``, after a refutation that took more processor time than ``QUICK_S``, and
 at first where the plan is ``FAR`` times the bound."""
 PLAIN_SHARE, PRICES_SHARE = 0.5, 0.25
 """Shares of the time left: for searches without prices, and for prices."""
@@ -38,7 +38,7 @@ CELLS = 100_000_000
 def prove_chain(incumbent: Incumbent, items: Items, weights: Floats, deadline: float) -> None:
     """Find better chains over all orders, or prove that there are none.
 
-    Where the items are not exact, they cost too little. Then a chain found is only a bound, and its blocks are evaluated.
+    If the items are not exact, they cost too little. Then a chain found is only a bound, and its blocks are evaluated.
 
     Args:
         incumbent: the best plan and bound, kept up to date.

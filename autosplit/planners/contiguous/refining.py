@@ -27,7 +27,7 @@ HEATS = (0.003, 0.001, 0.01)
 def offer_first_chain(incumbent: Incumbent) -> None:
     """Offer chains that fill one device after the other, along the order in which ops were given; transfers are not looked at.
 
-    Devices are taken as they are numbered, or the roomiest, fastest or slowest first. Where groups or the order forbid some
+    Devices are taken as they are numbered, or the roomiest, fastest or slowest first. If groups or the order forbid some
     intervals of ops, none is offered.
     """
     problem = incumbent.problem

@@ -1,6 +1,6 @@
 """The duration and the start of each block in a CP-SAT model of slots: the shortest stage, and the latency of one sample.
 
-The constraints follow ``cost.evaluate`` and ``cost.latency_s`` where linear constraints can. Where they cannot, they are weaker,
+The constraints follow ``cost.evaluate`` and ``cost.latency_s`` where linear constraints can. If they cannot, they are weaker,
 so that a refutation by the solver holds.
 """
 

@@ -24,9 +24,9 @@ from autosplit.planners.row_annealing import Row, anneal_rows, is_chain
 LISTS_SHARE, JOIN_SHARE, PROOF_SHARE = 0.3, 0.1, 0.2
 """Shares of the time left: for list schedules of large graphs, for joining blocks of one, and for a bound from the parts."""
 MOST_JOINED = 40
-"""Blocks of a plan up to which joining them is tried: each pair is evaluated."""
+"""Most blocks of a plan for which joining them is tried, because each pair is evaluated."""
 SECONDS_TO_VERIFY = 1.5e-4
-"""Seconds for each op that it takes to evaluate and verify the answer."""
+"""Seconds for each op that are kept free to evaluate and verify the answer."""
 
 
 def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
@@ -52,7 +52,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
 
 
 def _anneal(incumbent: Incumbent, forced: Clusters, deadline: float) -> None:
-    """Anneal the order and the devices of the best plan; rows of blocks where rules of the problem or demands need that."""
+    """Anneal the order and the devices of the best plan. Rules that an order cannot express need annealing of rows of blocks."""
     row = forced.shrink(incumbent.blocks) if incumbent.blocks else None
     demands = incumbent.demands
     free = demands.reuse and demands.num_stages is None and demands.max_stages is None and demands.min_stage_s == 0
@@ -91,7 +91,7 @@ def joined(problem: Problem, row: Row, contiguous: bool, deadline: float) -> Row
 
 
 def _list_schedules(problem: Problem, delays: Delays, enough: float, deadline: float) -> Iterator[Timetable]:
-    """HEFT on all devices, then on the fastest ... four, two and one, with delays taken as they are and as twice as dear.
+    """HEFT on all devices, then on the fastest eight, four, two and one of them; each with the true delays and with double ones.
 
     The first one may take until the deadline, the others until ``enough``, both in seconds of ``time.monotonic``.
     """

@@ -1,9 +1,9 @@
 """A bound on latency from the segments of a graph: the ops between a fork and the op at which its branches meet again.
 
 No op of a segment begins before the fork has ended, and the meeting op begins after all of them. So a path through the segment
-takes at least the shortest schedule of the segment alone on all devices: at least its work spread over all devices, and CP-SAT
-proves more of small segments, whose branches run in turn where transfers cost more than running them side by side saves.
-Segments may contain others; a path takes the dearer one.
+takes at least the shortest schedule of the segment alone on all devices. That is at least its work spread over all devices. For
+small segments CP-SAT proves more: their branches run in turn if transfers cost more than running them side by side saves.
+A segment may contain others; a path takes the longer of the two.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from autosplit.planners.latency.necks import neck_bound_s
 from autosplit.planners.latency.timetable import shortest_schedule_s
 
 MOST_OPS = 2000
-"""Ops of a graph up to which its segments are looked at; of larger ones, only all work spread over all devices counts."""
+"""Most ops of a graph whose segments are looked at. In larger graphs only all work spread over all devices counts."""
 
 MOST_INSIDE = 60
 """Most ops of a segment, ends included; CP-SAT proves little about larger ones."""

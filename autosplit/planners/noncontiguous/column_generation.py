@@ -55,7 +55,7 @@ FINEST_CELLS = 300_000_000
 
 
 def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) -> list[Pricer]:
-    """A pricer for each class of devices. Where the graph is too wide, its cheapest nets are left out.
+    """A pricer for each class of devices. If the graph is too wide, its cheapest nets are left out.
 
     After the deadline, in seconds of ``time.monotonic``, no further order is tried.
     """
@@ -76,7 +76,7 @@ def pricers_of(graph: Hypergraph, *, tries: int = 200, deadline: float = inf) ->
 
 
 def capped_pricers(graph: Hypergraph, pricers: Sequence[Pricer]) -> list[Pricer]:
-    """Pricers without most of the sets above a memory cap. Where a cap binds they are slower."""
+    """Pricers without most of the sets above a memory cap. If a cap binds they are slower."""
     found = []
     for pricer, members in zip(pricers, graph.classes, strict=True):
         room_bytes, sweep = float(graph.memory_bytes[members[0]]), pricer.sweep

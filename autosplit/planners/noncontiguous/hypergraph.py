@@ -1,6 +1,6 @@
 """The hypergraph of a problem without order: items, devices, and nets that a device pays for when they cross its border.
 
-Where a transfer costs the same whichever device is at the other end, the load of a device is the compute of its items plus the
+If a transfer costs the same whichever device is at the other end, the load of a device is the compute of its items plus the
 cost of every net with some but not all of its pins there. Then moving one item changes two loads only, and the load is
 submodular. For every other problem there is such a hypergraph that costs no more, which gives a bound.
 """

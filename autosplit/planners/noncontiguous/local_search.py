@@ -23,10 +23,10 @@ HEATS = (0.001, 0.003, 0.01, 0.03)
 """Temperatures at which a known assignment is perturbed, as shares of its largest load."""
 
 FIRST_PATIENCE, NEXT_PATIENCE = 6, 3
-"""Resplits in vain for each pair of devices: on the first graph of a round, and on the finer ones after it."""
+"""Vain resplits for each pair of devices after which a walk ends: on the first graph of a round, and on the finer ones."""
 
 QUICK_ROUNDS, FEW_ITEMS, LAST_PATIENCE = 12, 400, 30
-"""After the first rounds, smaller graphs are no longer coarsened: that takes the interpreter's lock from the proof beside it."""
+"""After the first rounds, smaller graphs are not coarsened any more, because that keeps the interpreter's lock from the proof."""
 
 ITEMS_A_DEVICE, NUM_COARSE = 5, 3
 """Items for each device of the coarsest graph; and on how many sizes of graph random assignments begin."""

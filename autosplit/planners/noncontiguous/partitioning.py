@@ -1,6 +1,6 @@
 """Partition the hypergraph of a problem over its devices: the search and the proof run side by side and tell each other.
 
-Where the problem is a hypergraph, descents by resplits find the plan and column generation proves it. Every other problem gets
+If the problem is a hypergraph, descents by resplits find the plan and column generation proves it. Every other problem gets
 the bound of a hypergraph that costs no more, and its plan from the true evaluator. Replicas are not considered, and the bound
 does not hold for plans that have them.
 """
