@@ -124,7 +124,7 @@ def measure(name: str, batch: int, given: argparse.Namespace, console: Console) 
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         failures = natives.prepare_all(given.runtimes, program, folder)
         workspace = stack.enter_context(Workspace())
-        workspace.save(program, [op.name for op in whole.graph.ops], there=folder)
+        workspace.save(program, there=folder)
         ready_s = time.monotonic() - begun_s
         with bars(console) as progress:
             setup = Setup(store=PROFILES, remeasure=given.remeasure, workspace=workspace, progress=progress)

@@ -20,7 +20,7 @@ from autosplit.errors import PlanError, ProfileError, UsageError
 from autosplit.planning.baselines import baselines_of
 from autosplit.planning.predicting import measured_backends
 from autosplit.reports.outcomes import PLAN
-from autosplit.tracing.splitting import save_stage, split
+from autosplit.tracing.splitting import save_stage, unsplit
 from autosplit.tracing.verifying import distinct_inputs
 from autosplit.values.constraints import Constraints
 from autosplit.values.machine import Machine, parse_device
@@ -243,18 +243,35 @@ def test_stages_of_other_microbatches_do_not_share_files() -> None:
         folders = []
         for batch in (2, 4):
             traced = autosplit.trace(TIED, batch=batch)
-            ops = tuple(op.name for op in traced.graph.ops)
-            [program] = split(traced, [ops])
-            folders.append(workspace.add(program, ops, "eager", "f32").folder)
+            folders.append(workspace.add(unsplit(traced), "eager", "f32").folder)
         assert folders[0] != folders[1]
+
+
+def test_stages_of_other_models_do_not_share_files() -> None:
+    """Before, a second model ran with the weights of the first one if both had the same ops."""
+    inputs = (torch.randn(1, 4),)
+    weights = torch.nn.Linear(4, 4, bias=False).eval()
+    same = torch.nn.Linear(4, 4, bias=False).eval()
+    same.weight = weights.weight
+    steep, flat = (torch.nn.Sequential(torch.nn.LeakyReLU(slope)).eval() for slope in (0.1, 0.2))
+    with Workspace() as workspace:
+        one, two, other, *slopes = (
+            workspace.save(unsplit(autosplit.trace(module, inputs=inputs)))
+            for module in (weights, same, torch.nn.Linear(4, 4, bias=False).eval(), steep, flat)
+        )
+        assert one == two and len({one, other, *slopes}) == 4
+        traced = autosplit.trace(weights, inputs=inputs)
+        before = workspace.reference(traced, {})
+        with torch.no_grad():
+            weights.weight.mul_(2)
+        assert workspace.save(unsplit(traced)) not in {one, other}
+        assert workspace.reference(traced, {}) is not before
 
 
 def test_a_stage_that_is_saved_elsewhere_is_loaded_from_there_and_stays(tmp_path: Path) -> None:
     traced = autosplit.trace(TIED)
-    ops = tuple(op.name for op in traced.graph.ops)
-    [program] = split(traced, [ops])
-    save_stage(program, tmp_path / "saved")
+    save_stage(unsplit(traced), tmp_path / "saved")
     with Workspace() as workspace:
-        assert workspace.save(program, ops, there=tmp_path / "saved") == workspace.save(program, list(ops))
-        assert workspace.add(program, ops, "eager", "f32").folder == tmp_path / "saved"
+        assert workspace.save(unsplit(traced), there=tmp_path / "saved") == workspace.save(unsplit(traced))
+        assert workspace.add(unsplit(traced), "eager", "f32").folder == tmp_path / "saved"
     assert (tmp_path / "saved").exists()

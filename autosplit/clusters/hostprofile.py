@@ -96,7 +96,7 @@ def _measured(
     if asked:
         with Workspace() as workspace:
             program = unsplit(traced)
-            folder = workspace.save(program, program.ops)
+            folder = workspace.save(program)
             names, files = cluster.ship({facts.name: [folder] for facts, _ in asked})
         subject = Subject(traced.graph, dict(traced.specs), traced.example_inputs, names[folder])
         calls = [(facts.name, "measure", subject, files, facts.devices, backends, precision) for facts, backends in asked]

@@ -115,7 +115,7 @@ def compile_whole(
     Raises: BackendError: the backend refuses the model, or takes longer. WorkerError: the process died.
     """
     program = unsplit(traced)
-    folder = workspace.save(program, program.ops)
+    folder = workspace.save(program)
     worker = spawn_worker("autosplit.deploying.compiling:serve", name=f"compiling for {backend}")
     begun_s = time.monotonic()
     try:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from torch.fx import GraphModule
+
 from autosplit.backends.base import Precision, get_backend, require_device, require_streams
 from autosplit.deploying.checking import Reference
 from autosplit.devices.accelerators import is_accelerator
@@ -20,6 +22,7 @@ from autosplit.scratch import scratch_folder
 from autosplit.serving.hostmanager import HostManager
 from autosplit.tracing.aliasing import values_of
 from autosplit.tracing.capturing import Traced
+from autosplit.tracing.programs import weight, weight_names
 from autosplit.tracing.splitting import StageProgram, save_stage, split
 from autosplit.values.machine import Device, Machine
 from autosplit.values.plan import Plan, Stage, held_on
@@ -34,27 +37,27 @@ class Workspace:
     def __init__(self) -> None:
         self._temporary = ExitStack()
         self.folder = self._temporary.enter_context(scratch_folder())
-        self._saved: dict[str, Path] = {}
+        self._saved: dict[str, tuple[Path, StageProgram]] = {}
+        """The program keeps its weights in memory, so that no other weight gets the address of one."""
         self._prepared: set[tuple[str, str, str]] = set()
-        self._references: list[Reference] = []
+        self._references: list[tuple[Reference, list[tuple[int, int]]]] = []
 
-    def save(self, program: StageProgram, ops: Sequence[str], there: Path | None = None) -> Path:
+    def save(self, program: StageProgram, there: Path | None = None) -> Path:
         """The folder of a stage, saved if it was not; ``there``: where it is saved already, to be left there."""
-        key = content_hash([[repr(spec) for spec in (*program.inputs, *program.outputs)], list(ops)])
+        specs = [repr(spec) for spec in (*program.inputs, *program.outputs)]
+        key = content_hash([specs, program.module.code, _state(program.module)])
         if key not in self._saved:
-            self._saved[key] = there or self.folder / key
+            self._saved[key] = there or self.folder / key, program
             if there is None:
-                save_stage(program, self._saved[key])
-        return self._saved[key]
+                save_stage(program, self._saved[key][0])
+        return self._saved[key][0]
 
-    def add(
-        self, program: StageProgram, ops: tuple[str, ...], backend: str, precision: Precision, devices: Sequence[Device] = ()
-    ) -> StageFolder:
+    def add(self, program: StageProgram, backend: str, precision: Precision, devices: Sequence[Device] = ()) -> StageFolder:
         """The stage as workers load it, saved and, if it runs on a CPU, prepared if it was not.
 
         Raises: BackendError: the backend refuses the stage, by op and with the reason.
         """
-        folder = self.save(program, ops)
+        folder = self.save(program)
         for device in devices:
             require_device(get_backend(backend), device.name)
         if (folder.name, backend, precision) not in self._prepared and not (devices and all(map(is_accelerator, devices))):
@@ -64,11 +67,12 @@ class Workspace:
 
     def reference(self, traced: Traced, threads: Mapping[str, int]) -> Reference:
         """The outputs of the unsplit model, for which it runs once with these threads: see ``Reference.of``."""
-        found = next((one for one in self._references if one.traced is traced and one.threads == threads), None)
-        if found is None:
-            found = Reference.of(traced, threads)
-            self._references.append(found)
-        return found
+        state = _state(traced.program)
+        for known, then in self._references:
+            if known.traced is traced and known.threads == threads and then == state:
+                return known
+        self._references.append((Reference.of(traced, threads), state))
+        return self._references[-1][0]
 
     def close(self) -> None:
         """Remove every file."""
@@ -79,6 +83,12 @@ class Workspace:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _state(program: GraphModule) -> list[tuple[int, int]]:
+    """The address of each weight, and how often it was changed in place; two models of one shape differ in nothing else."""
+    weights = [weight(program, name) for name in weight_names(program.graph)]
+    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in weights]
 
 
 def place(traced: Traced, plan: Plan, machine: Machine, workspace: Workspace, *, capped: bool = False) -> list[StagePlacement]:
@@ -124,7 +134,7 @@ def _module(
     """The stage's folder, to be loaded as the stage says. Raises: BackendError: the backend refuses the stage, or its streams."""
     if stage.streams > 1:
         require_streams(get_backend(stage.backend))
-    return replace(workspace.add(program, stage.ops, stage.backend, precision, devices), streams=stage.streams)
+    return replace(workspace.add(program, stage.backend, precision, devices), streams=stage.streams)
 
 
 def deploy(host: HostManager, name: str, traced: Traced, plan: Plan, machine: Machine, workspace: Workspace) -> Engine:

@@ -72,6 +72,6 @@ def save_cut(traced: Traced, cut: Cut, backend: str, precision: Precision, works
         stages = [ops for ops in (names[:start], *inner, names[end:]) if ops]
         for ops, program in zip(stages, split(traced, stages), strict=True):
             if ops in inner:
-                folders.append(workspace.add(program, ops, backend, precision).folder)
+                folders.append(workspace.add(program, backend, precision).folder)
     before, behind, both = folders
     return before, behind, both

@@ -70,7 +70,7 @@ class ModelFiles:
     def save(traced: Traced, cut: Cut | None, precision: Precision, workspace: Workspace) -> "ModelFiles":
         """Save the model and its example inputs."""
         program = unsplit(traced)
-        folder = workspace.save(program, program.ops)
+        folder = workspace.save(program)
         examples = dict(zip(traced.graph.inputs, traced.example_inputs, strict=True))  # the stage takes those that an op reads
         torch.save([examples[spec.name] for spec in program.inputs], folder / INPUTS)
         return ModelFiles(traced, program, folder, cut, precision, workspace)
@@ -104,7 +104,7 @@ class ModelFiles:
         subgraphs = []
         for ops, program in zip(stages, programs, strict=True):
             if label[ops[0]] == "accepted":
-                folder = self.workspace.add(program, ops, backend, self.precision).folder
+                folder = self.workspace.add(program, backend, self.precision).folder
                 torch.save([values[spec.name] for spec in program.inputs], folder / INPUTS)
                 part = replace(graph, ops=tuple(op for op in graph.ops if op.name in set(ops)))
                 subgraphs.append(Subgraph(part, folder, _names(backend, folder, part)))

@@ -74,7 +74,7 @@ def test_a_compiled_way_runs_and_agrees_with_the_model_and_nothing_else_is_left(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     plan, profile = planned(mlp, 1.0, 0.8)
     program = unsplit(mlp)
-    folder = workspace.save(program, program.ops)
+    folder = workspace.save(program)
     there = {*folder.iterdir(), folder / "inductor.so"}
     told: list[tuple[float, str]] = []
     ready, reasons = compile_baselines(["inductor"], (mlp, profile), plan, ONE, workspace, 200, lambda *now: told.append(now[1:]))
