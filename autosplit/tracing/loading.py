@@ -61,7 +61,6 @@ def load_model(
     seq_len: int | None = None,
     *,
     inputs: Inputs | None = None,
-    name: str | None = None,
     trust: bool = False,
 ) -> Model:
     """Load the model that ``source`` names, or take the model that it is.
@@ -71,7 +70,6 @@ def load_model(
         batch: leading size of the example inputs that are made here.
         seq_len: tokens of text inputs; None for the model's default.
         inputs: example inputs in place of the model's own; a module needs them.
-        name: the model's name; from the source by default.
         trust: True to read a ``.pt2`` file: torch unpickles parts of it, which can run code of its maker.
     Raises:
         ModelError: the spec names nothing, has unknown options, is a file that is not trusted, or the inputs do not fit.
@@ -87,28 +85,28 @@ def load_model(
     spec = ""
     if isinstance(source, str | Path):
         spec = str(source)
-        found, default_name, own_args, own_kwargs = _load_spec(spec, batch, seq_len, given, trust)
+        found, name, own_args, own_kwargs = _load_spec(spec, batch, seq_len, given, trust)
     else:
         if not isinstance(source, nn.Module | ExportedProgram):
             way_out = "; a pair of a module and its inputs is given as module, inputs=inputs" if isinstance(source, tuple) else ""
             if callable(source):
                 way_out = "; make a function the forward of a torch.nn.Module, and call a class to get its module"
             raise ModelError(f"a model is a spec, a module or an ExportedProgram, but here it is {source!r:.60}{way_out}")
-        found, default_name = source, _class_name(source)
+        found, name = source, _class_name(source)
         own_args, own_kwargs = (source.example_inputs or ((), {})) if isinstance(source, ExportedProgram) else ((), {})
     if isinstance(found, ExportedProgram) and given is None:
         own_args, own_kwargs = _with_batch(found, batch, own_args, own_kwargs)
     args, kwargs = given or (tuple(own_args), dict(own_kwargs))
     if not args and not kwargs:
-        raise ModelError(f"model '{name or default_name}' comes without example inputs; give them as inputs=(tensor, ...)")
-    _require_dense(name or default_name, (args, kwargs))
-    _require_batch(name or default_name, batch, [*args, *kwargs.values()])
-    _require_eval(name or default_name, found)
+        raise ModelError(f"model '{name}' comes without example inputs; give them as inputs=(tensor, ...)")
+    _require_dense(name, (args, kwargs))
+    _require_batch(name, batch, [*args, *kwargs.values()])
+    _require_eval(name, found)
     if isinstance(found, ExportedProgram):
-        _require_exported_shapes(name or default_name, found, args, kwargs)
+        _require_exported_shapes(name, found, args, kwargs)
     made_up = inputs is None and spec.startswith("transformers:")
     way_out = architectures.WAY_OUT if made_up else ""
-    return Model(name or default_name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out)
+    return Model(name, spec, found, args, kwargs, Source(spec, batch, seq_len), way_out)
 
 
 def _load_spec(

@@ -29,7 +29,7 @@ class Layouts(nn.Module):
 def layouts() -> Traced:
     torch.manual_seed(0)
     image = torch.randn(2, 3, 10, 10).contiguous(memory_format=torch.channels_last)
-    return trace(load_model(Layouts().eval(), inputs=(image, torch.tensor([True, False]), torch.arange(5)), name="layouts"))
+    return trace(load_model(Layouts().eval(), inputs=(image, torch.tensor([True, False]), torch.arange(5))))
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,7 @@ def after_attention() -> StageProgram:
             heads = x.view(2, 4, 2, 8).transpose(1, 2)
             return nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).view(2, 4, 16).relu()
 
-    traced = trace(load_model(Heads().eval(), inputs=(torch.randn(2, 4, 16),), name="heads"))
+    traced = trace(load_model(Heads().eval(), inputs=(torch.randn(2, 4, 16),)))
     ops = [op.name for op in traced.graph.ops]
     cut = ops.index("scaled_dot_product_attention") + 1
     return split(traced, [ops[:cut], ops[cut:]])[1]
@@ -80,4 +80,4 @@ def odd() -> Traced:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.special.bessel_j0(x @ x.T).relu() + 1
 
-    return trace(load_model(Odd().eval(), inputs=(torch.randn(4, 4),), name="odd"))
+    return trace(load_model(Odd().eval(), inputs=(torch.randn(4, 4),)))

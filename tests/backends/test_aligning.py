@@ -28,7 +28,7 @@ def entries(path):
 
 
 def test_packed_weights_lie_on_boundaries_after_a_tensor_of_an_odd_size(whole, tmp_path):
-    traced = trace(load_model(OddSize().eval(), inputs=(torch.randn(7, 7, 147),), name="odd-size"))
+    traced = trace(load_model(OddSize().eval(), inputs=(torch.randn(7, 7, 147),)))
     program = whole(traced)
     backend = get_backend("onnxruntime")
     backend.prepare(program, tmp_path)
@@ -47,7 +47,7 @@ class ManyParts(nn.Module):
 
 
 def test_a_long_shape_is_inside_the_file(whole, tmp_path):
-    traced = trace(load_model(ManyParts().eval(), inputs=(torch.randn(3, 130),), name="many-parts"))
+    traced = trace(load_model(ManyParts().eval(), inputs=(torch.randn(3, 130),)))
     program, backend = whole(traced), get_backend("onnxruntime")
     backend.prepare(program, tmp_path)
     assert any(tensor.dims == [130] for tensor in onnx.load(str(tmp_path / OPTIMISED / "model.onnx")).graph.initializer)

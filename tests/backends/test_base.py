@@ -147,7 +147,7 @@ def test_a_conjugated_spectrum_is_wrong_numbers(whole):
             return torch.fft.rfft(x)
 
     inputs = (torch.randn(8),)
-    program = whole(trace(load_model(Spectrum().eval(), inputs=inputs, name="spectrum")))
+    program = whole(trace(load_model(Spectrum().eval(), inputs=inputs)))
     conjugated = [value.conj() for value in reference(program, inputs)]
     with pytest.raises(BackendError, match="gives wrong numbers"):
         check(get_backend("eager"), program, inputs, runnable=lambda _: conjugated)

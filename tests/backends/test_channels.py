@@ -27,7 +27,7 @@ class Skips(nn.Module):
 @pytest.fixture(scope="module")
 def skips():
     torch.manual_seed(0)
-    traced = trace(load_model(Skips().eval(), inputs=(torch.randn(2, 3, 64, 64),), name="skips"))
+    traced = trace(load_model(Skips().eval(), inputs=(torch.randn(2, 3, 64, 64),)))
     return split(traced, [[op.name for op in traced.graph.ops]])[0], traced.example_inputs
 
 

@@ -27,7 +27,7 @@ class Attention(nn.Module):
 def program(whole):
     torch.manual_seed(0)
     inputs = (torch.randn(2, 4, 16), torch.ones(4, 4, dtype=torch.bool).tril())
-    return whole(trace(load_model(Attention().eval(), inputs=inputs, name="attention"))), inputs
+    return whole(trace(load_model(Attention().eval(), inputs=inputs))), inputs
 
 
 def test_products_run_in_bf16_and_all_else_as_before(program):

@@ -127,7 +127,7 @@ def test_a_weight_and_the_same_one_turned_are_told_apart_in_the_file_with_the_we
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * self.one + (x + 1) * self.turned
 
-    traced = trace(load_model(Turned().eval(), inputs=(torch.randn(32, 32),), name="turned"))
+    traced = trace(load_model(Turned().eval(), inputs=(torch.randn(32, 32),)))
     program = whole(traced)
     save_stage(program, tmp_path)
     for name in ("onnxruntime", "openvino"):
@@ -235,7 +235,7 @@ class Kinds(torch.nn.Module):
 
 @pytest.mark.parametrize(("name", "num_outputs"), [("onnxruntime", 4), ("openvino", 3)])
 def test_tensors_without_elements_and_of_all_dtypes_pass(whole, name, num_outputs):
-    traced = trace(load_model(Kinds(num_outputs).eval(), inputs=(torch.randn(3, 2),), name="kinds"))
+    traced = trace(load_model(Kinds(num_outputs).eval(), inputs=(torch.randn(3, 2),)))
     program = whole(traced)
     found = get_backend(name).compile(program, 1)(traced.example_inputs)
     for value, reference in zip(found, program.module(*traced.example_inputs), strict=True):
@@ -248,7 +248,7 @@ def test_a_dtype_without_tensors_in_the_runtime_is_refused(whole, name, dtype):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-    traced = trace(load_model(Cast().eval(), inputs=(torch.ones(2, dtype=dtype),), name="cast"))
+    traced = trace(load_model(Cast().eval(), inputs=(torch.ones(2, dtype=dtype),)))
     with pytest.raises(BackendError):
         get_backend(name).compile(whole(traced), 1)
 

@@ -63,7 +63,7 @@ def plan_of(traced, backends, devices=("cpu:0", "cpu:1")):
 def skips():
     torch.manual_seed(0)
     inputs = (torch.randn(2, 3, 64), torch.full((1,), 3.0))
-    return trace(load_model(Skips().eval(), inputs=inputs, name="skips"))
+    return trace(load_model(Skips().eval(), inputs=inputs))
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_serial_threads_and_processes_give_equal_answers(skips, folder):
 
 @pytest.mark.parametrize("policy", ["serial", "threads"])
 def test_a_wrong_request_names_the_op_and_later_ones_are_answered(skips, folder, policy):
-    lookup = trace(load_model(nn.Embedding(4, 8).eval(), inputs=(torch.zeros(2, dtype=torch.int64),), name="lookup"))
+    lookup = trace(load_model(nn.Embedding(4, 8).eval(), inputs=(torch.zeros(2, dtype=torch.int64),)))
     path = folder.with_name(f"lookup-{policy}.asb")
     write_bundle({"lookup": (lookup, plan_of(lookup, ["eager"]))}, path)
     with load_bundle(path, policy=policy) as bundle:

@@ -40,7 +40,7 @@ class Skips(nn.Module):
 def skips():
     torch.manual_seed(0)
     inputs = (torch.randn(2, 3, 8), torch.full((1,), 3.0))
-    return trace(load_model(Skips().eval(), inputs=inputs, name="skips"))
+    return trace(load_model(Skips().eval(), inputs=inputs))
 
 
 def export(traced, cuts, folder):
@@ -138,7 +138,7 @@ def test_a_manifest_that_cannot_be_read_is_named(tmp_path, text, message):
 )
 def test_a_table_that_does_not_fit_together_is_refused(exported, tmp_path, change, message):
     data = json.loads((exported / "manifest.json").read_text())
-    change(data["networks"]["skips"])
+    change(data["networks"]["Skips"])
     data["key"] = content_hash({name: value for name, value in data.items() if name not in ("schema", "key")})
     (tmp_path / "manifest.json").write_text(json.dumps(data))
     with pytest.raises(ValueError, match=message):
@@ -176,7 +176,7 @@ def test_an_export_returns_the_containers_and_names_of_the_module(tmp_path):
             y, z = x.relu(), x.sum()
             return {"a": [y, None], 3: (z, "text")}, Pair(y, 2.0), Named(logits=z)
 
-    traced = trace(load_model(Nested().eval(), inputs=(torch.ones(2),), name="nested"))
+    traced = trace(load_model(Nested().eval(), inputs=(torch.ones(2),)))
     mapped, pair, named = driver.Bundle(export(traced, [], tmp_path / "out")).run([np.ones(2, "float32")])
     assert mapped["a"][0].tolist() == [1.0, 1.0]
     assert (mapped["a"][1], float(mapped[3][0]), mapped[3][1]) == (None, 2.0, "text")
@@ -199,7 +199,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.special.bessel_j0(x.relu())
 
-    traced = trace(load_model(Odd().eval(), inputs=(torch.ones(2),), name="odd"))
+    traced = trace(load_model(Odd().eval(), inputs=(torch.ones(2),)))
     with pytest.raises(BackendError, match="op 'special_bessel_j0'"):
         export(traced, [1], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
@@ -247,7 +247,7 @@ def test_a_turned_value_with_gaps_goes_over_a_cut(tmp_path):
             heads = x.relu()[:, :8].unflatten(1, (2, 4)).transpose(1, 2)
             return heads.transpose(1, 2).reshape(2, 8) * 2  # a view in the trace
 
-    traced = trace(load_model(Heads().eval(), inputs=(torch.randn(2, 16),), name="heads"))
+    traced = trace(load_model(Heads().eval(), inputs=(torch.randn(2, 16),)))
     ops = [op.name for op in traced.graph.ops]
     cut = ops.index("transpose") + 1
     folder = export(traced, [cut], tmp_path / "out")

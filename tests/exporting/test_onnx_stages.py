@@ -22,7 +22,7 @@ TWO = Machine.of([parse_device("cpu:0"), parse_device("cpu:1")])
 def traced() -> Traced:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
-    return trace(load_model(net.eval(), inputs=(torch.randn(1, 8),), name="net"))
+    return trace(load_model(net.eval(), inputs=(torch.randn(1, 8),)))
 
 
 def test_weights_say_which_ops_a_file_holds(traced: Traced, tmp_path: Path) -> None:
@@ -48,4 +48,4 @@ def test_files_of_another_model_are_refused_with_every_fault(traced: Traced, tmp
     onnx.save(empty, tmp_path / "third.onnx")
     with pytest.raises(UsageError, match=r"\(4 faults\)") as failure:
         from_onnx_stages(onnx_files(str(tmp_path)), traced, TWO)
-    assert "cannot be read as ONNX" in str(failure.value) and "holds no weight of 'net'" in str(failure.value)
+    assert "cannot be read as ONNX" in str(failure.value) and "holds no weight of 'Sequential'" in str(failure.value)

@@ -47,7 +47,7 @@ class Skips(nn.Module):
 def traced() -> Traced:
     torch.manual_seed(0)
     inputs = (torch.randn(BATCH, 8), torch.full((BATCH, 1), 3.0))
-    return trace(load_model(Skips().eval(), inputs=inputs, name="skips"))
+    return trace(load_model(Skips().eval(), inputs=inputs))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_tvm_refuses_an_input_of_two_stages(traced: Traced, plan: Plan, tmp_path
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.relu() + x
 
-    both = trace(load_model(Twice().eval(), inputs=(torch.ones(2, 2),), name="twice"))
+    both = trace(load_model(Twice().eval(), inputs=(torch.ones(2, 2),)))
     ops = [op.name for op in both.graph.ops]
     stages = tuple(Stage(f"stage{n}", (op,), ("cpu:0",)) for n, op in enumerate(ops))
     with pytest.raises(PlanError, match="input 'x' of the model is read by stages 'stage0', 'stage1'"):
@@ -162,17 +162,17 @@ def test_the_ensemble_that_triton_gets_runs(traced: Traced, wide: Plan, tmp_path
 
     monkeypatch.setattr(triton_repository, "pbtxt", kept)
     [note] = write_export("triton", Job(traced, wide), tmp_path / "repository")
-    assert note == "start it: tritonserver --model-repository FOLDER; clients call the model 'skips'"
+    assert note == "start it: tritonserver --model-repository FOLDER; clients call the model 'Skips'"
     import onnxruntime
 
     inputs = requests()
     values = {name: tensor.numpy() for name, tensor in zip(traced.graph.inputs, inputs, strict=True)}
-    for step in configs["skips"]["ensemble_scheduling"]["step"]:
+    for step in configs["Skips"]["ensemble_scheduling"]["step"]:
         sources, targets = ({link["key"]: link["value"] for link in step[side]} for side in ("input_map", "output_map"))
         session = onnxruntime.InferenceSession(str(tmp_path / "repository" / step["model_name"] / "1" / "model.onnx"))
         made = session.run(list(targets), {key: values[value] for key, value in sources.items()})
         values |= dict(zip(targets.values(), made, strict=True))
-    for port, value in zip(configs["skips"]["output"], expected(traced, inputs), strict=True):
+    for port, value in zip(configs["Skips"]["output"], expected(traced, inputs), strict=True):
         np.testing.assert_allclose(values[port["name"]], value, rtol=1e-5, atol=1e-6)
         assert (port["data_type"], port["dims"]) == ("TYPE_FP32", list(value.shape))
 
@@ -188,10 +188,10 @@ def test_tritons_protobuf_reads_the_repository(traced: Traced, wide: Plan, tmp_p
     write_export("triton", Job(traced, wide), tmp_path / "repository")
     texts = {path.parent.name: path.read_text() for path in (tmp_path / "repository").glob("*/config.pbtxt")}
     configs = {name: text_format.Parse(text, messages.ModelConfig()) for name, text in texts.items()}
-    assert set(configs) == {"skips", "skips_stage0", "skips_stage1", "skips_stage2"}
-    assert [configs[f"skips_stage{n}"].instance_group[0].count for n in range(3)] == [1, 2, 2]
-    assert [step.model_name for step in configs["skips"].ensemble_scheduling.step] == [f"skips_stage{n}" for n in range(3)]
-    ports = configs["skips"].output
+    assert set(configs) == {"Skips", "Skips_stage0", "Skips_stage1", "Skips_stage2"}
+    assert [configs[f"Skips_stage{n}"].instance_group[0].count for n in range(3)] == [1, 2, 2]
+    assert [step.model_name for step in configs["Skips"].ensemble_scheduling.step] == [f"Skips_stage{n}" for n in range(3)]
+    ports = configs["Skips"].output
     assert [(port.name, messages.DataType.Name(port.data_type)) for port in ports] == [
         (n, "TYPE_FP32") for n in traced.graph.outputs
     ]
@@ -228,7 +228,7 @@ def test_a_package_has_a_compiled_model_for_each_stage(tmp_path: Path, monkeypat
         return made[0]
 
     monkeypatch.setattr(aotinductor_package, "compiled_files", once)
-    small = trace(load_model(Two().eval(), inputs=(torch.randn(2, 4),), name="two"))
+    small = trace(load_model(Two().eval(), inputs=(torch.randn(2, 4),)))
     stages = tuple(Stage(f"stage{n}", (op.name,), ("cpu:0",)) for n, op in enumerate(small.graph.ops))
     write_export("aotinductor", Job(small, Plan(Source(""), small.graph.hash, "", stages, UNKNOWN)), tmp_path / "aoti")
     table = json.loads((tmp_path / "aoti" / "stages.json").read_text())

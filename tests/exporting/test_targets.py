@@ -58,7 +58,7 @@ def net() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def traced(net: nn.Module) -> Traced:
-    return trace(load_model(net, inputs=(torch.arange(4)[None],), name="net"))
+    return trace(load_model(net, inputs=(torch.arange(4)[None],)))
 
 
 def plan_of(traced: Traced, first_ops: int) -> Plan:

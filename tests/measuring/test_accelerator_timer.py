@@ -76,7 +76,7 @@ def test_picks_are_no_ops(device) -> None:
             one, other = x.chunk(2)
             return one + other
 
-    traced = trace(load_model(Halves().eval(), inputs=(torch.randn(4, 4),), name="halves"))
+    traced = trace(load_model(Halves().eval(), inputs=(torch.randn(4, 4),)))
     [whole] = split(traced, [[op.name for op in traced.graph.ops]])
     probe = EventOpTimer(whole.module, device, device.queue())
     probe.sample(traced.example_inputs)

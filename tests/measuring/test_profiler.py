@@ -448,7 +448,7 @@ def test_devices_that_cannot_be_measured_are_refused(traced, machine) -> None:
 
 
 def test_stages_beside_a_cut_that_cannot_run_have_no_cost(tmp_path: Path) -> None:
-    model = trace(load_model(Zeroless().eval(), inputs=(torch.ones(4),), name="zeroless"))
+    model = trace(load_model(Zeroless().eval(), inputs=(torch.ones(4),)))
     [whole] = split(model, [[op.name for op in model.graph.ops]])
     save_stage(whole, tmp_path / "stage")
     folders = (tmp_path / "stage",) * 3

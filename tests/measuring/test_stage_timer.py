@@ -63,7 +63,7 @@ class Halves(nn.Module):
 
 @pytest.mark.parametrize(("given", "made"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
 def test_what_a_profiler_cannot_be_given_is_timed_as_a_whole(tmp_path, given: torch.dtype, made: torch.dtype) -> None:
-    model = trace(load_model(Halves(made).eval(), inputs=(torch.randn(4, 4).to(given),), name="halves"))
+    model = trace(load_model(Halves(made).eval(), inputs=(torch.randn(4, 4).to(given),)))
     [stage] = split(model, [[op.name for op in model.graph.ops]])
     save_stage(stage, tmp_path / "stage")
     get_backend("onnxruntime").prepare(stage, tmp_path / "stage")

@@ -211,7 +211,7 @@ def test_so_may_a_weight_of_an_exported_program_which_is_left_as_it_is(shapes):
     module = Net(lambda net, *x: net.meta(*x), meta=nn.Linear(4, 4))
     x = torch.randn(2, 4)
     exported = torch.export.export(module, (x,), dynamic_shapes=shapes)
-    result = trace(load_model(exported, inputs=(x,), name="exported"))
+    result = trace(load_model(exported, inputs=(x,)))
     assert_equals_eager(result, module, x)
     assert set(result.graph.weights) == {"model.meta.weight", "model.meta.bias"}
     assert set(exported.state_dict) == {"meta.weight", "meta.bias"}
@@ -592,4 +592,4 @@ def test_ctrl_c_that_comes_while_a_class_is_created_is_ctrl_c() -> None:
             raise RuntimeError("Error calling __set_name__ on 'Field' instance") from interrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trace(load_model(Net(stopped).eval(), inputs=(torch.zeros(2),), name="net"))
+        trace(load_model(Net(stopped).eval(), inputs=(torch.zeros(2),)))

@@ -290,7 +290,7 @@ def test_module_needs_inputs_and_eval_mode():
     assert net.training
     net.eval()
     assert load_model(net, inputs=torch.zeros(1, 3)).args[0].shape == (1, 3)
-    assert load_model(net, inputs={"input": torch.zeros(1, 3)}, name="fc").name == "fc"
+    assert load_model(net, inputs={"input": torch.zeros(1, 3)}).name == "Linear"
     with pytest.raises(ModelError, match="at least 1, not 0"):
         load_model(net, batch=0)
     with pytest.raises(ModelError, match=r"not a tuple; example inputs go in inputs=\(tensor, ...\)"):
