@@ -214,7 +214,7 @@ def test_a_value_above_every_even_share_is_followed() -> None:
     pricers = pricers_of(graph)
     assert pricers is not None
     values = np.ones(graph.num_items, dtype=np.int64)
-    values[int(graph.compute_s[:, 0].argmax())] = 60_000
+    values[int(graph.compute_s[:, 0].argmax())] = 6_000
     limit_s = 31.6873
     for pricer in pricers:
         found = pricer.best_set(values, limit_s)
