@@ -130,7 +130,7 @@ def _walked(service: Service) -> Iterator[None]:
 def _by_threads() -> Iterator[None]:
     """Each awaited request is submitted in a thread of a pool, and each answer wakes the event loop."""
 
-    async def call(self: Awaiting, submit: Callable[..., Future[Any]], *, prompt: bool) -> Any:
+    async def call(self: Awaiting, submit: Callable[..., Future[Any]], **settings: Any) -> Any:
         return await asyncio.wrap_future(await asyncio.to_thread(submit))
 
     kept, Awaiting.__call__ = Awaiting.__call__, call  # type: ignore[method-assign, assignment]

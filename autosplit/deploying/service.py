@@ -80,12 +80,13 @@ class Service:
         args, kwargs = as_call(self._traced, tensors)
         return functools.partial(self.submit, *args, **kwargs)
 
-    async def call_async(self, *args: Any, **kwargs: Any) -> Any:
+    async def call_async(self, *args: Any, deadline_s: float | None = None, timeout_s: float | None = None, **kwargs: Any) -> Any:
         """One request, awaited; arguments as for ``submit``.
 
         Waiting for room does not hold up the event loop, nor does a stage in this process that takes longer than 1 ms.
         """
-        return await self._awaiting(functools.partial(self.submit, *args, **kwargs), prompt=self.pipeline.prompt)
+        submit = functools.partial(self.submit, *args, **kwargs)
+        return await self._awaiting(submit, prompt=self.pipeline.prompt, timeout_s=timeout_s, deadline_s=deadline_s)
 
     def stream(self, requests: Iterable[Any]) -> Iterator[Any]:
         """The answers to any number of requests in the same order, with few of either in memory at a time.

@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -81,7 +82,7 @@ class HostManager:
         self.devices = {device.name: DeviceManager(device) for device in machine.devices} if machine else {}
         self._takes_any = machine is None
         self._networks: dict[str, Network] = {}
-        self._lock, self._awaiting = threading.Lock(), Awaiting()
+        self._lock, self._awaiting = threading.Lock(), defaultdict[str, Awaiting](Awaiting)
         self._beacon = Beacon(self.health)
 
     @property
@@ -197,10 +198,19 @@ class HostManager:
         outputs: Tensors = self.submit(name, inputs, **settings).result()
         return outputs
 
-    async def run_async(self, name: str, inputs: Sequence[torch.Tensor], **settings: Any) -> Tensors:
+    async def run_async(
+        self,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        *,
+        deadline_s: float | None = None,
+        timeout_s: float | None = None,
+        **settings: Any,
+    ) -> Tensors:
         """Submit one request and await its answer; waiting for room in the queue does not block the event loop either."""
         prompt = self._limit is None and self[name].prompt
-        outputs: Tensors = await self._awaiting(functools.partial(self.submit, name, inputs, **settings), prompt=prompt)
+        submit = functools.partial(self.submit, name, inputs, **settings)
+        outputs: Tensors = await self._awaiting[name](submit, prompt=prompt, timeout_s=timeout_s, deadline_s=deadline_s)
         return outputs
 
     def chain(self, *names: str) -> Chain:

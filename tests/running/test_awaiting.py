@@ -1,6 +1,7 @@
 """Awaited requests: results, errors and cancellation in event loops, and few wake-ups of the loop."""
 
 import asyncio
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,15 +12,21 @@ from autosplit.running.awaiting import Awaiting
 
 
 class Server:
-    """Futures that the test answers; without room it refuses at once or, without a limit on time, takes in after all."""
+    """Futures that the test answers; without room it refuses at once, or takes in once there is ``space``."""
 
     def __init__(self, room: bool = True) -> None:
         self.futures: list[Future[Any]] = []
         self.room = room
+        self.space = threading.Event()
+        self.space.set()
+        self.left_s: list[float | None] = []
 
-    def submit(self, timeout_s: float | None = None) -> "Future[Any]":
-        if not self.room and timeout_s is not None:
+    def submit(self, timeout_s: float | None = None, deadline_s: float | None = None) -> "Future[Any]":
+        if not self.room and timeout_s == 0:
             raise RefusedError("no room")
+        if not self.room:
+            self.space.wait(10)
+        self.left_s.append(deadline_s)
         self.futures.append(Future())
         return self.futures[-1]
 
@@ -69,13 +76,72 @@ def test_a_wait_that_is_cancelled_cancels_the_request() -> None:
     assert server.futures[0].cancelled()
 
 
+def test_requests_that_wait_for_room_leave_the_threads_of_the_loop_to_others() -> None:
+    server, awaiting = Server(room=False), Awaiting()
+    server.space.clear()
+
+    async def run() -> list[Any]:
+        waits = [asyncio.ensure_future(awaiting(server.submit, prompt=True)) for _ in range(40)]
+        await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "read"), 5) == "read" and not server.futures
+        server.space.set()
+        while len(server.futures) < len(waits):
+            await asyncio.sleep(1e-3)
+        for number, future in enumerate(server.futures):
+            future.set_result(number)
+        return await asyncio.gather(*waits)
+
+    assert asyncio.run(run()) == list(range(40))
+
+
+def test_limits_of_time_count_from_the_call_on_and_behind_others_too() -> None:
+    server, awaiting = Server(room=False), Awaiting()
+    server.space.clear()
+
+    async def run() -> None:
+        first = asyncio.ensure_future(awaiting(server.submit, prompt=True, deadline_s=10.0))
+        await asyncio.sleep(0.05)
+        with pytest.raises(RefusedError, match=r"still wait for room after 0\.05 s"):
+            await awaiting(server.submit, prompt=True, timeout_s=0.05)
+        with pytest.raises(RefusedError, match="no room"):
+            await awaiting(server.submit, prompt=True, timeout_s=0)
+        server.space.set()
+        while not server.futures:
+            await asyncio.sleep(1e-3)
+        server.futures[0].set_result(1)
+        assert await first == 1
+
+    asyncio.run(run())
+    assert len(server.futures) == 1 and server.left_s[0] is not None and server.left_s[0] < 10
+
+
+def test_what_is_cancelled_while_it_waits_for_room_is_not_computed() -> None:
+    server, awaiting = Server(room=False), Awaiting()
+    server.space.clear()
+
+    async def run() -> None:
+        waits = [asyncio.ensure_future(awaiting(server.submit, prompt=True)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for wait in waits[:2]:
+            wait.cancel()
+        await asyncio.wait(waits[:2])
+        server.space.set()
+        while len(server.futures) < 2:
+            await asyncio.sleep(1e-3)
+        server.futures[1].set_result("third")
+        assert await waits[2] == "third"
+
+    asyncio.run(run())
+    assert server.futures[0].cancelled() and len(server.futures) == 2
+
+
 def test_other_tasks_run_between_answers_that_are_there_at_once() -> None:
     awaiting, done, seen = Awaiting(), Future[int](), []
     done.set_result(1)
 
     async def busy() -> None:
         for _ in range(3):
-            await awaiting(lambda timeout_s: done, prompt=True)
+            await awaiting(lambda timeout_s, deadline_s: done, prompt=True)
         seen.append("busy")
 
     async def other() -> None:
