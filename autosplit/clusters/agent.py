@@ -225,5 +225,7 @@ class Agent:
                 self._segments[hello[SEGMENT]].feed_from(sock, sender)
             elif purpose == ANSWERS:
                 self._segments[hello[SEGMENT]].send_to("", sock, int(hello["num_slots"]))
-        except (OSError, ValueError, KeyError, WorkerError):
+            else:
+                raise ValueError(f"a connection cannot be for {purpose!r}")
+        except (OSError, ValueError, TypeError, KeyError, WorkerError):
             sock.close()

@@ -284,6 +284,8 @@ class Connection:
                     self._receiver.broken(self, receive_text(self._sock, frame.num_bytes))
                 elif frame.kind == CANCEL:
                     self._receiver.cancel(self, frame)
+                elif frame.kind != BEAT:
+                    raise ConnectionError(f"it sent a frame of kind {frame.kind}, which does not exist")
         except OSError as failure:
             self._lose(reason_of(failure, SILENCE_S))
 

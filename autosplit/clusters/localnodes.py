@@ -5,12 +5,13 @@ Ray's classes for several nodes on one machine (``ray.cluster_utils``) are its o
 
 import contextlib
 import os
+import secrets
 import signal
 import string
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from unittest import mock
 
 from autosplit.children import python_running
@@ -39,29 +40,55 @@ def local_nodes(count: int) -> Iterator[str]:
     """
     import ray._private.ray_constants as constants
 
-    command, environment = python_running(f"from autosplit.clusters.localnodes import keep; keep({count})")
-    keeper = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        process_group=0,
-    )
-    with keeper, mock.patch.object(constants, "ENABLE_RAY_CLUSTER", new=False):
-        assert keeper.stdin is not None and keeper.stdout is not None
-        try:
-            address = next((line for line in iter(keeper.stdout.readline, "") if line.startswith(_ADDRESS)), "")
-            if not address:
-                raise DeviceError(f"{count} Ray nodes could not be started on this machine within {START_S:.0f} s")
-            yield address.removeprefix(_ADDRESS).strip()
-        finally:
-            keeper.stdin.close()
+    with own_token(), mock.patch.object(constants, "ENABLE_RAY_CLUSTER", new=False):
+        command, environment = python_running(f"from autosplit.clusters.localnodes import keep; keep({count})")
+        keeper = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            process_group=0,
+        )
+        with keeper:
+            assert keeper.stdin is not None and keeper.stdout is not None
             try:
-                keeper.wait(ENDING_S)  # after Ctrl-C, the end of the block would not wait
-            except subprocess.TimeoutExpired:
-                os.killpg(keeper.pid, signal.SIGKILL)
+                address = next((line for line in iter(keeper.stdout.readline, "") if line.startswith(_ADDRESS)), "")
+                if not address:
+                    raise DeviceError(f"{count} Ray nodes could not be started on this machine within {START_S:.0f} s")
+                yield address.removeprefix(_ADDRESS).strip()
+            finally:
+                keeper.stdin.close()
+                try:
+                    keeper.wait(ENDING_S)  # after Ctrl-C, the end of the block would not wait
+                except subprocess.TimeoutExpired:
+                    os.killpg(keeper.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def own_token() -> Iterator[None]:
+    """Let nodes that are started in a block ask for a token that only this process and its children have.
+
+    Without it, every user of this machine could run code as this one, through the ports of the nodes.
+    """
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
+    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")}
+
+    def set_to(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        AuthenticationTokenLoader.instance().reset_cache()  # Ray reads the environment once, unless it is told to
+        Config.initialize("")
+
+    set_to({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    try:
+        yield
+    finally:
+        set_to(before)
 
 
 def keep(count: int) -> None:

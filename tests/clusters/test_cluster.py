@@ -8,11 +8,12 @@ import json
 import os
 import re
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ import torch
 import autosplit
 from autosplit import scratch
 from autosplit.clusters import frames, hostprofile
+from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
+from autosplit.clusters.handshake import dial
 from autosplit.costs.wires import Wires
 from autosplit.deploying.service import open_pipeline
 from autosplit.measuring.store import Store
 from autosplit.values.machine import HOST
 from autosplit.values.plan import UNKNOWN, Plan, Stage
 
-pytest.importorskip("ray", reason="a cluster of hosts needs Ray: pip install 'autosplit[ray]'")
+ray_util = pytest.importorskip("ray.util", reason="a cluster of hosts needs Ray: pip install 'autosplit[ray]'")
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -89,6 +92,27 @@ def test_only_loopback_is_listened_on(cluster: autosplit.Cluster) -> None:
     ports = [port for process in started for port in process.net_connections("inet") if port.status == psutil.CONN_LISTEN]
     assert {port.laddr.port for port in ports} >= {facts.port for facts in cluster.hosts.values()}
     assert {port.laddr.ip.removeprefix("::ffff:") for port in ports} == {"127.0.0.1"}
+    servers = [process for process in started if process.name() in ("raylet", "gcs_server")]
+    tokens = {process.environ().get("RAY_AUTH_TOKEN") for process in servers}
+    assert tokens == {os.environ["RAY_AUTH_TOKEN"]}, "other users of this machine do not know the token of the nodes"
+
+
+def test_agents_let_no_stranger_in(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
+    """Not somebody without the secret, not another driver with its own; and who knows the secret reaches what runs, no more."""
+    [x] = traced.example_inputs
+    address = cluster.address("node-a")
+    with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
+        hello = {PURPOSE: REQUESTS, SEGMENT: model.pipeline._deployment._names[0], SENDER: "stranger"}  # type: ignore[attr-defined]
+        with socket.create_connection(address, 10) as sock, suppress(ConnectionResetError):
+            sock.sendall(b"GET / HTTP/1.1".ljust(200))
+            assert len(b"".join(iter(lambda: sock.recv(4096), b""))) == 64, "a random number and a keyed hash of it"
+        with pytest.raises(autosplit.WorkerError, match="does not know the secret of this run"):
+            dial(address, b"secret of another driver", hello)
+        for strange in ({**hello, SEGMENT: "of another driver"}, {**hello, PURPOSE: "run"}, {SENDER: "nobody"}):
+            with dial(address, cluster.secret, strange) as sock:
+                assert sock.recv(1) == b""
+        assert torch.equal(model(x), traced.run(x))
+    assert ray_util.list_named_actors(all_namespaces=True) == [], "no other driver of this Ray cluster finds an agent by name"
 
 
 def test_every_host_is_profiled(profile: autosplit.Profile, cluster: autosplit.Cluster) -> None:
@@ -160,9 +184,10 @@ def test_a_dead_worker_is_replaced_on_its_host(traced: autosplit.Traced, cluster
         assert model.stats().restarts == 1
 
 
-def test_the_document_runs(cluster: autosplit.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_document_runs(cluster: autosplit.Cluster, profile: autosplit.Profile, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.setattr(autosplit.Cluster, "measure", lambda *given: profile)  # its model is that of the other tests
     monkeypatch.setattr(autosplit, "Cluster", lambda name: nullcontext(cluster), raising=False)
     document: dict[str, Any] = {}
     exec(code, document)
@@ -174,7 +199,7 @@ def test_a_silent_host_is_replaced(
     traced: autosplit.Traced, profile: autosplit.Profile, cluster: autosplit.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is stopped closes nothing and says nothing, as a link that drops every packet."""
-    monkeypatch.setattr(frames, "SILENCE_S", 2.5)
+    monkeypatch.setattr(frames, "SILENCE_S", 1.5)
     [x] = traced.example_inputs
     silent = psutil.Process(cluster.hosts["node-c"].pid)
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster, profile=profile) as model:
@@ -187,7 +212,7 @@ def test_a_silent_host_is_replaced(
         finally:
             silent.resume()
         [note] = model.pipeline.replanned
-        assert "host 'node-c' was lost: it was silent for 2.5 s" in note or "says that it was silent" in note
+        assert "host 'node-c' was lost: it was silent for 1.5 s" in note or "says that it was silent" in note
     assert set(cluster.lost) == {"node-c"}
     assert [device.host for device in cluster.machine.devices] == ["node-a", "node-b"]
     assert cluster.refresh() == ["node-c"] and not cluster.lost

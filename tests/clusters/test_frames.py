@@ -139,6 +139,33 @@ def test_more_than_was_agreed_ends_the_connection() -> None:
         assert "a credit are due" in log.next()
 
 
+def header(kind: int, num_bytes: int = 0) -> bytes:
+    return frames._HEADER.pack(*Frame(kind, num_bytes=num_bytes))
+
+
+@pytest.mark.parametrize(
+    "sent,reason",
+    [
+        (header(REQUEST, 12), "it sent 12 bytes where 4 and a credit are due"),
+        (header(ERROR, 1 << 40), "it sent a text of 1099511627776 bytes, and 65536 are allowed"),
+        (header(77), "it sent a frame of kind 77, which does not exist"),
+        (header(REQUEST, 4) + b"ab", "it closed the connection"),
+        (header(REQUEST, 4)[:9], "it closed the connection"),
+    ],
+    ids=["wrong length", "long text", "unknown kind", "cut off in a tensor", "cut off in a header"],
+)
+def test_what_is_malformed_ends_the_connection_and_is_no_request(sent: bytes, reason: str) -> None:
+    one, two = _tcp_pair()
+    log = Log()
+    connection = Connection(two, "here", log, [spec_of("value", torch.zeros(1))], num_slots=2)
+    with one:
+        one.sendall(sent)
+        one.shutdown(socket.SHUT_WR)
+        assert log.next() == reason
+    assert log.came.empty()
+    connection.close()
+
+
 @pytest.mark.parametrize("theirs,fits", [(SECRET, True), (b"another", False)])
 def test_both_ends_prove_that_they_know_the_secret(theirs: bytes, fits: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -219,7 +246,7 @@ def test_the_drivers_card_carries_what_it_sends_to_all_hosts_at_once(monkeypatch
 
 def test_an_answer_waits_for_the_connection_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first request may be quicker than the thread that lets the connection in. Its answer was lost, and its caller hung."""
-    monkeypatch.setattr(runningsegment, "Pipeline", lambda *given: None)
+    monkeypatch.setattr(runningsegment, "Pipeline", lambda *given, **settings: None)
     segment = RunningSegment("b", SegmentOrder("one", "", (), (), (), 1, ()))
     one, two = _tcp_pair()
     log = Log()
