@@ -192,7 +192,7 @@ class Agent:
 
     def events(self, segment: str, clear: bool) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker of the segment, in nanoseconds of this host's clock."""
-        return self._segment(segment).pipeline.events(clear=clear)
+        return self._segment(segment).events(clear=clear)
 
     def close(self) -> None:
         """End all segments and connections, and remove every file."""

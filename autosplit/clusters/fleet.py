@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from autosplit.clusters import hostlinks
 from autosplit.clusters.agent import PROBE, PURPOSE, SENDER, Agent, Files, HostFacts
@@ -28,6 +28,13 @@ JOIN_S = 60.0
 
 NUM_READINGS = 5
 """Readings of another host's clock; the one with the shortest way counts."""
+
+
+class ClockOffset(NamedTuple):
+    """Nanoseconds by which a host's clock is ahead, wrong by at most ``error_ns``, which is half of the call that read it."""
+
+    error_ns: int
+    ahead_ns: int
 
 
 class Fleet:
@@ -116,15 +123,18 @@ class Fleet:
         """Where the agent of a host listens."""
         return self.hosts[host].address, self.hosts[host].port
 
-    def clock_offset_ns(self, host: str) -> int:
-        """Nanoseconds by which a host's monotonic clock is ahead of this one's, wrong by at most half of the shortest call."""
-        readings: list[tuple[int, int]] = []
+    def clock_offset(self, host: str) -> "ClockOffset":
+        """How far a host's monotonic clock is ahead of this one's, from the shortest of ``NUM_READINGS`` calls.
+
+        Raises: WorkerError: the agent does not answer.
+        """
+        readings: list[ClockOffset] = []
         for _ in range(NUM_READINGS):
             begun_ns = time.monotonic_ns()
             [there_ns] = self.ask([(host, "clock_ns")])
             way_ns = (time.monotonic_ns() - begun_ns) // 2
-            readings.append((way_ns, there_ns - begun_ns - way_ns))
-        return min(readings)[1]
+            readings.append(ClockOffset(way_ns, there_ns - begun_ns - way_ns))
+        return min(readings)
 
     def ship(self, folders: Mapping[str, Collection[Path]]) -> tuple[dict[Path, str], Files]:
         """Bring folders to hosts, each file once to each host.

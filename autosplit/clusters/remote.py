@@ -244,8 +244,8 @@ class HostsDeployment:
         )
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
-        """The times of the last requests in each worker, on this machine's clock (see ``Cluster.clock_offset_ns``)."""
-        ahead_ns = {host: self._cluster.clock_offset_ns(host) for _, host in self._places}
+        """The times of the last answered requests in each worker, on this machine's clock (see ``Cluster.clock_offset``)."""
+        ahead_ns = {host: self._cluster.clock_offset(host).ahead_ns for host in {host for _, host in self._places}}
         workers, events = self._ask("health"), self._ask("events", clear)
         by_worker = self._by_worker(
             [
@@ -303,6 +303,7 @@ class HostsDeployment:
                 outputs=segment.outputs,
                 num_slots=self._slots[number],
                 route=() if is_last else segments[number + 1].hosts,
+                in_order=self._wiring.in_order,
             )
             own = {names[folder]: files[names[folder]] for folder in map(_folder, segment.stages)}
             orders.append((host, "open_segment", order, own))

@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from autosplit.clusters.frames import BROKEN, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, left_ns
 from autosplit.clusters.handshake import CONNECT_S
 from autosplit.errors import AutosplitError, RefusedError
+from autosplit.running.messages import WorkerEvent
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.request import Tensors
+from autosplit.running.request import AnswerFuture, Tensors
 from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
 
 DRIVER = "driver"
 ERROR_BYTES = 60_000
 """Most bytes of the text of an error."""
+
+MAX_NUMBERS = 16_384
+"""Requests whose numbers are remembered, as many as a worker remembers the times of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class SegmentOrder:
         inputs, outputs: the values that come in and go on.
         num_slots: most requests in the segment.
         route: the hosts of the next segment; request ``k`` goes to ``route[k % len(route)]``. Empty for the driver.
+        in_order: whether answers come in the order of admission; if not, urgent requests overtake others at every stage.
     """
 
     name: str
@@ -45,6 +50,7 @@ class SegmentOrder:
     outputs: tuple[TensorSpec, ...]
     num_slots: int
     route: tuple[str, ...]
+    in_order: bool = True
 
 
 class RunningSegment(Receiver):
@@ -54,10 +60,12 @@ class RunningSegment(Receiver):
         self.order = order
         self._host = host
         names = [[spec.name for spec in specs] for specs in (order.inputs, order.outputs)]
-        self.pipeline = Pipeline(order.stages, names[0], names[1])
+        self.pipeline = Pipeline(order.stages, names[0], names[1], in_order=order.in_order)
         self._sources: list[Connection] = []
         self._targets: dict[str, Connection] = {}
         self._running: dict[int, Future[Tensors]] = {}
+        self._numbers: dict[int, int] = {}
+        """Number of a request in this segment's workers to its number in the whole pipeline."""
         self._lock = threading.Lock()
         self._connected = threading.Condition(self._lock)
         """Told of each connection that is ready to take answers."""
@@ -109,6 +117,15 @@ class RunningSegment(Receiver):
         elif self._control is not None:
             self._control.post(Outgoing(BROKEN, text=f"{connection.peer}\n{reason}".encode()))
 
+    def events(self, *, clear: bool) -> list[list[WorkerEvent]]:
+        """The times of the last answered requests in each worker, with the numbers that requests have in the whole pipeline."""
+        events = self.pipeline.events(clear=clear)
+        with self._lock:
+            numbers = dict(self._numbers)
+        return [
+            [event._replace(sequence=numbers[event.sequence]) for event in mine if event.sequence in numbers] for mine in events
+        ]
+
     def close(self) -> None:
         """End the connections and the workers."""
         for connection in filter(None, (self._control, *self._sources, *self._targets.values())):
@@ -118,6 +135,10 @@ class RunningSegment(Receiver):
     def _answer(self, connection: Connection, frame: Frame, slot: Slot, deadline_ns: int, done: "Future[Tensors]") -> None:
         with self._lock:
             self._running.pop(frame.number, None)
+            if isinstance(done, AnswerFuture) and done.sequence is not None:
+                self._numbers[done.sequence] = frame.number
+                if len(self._numbers) > MAX_NUMBERS:
+                    del self._numbers[next(iter(self._numbers))]
         failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
         if failure is not None:
             connection.release(slot)

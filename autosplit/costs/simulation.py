@@ -8,7 +8,7 @@ from typing import NamedTuple
 from autosplit.costs.wires import Wires
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, host_of
-from autosplit.values.timeline import Action
+from autosplit.values.timeline import Action, ActionKind
 
 LinkOf = Callable[[str, str], Link]
 """The link from one device to another, by name: ``Machine.link``."""
@@ -246,8 +246,8 @@ class Simulation:
             self.admitted_s.append(now)
         elif worker is not self._drain:
             if receive_s:
-                self.actions.append(Action(worker.stage, worker.replica, worker.request, now, begin, "receive"))
-            self.actions.append(Action(worker.stage, worker.replica, worker.request, begin, end, "compute"))
+                self._note(worker, now, begin, "receive")
+            self._note(worker, begin, end, "compute")
             worker.transfer_s += receive_s
             worker.compute_s += worker.seconds
             worker.requests += 1
@@ -255,9 +255,13 @@ class Simulation:
 
     def _send(self, worker: _Worker, ring: _Ring, now: float) -> None:
         if worker is not self._feed:
-            self.actions.append(Action(worker.stage, worker.replica, worker.request, now, now + ring.send_s, "send"))
+            self._note(worker, now, now + ring.send_s, "send")
             worker.transfer_s += ring.send_s
         self._push(now + ring.send_s, worker)
+
+    def _note(self, worker: _Worker, start_s: float, end_s: float, kind: ActionKind) -> None:
+        host = host_of(worker.device_name)
+        self.actions.append(Action(worker.stage, worker.replica, worker.request, start_s, end_s, kind, host))
 
     def _done(self, worker: _Worker, now: float) -> None:
         """A computation or a copy has ended; the worker holds its device."""

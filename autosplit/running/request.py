@@ -43,13 +43,15 @@ class AnswerFuture(SafeFuture[Any]):
     """The future of a request. Cancelling it calls ``stop`` with it, which reaches the stages.
 
     Attributes:
-        number: the number by which messages, logs and recordings name the request; None while it waits in the queue.
+        number: the number by which messages and logs name the request; None while it waits in the queue.
+        sequence: the number in its lane (see ``lanes``), by which workers know the request; None while it waits in the queue.
         lent_by: the request, if its answer may lie in the ring.
     """
 
     def __init__(self, stop: "Callable[[AnswerFuture], None]") -> None:
         super().__init__()
         self.number: int | None = None
+        self.sequence: int | None = None
         self._stop = stop
         self.lent_by: Request | None = None
 
@@ -78,7 +80,7 @@ class Finished(AnswerFuture):
     _done_callbacks: list[Any] = []  # noqa: RUF012
 
     def __init__(self, number: int, result: Any, error: Exception | None) -> None:
-        self.number, self.lent_by = number, None
+        self.number, self.sequence, self.lent_by = number, number, None
         self._result, self._exception = result, error
 
     def result(self, timeout: float | None = None) -> Any:
@@ -128,7 +130,7 @@ class Request:
         """Number a request that is fed now."""
         self.sequence, self.number, self.fed_ns = sequence, number, time.monotonic_ns()
         if self.future is not None:
-            self.future.number = number
+            self.future.number, self.future.sequence = number, sequence
 
     def times(self) -> RequestTimes:
         """The times of a request that is answered now."""

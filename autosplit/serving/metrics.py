@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from autosplit.values.machine import HOST, host_of
+
 
 class Sample(NamedTuple):
     """One line: name without prefix, labels, value."""
@@ -49,6 +51,8 @@ def prometheus_text(health: Mapping[str, Any]) -> str:
 
 def _worker(worker: Mapping[str, Any]) -> Iterator[Sample]:
     labels = {key: worker[key] for key in ("network", "stage", "replica", "device")}
+    if (host := host_of(worker["device"])) != HOST:
+        labels["host"] = host
     for outcome, key in {"done": "num_requests", "failed": "num_failed", "skipped": "num_skipped"}.items():
         yield Sample("requests_total", {**labels, "outcome": outcome}, worker[key])
     for kind in ("busy", "wait", "transfer"):

@@ -2,9 +2,11 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from autosplit.errors import UsageError
+from autosplit.values.machine import HOST
 
 ActionKind = Literal["receive", "compute", "send"]
 MAX_COLUMNS = 120
@@ -28,6 +30,8 @@ class Action(NamedTuple):
     start_s: float
     end_s: float
     kind: ActionKind
+    host: str = HOST
+    """The host of the replica: ``host`` is the one that drives."""
 
     @property
     def lane(self) -> str:
@@ -44,11 +48,19 @@ class Action(NamedTuple):
         return f"{self.lane} {self.kind} {self.request}"
 
 
-def lanes(actions: Iterable[Action]) -> list[str]:
-    """The lanes in the order of their first actions; replicas of one stage stand together."""
+class _Place(NamedTuple):
+    """Where a lane is in a Chrome trace."""
+
+    process: int
+    thread: int
+
+
+def lanes(actions: Iterable[Action], host: str = "") -> list[str]:
+    """The lanes, of one host if it is given, in the order of their first actions; replicas of one stage stand together."""
     seen: dict[str, set[int]] = {}
     for action in actions:
-        seen.setdefault(action.stage, set()).add(action.replica)
+        if host in ("", action.host):
+            seen.setdefault(action.stage, set()).add(action.replica)
     return [f"{stage}.{replica}" for stage, replicas in seen.items() for replica in sorted(replicas)]
 
 
@@ -101,8 +113,9 @@ def _cell(busy: Sequence[Action], starts: Sequence[float], moment_s: float) -> s
 def chrome_trace(predicted: Iterable[Action], measured: Iterable[Action] | None = None) -> dict[str, Any]:
     """The actions in the Chrome trace event format, for https://ui.perfetto.dev or ``chrome://tracing``.
 
-    Predicted and measured actions are two processes of the trace, and stage replicas are threads. Arrows follow each request
-    from stage to stage. Times in the trace are microseconds. Slices are named by what they do, so that a viewer adds them up.
+    Predicted and measured actions are processes of the trace, one for each host of a cluster, and stage replicas are threads.
+    Arrows follow each request from stage to stage. Times in the trace are microseconds. Slices are named by what they do, so that
+    a viewer adds them up.
 
     Args:
         predicted: actions of a simulation.
@@ -114,9 +127,17 @@ def chrome_trace(predicted: Iterable[Action], measured: Iterable[Action] | None 
     ['compute']
     """
     events: list[dict[str, Any]] = []
-    for process, (name, actions) in enumerate((("predicted", predicted), ("measured", measured)), start=1):
+    num_processes = 0
+    for run, actions in (("predicted", predicted), ("measured", measured)):
         if actions is not None:
-            events += _process_events(process, name, _latest(list(actions)))
+            kept = _latest(list(actions))
+            places: dict[tuple[str, str], _Place] = {}
+            for host in dict.fromkeys(action.host for action in kept) or [HOST]:
+                num_processes += 1
+                own = {lane: _Place(num_processes, thread) for thread, lane in enumerate(lanes(kept, host), start=1)}
+                events += _names(num_processes, run if host == HOST else f"{run} on {host}", own)
+                places |= {(host, lane): place for lane, place in own.items()}
+            events += [*map(partial(_slice, places), kept), *_arrows(run, places, kept)]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -128,31 +149,32 @@ def _latest(actions: list[Action]) -> list[Action]:
     return [action for action in actions if action.request > first]
 
 
-def _process_events(process: int, name: str, actions: Sequence[Action]) -> list[dict[str, Any]]:
-    threads = {lane: number for number, lane in enumerate(lanes(actions), start=1)}
+def _names(process: int, name: str, places: Mapping[str, _Place]) -> list[dict[str, Any]]:
+    """The names and the order of a process and of its lanes."""
     events = [
         _metadata(process, 0, "process_name", {"name": name}),
         _metadata(process, 0, "process_sort_index", {"sort_index": process}),
     ]
-    for lane, number in threads.items():
-        events.append(_metadata(process, number, "thread_name", {"name": lane}))
-        events.append(_metadata(process, number, "thread_sort_index", {"sort_index": number}))
-    for action in actions:
-        events.append(
-            {
-                "name": action.kind,
-                "ph": "X",
-                "pid": process,
-                "tid": threads[action.lane],
-                "ts": round(action.start_s * 1e6, 3),
-                "dur": round(action.duration_s * 1e6, 3),
-                "args": {"request": action.request},
-            }
-        )
-    return events + _arrows(process, threads, actions)
+    for lane, place in places.items():
+        events.append(_metadata(*place, "thread_name", {"name": lane}))
+        events.append(_metadata(*place, "thread_sort_index", {"sort_index": place.thread}))
+    return events
 
 
-def _arrows(process: int, threads: Mapping[str, int], actions: Iterable[Action]) -> list[dict[str, Any]]:
+def _slice(places: Mapping[tuple[str, str], _Place], action: Action) -> dict[str, Any]:
+    process, thread = places[action.host, action.lane]
+    return {
+        "name": action.kind,
+        "ph": "X",
+        "pid": process,
+        "tid": thread,
+        "ts": round(action.start_s * 1e6, 3),
+        "dur": round(action.duration_s * 1e6, 3),
+        "args": {"request": action.request},
+    }
+
+
+def _arrows(run: str, places: Mapping[tuple[str, str], _Place], actions: Iterable[Action]) -> list[dict[str, Any]]:
     """Flow events that join the computations of each request. A viewer attaches each to the slice at its time."""
     paths: dict[int, list[Action]] = {}
     for action in sorted(actions, key=lambda one: one.start_s):
@@ -164,9 +186,9 @@ def _arrows(process: int, threads: Mapping[str, int], actions: Iterable[Action])
             "cat": "request",
             "ph": "s" if action is path[0] else "f" if action is path[-1] else "t",
             "bp": "e",
-            "id": f"{process}.{request}",
-            "pid": process,
-            "tid": threads[action.lane],
+            "id": f"{run}.{request}",
+            "pid": places[action.host, action.lane].process,
+            "tid": places[action.host, action.lane].thread,
             "ts": round(action.start_s * 1e6, 3),
         }
         for request, path in paths.items()

@@ -4,6 +4,7 @@ One cluster serves all tests of this file, because its start takes most of their
 nothing is judged by seconds: other processes may have the cores.
 """
 
+import asyncio
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,13 @@ from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
 from autosplit.costs.wires import Wires
 from autosplit.deploying.service import open_pipeline
+from autosplit.deploying.workspace import Workspace, deploy
 from autosplit.measuring.store import Store
+from autosplit.running.recording import record
+from autosplit.serving.hostmanager import HostManager
 from autosplit.values.machine import HOST
 from autosplit.values.plan import UNKNOWN, Plan, Stage
+from autosplit.values.timeline import Action, chrome_trace
 
 ray_util = pytest.importorskip("ray.util", reason="a cluster of hosts needs Ray: pip install 'autosplit[ray]'")
 pytestmark = pytest.mark.timeout(400)
@@ -174,6 +179,110 @@ def test_deadlines_and_refusals_hold_over_hosts(traced: autosplit.Traced, cluste
         model.submit(x)
 
 
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing for a block."""
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+def test_every_kind_of_request_runs_over_hosts(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
+    inputs = [torch.randn_like(traced.example_inputs[0]) for _ in range(7)]
+    expected = [traced.run(x) for x in inputs]
+    plan = halves(traced, cluster)
+    with Workspace() as workspace, HostManager(opener=cluster.opener()) as host:
+        for name in ("one", "two"):
+            deploy(host, name, traced, plan, cluster.machine, workspace)
+        one = host["one"]
+        found = {
+            "submit, the networks in turn": [host.submit("one" if k % 2 else "two", [x]) for k, x in enumerate(inputs)],
+            "in place": [one.submit([x], in_place=True) for x in inputs],
+        }
+        answers = {way: [future.result(300)[0] for future in futures] for way, futures in found.items()}
+        answers["run"] = [host.run("one", [x])[0] for x in inputs]
+        answers["run many"] = [y for (y,) in one.run_many([(x,) for x in inputs])]
+        answers["stream"] = [y for (y,) in one.stream((x,) for x in inputs)]
+        answers["asyncio"] = [asyncio.run(host.run_async("one", [x]))[0] for x in inputs]
+        with autosplit.Batcher(one) as batcher:
+            answers["batches"] = list(batcher.run([torch.cat(inputs)])[0].split(1))
+        session = autosplit.Session(one)
+        for x in inputs:
+            session.set_input(one.wiring.inputs[0], x)
+            session.run()
+        answers["session"] = [session.get_output()[0] for _ in inputs]
+        answers["buffer"] = []
+        for x in inputs:
+            with one.buffer() as buffer:
+                buffer.tensors[0].copy_(x)
+                answers["buffer"] += buffer.submit().result(300)
+        for way, ys in answers.items():
+            assert all(torch.equal(y, right) for y, right in zip(ys, expected, strict=True)), way
+        [chained] = host.chain("one", "two").run([inputs[0]])
+        assert torch.equal(chained, traced.run(expected[0]))
+        while sum(worker["num_requests"] for worker in host.health()["workers"] if worker["network"] == "two") < 10:
+            time.sleep(0.01)  # a worker counts a request after it handed it on
+        text = host.prometheus()
+    for stage, name in (("stage0", "node-a"), ("stage1", "node-c")):
+        device = cluster.machine.devices[ord(name[-1]) - ord("a")].name
+        labels = f'network="two",stage="{stage}",replica="0",device="{device}",host="{name}"'
+        assert f'autosplit_requests_total{{{labels},outcome="done"}} 5' in text.splitlines()
+
+
+def test_a_stopped_host_holds_callers_up_and_urgent_requests_overtake(
+    traced: autosplit.Traced, cluster: autosplit.Cluster
+) -> None:
+    [x] = traced.example_inputs
+    order: list[str] = []
+    with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
+        pipeline = model.pipeline
+        assert torch.equal(model(x), traced.run(x))
+        with stopped(pipeline.pids[1]):
+            futures = [model.submit(x) for _ in range(pipeline.window)]
+            unwanted, plain, urgent = (model.submit(x, priority=priority) for priority in (0, 0, -1))
+            futures += [plain, urgent]
+            with pytest.raises(autosplit.RefusedError, match=f"{pipeline.window} requests are running"):
+                while True:
+                    futures.append(model.submit(x, timeout_s=0))
+            assert (pipeline.num_running, pipeline.num_waiting) == (pipeline.window, pipeline.room)
+            assert unwanted.cancel() and pipeline.num_waiting == pipeline.room - 1
+            for name, future in (("plain", plain), ("urgent", urgent)):
+                future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
+        assert all(torch.equal(future.result(300), traced.run(x)) for future in futures)
+        assert order == ["urgent", "plain"]
+
+
+def test_the_trace_has_a_process_for_each_host_on_one_clock(
+    traced: autosplit.Traced, cluster: autosplit.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas on two hosts each count their requests by themselves; the trace has the numbers of the whole pipeline."""
+    first, second, third = (device.name for device in cluster.machine.devices)
+    ops = tuple(op.name for op in traced.graph.ops)
+    stages = Stage("stage0", ops[:3], (first, second)), Stage("stage1", ops[3:], (third,))
+    plan = Plan(traced.source, traced.graph.hash, "", stages, UNKNOWN)
+    offsets, read = [], cluster.clock_offset
+    monkeypatch.setattr(cluster, "clock_offset", lambda host: offsets.append(read(host)) or offsets[-1])
+    with open_pipeline(traced, plan, hosts=cluster) as model:
+        list(model.stream([traced.example_inputs[0]] * 20))
+        actions = record(model.pipeline)
+    assert all(abs(offset.ahead_ns) <= offset.error_ns for offset in offsets), "the hosts are on one machine and have one clock"
+    trace = chrome_trace([], measured=actions)["traceEvents"]
+    names = {event["args"]["name"] for event in trace if event["name"] == "process_name"}
+    assert names == {"predicted", *(f"measured on node-{letter}" for letter in "abc")}
+    computed: dict[str, dict[int, Action]] = {"stage0": {}, "stage1": {}}
+    for action in actions:
+        if action.kind == "compute":
+            computed[action.stage][action.request] = action
+    assert set(computed["stage0"]) == set(computed["stage1"]) == set(range(20))
+    for number, action in computed["stage0"].items():
+        assert action.host == ("node-a", "node-b")[number % 2]
+        error_s = 2 * max(offset.error_ns for offset in offsets) / 1e9
+        assert action.end_s <= computed["stage1"][number].start_s + error_s
+
+
 def test_a_dead_worker_is_replaced_on_its_host(traced: autosplit.Traced, cluster: autosplit.Cluster) -> None:
     [x] = traced.example_inputs
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster) as model:
@@ -201,16 +310,12 @@ def test_a_silent_host_is_replaced(
     """A process that is stopped closes nothing and says nothing, as a link that drops every packet."""
     monkeypatch.setattr(frames, "SILENCE_S", 1.5)
     [x] = traced.example_inputs
-    silent = psutil.Process(cluster.hosts["node-c"].pid)
     with open_pipeline(traced, halves(traced, cluster), hosts=cluster, profile=profile) as model:
         assert [stage.devices[0].host for stage in model.pipeline.wiring.stages] == ["node-a", "node-c"]
         answers = [model.submit(x) for _ in range(10)]
-        silent.suspend()
-        try:
+        with stopped(cluster.hosts["node-c"].pid):
             answers += [model.submit(x) for _ in range(30)]
             assert all(torch.equal(answer.result(300), traced.run(x)) for answer in answers)
-        finally:
-            silent.resume()
         [note] = model.pipeline.replanned
         assert "host 'node-c' was lost: it was silent for 1.5 s" in note or "says that it was silent" in note
     assert set(cluster.lost) == {"node-c"}

@@ -63,10 +63,21 @@ def test_arrows_follow_a_request_over_its_stages() -> None:
     path = [Action(stage, 0, 7, float(at), at + 0.5, "compute") for at, stage in enumerate("abc")]
     arrows = [event for event in chrome_trace([*path, path[0]._replace(request=8)])["traceEvents"] if event["ph"] in "stf"]
     assert [(event["ph"], event["ts"], event["tid"], event["id"]) for event in arrows] == [
-        ("s", 0, 1, "1.7"),
-        ("t", 1e6, 2, "1.7"),
-        ("f", 2e6, 3, "1.7"),
+        ("s", 0, 1, "predicted.7"),
+        ("t", 1e6, 2, "predicted.7"),
+        ("f", 2e6, 3, "predicted.7"),
     ]
+
+
+def test_each_host_is_a_process_of_the_trace() -> None:
+    path = [Action(stage, 0, 7, float(at), at + 0.5, "compute", f"node-{stage}") for at, stage in enumerate("ab")]
+    events = chrome_trace(ACTIONS, measured=path)["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {1: "predicted", 2: "measured on node-a", 3: "measured on node-b"}
+    lanes = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert (lanes[2, 1], lanes[3, 1]) == ("a.0", "b.0")
+    arrows = [event for event in events if event["ph"] in "sf" and event["id"] == "measured.7"]
+    assert [(event["ph"], event["pid"], event["tid"]) for event in arrows] == [("s", 2, 1), ("f", 3, 1)]
 
 
 def test_spans_of_one_lane_do_not_overlap_in_the_trace() -> None:
