@@ -117,7 +117,7 @@ class MeasurementRounds:
             return {}
         group = [setting for setting in group if not is_accelerator(self.machine[setting.device])]
         self._prepare(group, files.subgraphs[0].folder)
-        half = PassBudget(self.round_s / 2, least=2)  # the whole passes are half of the passes of a first round
+        half = PassBudget(self.round_s / 2, least=2, least_long=1)  # the whole passes are half of the passes of a first round
         timed = self.pool.ask({setting.device: Time(half, wake=self.keep) for setting in group})
         return {setting: _with_round(known[setting], rounded(timed[setting.device].whole_s)) for setting in group}
 
@@ -199,7 +199,7 @@ class MeasurementRounds:
 
     def _alone(self, group: Sequence[Setting], budget: PassBudget) -> dict[str, Samples]:
         """Whole passes on one device of each kind while all others are idle; none where there is but one device."""
-        few = Time(PassBudget(min(ALONE_S, budget.seconds), least=2, most=20))
+        few = Time(PassBudget(min(ALONE_S, budget.seconds), least=2, most=20, least_long=1))
         chosen = self._one_of_each(group) if len(group) > 1 else []
         return {one.device: rounded(self.pool.ask({one.device: few})[one.device].whole_s) for one in chosen}
 

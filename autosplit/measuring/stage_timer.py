@@ -33,25 +33,27 @@ PREEMPTED_S = 200e-6
 SWEPT_BYTES = 4 << 20
 """More than the private cache of a core holds."""
 
-LONG_S = 5.0
-"""After this many seconds two passes are enough."""
+LONG_S = 1.0
+"""After this many seconds fewer passes are enough, and a pass that takes as long needs no other one to wake the core."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassBudget:
     """The passes to make: until ``seconds`` are over or ``most`` are made, but at least ``least``; the last ``most`` are kept.
 
-    Devices that start together must be busy together, so passes go on for at least ``overlap_s``.
+    ``least_long`` passes are enough where they took ``LONG_S``. Devices that start together must be busy together, so passes go
+    on for at least ``overlap_s``.
     """
 
     seconds: float
     least: int = 3
     most: int = 60
     overlap_s: float = 0.3
+    least_long: int = 2
 
     def more(self, done: int, elapsed_s: float) -> bool:
         """Whether another pass is due after ``done`` passes in ``elapsed_s`` seconds."""
-        least = min(self.least, 2) if elapsed_s > LONG_S else self.least
+        least = min(self.least, self.least_long) if elapsed_s > LONG_S else self.least
         return done < least or elapsed_s < min(self.overlap_s, self.seconds) or (done < self.most and elapsed_s < self.seconds)
 
 
@@ -130,7 +132,7 @@ class Timer:
         )
         begun = time.perf_counter()
         for _ in range(WARM_UP_PASSES):
-            self._pass()
+            self._is_long = self._pass() > LONG_S
             if time.perf_counter() - begun > WARM_UP_S:
                 break
         if self._probe is not None:
@@ -142,9 +144,10 @@ class Timer:
         Args:
             budget: the passes.
             ops: make a profiled pass after each; possible once, since reading the profiler ends it.
-            wake: make one pass first that is not counted; after a pause of seconds it takes up to a third longer.
+            wake: make one pass first that is not counted, unless it is long; after a pause of seconds a short one takes up to a
+                third longer.
         """
-        if wake:
+        if wake and not self._is_long:
             self._pass()
         probe = self._probe if ops else None
         samples: list[float] = []
