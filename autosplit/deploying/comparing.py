@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from autosplit.backends.base import has_streams, installed
-from autosplit.deploying.compiling import compile_baselines
+from autosplit.deploying.compiling import LEAST_COMPILE_S, compile_baselines
 from autosplit.deploying.footprints import Footprints
 from autosplit.deploying.halving import Rounds
 from autosplit.deploying.screening import LOADING_TIME, MOST_BESIDE, Contest, by_promise
@@ -29,8 +29,8 @@ from autosplit.values.machine import Machine
 from autosplit.values.plan import Plan
 from autosplit.values.profile import Profile
 
-MEASURING_S = 15.0
-"""Seconds that measuring a backend usually takes, for the line that says what ``auto`` will take."""
+MEASURING_S, COMPILING_S, LOADING_S = 6.0, 20.0, 8.0
+"""Seconds that measuring a backend, compiling for one, and loading all baselines usually take; ``expectation`` adds them up."""
 
 COMPILING_SHARE, LOADING_SHARE = 0.2, 0.4
 """Shares of the step: compiling baselines, and then of the rest loading the plan and its baselines."""
@@ -42,14 +42,22 @@ Subject = tuple[Traced, Profile | None]
 def expectation(machine: Machine, setup: Setup, budget: Budget) -> str:
     """A line with the seconds that ``auto`` will take, in all and for each step."""
     measuring_s = MEASURING_S * len(setup.considered)
-    compare_s = min(budget.compare_s, (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s)
+    compiled = _compiled_late(setup) if budget.compiling_s >= LEAST_COMPILE_S else []
+    compiling_s = min(COMPILING_S, budget.compiling_s) * len(compiled)
+    compare_s = LOADING_S + min(budget.compare_s, (2 + MOST_BESIDE) * budget.num_rounds * budget.round_s)
     kept = f" (less where '{setup.store}' holds it)" if setup.store is not None else ""
     backends, devices = ", ".join(setup.considered), ", ".join(device.name for device in machine.devices)
+    compiling = f"compile for {', '.join(compiled)} {compiling_s:.0f} s, " if compiled else ""
     return (
-        f"this takes about {measuring_s + budget.search_s + compare_s:.0f} s, longer for large models: measure {backends} on "
-        f"{devices} {measuring_s:.0f} s{kept}, run candidate plans {budget.search_s:g} s (the budget), compare the best plan "
-        f"with its baselines {compare_s:.0f} s"
+        f"this takes about {measuring_s + budget.search_s + compiling_s + compare_s:.0f} s, longer for large models: measure "
+        f"{backends} on {devices} {measuring_s:.0f} s{kept}, run candidate plans {budget.search_s:g} s (the budget), {compiling}"
+        f"compare the best plan with its baselines {compare_s:.0f} s"
     )
+
+
+def _compiled_late(setup: Setup) -> list[str]:
+    """The installed backends that no search considers because they compile for long, unless the user named some."""
+    return [name for name in installed() if name not in setup.considered] if setup.backends is None else []
 
 
 def run_beside(
@@ -97,8 +105,7 @@ def _baselines(
 ) -> Baselines:
     """The baselines of a plan, those of whole requests too where it cuts them, compiled where that takes long."""
     subject = traced, profile = subjects[plan.microbatch]
-    free = setup.backends is None and constraints is not None and not constraints.forced
-    others = [name for name in installed() if name not in setup.considered] if free else []
+    others = _compiled_late(setup) if constraints is not None and not constraints.forced else []
     assert setup.workspace is not None
     compiled, failed = compile_baselines(others, subject, plan, machine, setup.workspace, budget.compiling_s, progress)
     streaming = [name for name in installed() if has_streams(name)]

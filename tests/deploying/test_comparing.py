@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
@@ -13,12 +14,14 @@ from typing import Any, cast
 import pytest
 
 from autosplit.deploying import comparing, halving, screening, sidebyside
+from autosplit.deploying.setup import Budget, Setup
 from autosplit.deploying.workspace import Workspace
 from autosplit.progress import quiet
 from autosplit.reports.outcomes import PLAN
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import Finished
 from autosplit.tracing.differing import NumericalError
+from autosplit.values.machine import Machine, parse_device
 from autosplit.values.plan import UNKNOWN, Plan, Source, Stage
 
 
@@ -279,6 +282,21 @@ def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -
     ring = _Ring(plan, {PLAN: 60.0, "barred": 100.0, "slow barred": 30.0, "a": 55.0}, drift=0.1)
     found = _halve(ring, "throughput", barred={"barred", "slow barred"})
     assert (found["barred"], found["slow barred"]) == (4, 1) and found["a"] >= 4 and found[PLAN] >= 4
+
+
+def test_the_line_on_the_time_names_each_step_and_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "installed", lambda: ["eager", "inductor"])
+    machine = Machine.of([parse_device("cpu:0")])
+    short, long = (
+        comparing.expectation(machine, Setup(store="kept"), Budget(search_s=search_s, num_rounds=2)) for search_s in (3.0, 20.0)
+    )
+    usual = ", ".join(Setup().considered)
+    assert f"measure {usual} on cpu:0" in short and "(less where 'kept' holds it)" in short and "inductor" not in short
+    assert "compile for inductor 20 s" in long and "run candidate plans 20 s (the budget)" in long
+    for line in (short, long):
+        total, *parts = map(int, re.findall(r"(\d+) s\b", line))
+        assert total == sum(parts)
+    assert "compile" not in comparing.expectation(machine, Setup(backends=["eager"]), Budget(search_s=20.0))
 
 
 class TwoHosts:
