@@ -2,14 +2,15 @@
 
 Two Ray nodes in network namespaces have a core each and a limit on their cards. Three plans of each model are loaded side by side
 and run in interleaved rounds: the planner's own, the planner's with a stage on each host, and the even one, whose two stages take
-equally long by themselves. At the end a third host is there whose card is slow, and the reason is told why no plan uses it.
+equally long by themselves. At the end a third host is there whose card is slow: the plan without it runs beside the best one that
+must use it, and the reason is told why it is left out. ``python -m benchmarks.hostplans slow`` shows this end alone.
 """
 
 import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
@@ -55,25 +56,18 @@ def rows(name: str, cluster: autosplit.Cluster) -> list[tuple[str, float, float]
         "planned, a stage on each host": autosplit.search(traced, profile, None, both, setup=setup, budget=BUDGET).plan,
         "even, a stage on each host": even(traced, profile, cluster),
     }
+    measured_per_s = run_side_by_side(traced, plans, cluster)
+    return [(way, plan.prediction.throughput_per_s, measured_per_s[way]) for way, plan in plans.items()]
+
+
+def run_side_by_side(traced: autosplit.Traced, plans: Mapping[str, Plan], cluster: autosplit.Cluster) -> dict[str, float]:
+    """Items a second of each plan: the median of its rounds, which alternate with those of the others."""
     with SideBySide(cluster.machine, hosts=cluster) as bench:
         for way, plan in plans.items():
             bench.load(way, plan, traced).restart()
         for number in range(ROUNDS):
             bench.run_round(list(plans), number, max(8, round(ROUND_S * max(e.pace_per_s for e in bench.loaded.values()))))
-        return [(way, plan.prediction.throughput_per_s, median(bench.loaded[way].rounds_per_s)) for way, plan in plans.items()]
-
-
-def slow_host(cluster: autosplit.Cluster) -> None:
-    """Show that a host with a slow card is left out, and why."""
-    traced = autosplit.trace(MODELS["unet"])
-    setup = autosplit.Setup(backends=("eager",), hosts=cluster, progress=False)
-    profile = autosplit.measure(traced, setup=setup)
-    best = autosplit.search(traced, profile, setup=setup, budget=BUDGET).plan
-    say(best.summary())
-    wanted = autosplit.Constraints(num_stages=3, max_replicas=1)
-    with_it = autosplit.search(traced, profile, None, wanted, setup=setup, budget=BUDGET).plan
-    say(with_it.summary())
-    say(explain(traced.graph, with_it, cluster.machine, profile, wanted).because)
+        return {way: median(loaded.rounds_per_s) for way, loaded in bench.loaded.items()}
 
 
 @contextlib.contextmanager
@@ -85,6 +79,23 @@ def opened(limits_mbit_per_s: Sequence[float]) -> Iterator[autosplit.Cluster]:
         autosplit.Cluster(address) as cluster,
     ):
         yield cluster
+
+
+def slow_host() -> None:
+    """Show that a host with a slow card is left out, and why, and run that plan beside the best one that must use all hosts."""
+    with opened([NETWORKS_MBIT_PER_S[0], NETWORKS_MBIT_PER_S[0], SLOW_MBIT_PER_S]) as cluster:
+        traced = autosplit.trace(MODELS["unet"])
+        setup = autosplit.Setup(backends=("eager",), hosts=cluster, progress=False)
+        profile = autosplit.measure(traced, setup=setup)
+        best = autosplit.search(traced, profile, setup=setup, budget=BUDGET).plan
+        say(best.summary())
+        wanted = autosplit.Constraints(num_stages=3, max_replicas=1)
+        with_it = autosplit.search(traced, profile, None, wanted, setup=setup, budget=BUDGET).plan
+        say(with_it.summary())
+        say(explain(traced.graph, with_it, cluster.machine, profile, wanted).because)
+        plans = {"without the slow host": best, "a stage on each host": with_it}
+        for way, per_s in run_side_by_side(traced, plans, cluster).items():
+            say(f"{way}: {plans[way].prediction.throughput_per_s:.4g} items/s predicted, {per_s:.4g} measured")
 
 
 def main(names: list[str]) -> None:
@@ -104,10 +115,13 @@ def main(names: list[str]) -> None:
                     cells += [f"{measured_per_s / even_measured_per_s:.2f}", f"{os.getloadavg()[0]:.1f}"]
                     print(f"| {' | '.join(cells)} |", flush=True)
     say(f"median error {median(errors):.1%}, worst {max(errors):.1%} of {len(errors)} predictions")
-    with opened([NETWORKS_MBIT_PER_S[0], NETWORKS_MBIT_PER_S[0], SLOW_MBIT_PER_S]) as cluster:
-        slow_host(cluster)
+    if len(names) == len(MODELS):
+        slow_host()
 
 
 if __name__ == "__main__":
     contain()
-    main(sys.argv[1:] or list(MODELS))
+    if sys.argv[1:] == ["slow"]:
+        slow_host()
+    else:
+        main(sys.argv[1:] or list(MODELS))

@@ -39,7 +39,7 @@ LAYERS = """
     measuring
     searching/    correcting candidates tuning loop
     clusters/     frames handshake hostlinks segments runningsegment agent localnodes raynodes fleet
-    clusters/     hostprofile hostsfeed replanning remote cluster
+    clusters/     hostsfeed replanning remote relaycost devicelinks hostprofile cluster
     bundling/     containers driver manifest weightpool packing drafting nativedriver bundler bundlepart mapping partchain
     bundling/     openbundle dumps crosscheck showing
     exporting

@@ -19,7 +19,7 @@ from autosplit.clusters import hostlinks
 from autosplit.clusters.handshake import dial, welcome
 from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
 from autosplit.devices.discovering import discover
-from autosplit.devices.limits import affinity, memory_limit_bytes
+from autosplit.devices.limits import affinity, boot_id, memory_limit_bytes
 from autosplit.devices.processes import prepare_to_spawn
 from autosplit.errors import WorkerError
 from autosplit.measuring import calibration
@@ -61,7 +61,10 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a host tells of itself: its address, where its agent listens, its devices, and for each backend what it is."""
+    """What a host tells of itself: its address, where its agent listens, its devices, and for each backend what it is.
+
+    Its agent may use ``cores`` of the machine that ``boot_id`` names. Hosts on one machine have the same ``boot_id``.
+    """
 
     name: str
     address: str
@@ -70,6 +73,8 @@ class HostFacts:
     devices: tuple[Device, ...]
     memory_bytes: int
     stamps: Mapping[str, Provenance]
+    cores: tuple[int, ...]
+    boot_id: str
 
     @property
     def provenance(self) -> Provenance:
@@ -106,7 +111,15 @@ class Agent:
             one.backend: replace(stamp, calibration_s=kernel_s) for one, stamp in stamps_of(machine, settings, "f32").items()
         }
         return HostFacts(
-            self._name, self._address[0], self._address[1], os.getpid(), machine.devices, memory_limit_bytes(), stamps
+            self._name,
+            self._address[0],
+            self._address[1],
+            os.getpid(),
+            machine.devices,
+            memory_limit_bytes(),
+            stamps,
+            affinity(),
+            boot_id(),
         )
 
     def measure(
@@ -181,6 +194,10 @@ class Agent:
     def clock_ns(self) -> int:
         """This host's monotonic clock."""
         return time.monotonic_ns()
+
+    def process_time_s(self) -> float:
+        """Processor seconds that this process has used, without its workers."""
+        return time.process_time()
 
     def stats(self, segment: str, clear: bool) -> RunStats:
         """What the segment's pipeline measured."""

@@ -1,22 +1,25 @@
 """Profile a model on all hosts of a cluster side by side, and join the profiles to one.
 
+The time of the processes that relay requests is measured too, and becomes part of the links between hosts.
+
 Hosts with equal processors, cores, caches and versions share the measurement of one of them, unless the calibration kernel
-runs at another speed there.
+runs at another speed there. Hosts on different cores of one machine are measured side by side instead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import permutations
 
 from autosplit.clusters.agent import HostFacts, Subject
+from autosplit.clusters.devicelinks import FrameSizes, Payers, links_of
 from autosplit.clusters.fleet import Fleet
+from autosplit.clusters.relaycost import measure_relay, relay_after
 from autosplit.deploying.workspace import Workspace
 from autosplit.measuring.calibration import DRIFT_LIMIT, drift
 from autosplit.measuring.store import Store
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import unsplit
 from autosplit.values.links import Link
-from autosplit.values.machine import HOST, Machine, host_of
+from autosplit.values.machine import HOST, host_of
 from autosplit.values.profile import Profile
 from autosplit.values.samples import Precision, Setting
 
@@ -48,7 +51,7 @@ def measure(
     ]
     missing = [tuple(b for b in backends if not _has(one, group[0], b)) for group, one in zip(groups, known, strict=True)]
     found = _measured(traced, cluster, [(group[0], names) for group, names in zip(groups, missing, strict=True)], precision)
-    profile, own, notes = Profile.empty(traced.graph, precision), dict[str, Profile](), list[str]()
+    profile, within, relays, notes = Profile.empty(traced.graph, precision), list[Link](), dict[str, Link](), list[str]()
     for group, old, new in zip(groups, known, found, strict=True):
         joined = old
         if new is not None:
@@ -58,15 +61,17 @@ def measure(
                 with store.noted(notes):
                     store.save(traced.graph, joined, new.measured)
                     store.save_links(group[0].provenance, new.links)
+        relay = relay_after(_relay(cluster, group[0], store, remeasure, notes), traced.graph.used_bytes)
         for facts in group:
-            own[facts.name] = _renamed(joined, _names(group[0], facts))
-            measured = {**profile.measured, **own[facts.name].measured}
-            profile = replace(profile, measured=measured, stages=(*profile.stages, *own[facts.name].stages))
+            own = _renamed(joined, _names(group[0], facts))
+            profile = replace(profile, measured={**profile.measured, **own.measured}, stages=(*profile.stages, *own.stages))
+            within += own.links
+            relays[facts.name] = relay
         if len(group) > 1:
             others = ", ".join(f"'{facts.name}'" for facts in group[1:])
             notes.append(f"host '{group[0].name}' was measured for the equal host{'s' * (len(group) > 2)} {others} too")
-    machine = cluster.machine
-    return replace(profile, notes=tuple(notes), wires=machine.wires).with_links(_links(machine, own))
+    links = links_of(cluster.machine, within, relays, Payers.of(hosts), FrameSizes.of(traced.graph))
+    return replace(profile, notes=tuple(notes), wires=cluster.machine.wires).with_links(links)
 
 
 def stored(traced: Traced, facts: HostFacts, precision: Precision, store: Store | None) -> Profile:
@@ -80,6 +85,18 @@ def stored(traced: Traced, facts: HostFacts, precision: Precision, store: Store 
     ]
     kept = {setting: one for setting, one in found.measured.items() if setting.device in names}
     return replace(found, measured=kept, stages=tuple(s for s in found.stages if s.setting in kept), links=tuple(links), notes=())
+
+
+def _relay(cluster: Fleet, facts: HostFacts, store: Store | None, remeasure: bool, notes: list[str]) -> Link:
+    """What relaying requests to a host costs, from the store or measured now."""
+    known = () if store is None or remeasure else store.links(facts.provenance)
+    found = next((link for link in known if (link.source, link.target) == (HOST, facts.name)), None)
+    if found is None:
+        found = measure_relay(cluster, facts.name)
+        if store is not None:
+            with store.noted(notes):
+                store.save_links(facts.provenance, [found])
+    return found
 
 
 def _has(known: Profile, facts: HostFacts, backend: str) -> bool:
@@ -119,6 +136,8 @@ def alike(hosts: Sequence[HostFacts]) -> list[list[HostFacts]]:
 
 
 def _same(one: HostFacts, other: HostFacts) -> bool:
+    if one.boot_id == other.boot_id and not set(one.cores) & set(other.cores):
+        return False  # hosts on one machine slow each other through its caches and memory, so they are measured side by side
     kinds = [[(device.kind, len(device.cores)) for device in facts.devices] for facts in (one, other)]
     stamps = [replace(facts.provenance, calibration_s=0.0, date="") for facts in (one, other)]
     slower = drift(other.provenance.calibration_s, one.provenance.calibration_s)
@@ -140,24 +159,3 @@ def _renamed(profile: Profile, names: Mapping[str, str]) -> Profile:
         stages=tuple(replace(one, busy=tuple(names.get(device, device) for device in one.busy)) for one in stages),
         links=tuple(replace(link, source=names[link.source], target=names[link.target]) for link in profile.links),
     )
-
-
-def _links(machine: Machine, own: dict[str, Profile]) -> Iterator[Link]:
-    """The link of each ordered pair of devices, and between each device and the driver.
-
-    Between hosts a tensor goes to the agent over a ring, to the other host over the network, and over a ring again. The agents
-    are not devices: their shares count as latency. The bytes on the network occupy the wires of the machine.
-    """
-    within = {(link.source, link.target): link for profile in own.values() for link in profile.links}
-    names = [HOST, *(device.name for device in machine.devices)]
-    for source, target in permutations(names, 2):
-        hosts = host_of(source), host_of(target)
-        if hosts[0] == hosts[1]:
-            if (source, target) in within:
-                yield within[source, target]
-            continue
-        net = machine.links[hosts]
-        there = within.get((source, hosts[0]), Link(source, hosts[0], 0.0, 0.0, 0.0, 0.0, 0.0))
-        back = within.get((hosts[1], target), Link(hosts[1], target, 0.0, 0.0, 0.0, 0.0, 0.0))
-        latency_s = there.latency_s + there.receive_s + net.latency_s + back.send_s + back.latency_s
-        yield Link(source, target, latency_s, there.send_s, there.send_s_per_byte, back.receive_s, back.receive_s_per_byte)

@@ -14,6 +14,11 @@ NO_LIMIT_BYTES = 1 << 60
 """Cgroup version 1 writes a larger number to say that memory is not limited."""
 
 
+def boot_id() -> str:
+    """The kernel's name for this run of the machine, the same in all its containers and namespaces; empty if it has none."""
+    return " ".join(read_words(Path("/proc/sys/kernel/random/boot_id")))
+
+
 def affinity() -> tuple[int, ...]:
     """The cores that this process may run on."""
     return tuple(sorted(os.sched_getaffinity(0)))

@@ -13,12 +13,11 @@ def charge(graph: Graph, machine: Machine, profile: Profile) -> tuple[Machine, f
 
     A model that is larger than the last cache finds links cold. Where all cores are devices, the host has no core of its own:
     the core that hands over an answer wakes the host there, so for each request that device also pays for feeding the next
-    one. Two stages on one device pay as much as two devices would. Hosts of a cluster are fed by agents, which are not charged.
+    one. Two stages on one device pay as much as two devices would. Links between hosts include the time of their agents.
     """
     provenances = [measured.provenance for measured in profile.measured.values()]
     last_cache_bytes = max((size for one in provenances for size in one.caches.values()), default=0)
-    swept_bytes = graph.weight_bytes + sum(v.num_bytes for v in graph.values.values())
-    cold = 0 < last_cache_bytes < swept_bytes
+    cold = 0 < last_cache_bytes < graph.used_bytes
     paying = machine.with_measured(link.when_cold() if cold else link for link in profile.links)
     paying = replace(paying, wires=machine.wires or profile.wires)
     cores = [device for device in machine.devices if device.kind == "cpu" and not device.host]

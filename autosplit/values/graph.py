@@ -98,6 +98,14 @@ class Graph:
         """Bytes of all weights, each once."""
         return sum(weight.num_bytes for weight in self.weights.values())
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all weights and values of a pass, each once. Of an embedding only the rows that are looked up count."""
+        others = {name for op in self.ops if "embedding" not in op.operator for name in op.weights}
+        tables = {name for op in self.ops if "embedding" in op.operator for name in op.weights} - others
+        weights = (weight.num_bytes for name, weight in self.weights.items() if name not in tables)
+        return sum(weights) + sum(value.num_bytes for value in self.values.values())
+
     def stage_weights(self, ops: tuple[str, ...]) -> dict[str, Weight]:
         """The weights that the named ops read, each once."""
         names = {name for op in ops for name in self.ops[self.index[op]].weights}

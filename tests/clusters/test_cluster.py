@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
-from itertools import permutations
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +127,24 @@ def test_every_host_is_profiled(profile: autosplit.Profile, cluster: autosplit.C
     assert profile.wires == cluster.machine.wires
 
 
+def test_hosts_on_different_cores_of_one_machine_are_measured_side_by_side(cluster: autosplit.Cluster) -> None:
+    """They slow each other through its caches and memory; one of them alone was measured too fast."""
+    groups = hostprofile.alike(list(cluster.hosts.values()))
+    assert sorted(facts.name for group in groups for facts in group) == ["node-a", "node-b", "node-c"]
+    assert all(set(one.cores) & set(other.cores) for group in groups for one, other in combinations(group, 2))
+
+
 def test_what_was_measured_on_hosts_is_kept(
-    traced: autosplit.Traced, profile: autosplit.Profile, setup: autosplit.Setup, monkeypatch: pytest.MonkeyPatch
+    traced: autosplit.Traced,
+    profile: autosplit.Profile,
+    setup: autosplit.Setup,
+    cluster: autosplit.Cluster,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert setup.store is not None
+    kept = Store(Path(setup.store)).links(cluster.hosts["node-a"].provenance)
+    [relay] = [link for link in kept if (link.source, link.target) == (HOST, "node-a")]
+    assert min(relay.send_s, relay.receive_s, relay.cold_send_s, relay.cold_receive_s) > 0
     assert set(Store(Path(setup.store)).load(traced.graph).measured) <= set(profile.measured)
     monkeypatch.setattr(hostprofile, "unsplit", lambda traced: pytest.fail("the hosts measure again what the store holds"))
     again = autosplit.measure(traced, setup=setup)

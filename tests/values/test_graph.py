@@ -92,3 +92,16 @@ def test_runs_are_few_and_read_only_what_came_before() -> None:
     assert graph.runs(label, label) == [("a", "c", "e"), ("b",), ("d",)]
     assert graph.runs(["c", "a"], label) == [("a", "c")] and graph.runs([], label) == []
     assert graph.runs(label, {**label, "a": "other"}) == [("a", "b"), ("c", "d", "e")]
+
+
+def test_of_an_embedding_only_the_rows_that_are_looked_up_are_used() -> None:
+    table, matrix = Weight("table", (1000,), "uint8", 1000), Weight("matrix", (50,), "uint8", 50)
+    look_up = Op("look_up", "aten.embedding.default", "", ("x",), ("y",), ("table",), "e")
+    values = {"x": Value("x", (1,), "int64", 8), "y": Value("y", (5,), "uint8", 5), "z": Value("z", (2,), "uint8", 2)}
+
+    def graph(*weights: str) -> Graph:
+        multiply = Op("multiply", "aten.linear.default", "", ("y",), ("z",), weights, "m")
+        return Graph("model", ("x",), ("z",), (look_up, multiply), values, {"table": table, "matrix": matrix})
+
+    assert graph("matrix").used_bytes == 50 + 15
+    assert graph("matrix", "table").used_bytes == 1050 + 15, "a table that a matrix product reads too is read whole"
