@@ -10,8 +10,7 @@ from time import monotonic
 import numpy as np
 
 from autosplit.costs.cost import block_of
-from autosplit.costs.pieces import latency_s
-from autosplit.costs.problem import Block, Problem
+from autosplit.costs.problem import Problem
 from autosplit.planners.clusters import Clusters, forced_clusters, net_edges
 from autosplit.planners.delays import Delays, critical_path_s
 from autosplit.planners.incumbent import Incumbent
@@ -19,12 +18,10 @@ from autosplit.planners.latency.list_scheduling import Timetable, blocks_of, lis
 from autosplit.planners.latency.order_annealing import anneal_order, is_plain
 from autosplit.planners.latency.segments import segment_bound_s
 from autosplit.planners.objective import plans_on_one_device
-from autosplit.planners.row_annealing import Row, anneal_rows, is_chain
+from autosplit.planners.row_annealing import anneal_rows
 
-LISTS_SHARE, JOIN_SHARE, PROOF_SHARE = 0.3, 0.1, 0.2
-"""Shares of the time left: for list schedules of large graphs, for joining blocks of one, and for a bound from the parts."""
-MOST_JOINED = 40
-"""Most blocks of a plan for which joining them is tried, because each pair is evaluated."""
+LISTS_SHARE, PROOF_SHARE = 0.3, 0.2
+"""Shares of the time left: for list schedules of large graphs, and for a bound from the parts."""
 SECONDS_TO_VERIFY = 1.5e-4
 """Seconds for each op that are kept free to evaluate and verify the answer."""
 
@@ -37,11 +34,7 @@ def schedule_sample(incumbent: Incumbent, deadline: float) -> None:
     for blocks in plans_on_one_device(incumbent.problem):
         incumbent.offer(blocks, "one device")
     for table in _list_schedules(forced.problem, delays, monotonic() + LISTS_SHARE * (deadline - monotonic()), deadline):
-        row = blocks_of(forced.problem, table)
-        incumbent.offer(forced.expand(row), "list scheduling")
-        if len(row) <= MOST_JOINED:
-            row = joined(forced.problem, row, incumbent.demands.contiguous, monotonic() + JOIN_SHARE * (deadline - monotonic()))
-            incumbent.offer(forced.expand(row), "list scheduling")
+        incumbent.offer(forced.expand(blocks_of(forced.problem, table)), "list scheduling")
     incumbent.prove(critical_path_s(forced.problem, delays), "critical path")
     if not incumbent.closed:
         until = monotonic() + PROOF_SHARE * (deadline - monotonic())
@@ -64,30 +57,6 @@ def _anneal(incumbent: Incumbent, forced: Clusters, deadline: float) -> None:
             incumbent.offer(forced.expand(found), "annealing")
             return
     anneal_rows(incumbent, deadline)
-
-
-def joined(problem: Problem, row: Row, contiguous: bool, deadline: float) -> Row:
-    """The row with blocks of one device joined as long as the latency does not rise, until ``deadline`` in monotonic seconds."""
-    value_s, position = latency_s(problem, row), 0
-    order = np.array(problem.order, dtype=np.int64).reshape(-1, 2)
-    while position < len(row) and monotonic() < deadline:
-        block = row[position]
-        later = next((place for place in range(position + 1, len(row)) if row[place].devices == block.devices), None)
-        found = None
-        if later is not None:
-            both = Block(tuple(sorted((*block.ops, *row[later].ops))), block.devices)
-            between, behind = row[position + 1 : later], row[later + 1 :]
-            for tried in ((*row[:position], both, *between, *behind), (*row[:position], *between, both, *behind)):
-                if not contiguous or is_chain(problem, order, tried):
-                    tried_s = latency_s(problem, tried)
-                    if tried_s <= value_s * (1 + 1e-12):
-                        found, value_s = tried, tried_s
-                        break
-        if found is None:
-            position += 1
-        else:
-            row = found
-    return row
 
 
 def _list_schedules(problem: Problem, delays: Delays, enough: float, deadline: float) -> Iterator[Timetable]:

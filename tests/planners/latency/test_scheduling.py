@@ -20,18 +20,12 @@ from autosplit.planners.incumbent import Incumbent
 from autosplit.planners.latency.evaluation import times_of
 from autosplit.planners.latency.list_scheduling import blocks_of, list_schedule
 from autosplit.planners.latency.order_annealing import _walk, anneal_order, is_plain
-from autosplit.planners.latency.scheduling import joined
 from autosplit.planners.objective import demand_faults, with_reuse
 from autosplit.planners.portfolio import solve
 from autosplit.planners.row_annealing import anneal_rows
 from autosplit.values.constraints import Demands
 
 EXACT = 1e-6
-
-
-def test_blocks_of_one_device_that_need_not_be_two_are_joined() -> None:
-    row = (Block((0,), (0,)), Block((1,), (0,)), Block((2,), (0,)))
-    assert joined(chain([1.0, 1.0, 1.0], num_devices=1), row, True, monotonic() + 9) == (Block((0, 1, 2), (0,)),)
 
 
 def fork(branch_s: float, delay_s: float, num_devices: int = 2) -> Problem:
