@@ -157,12 +157,16 @@ class Admission:
         Raises: RefusedError: no room in time, or closed. WorkerError: the pipeline has given up.
         """
         with self.changed:
-            if not request.borrowed and not self._entrance.enter(timeout_s):
-                raise self._no_room()
-            self._check_open()
-            if self._may_feed():  # then the queue is empty
-                return self._feed(request, priority)
-            self.queue.push(request, priority)
+            try:
+                if not request.borrowed and not self._entrance.enter(timeout_s):
+                    raise self._no_room()
+                self._check_open()
+                if self._may_feed():  # then the queue is empty
+                    return self._feed(request, priority)
+                self.queue.push(request, priority)
+            finally:  # a request that is late, for example, will not end and call the next caller
+                if not (self.queue or self._in_flight):
+                    self._entrance.call(1)
             if not request.borrowed:
                 self._inputs.copy_inputs(request)
             if 0 < request.deadline_ns < self.alarm_ns:
@@ -195,14 +199,18 @@ class Admission:
             self._filling = None
             self._check_open()
             late = [request] if self._feed(request, priority) else []
-            return late + self._feed_waiting()
+            late += self._feed_waiting()
+            self._call()
+        return late
 
     def leave(self, request: Request) -> list[Request]:
         """Give up an unfilled request, and feed waiting ones; return those to be answered now."""
         with self.changed:
             self.queue.remove([request])
             self._filling = None if request is self._filling else self._filling
-            return self._feed_waiting()
+            late = self._feed_waiting()
+            self._call()
+        return late
 
     def slots_of(self, request: Request) -> Tensors:
         """The tensors that are the inputs of a request whose turn it is."""

@@ -107,7 +107,7 @@ class _Loop:
                 )
             return await here
         except asyncio.CancelledError:
-            submitted.cancel()
+            here.cancel()
             submitted.add_done_callback(_cancel_request)
             raise
         finally:

@@ -77,17 +77,11 @@ class LocalExecutor(Answering):
         """Take a request in; with one copy, compute it in this thread. Raises: RefusedError: closed, or no room in time."""
         if os.getpid() != self._owner:
             raise RefusedError(f"the request was refused: process {self._owner} opened the pipeline. Open one after the fork.")
+        if self._threads:
+            self._enter_queue(request, priority, timeout_s)
+            return
         with self.lock:
-            if self._threads and not request.borrowed and not self._entrance.enter(timeout_s):
-                raise self._no_room()
-            if not self._is_open:
-                raise RefusedError("the request was refused: the pipeline is closed")
-            if self._threads:
-                self._queue.push(request, priority)
-                if not request.borrowed:
-                    self._copy_inputs(request)
-                self._work.notify()
-                return
+            self._check_open()
             waits, self._in_turn = self._in_turn, True
             if waits or self._queue:
                 request.will_wait()
@@ -161,6 +155,25 @@ class LocalExecutor(Answering):
         if failure is not None:
             self.close(drain=False)
             raise failure
+
+    def _enter_queue(self, request: Request, priority: int, timeout_s: float | None) -> None:
+        """Leave a request to the threads of the copies."""
+        with self.lock:
+            try:
+                if not request.borrowed and not self._entrance.enter(timeout_s):
+                    raise self._no_room()
+                self._check_open()
+                self._queue.push(request, priority)
+            finally:  # after Ctrl-C, for example, no answer will call the next caller
+                if not self._queue and self._num_fed == self._num_answered:
+                    self._entrance.call(1)
+            if not request.borrowed:
+                self._copy_inputs(request)
+            self._work.notify()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise RefusedError("the request was refused: the pipeline is closed")
 
     def _copy_inputs(self, request: Request) -> None:
         """Copy the inputs of a request that has to wait: its caller may write into its tensors once submit returns."""
@@ -243,7 +256,13 @@ class LocalExecutor(Answering):
         """Begin the most urgent request (the lock is held)."""
         taken, _ = self._queue.pop()
         self._begin(taken)
+        self._let_in()
         return taken
+
+    def _let_in(self) -> None:
+        """Call callers for whom there is room once half of the queue is empty: waking one for each place costs a core."""
+        if self._queue.num_waiting <= self._room // 2:
+            self._entrance.call(self._room - self._queue.num_waiting)
 
     def _begin(self, request: Request) -> None:
         request.feed(self._num_fed, self._num_fed)
@@ -256,8 +275,7 @@ class LocalExecutor(Answering):
         finally:
             with self.lock:
                 self._num_answered += 1
-                if self._queue.num_waiting <= self._room // 2:  # waking a caller for each place costs a core
-                    self._entrance.call(self._room - self._queue.num_waiting)
+                self._let_in()
                 if not self._is_open:
                     self._changed.notify_all()
         self._answers.deliver((request,))

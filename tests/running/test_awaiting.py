@@ -1,14 +1,24 @@
 """Awaited requests: results, errors and cancellation in event loops, and few wake-ups of the loop."""
 
 import asyncio
+import contextlib
+import functools
+import gc
 import threading
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import pytest
+from pipelines import double, local, request
 
-from autosplit.errors import RefusedError
+from autosplit.errors import DeadlineError, RefusedError
 from autosplit.running.awaiting import Awaiting
+from autosplit.running.inprocess import InProcess
+from autosplit.running.pipeline import Pipeline
+
+pytestmark = pytest.mark.timeout(60)
 
 
 class Server:
@@ -115,6 +125,27 @@ def test_limits_of_time_count_from_the_call_on_and_behind_others_too() -> None:
     assert len(server.futures) == 1 and server.left_s[0] is not None and server.left_s[0] < 10
 
 
+def test_nobody_is_told_of_a_refusal_that_nobody_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    awaiting, refuses = Awaiting(), threading.Event()
+
+    def refuse(timeout_s: float | None, deadline_s: float | None) -> "Future[Any]":
+        refuses.wait(10)
+        raise RefusedError("closed")
+
+    async def run() -> None:
+        wait = asyncio.ensure_future(awaiting(refuse, prompt=False))
+        await asyncio.sleep(0.05)
+        wait.cancel()
+        await asyncio.wait([wait])
+        refuses.set()
+        with pytest.raises(RefusedError, match="closed"):
+            await awaiting(refuse, prompt=False)  # behind the first one in the thread
+
+    asyncio.run(run())
+    gc.collect()
+    assert not caplog.records
+
+
 def test_what_is_cancelled_while_it_waits_for_room_is_not_computed() -> None:
     server, awaiting = Server(room=False), Awaiting()
     server.space.clear()
@@ -153,3 +184,33 @@ def test_other_tasks_run_between_answers_that_are_there_at_once() -> None:
 
     asyncio.run(run())
     assert seen == ["other", "busy"]
+
+
+@pytest.mark.parametrize(("make", "replicas"), [(Pipeline, 1), (InProcess, 1), (InProcess, 2)])
+def test_nothing_is_left_after_a_storm_of_limits_and_cancellations_in_two_loops(make: Callable[..., Any], replicas: int) -> None:
+    answers: list[float] = []
+    with make([local("a", double, "x", "y", replicas=replicas)], ["x"], ["y"], room=2) as engine:
+        awaiting = Awaiting()
+
+        async def ask(number: int, random: Random) -> None:
+            submit = functools.partial(engine.submit, request(number))
+            limits = {"timeout_s": random.choice([None, 0, 1e-3]), "deadline_s": random.choice([None, 1e-3, 10.0])}
+            with contextlib.suppress(RefusedError, DeadlineError):
+                answer = await awaiting(submit, prompt=engine.prompt, **limits)
+                assert answer[0][0] == 2 * number
+                answers.append(number)
+
+        async def storm(seed: int) -> None:
+            random = Random(seed)
+            tasks = [asyncio.ensure_future(ask(number, random)) for number in range(100)]
+            for _ in range(20):
+                await asyncio.sleep(1e-3)
+                random.choice(tasks).cancel()
+            for failure in await asyncio.gather(*tasks, return_exceptions=True):
+                assert failure is None or isinstance(failure, asyncio.CancelledError)
+
+        with ThreadPoolExecutor(2) as pool:
+            for loop in [pool.submit(asyncio.run, storm(seed)) for seed in range(2)]:
+                loop.result(30)
+        assert answers and engine.run(request(3))[0][0] == 6
+        assert engine.num_waiting == engine.num_running == 0

@@ -177,6 +177,28 @@ def test_a_sooner_request_overtakes_a_hundred_in_the_queue() -> None:
     assert gate.seen.index(2000) == pipeline.wiring.window <= len(stages) * depth
 
 
+def test_a_caller_that_enters_too_late_lets_the_next_one_in() -> None:
+    """Nothing is under way then, so that no answer would call the next one."""
+    gate = Gate()
+    with Pipeline([local("a", gate, "x", "y")], ["x"], ["y"], max_in_flight=1, room=0) as pipeline:
+        futures = [pipeline.submit(request(0))]
+        entrance = pipeline._executor._admission._entrance
+        callers = [
+            threading.Thread(target=lambda n=n, s=s: futures.append(pipeline.submit(request(n), deadline_s=s)))
+            for n, s in ((1, 1e-3), (2, None))
+        ]
+        for number, caller in enumerate(callers):
+            caller.start()
+            while entrance._num_outside <= number:
+                time.sleep(0.001)
+        gate.opened.set()
+        for caller in callers:
+            caller.join(10)
+        with pytest.raises(DeadlineError):
+            futures[1].result(10)
+        assert [float(futures[number].result(10)[0][0]) for number in (0, 2)] == [1, 3]
+
+
 def test_inputs_of_waiting_requests_are_not_overwritten() -> None:
     gate = Gate()
     with Pipeline([local("a", gate, "x", "y")], ["x"], ["x", "y"], max_in_flight=1) as pipeline:
@@ -223,7 +245,9 @@ def test_callers_enter_once_half_of_the_queue_is_free_and_nobody_overtakes_them(
                 time.sleep(0.001)
             if number == 0:
                 let_out.release()
-                futures[0].result(10)
+                assert wait(futures[:2], 10, FIRST_COMPLETED).done
+                while engine.num_waiting != 3:
+                    time.sleep(0.001)
         with pytest.raises(RefusedError, match=r"3 are waiting \(limit 4\)"):
             engine.submit(request(9), timeout_s=0)
         assert len(futures) == 6 and engine.num_waiting == 3 and not executor.prompt()
