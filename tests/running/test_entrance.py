@@ -1,13 +1,21 @@
 """Callers wait for room in the order in which they came."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from random import Random
+from typing import Any
 
 import pytest
+from pipelines import double, local, request
 
-from autosplit.errors import UsageError
+from autosplit.errors import DeadlineError, RefusedError, UsageError
 from autosplit.running.entrance import Entrance
+from autosplit.running.inprocess import InProcess
+from autosplit.running.pipeline import Pipeline
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -122,3 +130,30 @@ def test_a_thread_that_must_not_wait_is_told_so() -> None:
         entrance.enter(None)
     with condition:
         assert not entrance.enter(0.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("make", "replicas"), [(partial(Pipeline, max_in_flight=2), 2), (Pipeline, 1), (InProcess, 2)])
+def test_threads_with_limits_of_time_never_wait_for_ever(make: Callable[..., Any], replicas: int, seed: int) -> None:
+    with make([local("a", double, "x", "y", replicas=replicas)], ["x"], ["y"], room=seed) as engine:
+
+        def ask(seed: int) -> None:
+            random = Random(seed)
+            for number in range(30):
+                limits = {"timeout_s": random.choice([None, 0.0, 1e-3]), "deadline_s": random.choice([None, 1e-4, 20.0])}
+                with contextlib.suppress(RefusedError, DeadlineError):
+                    if random.random() < 0.2:
+                        with engine.buffer(**limits) as buffer:
+                            buffer.tensors[0].fill_(number)
+                            future = buffer.submit() if random.random() < 0.7 else None
+                    else:
+                        future = engine.submit(request(number), priority=random.randrange(3), **limits)
+                    if future is not None and random.random() < 0.8:
+                        assert future.result(10)[0][0] == 2 * number
+                    elif future is not None:
+                        future.cancel()
+
+        with ThreadPoolExecutor(6) as pool:
+            for thread in [pool.submit(ask, 6 * seed + number) for number in range(6)]:
+                thread.result(20)
+        assert engine.run(request(3))[0][0] == 6
