@@ -296,6 +296,7 @@ class LocalExecutor(Answering):
             if self._queue.remove([request]):
                 future.set_running_or_notify_cancel()
                 self._entrance.call(1)
+                self._changed.notify_all()
 
     def _has_room(self) -> bool:
         waiting = self._queue.num_waiting
