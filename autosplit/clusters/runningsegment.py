@@ -18,15 +18,13 @@ from autosplit.errors import AutosplitError, RefusedError
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.request import AnswerFuture, Tensors
+from autosplit.running.stageworker import KEPT_EVENTS
 from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
 
 DRIVER = "driver"
 ERROR_BYTES = 60_000
 """Most bytes of the text of an error."""
-
-MAX_NUMBERS = 16_384
-"""Requests whose numbers are remembered, as many as a worker remembers the times of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ class RunningSegment(Receiver):
             self._running.pop(frame.number, None)
             if isinstance(done, AnswerFuture) and done.sequence is not None:
                 self._numbers[done.sequence] = frame.number
-                if len(self._numbers) > MAX_NUMBERS:
+                if len(self._numbers) > KEPT_EVENTS:
                     del self._numbers[next(iter(self._numbers))]
         failure = RefusedError("the request was cancelled") if done.cancelled() else done.exception()
         if failure is not None:

@@ -221,8 +221,7 @@ class Admission:
         with self.changed:
             due = self._in_flight.settle(done, times)  # with the lock: new room is for waiting requests, not for new ones
             due += self._feed_waiting()
-            if self.queue.num_waiting <= self.room // 2:  # waking a caller for each place costs a core
-                self._entrance.call(self.room - self.queue.num_waiting)
+            self._entrance.call_at_half(self.queue.num_waiting, self.room)
             if not self._is_open:
                 self.changed.notify_all()
         return due

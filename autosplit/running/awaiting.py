@@ -4,7 +4,6 @@ Waking an event loop takes a write to a pipe and a wake-up of its thread, which 
 """
 
 import asyncio
-import contextlib
 import functools
 import threading
 import time
@@ -41,11 +40,12 @@ class Awaiting:
         """
         begun_s = time.monotonic()
         future: Future[Any] | None = None
-        if prompt and timeout_s == 0:
-            future = submit(timeout_s=0, deadline_s=deadline_s)
-        elif prompt:
-            with contextlib.suppress(RefusedError):  # no room by now, or closed: the other thread waits for it, or tells it
+        if prompt:
+            try:
                 future = submit(timeout_s=0, deadline_s=deadline_s)
+            except RefusedError:  # no room by now, or closed: the other thread waits for it, or tells it
+                if timeout_s == 0:
+                    raise
         loop = self._loop()
         if future is None:
 

@@ -53,6 +53,11 @@ class Entrance:
                 self.call(1)
         return enters
 
+    def call_at_half(self, num_waiting: int, room: int) -> None:
+        """Call callers once at most half of the ``room`` places of the queue are taken."""
+        if num_waiting <= room // 2:
+            self.call(room - num_waiting)
+
     def call(self, num_places: int) -> None:
         """Call those who have waited longest, one for each free place, if there is room."""
         if self._has_room():

@@ -53,12 +53,12 @@ class LocalExecutor(Answering):
         specs = wiring.input_specs
         self._pools = [CopyPool(specs[name], room + 1) if name in specs else None for name in wiring.inputs]
         count = len(wiring.stages[0].devices)
-        self._entrance = Entrance(threading.Condition(self.lock), self._has_room, lambda: self._answers.check_thread())
         self.pace = FixedPace(count)
         self.copies: list[StageCopy] = [StageCopy(wiring, 0)] if count == 1 else []
         numbers = range(count if count > 1 else 0)
         self._threads = [threading.Thread(target=self._serve_copy, args=(number,), daemon=True) for number in numbers]
         self._answers = Answers(wiring.outputs, self._threads)
+        self._entrance = Entrance(threading.Condition(self.lock), self._has_room, self._answers.check_thread)
         self._load()
 
     def submit(self, request: Request, priority: int, timeout_s: float | None) -> AnswerFuture:
@@ -256,13 +256,8 @@ class LocalExecutor(Answering):
         """Begin the most urgent request (the lock is held)."""
         taken, _ = self._queue.pop()
         self._begin(taken)
-        self._let_in()
+        self._entrance.call_at_half(self._queue.num_waiting, self._room)
         return taken
-
-    def _let_in(self) -> None:
-        """Call callers for whom there is room once half of the queue is empty: waking one for each place costs a core."""
-        if self._queue.num_waiting <= self._room // 2:
-            self._entrance.call(self._room - self._queue.num_waiting)
 
     def _begin(self, request: Request) -> None:
         request.feed(self._num_fed, self._num_fed)
@@ -275,7 +270,7 @@ class LocalExecutor(Answering):
         finally:
             with self.lock:
                 self._num_answered += 1
-                self._let_in()
+                self._entrance.call_at_half(self._queue.num_waiting, self._room)
                 if not self._is_open:
                     self._changed.notify_all()
         self._answers.deliver((request,))
