@@ -66,10 +66,11 @@ class _End(NamedTuple):
 def links_of(
     machine: Machine, within: Sequence[Link], relays: Mapping[str, Link], payers: Payers, sizes: FrameSizes
 ) -> Iterator[Link]:
-    """The link of each ordered pair of devices, and between each device and the driver.
+    """The link of each ordered pair of devices, between each device and the driver, and from each host to itself.
 
     Between hosts a tensor goes to the agent over a ring, to the other host over the network, and over a ring again. The bytes on
     the network occupy the wires. Values that go the same way share a frame, so each pays for its part of the fixed cost.
+    The link from a host to itself is for a value that only passes it: its agent takes the value and sends it on.
 
     Args:
         machine: the devices, and the links between hosts.
@@ -79,6 +80,11 @@ def links_of(
         sizes: how many values share a frame.
     """
     rings = {(link.source, link.target): link for link in within}
+    for host in dict.fromkeys(device.host for device in machine.devices):
+        end = _end(host, host, relays, payers, sizes.between)
+        hop_s = max((link.latency_s for (_, target), link in machine.links.items() if target == host), default=0.0)
+        paid_s, per_byte = end.paid_s, end.paid_s_per_byte
+        yield Link(host, host, hop_s + 2 * end.delay_s, paid_s, per_byte, paid_s, per_byte)
     for source, target in permutations((HOST, *(device.name for device in machine.devices)), 2):
         left, entered = host_of(source), host_of(target)
         if left == entered:
@@ -103,7 +109,7 @@ def links_of(
 
 
 def _end(host: str, other: str, relays: Mapping[str, Link], payers: Payers, num_values: int) -> _End:
-    """The end at ``host`` of a link to or from another host: its agent, and the driver if that is the other end."""
+    """The end at ``host`` of a link between it and another host: its agent, and the driver if that is the other end."""
     if host == HOST:
         return _End(0.0, 0.0, 0.0)  # no device is here; the one at the other end pays for the driver
     relay = relays[host]

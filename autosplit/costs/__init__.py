@@ -3,6 +3,7 @@
 problem       ops, devices, transfers and rules as arrays; blocks and solutions
 wires         network cards and uplinks that values between hosts share
 graphproblem  the problem of putting a graph on a machine
+hostways      the way of values over hosts
 cost          evaluates blocks: loads and memory
 pieces        the latency of one sample
 faults        the rules that blocks break, and the check of an answer

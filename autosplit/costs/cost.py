@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.hostways import HostWays, hosts_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem
 from autosplit.costs.wires import Sent
-from autosplit.values.machine import HOST as HOST_NAME
-from autosplit.values.machine import host_of
 
 TOLERANCE = 1e-9
 """Share by which sums may differ if they are added in another order. Only a larger one breaks a limit or betters a plan."""
@@ -98,28 +97,26 @@ def evaluate(problem: Problem, blocks: Sequence[Block]) -> Loads:
     compute_s, transfer_s = problem.summed(compute_s), problem.summed(transfer_s)
     device_s = np.maximum(compute_s, transfer_s) if problem.overlap else compute_s + transfer_s
     replicas = np.array([len(block.devices) for block in blocks])
-    wire_s = problem.wires.loads_s(sent_betweenhosts_of(problem, blocks))
+    wire_s = problem.wires.loads_s(sent_between_hosts(problem, blocks))
     return Loads(device_s, wire_s, compute_s, transfer_s, block_s, block_s / replicas, memory_bytes(problem, blocks))
 
 
-def sent_betweenhosts_of(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
-    """The values that blocks send each other and the host, if the problem has wires; else nothing."""
+def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
+    """What each segment sends to the next one, and what goes back to an earlier block, if the problem has wires; else nothing."""
     if not problem.wires.all:
         return []
-    crossings, hosts = crossings_of(problem, blocks), hosts_of(problem)
-    width = len(blocks) + 1
-    pairs, where = np.unique((crossings.source + 1) * width + crossings.target + 1, return_inverse=True)
-    ends = [tuple(hosts[device] for device in block.devices) for block in blocks] + [(hosts[HOST],)]
-    sizes = np.bincount(where, crossings.num_bytes, minlength=len(pairs))
-    return [
-        Sent(ends[pair // width - 1], ends[pair % width - 1], num_bytes)
-        for pair, num_bytes in zip(pairs.tolist(), sizes.tolist(), strict=True)
-    ]
-
-
-def hosts_of(problem: Problem) -> list[str]:
-    """The name of the host of each device; the last name is ``host`` itself."""
-    return [*map(host_of, problem.devices), HOST_NAME]
+    sent, crossings, hosts = (
+        HostWays.of(problem, blocks, block_of(problem, blocks)).sent(),
+        crossings_of(problem, blocks),
+        hosts_of(problem),
+    )
+    back = (crossings.target != HOST) & (crossings.target < crossings.source)
+    for source, target, size in zip(
+        *(each[back].tolist() for each in (crossings.source, crossings.target, crossings.num_bytes)), strict=True
+    ):
+        senders, receivers = (tuple(hosts[device] for device in blocks[number].devices) for number in (source, target))
+        sent.append(Sent(senders, receivers, size))
+    return sent
 
 
 def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
@@ -134,6 +131,9 @@ def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:
     if problem.sync_s_per_byte:
         others = np.array([len(block.devices) - 1 for block in blocks])
         moves += 2.0 * others * problem.sync_s_per_byte * _block_bytes(problem, blocks)
+    if problem.wires.passing:
+        for number, seconds in HostWays.of(problem, blocks, block_of(problem, blocks)).passing_s().items():
+            moves[: len(seconds), number] += seconds
     return [moves[: len(block.devices), number].tolist() for number, block in enumerate(blocks)]
 
 

@@ -45,7 +45,7 @@ def problem_from(
                 reasons[number, device] = f"op '{op.name}' has no time on '{name}': that device does not support it"
             else:
                 compute_s[number, device] = op_s[op.name, name]
-    nets = _nets(graph)
+    nets, hosts = _nets(graph), dict.fromkeys(device.host for device in machine.devices)
     users: dict[str, list[int]] = {}
     for number, op in enumerate(graph.ops):
         for weight in dict.fromkeys(op.weights):
@@ -66,7 +66,7 @@ def problem_from(
         memory_bytes=np.array([np.inf if d.memory_bytes is None else float(d.memory_bytes) for d in machine.devices]),
         weights=tuple(SharedWeight(graph.weights[w].num_bytes, tuple(r)) for w, r in users.items() if len(r) > 1),
         groups=tuple(tuple(sorted(graph.index[op] for op in group)) for group in colocations if len(group) > 1),
-        wires=Wires(machine.wires),
+        wires=Wires(machine.wires, {host: machine.links[host, host] for host in hosts if (host, host) in machine.links}),
         reasons=reasons,
     ).verify()
 

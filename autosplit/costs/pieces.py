@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.cost import block_of, crossings_of, hosts_of
+from autosplit.costs.cost import block_of, crossings_of
+from autosplit.costs.hostways import HostWays, hosts_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem
+from autosplit.costs.wires import Chain
 
 
 def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:
@@ -82,7 +84,8 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
         one, other = ((HOST,) if part == HOST else parts[part].devices for part in (source, target))
         return product(one, other)
 
-    hosts = hosts_of(problem) if problem.wires.all else []
+    hosts = hosts_of(problem)
+    chain = Chain.of([tuple(hosts[device] for device in part.devices) for part in parts])
     reads: dict[int, dict[int, Way]] = {number: {} for number in range(-1, len(parts))}
     seen = set[tuple[int, int]]()
     nets, readers = problem.pins
@@ -93,12 +96,13 @@ def timed_pieces(problem: Problem, blocks: Sequence[Block]) -> tuple[list[TimedP
         block = HOST if target == HOST else owner[target]
         inside = HOST not in (source, target) and owner[source] == block
         if source not in reads[target]:
-            slowest_s = 0.0 if inside else max(float(delay[pair]) for pair in pairs(source, target))
-            reads[target][source] = Way(slowest_s, 0.0, 0.0)
-        if hosts and not inside and (net, block) not in seen:
+            slowest_s = max(float(delay[pair]) for pair in pairs(source, target))
+            slowest_s += problem.wires.passing_latency_s(chain.way(source, target))
+            reads[target][source] = Way(0.0 if inside else slowest_s, 0.0, 0.0)
+        if problem.wires.all and not inside and (net, block) not in seen:
             seen.add((net, block))
             way, size = reads[target][source], float(problem.net_bytes[net])
-            s_per_byte = max(problem.wires.s_per_byte(hosts[one], hosts[other]) for one, other in pairs(source, target))
+            s_per_byte = problem.wires.way_s_per_byte(chain.way(source, target))
             reads[target][source] = Way(way.delay_s, way.num_bytes + size, way.wired_s + size * s_per_byte)
     made = [
         TimedPiece(
@@ -165,6 +169,9 @@ def _piece_transfers(
         if target != HOST:
             reader = first_reader[net, target]
             moved[reader] += _mean_s(transfers.receive_s, transfers.receive_s_per_byte, size, senders, receivers, 0)
+    if problem.wires.passing:
+        for number, seconds in HostWays.of(problem, blocks, block_of(problem, blocks)).passing_s().items():
+            moved[owner.index(number)] += seconds
     return moved
 
 

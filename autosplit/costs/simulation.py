@@ -3,9 +3,11 @@
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
-from autosplit.costs.wires import Wires
+from autosplit.costs.wires import HOST as CALLER
+from autosplit.costs.wires import Chain, Wires
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, host_of
 from autosplit.values.timeline import Action, ActionKind
@@ -74,7 +76,10 @@ class _Device:
 
 @dataclass(slots=True, eq=False)
 class _Ring:
-    """The slots between one replica of a stage and one of a stage that reads it; every value pays the link's fixed shares."""
+    """The slots between one replica of a stage and one of a stage that reads it; every value pays the link's fixed shares.
+
+    ``way`` is the hosts from the sender to the receiver, place by place; a request visits one host of each place.
+    """
 
     sender: "_Worker"
     receiver: "_Worker"
@@ -83,19 +88,23 @@ class _Ring:
     send_s: float
     receive_s: float
     num_bytes: float
-    route: tuple[int, ...]
+    way: tuple[tuple[str, ...], ...]
     sender_waits: bool = False
 
 
 def _ring(
-    ends: tuple["_Worker", "_Worker"], link: LinkOf, delay_s: float, sizes: tuple[float, ...], slots: int, wires: Wires
+    ends: tuple["_Worker", "_Worker"],
+    link: LinkOf,
+    delay_s: float,
+    sizes: tuple[float, ...],
+    slots: int,
+    way: tuple[tuple[str, ...], ...],
 ) -> _Ring:
     source, target = (end.device_name for end in ends)
     taken, num_bytes = link(source, target), sum(sizes)
     send_s = len(sizes) * taken.send_s + num_bytes * taken.send_s_per_byte
     receive_s = len(sizes) * taken.receive_s + num_bytes * taken.receive_s_per_byte
-    route = wires.routes.get((host_of(source), host_of(target)), ()) if num_bytes else ()
-    return _Ring(*ends, slots, taken.latency_s + delay_s, send_s, receive_s, num_bytes, route)
+    return _Ring(*ends, slots, taken.latency_s + delay_s, send_s, receive_s, num_bytes, way if num_bytes else ())
 
 
 @dataclass(slots=True, eq=False)
@@ -169,18 +178,22 @@ class Simulation:
         self._workers: list[_Worker] = []
         read = {source for stage in stages for source in stage.sources}
         results: dict[str, tuple[float, ...]] = {}
+        chain = Chain.of([tuple(map(host_of, stage.devices)) for stage in stages])
+        place = {HOST: CALLER} | {stage.name: number for number, stage in enumerate(stages)}
         for stage in stages:
             step = len(stage.devices)
             made = [
                 _Worker(stage.name, k, step, name, devices[name], stage.seconds[k], len(self._workers) + k, k, moved_s)
                 for k, (name, moved_s) in enumerate(zip(stage.devices, stage.moved_s or (0.0,) * step, strict=True))
             ]
-            _connect(workers, made, stage.sources, link, delays_s, slots, self.units, self._wires)
+            ways = {source: chain.way(place[source], place[stage.name]) for source in stage.sources}
+            _connect(workers, made, stage.sources, link, delays_s, slots, self.units, ways)
             workers[stage.name] = made
             self._workers += made
             if stage.results is not None or stage.name not in read:
                 results[stage.name] = stage.results or ()
-        _connect(workers, [self._drain], results, link, delays_s, slots, self.units, self._wires)
+        ways = {source: chain.way(place[source], CALLER) for source in results}
+        _connect(workers, [self._drain], results, link, delays_s, slots, self.units, ways)
 
     def run(self) -> None:
         """Process events until none is left."""
@@ -277,18 +290,21 @@ class Simulation:
         self._go_on(worker, now, holds_device=True)
 
     def _sent(self, ring: _Ring, request: int, now: float) -> None:
-        there_s = self._carried(ring, now) + ring.latency_s
+        there_s = now
+        for hop in pairwise(place[request % len(place)] for place in ring.way):
+            there_s = self._carried(hop, ring.num_bytes, there_s)
+        there_s += ring.latency_s
         if there_s > now:
             self._push(there_s, ring.receiver, request)
         else:
             self._deliver(ring.receiver, request, now)
 
-    def _carried(self, ring: _Ring, now: float) -> float:
+    def _carried(self, hop: tuple[str, str], num_bytes: float, now: float) -> float:
         """Seconds at which the last byte arrives. A wire carries one value at a time, from the arrival of its first byte on."""
         head_s = tail_s = now
-        for wire in ring.route:
+        for wire in self._wires.routes.get(hop, ()):
             head_s = max(head_s, self._wire_free_s[wire])
-            self._wire_free_s[wire] = head_s + ring.num_bytes * self._wires.all[wire].s_per_byte
+            self._wire_free_s[wire] = head_s + num_bytes * self._wires.all[wire].s_per_byte
             tail_s = max(tail_s, self._wire_free_s[wire])
         return tail_s
 
@@ -336,14 +352,14 @@ def _connect(
     delays_s: Mapping[tuple[str, str], float],
     slots: int,
     units: int,
-    wires: Wires,
+    ways: Mapping[str, tuple[tuple[str, ...], ...]],
 ) -> None:
-    """Make a ring between each replica of each source and each reader."""
+    """Make a ring between each replica of each source and each reader; ``ways`` are the hosts from each source."""
     missing = [len(sources)] * units
     for name, sizes in sources.items():
         senders = workers[name]
         delay_s = delays_s.get((name, readers[0].stage), 0.0)
-        rings = [[_ring((s, r), link, delay_s, sizes, slots, wires) for r in readers] for s in senders]
+        rings = [[_ring((s, r), link, delay_s, sizes, slots, ways[name]) for r in readers] for s in senders]
         for sender, row in zip(senders, rings, strict=True):
             sender.targets.append(row)
         for reader, column in zip(readers, zip(*rings, strict=True), strict=True):

@@ -51,11 +51,13 @@ def test_devices_pay_for_agents_and_driver_on_their_cores() -> None:
     both_s, both_s_per_byte = AGENT_S + DRIVER_S, AGENT_S_PER_BYTE + DRIVER_S_PER_BYTE
     assert paying.link(HOST, "a/cpu:0") == Link(HOST, "a/cpu:0", NETWORK_S, 0, 0, RING_S + both_s, both_s_per_byte)
     assert paying.link("b/cpu:1", HOST) == Link("b/cpu:1", HOST, NETWORK_S, RING_S + both_s, both_s_per_byte, 0, 0)
+    assert paying.link("a", "a") == Link("a", "a", NETWORK_S, AGENT_S, AGENT_S_PER_BYTE, AGENT_S, AGENT_S_PER_BYTE), "passing a"
 
 
 def test_processes_with_a_core_to_spare_cost_devices_nothing() -> None:
     spare = machine(NOBODY)
     assert spare.link("a/cpu:0", "b/cpu:1") == Link("a/cpu:0", "b/cpu:1", NETWORK_S + 2 * AGENT_S, RING_S, 0, RING_S, 0)
+    assert spare.link("a", "a") == Link("a", "a", NETWORK_S + 2 * AGENT_S, 0, 0, 0, 0)
     assert spare.link(HOST, "a/cpu:0") == Link(HOST, "a/cpu:0", NETWORK_S + AGENT_S + DRIVER_S, 0, 0, RING_S, 0)
 
 
