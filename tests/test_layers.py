@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "autosplit"
 
 LAYERS = """
     errors arguments parsing files children scratch tables progress
-    values/       graph links machine samples machinefile fitting profile constraints explanation placement
+    values/       graph links machine samples machinefile measurements profile constraints explanation placement
     values/       plan planfile timeline dot
     memory/       lives arena packing offsets slots stages account
     costs/        wires problem graphproblem hostways cost pieces faults simulation schedule planschedule workloads

@@ -6,7 +6,8 @@ Each can be written and read, and has one ``verify()``. In the order in which th
     links        Link: a hop between two devices; Wire: what values between hosts share
     machine      Device, Machine; machinefile: as a file that a person writes
     samples      Setting, Samples, Measured, Provenance: one measurement
-    profile      Profile: samples of ops, stages and links; fitting: factors of ops that agree with measured stages
+    measurements Measurements: samples of ops, stages, links and wires of one model
+    profile      Profile: measurements with the seconds that planners take of them
     constraints  Constraints: pins, forbids, colocations, counts, latency limit; the ops that a pattern matches
     placement    the faults of a placement of ops on stages
     plan         Stage, Plan, Prediction; explanation: why a plan is not faster; planfile: plan.yaml
