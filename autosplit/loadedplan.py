@@ -70,7 +70,7 @@ def load(
         traced = trace(model, inputs=inputs)
     else:
         _require_named(path, file, model)
-        traced = trace(file.source.spec, inputs=inputs, batch=file.microbatch, seq_len=file.source.seq_len, trust=trust)
+        traced = trace(file.model.spec, inputs=inputs, batch=file.microbatch, seq_len=file.model.seq_len, trust=trust)
     plan = file.resolve(traced.graph)
     machine = Machine.of(map(parse_device, file.devices)) if devices is None else as_machine(devices)
     return LoadedPlan(plan, traced, machine)
@@ -78,7 +78,7 @@ def load(
 
 def _require_named(path: Path, file: PlanFile, model: str | Path | None) -> None:
     """Raises: UsageError: the plan's model is a Python object, or not the model that was named, or code that was not named."""
-    spec = file.source.spec
+    spec = file.model.spec
     made_for = f"plan '{path}' is for {f'model {spec!r}' if spec else 'a Python object'}"
     if model is None and not spec:
         raise UsageError(f"{made_for}, which a file cannot hold; use autosplit.load(path, module, inputs=...)")

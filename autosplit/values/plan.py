@@ -106,14 +106,14 @@ class Prediction:
     No plan of the same kind has a bottleneck below ``bound_s`` in the same cost model; ``gap`` is ``1 - bound_s / bottleneck_s``.
     """
 
-    bottleneck_s: float
-    latency_s: float
-    bound_s: float
-    gap: float
-    throughput_per_s: float
+    bottleneck_s: float = 0.0
+    latency_s: float = 0.0
+    bound_s: float = 0.0
+    gap: float = 1.0
+    throughput_per_s: float = 0.0
 
 
-UNKNOWN = Prediction(bottleneck_s=0.0, latency_s=0.0, bound_s=0.0, gap=1.0, throughput_per_s=0.0)
+UNKNOWN = Prediction()
 """The prediction of a plan without one, such as an edited plan."""
 
 

@@ -9,10 +9,10 @@ from dataclasses import asdict, astuple
 from graphlib import CycleError, TopologicalSorter
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from autosplit.arguments import checked
 from autosplit.errors import SHOWN_FAULTS, PlanError, raise_faults
@@ -23,7 +23,7 @@ from autosplit.values.explanation import Explanation
 from autosplit.values.graph import Graph
 from autosplit.values.machine import parse_device
 from autosplit.values.placement import ops_are, unknown_op
-from autosplit.values.plan import Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph
+from autosplit.values.plan import UNKNOWN, Plan, Prediction, Process, Source, Stage, StageMemory, Status, check_graph
 from autosplit.values.samples import Precision, backend_fault
 
 SCHEMA = 1
@@ -88,13 +88,16 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class _MemoryEntry(_Strict):
-    weight_bytes: int = Field(ge=0)
-    arena_bytes: int = Field(ge=0)
-    backend_bytes: int = Field(ge=0)
-    ring_bytes: int = Field(ge=0)
-    base_bytes: int = Field(ge=0)
-    measured: bool = False
+def _at_least(least: int) -> AfterValidator:
+    """A check of every number of an entry."""
+
+    def check(entry: Any) -> Any:
+        for name, number in asdict(entry).items():
+            if isinstance(number, int) and number < least:
+                raise ValueError(f"{name} must be at least {least}, but is {number}")
+        return entry
+
+    return AfterValidator(check)
 
 
 class _StageEntry(_Strict):
@@ -108,7 +111,7 @@ class _StageEntry(_Strict):
     num_ops: int | None = None
     weight_bytes: int | None = None
     load_s: float = 0.0
-    memory: _MemoryEntry | None = None
+    memory: Annotated[StageMemory, _at_least(0)] | None = None
 
     @field_validator("devices")
     @classmethod
@@ -125,20 +128,6 @@ class _StageEntry(_Strict):
         return name
 
 
-class _SourceEntry(_Strict):
-    spec: str
-    batch: int = Field(default=1, ge=1)
-    seq_len: int | None = Field(default=None, ge=1)
-
-
-class _PredictionEntry(_Strict):
-    bottleneck_s: float = 0.0
-    latency_s: float = 0.0
-    bound_s: float = 0.0
-    gap: float = 1.0
-    throughput_per_s: float = 0.0
-
-
 class _MadeFrom(_Strict):
     graph: str
     profile: str = ""
@@ -151,25 +140,20 @@ class PlanFile(_Strict):
     """A plan.yaml as written; ``resolve`` turns it into a Plan once the graph is known."""
 
     schema_: int = Field(alias="schema")
-    model: _SourceEntry
+    model: Annotated[Source, _at_least(1)]
     stages: list[_StageEntry] = Field(min_length=1)
     made_from: _MadeFrom
     objective: Objective = "throughput"
     chosen: str = "plan"
     method: str = "manual"
     status: Status = "manual"
-    predicted: _PredictionEntry = _PredictionEntry()
+    predicted: Prediction = UNKNOWN
     microbatch: int = Field(default=1, ge=1)
     queue_depth: int = Field(default=4, ge=1)
     precision: Precision = "f32"
     process: Process = "workers"
     loads_s: dict[str, float] = {}
     why: Explanation | None = None
-
-    @property
-    def source(self) -> Source:
-        """The model that the plan is for."""
-        return Source(**self.model.model_dump())
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -191,17 +175,15 @@ class PlanFile(_Strict):
         check_graph(self.made_from.graph, graph)
         ops = _ops_of(self.stages, graph)
         stages = tuple(
-            Stage(
-                s.name, ops[number], tuple(s.devices), s.backend, s.threads, s.load_s, s.streams, _memory(s.memory), s.precision
-            )
+            Stage(s.name, ops[number], tuple(s.devices), s.backend, s.threads, s.load_s, s.streams, s.memory, s.precision)
             for number, s in ((number, self.stages[number]) for number in _sorted_stages(ops, graph))
         )
         plan = Plan(
-            source=self.source,
+            source=self.model,
             graph_hash=graph.hash,
             profile_hash=self.made_from.profile,
             stages=stages,
-            prediction=Prediction(**self.predicted.model_dump()),
+            prediction=self.predicted,
             objective=self.objective,
             method=self.method,
             status=self.status,
@@ -222,10 +204,6 @@ def read_plan(path: Path) -> PlanFile:
     """Read a plan.yaml. Raises: PlanError: missing, truncated, of another schema, or with unknown or missing fields."""
     data = read_mapping(path, "plan", SCHEMA, PlanError)
     return validated(PlanFile, data, PlanError, f"plan file '{path}' is truncated or wrong")
-
-
-def _memory(entry: _MemoryEntry | None) -> StageMemory | None:
-    return None if entry is None else StageMemory(**entry.model_dump())
 
 
 def _figures(plan: Plan) -> str:

@@ -230,6 +230,24 @@ def test_a_span_with_an_unknown_op_and_an_unknown_field_are_named(tmp_path: Path
         read_plan(path)
 
 
+def test_numbers_and_fields_of_the_parts_of_a_plan_file_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(GOOD, GRAPH, path)
+    data = yaml.safe_load(path.read_text())
+    data["model"]["batch"], data["predicted"]["sped"] = 0, 1.0
+    data["stages"][0]["memory"] = {"weight_bytes": -1, "arena_bytes": 0, "backend_bytes": 0, "ring_bytes": 0, "base_bytes": 0}
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(PlanError) as caught:
+        read_plan(path)
+    for text in (
+        "model: batch must be at least 1",
+        "predicted.sped",
+        "stages.0.memory: weight_bytes must be at least 0",
+        "3 faults",
+    ):
+        assert text in str(caught.value)
+
+
 def test_backends_and_devices_that_are_none_are_named_with_the_other_faults_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     write_plan(GOOD, GRAPH, path)
