@@ -20,10 +20,10 @@ from autosplit.clusters.replanning import Replanner
 from autosplit.clusters.runningsegment import DRIVER, SegmentOrder
 from autosplit.clusters.segments import Segment, segments_of
 from autosplit.errors import AutosplitError, PlanError, UsageError, WorkerError
-from autosplit.reports.results import LatencyStats, RunStats, StageStats
+from autosplit.reports.results import RunStats, StageStats
 from autosplit.running.messages import WorkerEvent
 from autosplit.running.modules import StageFolder
-from autosplit.running.monitor import WorkerHealth
+from autosplit.running.monitor import WorkerHealth, run_stats
 from autosplit.running.pipeline import Pipeline
 from autosplit.running.wiring import StagePlacement, Wiring, wire
 from autosplit.tracing.tensorspec import TensorSpec, copy_into, empty_like_spec
@@ -214,14 +214,6 @@ class HostsDeployment:
                 with contextlib.suppress(AutosplitError):
                     self._cluster.ask([(host, "close_segment", self._names[number])], timeout_s=timeout_s)
 
-    def latency(self, last: int = 16_384) -> LatencyStats:
-        """Seconds from the first stage to the answer, for the ``last`` requests."""
-        return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in self.feed.last_times()[-last:]])
-
-    def made_ns(self, count: int) -> list[list[int]]:
-        """When the answers of the last ``count`` requests came to this machine, ascending, in monotonic nanoseconds."""
-        return [sorted(one.made_ns for one in self.feed.last_times()[-count:])]
-
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state of each worker, in the order of stages and replicas."""
         rows = self._by_worker([mine or [] for mine in self._ask("health")])
@@ -234,14 +226,9 @@ class HostsDeployment:
         self._started = now if clear else self._started
         found: list[RunStats | None] = self._ask("stats", clear)
         rows = self._by_worker([one.stages if one else () for one in found])
-        return RunStats(
-            num_requests=len(times),
-            elapsed_s=elapsed_s,
-            latency=LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times]),
-            waiting=LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times]),
-            stages=tuple(replace(one, replica=replica, device=device) for (_, device, replica), one in rows.items()),
-            restarts=restarts + sum(one.restarts for one in found if one),
-        )
+        restarts += sum(one.restarts for one in found if one)
+        stages = [replace(one, replica=replica, device=device) for (_, device, replica), one in rows.items()]
+        return run_stats(times, elapsed_s, stages, restarts)
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last answered requests in each worker, on this machine's clock (see ``Cluster.clock_offset``)."""

@@ -15,7 +15,7 @@ from autosplit.running.buffer import Buffer
 from autosplit.running.feed import Feed
 from autosplit.running.intake import Intake
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import BatchCounts, WorkerHealth
+from autosplit.running.monitor import BatchCounts, WorkerHealth, latency_of
 from autosplit.running.request import AnswerFuture, Request, Tensors, monotonic_deadline
 from autosplit.running.wiring import Wiring
 from autosplit.tracing.tensorspec import empty_like_spec
@@ -31,6 +31,8 @@ class Engine(ABC):
     """
 
     _executor: Feed
+    _num_lanes = 1
+    """Lanes of replicas that never meet (see ``lanes``)."""
 
     def __init__(self, wiring: Wiring, room: int | None) -> None:
         if room is not None and room < 0:
@@ -192,13 +194,19 @@ class Engine(ABC):
     def restarts(self) -> int:
         """Workers that died and were started anew so far."""
 
-    @abstractmethod
     def latency(self, last: int = 16_384) -> LatencyStats:
         """Seconds from the first stage to the answer, for the ``last`` requests."""
+        return latency_of(self._executor.last_times()[-last:])
 
-    @abstractmethod
     def made_ns(self, count: int) -> list[list[int]]:
-        """Times at which the last ``count`` requests were computed, ascending, for each lane of replicas."""
+        """Times at which the last stage computed the last ``count`` requests (at most 16,384), ascending, for each lane.
+
+        Monotonic nanoseconds. The host may take an answer later: together with others, or after those of earlier requests.
+        """
+        lanes: dict[int, list[int]] = {}
+        for one in self._executor.last_times()[-count:]:
+            lanes.setdefault(one.sequence % self._num_lanes, []).append(one.made_ns)
+        return [sorted(times_ns) for times_ns in lanes.values()]
 
     @abstractmethod
     def health(self, network: str = "") -> list[WorkerHealth]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from autosplit.errors import AutosplitError
-from autosplit.running.request import AnswerFuture, Request, Tensors
+from autosplit.running.request import AnswerFuture, Request, RequestTimes, Tensors
 
 
 class Occupancy(NamedTuple):
@@ -68,6 +68,9 @@ class Feed(Protocol):
 
     def result(self, request: Request) -> Tensors:
         """The outputs of a request, once it is answered. Raises: the error with which it failed."""
+
+    def last_times(self) -> list[RequestTimes]:
+        """The times of the last requests, the newest last."""
 
     def occupancy(self) -> Occupancy:
         """How many requests are here."""

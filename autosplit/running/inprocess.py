@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 
 from autosplit.errors import PlanError
-from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.reports.results import RunStats
 from autosplit.running.engine import Engine
 from autosplit.running.localexecutor import LocalExecutor
 from autosplit.running.messages import WorkerEvent
-from autosplit.running.monitor import WorkerHealth
+from autosplit.running.monitor import WorkerHealth, run_stats
 from autosplit.running.wiring import StagePlacement, require_here, wire
 
 
@@ -49,14 +49,6 @@ class InProcess(Engine):
         """0: a thread of this process cannot be replaced."""
         return 0
 
-    def latency(self, last: int = 16_384) -> LatencyStats:
-        """Seconds from the admission to the answer, for the ``last`` requests."""
-        return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in self._executor.last_times()[-last:]])
-
-    def made_ns(self, count: int) -> list[list[int]]:
-        """Times at which the last ``count`` requests were computed, ascending; one lane, as the copies share a queue."""
-        return [sorted(one.made_ns for one in self._executor.last_times()[-count:])]
-
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state and the sums of each copy."""
         return [copy.health(network) for copy in self._executor.copies]
@@ -68,14 +60,7 @@ class InProcess(Engine):
             elapsed_s, self._begun_s = now_s - self._begun_s, now_s if clear else self._begun_s
             times = self._executor.take_times(clear=clear)
             told = [(copy, copy.events(clear=clear)) for copy in self._executor.copies]
-        return RunStats(
-            num_requests=len(times),
-            elapsed_s=elapsed_s,
-            latency=LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times]),
-            waiting=LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times]),
-            stages=tuple(copy.stats(events) for copy, events in told),
-            restarts=0,
-        )
+        return run_stats(times, elapsed_s, [copy.stats(events) for copy, events in told], restarts=0)
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests of each copy."""

@@ -1,9 +1,9 @@
-"""Observe a running pipeline: latency, the times of its workers, and their health."""
+"""Observe a running pipeline: the times of its requests and workers, and the health of the workers."""
 
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from autosplit.devices.processes import memory_held, resident_bytes
@@ -14,6 +14,7 @@ from autosplit.running.executor import Executor
 from autosplit.running.flow import Flow
 from autosplit.running.messages import Events, Ready, SendEvents, WorkerEvent
 from autosplit.running.provisioner import Deployment
+from autosplit.running.request import RequestTimes
 
 Words = Sequence[int] | memoryview
 """The words of a worker in the status block."""
@@ -95,6 +96,17 @@ def worker_health(
     )
 
 
+def latency_of(times: Sequence[RequestTimes]) -> LatencyStats:
+    """Seconds from the first stage to the answer."""
+    return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
+
+
+def run_stats(times: Sequence[RequestTimes], elapsed_s: float, stages: Iterable[StageStats], restarts: int) -> RunStats:
+    """The statistics of the requests with these times, and of the workers of the stages."""
+    waiting = LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times])
+    return RunStats(len(times), elapsed_s, latency_of(times), waiting, tuple(stages), restarts)
+
+
 class Monitor:
     """Observes one pipeline from the start of its workers on."""
 
@@ -103,21 +115,6 @@ class Monitor:
         self._executor = executor
         self._flow = Flow(deployment.wiring)
         self._started = time.monotonic()
-
-    def latency(self, last: int = 16_384) -> LatencyStats:
-        """Seconds from the first stage to the answer, for the ``last`` requests."""
-        times = self._executor.last_times()[-last:]
-        return LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times])
-
-    def made_ns(self, count: int) -> list[list[int]]:
-        """Times at which the last stage handed over the last ``count`` requests (at most 16,384), ascending, by lane.
-
-        Monotonic nanoseconds. The host may take an answer later: together with others, or after those of earlier requests.
-        """
-        lanes: dict[int, list[int]] = {}
-        for one in self._executor.last_times()[-count:]:
-            lanes.setdefault(one.sequence % self._executor.lanes.num, []).append(one.made_ns)
-        return [sorted(times_ns) for times_ns in lanes.values()]
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state and the sums of each worker, read from shared memory without asking it."""
@@ -138,14 +135,7 @@ class Monitor:
         if clear:
             self._started = now
         stages = [self._stage_stats(number, events) for number, events in enumerate(self.events(clear=clear))]
-        return RunStats(
-            num_requests=len(times),
-            elapsed_s=elapsed_s,
-            latency=LatencyStats.of([(one.done_ns - one.fed_ns) / 1e9 for one in times]),
-            waiting=LatencyStats.of([(one.fed_ns - one.submitted_ns) / 1e9 for one in times]),
-            stages=tuple(stages),
-            restarts=restarts,
-        )
+        return run_stats(times, elapsed_s, stages, restarts)
 
     def events(self, *, clear: bool = False) -> list[list[WorkerEvent]]:
         """The times of the last requests in each worker; empty for a worker that does not answer."""

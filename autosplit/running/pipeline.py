@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from autosplit.errors import PlanError, RefusedError, UsageError, listed, raise_faults
-from autosplit.reports.results import LatencyStats, RunStats
+from autosplit.reports.results import RunStats
 from autosplit.running.engine import Engine
 from autosplit.running.executor import Executor
 from autosplit.running.messages import WorkerEvent
@@ -79,6 +79,7 @@ class Pipeline(Engine):
             deployment.close(timeout_s=0.5)
             raise
         self._deployment, self._executor, self._monitor = deployment, executor, Monitor(deployment, executor)
+        self._num_lanes = wiring.num_lanes
 
     def reopen(self) -> None:
         """Start all workers anew after the pipeline has given up; it takes requests again, on the weights that it had.
@@ -110,14 +111,6 @@ class Pipeline(Engine):
     def restarts(self) -> int:
         """Workers that died and were started anew so far."""
         return self._past_restarts + self._executor.restarts
-
-    def latency(self, last: int = 16_384) -> LatencyStats:
-        """Seconds from the first stage to the answer, for the ``last`` requests."""
-        return self._monitor.latency(last)
-
-    def made_ns(self, count: int) -> list[list[int]]:
-        """When the last stage handed over the last requests: see ``Monitor.made_ns``."""
-        return self._monitor.made_ns(count)
 
     def health(self, network: str = "") -> list[WorkerHealth]:
         """The state and the sums of each worker, read from shared memory without asking it."""
