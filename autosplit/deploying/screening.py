@@ -15,7 +15,8 @@ from autosplit.values.plan import Plan
 MOST_BESIDE = 4
 """Most baselines that run in the rounds, beside the plan and the baseline to keep. Where there are more, short runs decide.
 
-Where a round is as short as a short run, twice as many may run in the first round, which then decides.
+Where a round is as short as a short run, the budget is small. No short runs are made then: the first round decides. At most
+twice as many are loaded then, and once loading is late, no more than this.
 """
 
 SCREEN_S = 0.2
@@ -41,7 +42,8 @@ class Contest:
 
     def __init__(self, bench: SideBySide, num_ways: int, objective: str, keep: str, round_s: float) -> None:
         self._bench = bench
-        self._screens = num_ways > (MOST_BESIDE if round_s > SCREEN_S else 2 * MOST_BESIDE)
+        self._small = round_s <= SCREEN_S
+        self._screens = num_ways > MOST_BESIDE and not self._small
         self._objective = objective
         self._keep = keep
         self._times_plan: dict[str, float] = {}
@@ -59,11 +61,8 @@ class Contest:
         """
         reasons = dict[str, str]()
         for number, (name, candidate) in enumerate(plans.items()):
-            share = _predicted_share(candidate, plans[PLAN])
-            if 0 < share < BEHIND and name != self._keep and time.monotonic() > late_s:
-                reasons[name] = (
-                    f"it is predicted at {share:.2f} of the plan, and the time went to others; a larger budget runs it too"
-                )
+            if name not in (PLAN, self._keep) and (why := self._no_time(candidate, plans[PLAN], time.monotonic() > late_s)):
+                reasons[name] = f"{why}, and the time went to others; a larger budget runs it too"
                 continue
             progress("run", number / len(plans), f"loading '{name}'")
             try:
@@ -76,6 +75,15 @@ class Contest:
             if name != PLAN:
                 reasons |= self.admit(name)
         return reasons
+
+    def _no_time(self, candidate: Plan, plan: Plan, late: bool) -> str:
+        """Why there is no time for a baseline; '' if there is."""
+        share = _predicted_share(candidate, plan)
+        if late and 0 < share < BEHIND:
+            return f"it is predicted at {share:.2f} of the plan"
+        num_rivals = len(self._bench.loaded.keys() - {PLAN, self._keep})
+        enough = self._small and num_rivals >= (MOST_BESIDE if late else 2 * MOST_BESIDE)
+        return f"{num_rivals} others promised more" if enough else ""
 
     def admit(self, name: str) -> dict[str, str]:
         """Run a baseline that was loaded beside the plan. If there are too many, unload the worst and say why."""
