@@ -21,6 +21,9 @@ from autosplit.values.samples import Precision
 ROUND_S = 2.0
 """Most seconds that each plan runs in a round of the report, where no number of requests is asked for."""
 
+LEAST_ROUND_S, ROUND_SHARE = 0.2, 1 / 15
+"""Least seconds of a round, and the share of ``Budget.search_s`` that it takes within its limits."""
+
 LEAST_COMPARE_S = 4.0
 """Least seconds for comparing the plan with its baselines, after a search."""
 
@@ -138,11 +141,8 @@ class Budget:
 
     @property
     def round_s(self) -> float:
-        """Seconds that each plan runs in a round of the report.
-
-        It is a fifteenth of the search, from 0.2 to ``ROUND_S``; without a search it is ``ROUND_S``.
-        """
-        return ROUND_S if self.search_s == 0 else min(ROUND_S, max(0.2, self.search_s / 15))
+        """Seconds that each plan runs in a round of the report: ``ROUND_S`` without a search, else as ``round_s``."""
+        return ROUND_S if self.search_s == 0 else round_s(self.search_s, ROUND_S)
 
     @property
     def compare_s(self) -> float:
@@ -158,6 +158,15 @@ class Budget:
     def compiling_s(self) -> float:
         """Seconds for compiling the model for one backend."""
         return COMPILE_BUDGETS * self.search_s if self.compile_s is None else self.compile_s
+
+
+def round_s(search_s: float, most_s: float) -> float:
+    """Seconds of a round that may last ``most_s``, where a search may last ``search_s``.
+
+    >>> round_s(1.0, 2.0), round_s(15.0, 2.0), round_s(60.0, 2.0)
+    (0.2, 1.0, 2.0)
+    """
+    return min(most_s, max(LEAST_ROUND_S, ROUND_SHARE * search_s))
 
 
 SETUP, BUDGET = Setup(), Budget()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit import tables
-from autosplit.deploying.setup import Hosts
+from autosplit.deploying.setup import Hosts, round_s
 from autosplit.deploying.sidebyside import FIRST_S, Contender, SideBySide
 from autosplit.deploying.workspace import Workspace
 from autosplit.errors import AutosplitError, InfeasibleError
@@ -30,8 +30,9 @@ from autosplit.values.samples import Samples
 
 NUM_ROUNDS = 3
 ROUND_S = 0.4
-"""Number of rounds in which a candidate runs, and seconds of each round. The first plan runs in the same rounds. For throughput,
-a round is full of requests; for latency, requests run one at a time."""
+"""Number of rounds in which a candidate runs, and most seconds of a round. The first plan runs in the same rounds.
+
+For throughput, a round is full of requests; for latency, requests run one at a time."""
 
 CORRECTING_SHARE = 0.6
 """Share of the budget for planning with corrected profiles. Optuna gets the rest."""
@@ -185,6 +186,7 @@ class _Hunt:
         """Microbatches that the model cannot be traced or measured for."""
         self._progress = progress
         self._budget_s = budget_s
+        self._round_s = round_s(budget_s, ROUND_S)
         self._start = time.monotonic() if begun_s is None else begun_s
 
     def subject(self, microbatch: int) -> Subject:
@@ -280,7 +282,7 @@ class _Hunt:
             entry = self.bench.load(name, plan, traced)
             first = self.bench.loaded[FIRST]
             before, alone, begun_ns = len(first.rounds_per_s), len(first.rounds_alone_s), time.monotonic_ns()
-            names, num_items = list(dict.fromkeys([FIRST, name])), _num_items(plan)
+            names, num_items = list(dict.fromkeys([FIRST, name])), self._num_items(plan)
             self._run_rounds(names, num_items)
             meanwhile = _taken(first, begun_ns)
             taken = meanwhile if entry is first else _taken(entry)
@@ -327,15 +329,14 @@ class _Hunt:
             if number > 1 and self.spent() > 1:
                 break
             if self.job.constraints.objective == "latency":
-                self.bench.run_alone(names, number, ROUND_S)
+                self.bench.run_alone(names, number, self._round_s)
             else:
                 self.bench.run_round(names, number, num_items)
 
-
-def _num_items(plan: Plan) -> int:
-    """Items of a full round of a candidate."""
-    per_s = plan.prediction.throughput_per_s
-    return int(min(1e6, ROUND_S * per_s)) if per_s < float("inf") else 1000
+    def _num_items(self, plan: Plan) -> int:
+        """Items of a full round of a candidate."""
+        per_s = plan.prediction.throughput_per_s
+        return int(min(1e6, self._round_s * per_s)) if per_s < float("inf") else 1000
 
 
 def _taken(entry: Contender, since_ns: int = 0) -> tuple[Samples, ...]:
