@@ -1,4 +1,4 @@
-"""Flags: an options value becomes the parameters of a command, grouped in its help."""
+"""Flags: an options value becomes the parameters of a command, grouped in its help, the general ones last."""
 
 import copy
 import dataclasses
@@ -8,9 +8,12 @@ from typing import Any, TypeVar, get_type_hints
 
 from typer.models import OptionInfo
 
-from autosplit.commands.options import Output
+from autosplit.commands.options import Clustered, Output
 
 T = TypeVar("T", bound=Output)
+
+GENERAL = (Clustered, Output)
+"""Options whose flags the help shows last, in this order: many commands have them, and few users need them."""
 
 
 def command(function: Callable[[T], None]) -> Callable[..., None]:
@@ -27,6 +30,7 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
         for name in vars(kind).get("__annotations__", {}):
             for info in (one for one in getattr(hints[name], "__metadata__", ()) if isinstance(one, OptionInfo)):
                 info.rich_help_panel = (kind.__doc__ or "").partition(".")[0]  # the help shows flags by the class that has them
+    places = {name: place for place, kind in enumerate(GENERAL, start=1) for name in vars(kind)["__annotations__"]}
     parameters = [
         inspect.Parameter(
             field.name,
@@ -34,7 +38,7 @@ def command(function: Callable[[T], None]) -> Callable[..., None]:
             default=empty if field.default is dataclasses.MISSING else field.default,
             annotation=hints[field.name],
         )
-        for field in dataclasses.fields(options)
+        for field in sorted(dataclasses.fields(options), key=lambda field: places.get(field.name, 0))
     ]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = dict(hints)
