@@ -50,7 +50,7 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
 def _evaluate_split(given: Evaluate) -> None:
     """Judge a split of a model beside the best split under the same rules; with ``--run``, measure both too."""
     from autosplit.backends.base import get_backend
-    from autosplit.commands.report import table
+    from autosplit.commands.report import left_out_lines, table
     from autosplit.deploying.setup import Setup
     from autosplit.devices.discovering import machine_for
     from autosplit.splitjudge import judge, measured_rows, run_judged
@@ -73,6 +73,5 @@ def _evaluate_split(given: Evaluate) -> None:
     if report is not None:
         rows = measured_rows(judged, report)
         data |= {"plans": rows, "outputs_equal": report.plan.outputs_equal}
-    left_out = [f"'{name}' was left out: {why}" for name, why in judged.left_out.items()]
-    below = "\n".join([judged.sentence, *judged.why, *left_out])
+    below = "\n".join([judged.sentence, *judged.why, *left_out_lines(judged.left_out)])
     show(given, data, table(rows, f"{traced.graph.name}: a split beside others", below))

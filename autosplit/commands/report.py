@@ -1,6 +1,7 @@
 """Tables for the terminal: plans, runs and any rows, drawn with rich."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from autosplit.values.plan import Plan
 
 WRAP_AT = 20
 """Text is not wrapped in columns narrower than this."""
+
+FIGURE = re.compile(r"(.*\()([\d.]+)( [^()]*\))")
+"""A reason that ends with a figure in brackets: the text before the figure, the figure, and the text after it."""
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str = "", below: str = "", hide: Sequence[str] = ()) -> Group:
@@ -126,14 +130,29 @@ def run_table(report: RunReport, verbose: bool = False) -> Group:
 
 def peers_table(report: RunReport) -> Group:
     """The splits of other tools, predicted, the fastest one first; and why other splits are left out."""
-    left_out = "\n".join(f"'{name}' was left out: {why}" for name, why in report.peers.left_out.items())
+    left_out = "\n".join(left_out_lines(report.peers.left_out))
     nothing = "" if report.peers.plans or left_out else "No measurement of this model is stored here, so nothing is predicted."
     return table(report.peer_rows(), f"{report.model}: the rules of other tools, predicted", left_out or nothing)
 
 
 def baselines_table(report: RunReport, verbose: bool = False) -> Group:
     """The plan beside its baselines, the best one first with the chosen one marked, and why that one was chosen."""
-    left_out = [f"'{name}' was left out: {why}" for name, why in report.left_out.items()]
     hide = () if verbose else ("stages", "backend", "rounds", "max_error")
-    below = "\n".join([f"* {report.sentence}", report.call, report.errors, *left_out])
+    below = "\n".join([f"* {report.sentence}", report.call, report.errors, *left_out_lines(report.left_out)])
     return table(report.rows(), f"{report.model}: the plan beside its baselines", below, hide=hide)
+
+
+def left_out_lines(left_out: Mapping[str, str]) -> Iterator[str]:
+    """A line for each reason to leave out plans; reasons that differ only in the figure at their end share a line.
+
+    >>> list(left_out_lines({"a": "4 were better (0.7 of the plan)", "b": "4 were better (0.5 of the plan)", "c": "it failed"}))
+    ["'a', 'b' were left out: 4 were better (0.7, 0.5 of the plan)", "'c' was left out: it failed"]
+    """
+    groups: dict[tuple[str, str], dict[str, str]] = {}
+    for name, why in left_out.items():
+        found = FIGURE.fullmatch(why)
+        before, figure, after = found.groups() if found else (why, "", "")
+        groups.setdefault((before, after), {})[f"'{name}'"] = figure
+    for (before, after), figures in groups.items():
+        verb = "was" if len(figures) == 1 else "were"
+        yield f"{', '.join(figures)} {verb} left out: {before}{', '.join(filter(None, figures.values()))}{after}"

@@ -62,7 +62,7 @@ class Contest:
         reasons = dict[str, str]()
         for number, (name, candidate) in enumerate(plans.items()):
             if name not in (PLAN, self._keep) and (why := self._no_time(candidate, plans[PLAN], time.monotonic() > late_s)):
-                reasons[name] = f"{why}, and the time went to others; a larger budget runs it too"
+                reasons[name] = f"a larger budget runs it too: {why}"
                 continue
             progress("run", number / len(plans), f"loading '{name}'")
             try:
@@ -80,10 +80,10 @@ class Contest:
         """Why there is no time for a baseline; '' if there is."""
         share = _predicted_share(candidate, plan)
         if late and 0 < share < BEHIND:
-            return f"it is predicted at {share:.2f} of the plan"
+            return f"the time went to others that promised more ({share:.2f} times as good as the plan, as predicted)"
         num_rivals = len(self._bench.loaded.keys() - {PLAN, self._keep})
         enough = self._small and num_rivals >= (MOST_BESIDE if late else 2 * MOST_BESIDE)
-        return f"{num_rivals} others promised more" if enough else ""
+        return f"the time went to {num_rivals} others that promised more" if enough else ""
 
     def admit(self, name: str) -> dict[str, str]:
         """Run a baseline that was loaded beside the plan. If there are too many, unload the worst and say why."""
@@ -104,7 +104,7 @@ class Contest:
         worst = min(rivals, key=self._times_plan.__getitem__)
         self._bench.unload(worst)
         times = self._times_plan.pop(worst)
-        return {worst: f"in short runs {MOST_BESIDE} others were better; it was {times:.2f} times as good as the plan there"}
+        return {worst: f"in short runs {MOST_BESIDE} others were better ({times:.2f} times as good as the plan there)"}
 
 
 def by_promise(baselines: Baselines, keep: str) -> list[str]:

@@ -262,7 +262,7 @@ def out_of_reach(plans: Mapping[str, Plan], planned_per_s: float, alone_s: Mappi
         most_per_s *= uncertain
         if 0 < most_per_s < best_per_s:
             most, best = number_text(most_per_s), number_text(best_per_s)
-            reasons[name] = f"by the profile it reaches at most {most} items/s, and the best way is predicted at {best} items/s"
+            reasons[name] = f"the best way is predicted at {best} items/s, which it cannot reach ({most} items/s at most)"
     return reasons
 
 
