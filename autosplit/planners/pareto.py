@@ -4,11 +4,10 @@ Two of the three are limited and the third is optimized, for a grid of limits be
 Haimes et al., 1971). Plans with other numbers of stages and replicas are candidates too.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,19 +25,9 @@ NUM_LIMITS = 4
 """Limits between the ends of latency, and as many between those of memory."""
 
 
-class Candidate(Protocol):
-    """The plans from which a front is chosen."""
-
-    @property
-    def values(self) -> tuple[float, float, float]:
-        """Seconds per sample, seconds of one sample, and bytes of the fullest device; smaller is better."""
-
-    @property
-    def num_stages(self) -> int:
-        """Number of stages. Among plans with equal values, the one with the fewest stages is kept."""
-
-
-C = TypeVar("C", bound=Candidate)
+C = TypeVar("C")
+Values = tuple[float, float, float]
+"""Seconds per sample, seconds of one sample, and bytes of the fullest device; smaller is better."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +40,9 @@ class Point:
     solution: Solution
 
     @property
-    def values(self) -> tuple[float, float, float]:
-        """See ``Candidate``."""
+    def values(self) -> Values:
+        """The three figures."""
         return self.bottleneck_s, self.latency_s, self.peak_bytes
-
-    @property
-    def num_stages(self) -> int:
-        """See ``Candidate``."""
-        return len(self.solution.blocks)
-
-    def row(self, problem: Problem) -> dict[str, Any]:
-        """A row of a table."""
-        blocks = self.solution.blocks
-        return {
-            "per_s": 1 / self.bottleneck_s if self.bottleneck_s > 0 else inf,
-            "bottleneck_s": self.bottleneck_s,
-            "latency_s": self.latency_s,
-            "peak_bytes": self.peak_bytes,
-            "stages": " | ".join(f"{len(b.ops)} on {'+'.join(problem.devices[d] for d in b.devices)}" for b in blocks),
-        }
 
 
 def point_of(problem: Problem, solution: Solution) -> Point:
@@ -79,20 +52,25 @@ def point_of(problem: Problem, solution: Solution) -> Point:
     return Point(loads.bottleneck_s, latency_s(problem, solution.blocks), peak, solution)
 
 
-def dominates(one: Candidate, other: Candidate) -> bool:
-    """Whether one point is as good as the other in all three values, but for rounding, and better in one."""
-    pairs = list(zip(one.values, other.values, strict=True))
+def dominates(one: Values, other: Values) -> bool:
+    """Whether one plan is as good as the other in all three values, but for rounding, and better in one."""
+    pairs = list(zip(one, other, strict=True))
     return all(a <= b * (1 + TOLERANCE) for a, b in pairs) and any(a < b * (1 - TOLERANCE) for a, b in pairs)
 
 
-def front_of(points: Sequence[C]) -> tuple[C, ...]:
-    """The points that no other dominates, the best throughput first; of equal ones the one with fewer stages."""
-    kept: list[C] = []
-    for point in sorted(points, key=lambda p: (p.num_stages, p.values)):
-        same = any(np.allclose(point.values, other.values, rtol=TOLERANCE, atol=0) for other in kept)
-        if not same and not any(dominates(other, point) for other in points):
-            kept.append(point)
-    return tuple(sorted(kept, key=lambda p: p.values))
+def front_of(plans: Iterable[tuple[Values, int, C]]) -> list[C]:
+    """The plans that no other dominates, the best throughput first; of equal ones the one with fewer stages.
+
+    Args:
+        plans: the values, the number of stages, and the plan.
+    """
+    ranked = sorted(plans, key=lambda plan: (plan[1], plan[0]))
+    kept: list[tuple[Values, C]] = []
+    for values, _, plan in ranked:
+        same = any(np.allclose(values, other, rtol=TOLERANCE, atol=0) for other, _ in kept)
+        if not same and not any(dominates(other, values) for other, _, _ in ranked):
+            kept.append((values, plan))
+    return [plan for _, plan in sorted(kept, key=lambda one: one[0])]
 
 
 def pareto(
@@ -141,8 +119,11 @@ class _Front:
             self._ask(self.problem, left_s / 24, **change)
         for limited, change in self._limits():
             self._ask(limited, left_s / 24, **change)
-        front = front_of(self.points)
-        return tuple(self._judged(point, best) for point in front)
+        return tuple(self._judged(point, best) for point in self._front())
+
+    def _front(self) -> list[Point]:
+        """The points so far that no other one dominates."""
+        return front_of((point.values, len(point.solution.blocks), point) for point in self.points)
 
     def _judged(self, point: Point, best: Solution) -> Solution:
         """The solution of a point with throughput as its objective, and the bound that holds for it.
@@ -184,7 +165,7 @@ class _Front:
 
     def _limits(self) -> Iterator[tuple[Problem, dict[str, Any]]]:
         """Memory caps and latency limits between the ends of the present front."""
-        front = front_of(self.points)
+        front = self._front()
         memory = _between([point.peak_bytes for point in front])
         latency = _between([point.latency_s for point in front])
         for cap in (*reversed(memory), self._least_memory()):

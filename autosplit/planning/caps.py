@@ -5,7 +5,6 @@ The peak of values is not a sum over ops, and slots of rings depend on the cut, 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -129,29 +128,15 @@ def front_rows(front: Sequence[tuple[Plan, int]]) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A plan, with the bytes that its fullest device holds."""
-
-    plan: Plan
-    peak_bytes: int
-
-    @property
-    def values(self) -> tuple[float, float, float]:
-        return self.plan.prediction.bottleneck_s, self.plan.prediction.latency_s, float(self.peak_bytes)
-
-    @property
-    def num_stages(self) -> int:
-        return len(self.plan.stages)
-
-
 def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[tuple[Plan, int]]:
     """The plans within the caps that no other one dominates, each with the bytes that its fullest device holds."""
-    fitting = [plan for plan in plans if not faults_on(plan, machine, graph)]
-    held = [
-        _Held(plan, max(sum(held_on(_stages_on(plan, device.name), graph)) for device in machine.devices)) for plan in fitting
-    ]
-    return [(one.plan, one.peak_bytes) for one in front_of(held)]
+    rows = []
+    for plan in plans:
+        if not faults_on(plan, machine, graph):
+            peak_bytes = max(sum(held_on(_stages_on(plan, device.name), graph)) for device in machine.devices)
+            values = plan.prediction.bottleneck_s, plan.prediction.latency_s, float(peak_bytes)
+            rows.append((values, len(plan.stages), (plan, peak_bytes)))
+    return front_of(rows)
 
 
 def _planned(query: Query, backends: Sequence[str], machine: Machine) -> Plan:
