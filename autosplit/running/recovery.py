@@ -23,7 +23,7 @@ from autosplit.running.flow import Flow
 from autosplit.running.lanes import Lanes
 from autosplit.running.messages import Pause, Paused
 from autosplit.running.provisioner import Deployment
-from autosplit.running.restarts import Death, Record
+from autosplit.running.restarts import Record
 
 MAX_TRIES = 2
 """Workers that may die while they run one request, before it is given up."""
@@ -159,7 +159,7 @@ class Recovery:
         for number, story in stories.items():
             status = self._deployment.status_block.status(number)
             num_done = sum(status[word] for word in (statusblock.DONE, statusblock.FAILED, statusblock.SKIPPED))
-            record = self._records[number] = self._records[number].after(Death(num_done, up_s[number], idle))
+            record = self._records[number] = self._records[number].after(num_done, up_s[number], idle)
             if record.num_fruitless > self._max_restarts:
                 noun = "restart" if self._max_restarts == 1 else "restarts"
                 raise WorkerError(

@@ -17,30 +17,30 @@ from autosplit.errors import BackendError, DeadlineError, RefusedError, UsageErr
 from autosplit.running.modules import LocalFunction
 from autosplit.running.nullworker import SimulatedDeath
 from autosplit.running.pipeline import Pipeline
-from autosplit.running.restarts import LONGEST_PAUSE_S, WINDOW_S, Death, Record
+from autosplit.running.restarts import LONGEST_PAUSE_S, WINDOW_S, Record
 from autosplit.running.wiring import StagePlacement
 from autosplit.serving.hostmanager import HostManager
 
 pytestmark = pytest.mark.timeout(60)
 
 
-def after(*deaths: Death) -> Record:
+def after(count: int, num_done: int = 0, up_s: float = 0.0, idle: bool = False) -> Record:
+    """The record after so many equal deaths."""
     record = Record()
-    for death in deaths:
-        record = record.after(death)
+    for _ in range(count):
+        record = record.after(num_done, up_s, idle)
     return record
 
 
 def test_pauses_grow_with_deaths_that_bring_nothing_and_end_with_progress() -> None:
-    loading = Death(num_done=0, up_s=0.0, idle=False)
-    assert [after(*[loading] * count).pause_s for count in range(5)] == [0, 0, 0.1, 0.2, 0.4]
-    assert after(*[loading] * 20).pause_s == LONGEST_PAUSE_S
-    assert after(*[loading] * 20, Death(1, 0.0, False)) == Record(num_done=1, num_deaths=1)
-    assert after(*[loading] * 20, Death(0, WINDOW_S, False)) == Record(num_deaths=1, num_fruitless=1)
+    assert [after(count).pause_s for count in range(5)] == [0, 0, 0.1, 0.2, 0.4]
+    assert after(20).pause_s == LONGEST_PAUSE_S
+    assert after(20).after(1, 0.0, idle=False) == Record(num_done=1, num_deaths=1)
+    assert after(20).after(0, WINDOW_S, idle=False) == Record(num_deaths=1, num_fruitless=1)
 
 
 def test_deaths_that_hold_up_no_request_never_add_up_to_giving_up() -> None:
-    record = after(*[Death(num_done=0, up_s=1.0, idle=True)] * 20)
+    record = after(20, up_s=1.0, idle=True)
     assert record.num_fruitless == 0 and record.pause_s == LONGEST_PAUSE_S
 
 
