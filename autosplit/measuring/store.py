@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autosplit.errors import GraphError, ProfileError
-from autosplit.files import content_hash, locked, read_mapping, write_atomic
+from autosplit.files import content_hash, from_plain, locked, read_mapping, write_atomic
 from autosplit.parsing import MALFORMED, parse_json
 from autosplit.reports.accuracy import Accuracy, Run
 from autosplit.values.graph import Graph
@@ -278,7 +278,7 @@ def _entries(graph: Graph, path: Path) -> list[Entry]:
 
 
 def _links(path: Path) -> list[Link]:
-    return [Link.from_dict(link) for link in read_mapping(path, "links", SCHEMA, ProfileError)["links"]]
+    return from_plain(list[Link], read_mapping(path, "links", SCHEMA, ProfileError)["links"])
 
 
 def _entry(data: Mapping[str, Any]) -> Entry:

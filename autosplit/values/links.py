@@ -1,10 +1,6 @@
 """Links between devices and wires between hosts: the time that a value takes from one to another."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-from autosplit.files import from_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +21,6 @@ class Link:
     receive_s_per_byte: float
     cold_send_s: float = 0.0
     cold_receive_s: float = 0.0
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> "Link":
-        """The inverse of ``dataclasses.asdict``. Raises: ValueError: a field is missing or of another type."""
-        return from_plain(Link, data)
 
     def when_cold(self) -> "Link":
         """The link of a model whose requests replace the last-level cache."""
@@ -52,11 +43,6 @@ class Wire:
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     s_per_byte: float
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> "Wire":
-        """The inverse of ``dataclasses.asdict``. Raises: ValueError: a field is missing or of another type."""
-        return from_plain(Wire, data)
 
 
 def shared_memory_link(source: str, target: str) -> Link:

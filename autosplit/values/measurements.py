@@ -214,8 +214,8 @@ class Measurements:
                 signatures=from_plain(dict[str, str], data["signatures"]),
                 measured={setting_from_dict(entry): measured_from_dict(entry) for entry in data["measured"]},
                 stages=tuple(stage_from_dict(entry) for entry in data["stages"]),
-                links=tuple(Link.from_dict(link) for link in data["links"]),
-                wires=tuple(Wire.from_dict(wire) for wire in data.get("wires", [])),
+                links=from_plain(tuple[Link, ...], data["links"]),
+                wires=from_plain(tuple[Wire, ...], data.get("wires", [])),
                 precision=data.get("precision", "f32"),
             ).verify()
         except MALFORMED as failure:
