@@ -28,7 +28,7 @@ def search_workload(given: options.Plans) -> None:
     from autosplit.commands.report import table
     from autosplit.planners.pareto import pareto, point_of
     from autosplit.planners.portfolio import solve
-    from autosplit.planning.explaining import explain_solution
+    from autosplit.planning.explaining import explain_blocks
 
     demands = replace(given.constraints(), contiguous=given.contiguous, max_replicas=given.max_replicas or 1)
     given.require_default(FOR_MODELS, "a workload file names its own devices and ops, and nothing is measured or written")
@@ -72,7 +72,7 @@ def search_workload(given: options.Plans) -> None:
         views.append(table([row | {"stages": len(each.blocks)} for row, each in zip(rows, front, strict=True)], "front"))
     if given.explain:
         left_s = max(0.0, limit_s - (monotonic() - started))
-        found = explain_solution(problem, solution, demands, time_limit_s=left_s, unit="")
+        found = explain_blocks(problem, solution.blocks, demands, time_limit_s=left_s, unit="", bound_s=solution.bound_s)
         add_explanation(found, data, views)
     simulated = add_simulation(given, _simulation(problem, solution.blocks), data, views)
     try:

@@ -8,7 +8,7 @@ holds ops and the devices that run them; several devices are replicas of the blo
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -281,16 +281,3 @@ class Solution:
         if self.status == "optimal" or self.objective_s <= 0:
             return 0.0
         return max(0.0, (self.objective_s - self.bound_s) / self.objective_s)
-
-    def rows(self, problem: Problem) -> list[dict[str, Any]]:
-        """One row a block: devices, number of ops, first and last op."""
-        return [
-            {
-                "block": number,
-                "devices": ", ".join(problem.devices[device] for device in block.devices),
-                "ops": len(block.ops),
-                "first": problem.ops[min(block.ops)] if block.ops else "",
-                "last": problem.ops[max(block.ops)] if block.ops else "",
-            }
-            for number, block in enumerate(self.blocks)
-        ]

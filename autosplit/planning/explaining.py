@@ -7,13 +7,12 @@ answer to the problem with one thing changed.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
 from autosplit.arguments import checked
 from autosplit.costs.cost import CLOSED, TOLERANCE, Loads, evaluate
-from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Solution, Transfers
+from autosplit.costs.problem import HOST, Block, Floats, Pool, Problem, Transfers
 from autosplit.errors import InfeasibleError
 from autosplit.planners.objective import objective_s
 from autosplit.planners.portfolio import solve
@@ -130,11 +129,6 @@ def explain_blocks(
         unit=unit,
         left_out=left_out,
     )
-
-
-def explain_solution(problem: Problem, solution: Solution, demands: Demands = Demands(), **options: Any) -> Explanation:  # noqa: B008
-    """The explanation of a solution: ``explain_blocks`` of its blocks."""
-    return explain_blocks(problem, solution.blocks, demands, bound_s=solution.bound_s, **options)
 
 
 def _device_rows(problem: Problem, blocks: Sequence[Block]) -> Iterator[DeviceLoad]:

@@ -19,7 +19,7 @@ from autosplit.costs.wires import Wires
 from autosplit.costs.workloads import parse_dnn_partitioning
 from autosplit.errors import PlanError, UsageError
 from autosplit.planners.portfolio import solve
-from autosplit.planning.explaining import explain, explain_blocks, explain_solution
+from autosplit.planning.explaining import explain, explain_blocks
 from autosplit.planning.plans import Query, plan_model
 from autosplit.planning.predicting import predict
 from autosplit.searching.candidates import Job
@@ -82,7 +82,7 @@ def test_one_more_device_brings_what_a_file_with_one_more_says(num_cpus):
     edges = [{"sourceId": n, "destId": n + 1, "cost": 4} for n in range(2)]
     file = {"maxFPGAs": 1, "maxCPUs": num_cpus, "maxSizePerFPGA": 9, "nodes": nodes, "edges": edges}
     one, two = (parse_dnn_partitioning(file | {"maxFPGAs": count}, "small") for count in (1, 2))
-    more = change(explain_solution(one, solve(one), unit=""), "one more device")
+    more = change(explain_blocks(one, solve(one).blocks, unit=""), "one more device")
     assert more.proved and more.objective_s == solve(two).objective_s == 9.0
 
 
@@ -147,7 +147,9 @@ def test_latency_is_explained_in_its_own_terms():
 def test_a_device_keeps_its_name_in_the_sentence_about_latency():
     problem = replace(chain([2.0, 2.0]), devices=("CPU:0", "CPU:1"))
     solution = solve(problem, Demands(objective="latency"))
-    found = explain_solution(problem, solution, Demands(objective="latency"), time_limit_s=0.0)
+    found = explain_blocks(
+        problem, solution.blocks, demands=Demands(objective="latency"), bound_s=solution.bound_s, time_limit_s=0.0
+    )
     assert found.because.startswith(f"A sample takes 4.00 s; '{found.bottleneck}' is the bottleneck with 4.00 s a sample")
 
 
@@ -165,14 +167,14 @@ def test_what_there_is_no_time_for_is_named_and_what_is_proved_is_not_looked_for
     hurried = explain_blocks(problem, solution.blocks, time_limit_s=0.0)
     assert hurried.left_out == ("another plan under the same demands", "one more device like 'dev0'", "twice the bandwidth")
     assert not hurried.changes and not hurried.cuts and "no time left to look at: another plan" in hurried.text
-    assert explain_solution(problem, solution, time_limit_s=0.0).left_out == hurried.left_out[1:]
-    assert explain_solution(problem, solution, time_limit_s=0.0).bound_s == solution.bound_s
+    assert explain_blocks(problem, solution.blocks, bound_s=solution.bound_s, time_limit_s=0.0).left_out == hurried.left_out[1:]
+    assert explain_blocks(problem, solution.blocks, bound_s=solution.bound_s, time_limit_s=0.0).bound_s == solution.bound_s
 
 
 def test_a_plan_that_is_no_chain_has_cuts_too():
     problem = chain([1.0] * 4, num_bytes=0.01)
     solution = solve(problem, Demands(contiguous=False))
-    found = explain_solution(problem, solution, demands=Demands(contiguous=False), time_limit_s=5)
+    found = explain_blocks(problem, solution.blocks, bound_s=solution.bound_s, demands=Demands(contiguous=False), time_limit_s=5)
     (cut,) = found.cuts
     assert cut.objective_s == pytest.approx(3.01) and f"costs 3.01 s (+{cut.slower:.1%}), of {cut.tried} tried" in found.text
 

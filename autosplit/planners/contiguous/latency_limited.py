@@ -5,7 +5,6 @@ branches run side by side, the true latency is shorter. So every chain that it f
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from math import inf
 from time import monotonic
 
@@ -13,7 +12,7 @@ from autosplit.costs.problem import Floats
 from autosplit.planners.contiguous.device_usage import Usage
 from autosplit.planners.contiguous.growing_block import ROUNDING
 from autosplit.planners.contiguous.linear import Chain, chain_in_order, topological_orders
-from autosplit.planners.items import Ints, Items
+from autosplit.planners.items import Items
 from autosplit.values.constraints import Demands
 
 NUM_HALVINGS = 24
@@ -50,7 +49,7 @@ def quick_chains(
             if monotonic() > deadline:
                 return
             limit_s = high_s if high_s == inf else (low_s + high_s) / 2
-            chain = soonest_chain(items, demands, usage, weights, order, limit_s, delay_s)
+            chain = chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)
             value_s = inf if chain is None else judge(chain)
             if value_s < best_s and chain is not None:
                 best_s = value_s
@@ -63,14 +62,3 @@ def quick_chains(
                 low_s = limit_s
             if high_s - low_s <= CLOSE * high_s:
                 break
-
-
-def soonest_chain(
-    items: Items, demands: Demands, usage: Usage, weights: Floats, order: Ints, limit_s: float, delay_s: float = 0.0
-) -> Chain | None:
-    """The chain of intervals of the order with loads up to ``limit_s`` and the least sum of block times and delays.
-
-    Its ``value_s`` is that sum; delays from and to the host are not in it.
-    """
-    chain = chain_in_order(items, demands, usage, weights, order, limit_s * (1 + 3 * ROUNDING), delay_s=delay_s)
-    return None if chain is None else replace(chain, value_s=chain.value_s - delay_s)
