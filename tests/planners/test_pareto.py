@@ -57,7 +57,7 @@ def test_points_run_recompute_and_do_not_dominate_each_other(seed):
     best = exhaustive.best_blocks(problem, demands)
     shared = exhaustive.best_blocks(problem, replace(demands, reuse=True))
     try:
-        solutions = pareto(problem, time_limit_s=1)
+        solutions = pareto(problem, time_limit_s=0.6)
     except InfeasibleError:
         assert shared is None
         return

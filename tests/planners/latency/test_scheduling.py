@@ -115,7 +115,9 @@ def test_equals_brute_force_on_small_graphs(seed, contiguous, max_replicas):
     demands = with_reuse(Demands("latency", contiguous, max_replicas=max_replicas))
     best = exhaustive.best_blocks(problem, demands)
     try:
-        solution = solve(problem, Demands(objective="latency", contiguous=contiguous, max_replicas=max_replicas), time_limit_s=3)
+        solution = solve(
+            problem, Demands(objective="latency", contiguous=contiguous, max_replicas=max_replicas), time_limit_s=1.5
+        )
     except InfeasibleError:
         assert best is None
         return

@@ -15,6 +15,7 @@ from autosplit.costs.problem import HOST, Block, Net, Pool, Problem, SharedWeigh
 from autosplit.costs.workloads import parse_dnn_partitioning, read_workload
 from autosplit.errors import InfeasibleError
 from autosplit.planners.incumbent import Incumbent
+from autosplit.planners.noncontiguous import partitioning
 from autosplit.planners.noncontiguous.annealing import anneal, random_home
 from autosplit.planners.noncontiguous.column_generation import pricers_of, refuted_s
 from autosplit.planners.noncontiguous.frontier import sweep_of
@@ -131,10 +132,11 @@ def test_a_memory_cap_that_nothing_fits_is_an_error() -> None:
         solve(small, Demands(contiguous=False), time_limit_s=0.3)
 
 
-def test_ctrl_c_ends_the_proof_too() -> None:
+def test_ctrl_c_ends_the_proof_too(monkeypatch: pytest.MonkeyPatch) -> None:
     # it went on by itself until the time limit, with a core to itself
     problem = read_workload(WORKLOADS / "layer-resnet50_inference.json")
     before, lines = set(threading.enumerate()), list[str]()
+    monkeypatch.setattr(partitioning, "LONGEST_HEAD_START_S", 0.2)
 
     def interrupt(line: str) -> None:
         if "cut profile" in line and not lines:
