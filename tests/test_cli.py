@@ -132,6 +132,7 @@ def test_a_plan_runs_again_and_is_exported(made: tuple[Path, dict[str, Any]], mo
     exported = inside("export", "plan.yaml", "exported", "--json", cwd=folder, monkeypatch=monkeypatch)
     assert exported.exit_code == 0, exported.stderr
     assert {"manifest.json", "driver.py"} <= set(json.loads(exported.stdout)["files"])
+    assert exported.stderr.startswith("load …\nexport …\n"), "tracing and writing take a while, and bars show it"
 
 
 @pytest.mark.timeout(120)
@@ -522,6 +523,7 @@ def test_a_plan_file_is_judged_by_the_store(
     (folder / "shallow.yaml").write_text((folder / "plan.yaml").read_text().replace("queue_depth: 4", "queue_depth: 3"))
     done = inside("evaluate", "shallow.yaml", "--json", cwd=folder, monkeypatch=monkeypatch)
     assert done.exit_code == 0 and json.loads(done.stdout)["throughput_per_s"] > 0, done.stderr
+    assert done.stderr.startswith("load …\n")
     empty = inside("evaluate", str(folder / "plan.yaml"), cwd=tmp_path, monkeypatch=monkeypatch)
     assert empty.exit_code == 1 and "holds no measurement of this model" in empty.stderr
 

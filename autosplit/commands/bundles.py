@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autosplit.commands.bundleoptions import Bundle
-from autosplit.commands.console import err, say, show
+from autosplit.commands.console import err, load_plan, say, show
 from autosplit.errors import UsageError
 from autosplit.progress import bars
 
@@ -31,21 +31,20 @@ def bundle(given: Bundle) -> None:
 def _make(given: Bundle, plans: list[str], path: Path) -> None:
     from autosplit.bundling.bundler import require_absent, write_bundle
     from autosplit.bundling.crosscheck import check_bundle
-    from autosplit.loadedplan import load
 
     require_absent(path)
     networks: dict[str, Any] = {}
     with bars(err) as progress:
         for text in plans:
             name, equals, plan = text.rpartition("=")
-            progress("load", len(networks) / len(plans), f"reading '{plan}' and tracing its model")
-            loaded = load(plan, given.model)
+            loaded = load_plan(plan, given.model, progress, len(networks) / len(plans))
             name = name if equals else loaded.traced.graph.name
             if name in networks:
                 raise UsageError(f"two networks are named '{name}'; name each, as in first={plans[0]} second={text}")
             networks[name] = loaded.traced, loaded.plan.verify(loaded.traced.graph, loaded.machine)
         manifest = write_bundle(networks, path, zipped=given.zip, progress=progress)
-    errors = check_bundle(path, networks)
+        progress("check", 0.0, "comparing its outputs with the model's")
+        errors = check_bundle(path, networks)
     for name, error in errors.items():
         say(f"network '{name}' is off by {error.relative:.3g} of the largest value from the model in f32 eager")
     _show_manifest(given, path, manifest)
@@ -77,23 +76,25 @@ def _run(given: Bundle, path: Path) -> None:
     from autosplit.bundling.openbundle import load_bundle, policy_of
 
     kept = read_dump(given.inputs) if given.inputs else None
-    started = time.perf_counter()
-    with load_bundle(
-        path,
-        network=given.network,
-        policy=policy_of(given.policy),
-        devices=given.devices,
-        allow_native=given.allow_native,
-        cuts=given.dump is not None,
-    ) as bundle:
-        inputs = {name: kept.values[name] for name in kept.inputs} if kept else example_inputs(bundle.network)
-        bundle.run(inputs)
-        first_s = time.perf_counter() - started
+    with bars(err) as progress:
+        progress("load", 0.0, f"opening '{path}'")
         started = time.perf_counter()
-        bundle.run(inputs)
-        next_s = time.perf_counter() - started
-        if given.dump is not None:
-            write_dump(bundle, given.policy, inputs, given.dump)
+        with load_bundle(
+            path,
+            network=given.network,
+            policy=policy_of(given.policy),
+            devices=given.devices,
+            allow_native=given.allow_native,
+            cuts=given.dump is not None,
+        ) as bundle:
+            inputs = {name: kept.values[name] for name in kept.inputs} if kept else example_inputs(bundle.network)
+            bundle.run(inputs)
+            first_s = time.perf_counter() - started
+            started = time.perf_counter()
+            bundle.run(inputs)
+            next_s = time.perf_counter() - started
+            if given.dump is not None:
+                write_dump(bundle, given.policy, inputs, given.dump)
     data = {
         "network": bundle.name,
         "policy": given.policy,

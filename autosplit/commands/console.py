@@ -68,6 +68,14 @@ def trace(given: options.Profile | Evaluate, progress: Progress, model: str) -> 
     return traced
 
 
+def load_plan(path: str | Path, model: str | None, progress: Progress, share: float = 0.0, devices: Any = None) -> Any:
+    """A plan file with its model, which is traced; ``share`` of the step is done before. Arguments as for ``loadedplan.load``."""
+    from autosplit.loadedplan import load
+
+    progress("load", share, f"reading '{path}' and tracing its model")
+    return load(path, model, devices=devices)
+
+
 def say(text: str) -> None:
     """Print a line on stderr as it is: brackets are not markup."""
     err.print(text, highlight=False, markup=False, soft_wrap=True)

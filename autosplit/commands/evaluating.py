@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autosplit.commands.console import err, say, show, trace
+from autosplit.commands.console import err, load_plan, say, show, trace
 from autosplit.commands.exchangeoptions import Evaluate
 from autosplit.commands.options import seconds
 from autosplit.commands.workloadfiles import evaluate_workload
@@ -35,10 +35,10 @@ def _evaluate_plan(given: Evaluate, path: Path) -> None:
     from autosplit import api, keeping
     from autosplit.commands.report import plan_table
     from autosplit.deploying.setup import Setup
-    from autosplit.loadedplan import load
 
     given.require_default((*FOR_WORKLOADS, "split", *FOR_MODELS), "a plan names its own stages")
-    loaded = load(path, given.model)
+    with bars(err) as progress:
+        loaded = load_plan(path, given.model, progress)
     profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
     if profile is None:
         raise UsageError(f"the store '{given.profiles}' holds no measurement of this model here: autosplit profile makes one")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autosplit.commands.console import err, log, say, show, trace
+from autosplit.commands.console import err, load_plan, log, say, show, trace
 from autosplit.commands.machines import opened_machine
 from autosplit.commands.options import Output, PlansModel, Profile, pins_of
 from autosplit.errors import UsageError
@@ -106,16 +106,17 @@ def memory(given: Memory) -> None:
     """Show what each stage of a plan holds: weights, values, what its backend takes, slots of rings, its process."""
     from autosplit.commands.report import table
     from autosplit.deploying.footprints import Footprints
-    from autosplit.loadedplan import load
     from autosplit.memory.stages import stage_memories
     from autosplit.tracing.aliasing import values_of
 
-    loaded = load(given.plan, given.model)
-    plan, footprints = loaded.plan, Footprints(loaded.machine)
-    counted = stage_memories(loaded.traced.graph, plan, values_of(loaded.traced))
-    known = [stage.memory or one for stage, one in zip(plan.stages, counted, strict=True)]
-    if given.measure:
-        footprints.measure(loaded.traced, plan)
+    with bars(err) as progress:
+        loaded = load_plan(given.plan, given.model, progress)
+        plan, footprints = loaded.plan, Footprints(loaded.machine)
+        counted = stage_memories(loaded.traced.graph, plan, values_of(loaded.traced))
+        known = [stage.memory or one for stage, one in zip(plan.stages, counted, strict=True)]
+        if given.measure:
+            progress("measure", 0.0, "running the plan")
+            footprints.measure(loaded.traced, plan)
     rows = []
     for stage, one in zip(plan.stages, known, strict=True):
         row = {"stage": stage.name, "devices": " ".join(stage.devices), **asdict(one)}

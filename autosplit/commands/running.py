@@ -5,6 +5,7 @@ from dataclasses import replace
 from autosplit.commands import options
 from autosplit.commands.console import (
     err,
+    load_plan,
     log,
     require_equal,
     say,
@@ -29,15 +30,13 @@ def run(given: options.Run) -> None:
     from autosplit.commands.report import baselines_table, peers_table, run_table
     from autosplit.deploying.setup import Budget, Setup
     from autosplit.errors import each
-    from autosplit.loadedplan import load
     from autosplit.values.planfile import read_plan
 
     file = read_plan(given.plan)
     each(f"plan '{given.plan}' cannot run here", get_backend, file.backends)  # tracing takes a while
     with opened_machine(given, ",".join(file.devices)) as (machine, hosts):
         with bars(err) as progress:
-            progress("load", 0.0, f"reading '{given.plan}' and tracing its model")
-            loaded = load(given.plan, given.model, devices=machine)
+            loaded = load_plan(given.plan, given.model, progress, devices=machine)
         plan, traced = loaded.plan, loaded.traced
         if given.precision not in (None, plan.precision):
             plan = replace(plan, precision=given.precision or "f32").unpredicted()
@@ -119,7 +118,6 @@ def export(given: Export) -> None:
     from autosplit.commands.report import table
     from autosplit.deploying.setup import Setup
     from autosplit.exporting.base import TARGETS, get_target, require_exportable
-    from autosplit.loadedplan import load
 
     if given.to == "list":
         found = [get_target(name) for name in TARGETS]
@@ -130,9 +128,11 @@ def export(given: Export) -> None:
     if given.plan is None or given.folder is None:
         raise UsageError("name the plan and the folder to make: autosplit export plan.yaml FOLDER --to RUNTIME")
     require_exportable(given.to, given.folder)
-    loaded = load(given.plan, given.model)
-    profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
-    exported = api.export(loaded.traced, loaded.plan, given.folder, given.to, profile=profile)
+    with bars(err) as progress:
+        loaded = load_plan(given.plan, given.model, progress)
+        progress("export", 0.0, f"writing '{given.folder}' for {given.to}")
+        profile = keeping.stored_profile(loaded.traced, loaded.plan, loaded.machine, Setup(store=given.profiles))
+        exported = api.export(loaded.traced, loaded.plan, given.folder, given.to, profile=profile)
     for note in exported.notes:
         say(f"note: {note}")
     files = sorted(str(path.relative_to(given.folder)) for path in given.folder.rglob("*") if path.is_file())
