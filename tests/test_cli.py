@@ -535,6 +535,7 @@ def test_devices_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_workload_is_planned_and_its_answer_evaluates_to_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = inside("search", str(WORKLOAD), "--format", "dnn-partitioning", "--json", cwd=tmp_path, monkeypatch=monkeypatch)
+    assert done.stderr.startswith("search …\n")
     assert done.exit_code == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["objective"] == pytest.approx(17.7899, abs=1e-4) and answer["status"] == "optimal"

@@ -7,11 +7,12 @@ from time import monotonic
 from typing import Any
 
 from autosplit.commands import options
-from autosplit.commands.console import add_explanation, add_simulation, log, say, show, write_simulation
+from autosplit.commands.console import add_explanation, add_simulation, err, log, say, show, write_simulation
 from autosplit.commands.exchangeoptions import Evaluate
 from autosplit.errors import InfeasibleError, PlanError, UsageError
 from autosplit.files import read_data, write_atomic
 from autosplit.parsing import json_safe, parse_json
+from autosplit.progress import bars
 
 FOR_MODELS = (
     "devices", "machine", "memory", "pin", "forbid", "allow", "together", "front", "pick", "backend", "precision", "batch",
@@ -36,14 +37,12 @@ def search_workload(given: options.Plans) -> None:
     limit_s = options.seconds(given.time_limit)
     plan_s = limit_s * (PLAN_SHARE if given.explain else 1.0)
     calls: dict[str, Any] = {"time_limit_s": plan_s, "seed": given.seed, "log": log(given)}
-    front: tuple[Any, ...] = ()
     started = monotonic()
     try:
-        if given.objective == "pareto":
-            front = pareto(problem, demands, **calls)
-            solution = front[0]
-        else:
-            solution = solve(problem, demands, **calls)
+        with bars(err) as progress:
+            progress("search", 0.0, f"planning, which takes {limit_s:g} s at most")
+            front = tuple(pareto(problem, demands, **calls)) if given.objective == "pareto" else ()
+            solution = front[0] if front else solve(problem, demands, **calls)
     except InfeasibleError as failure:
         if given.json:
             show(given, _refusal(problem, failure, monotonic() - started))
@@ -72,7 +71,9 @@ def search_workload(given: options.Plans) -> None:
         views.append(table([row | {"stages": len(each.blocks)} for row, each in zip(rows, front, strict=True)], "front"))
     if given.explain:
         left_s = max(0.0, limit_s - (monotonic() - started))
-        found = explain_blocks(problem, solution.blocks, demands, time_limit_s=left_s, unit="", bound_s=solution.bound_s)
+        with bars(err) as progress:
+            progress("explain", 0.0, "finding out why it is not better")
+            found = explain_blocks(problem, solution.blocks, demands, time_limit_s=left_s, unit="", bound_s=solution.bound_s)
         add_explanation(found, data, views)
     simulated = add_simulation(given, _simulation(problem, solution.blocks), data, views)
     try:
