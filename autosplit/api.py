@@ -154,9 +154,20 @@ def search(
             workspace=setup.workspace,
             hosts=setup.hosts,
             progress=progress,
+            keep=lambda found: _keep(_with_versions(found), setup),
         )
-    versions = {name: version(name) for name in ("autosplit", "torch")}
-    return replace(result, plan=replace(result.plan, versions=versions))
+    return _with_versions(result)
+
+
+def _with_versions(found: "SearchResult") -> "SearchResult":
+    return replace(found, plan=replace(found.plan, versions={name: version(name) for name in ("autosplit", "torch")}))
+
+
+def _keep(found: "SearchResult", setup: Setup) -> None:
+    """Keep what was found and measured before a call was stopped."""
+    keep_search(found, setup)
+    if setup.keep is not None:
+        setup.keep(found)
 
 
 def _machine(devices: Machine | str | None, setup: Setup) -> Machine:
@@ -326,7 +337,11 @@ def auto(
         profile = measure(traced, machine, setup=setup)
         found = search(traced, profile, machine, wanted, setup=setup, budget=budget)
         subjects = {traced.source.batch: (traced, profile), found.plan.microbatch: (found.traced, found.profile)}
-        report = run_subjects(subjects, found.plan, machine, wanted, setup=setup, budget=budget)
+        try:
+            report = run_subjects(subjects, found.plan, machine, wanted, setup=setup, budget=budget)
+        except BaseException:
+            _keep(found, setup)
+            raise
     absent = absent_runtimes() if setup.backends is None else ()
     notes = (*absent, *traced.notes, *wanted.notes(traced.graph), *report.notes, *keep_search(found, setup))
     used = found.traced if report.best.plan.microbatch == found.plan.microbatch else traced

@@ -76,6 +76,18 @@ def load_plan(path: str | Path, model: str | None, progress: Progress, share: fl
     return load(path, model, devices=devices)
 
 
+def keep_plan(path: Path) -> Callable[[Any], None]:
+    """A function for ``Setup.keep``, which writes the plan that was found before a command was stopped."""
+
+    def keep(found: Any) -> None:
+        from autosplit.values.planfile import write_plan
+
+        write_plan(found.plan, found.traced.graph, path)
+        say(f"wrote {path}: the best plan so far, which was not compared with its baselines")
+
+    return keep
+
+
 def say(text: str) -> None:
     """Print a line on stderr as it is: brackets are not markup."""
     err.print(text, highlight=False, markup=False, soft_wrap=True)

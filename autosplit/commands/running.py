@@ -5,6 +5,7 @@ from dataclasses import replace
 from autosplit.commands import options
 from autosplit.commands.console import (
     err,
+    keep_plan,
     load_plan,
     log,
     require_equal,
@@ -72,7 +73,7 @@ def auto(given: options.Auto) -> None:
     wanted, budget = given.constraints(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
         progress = StepTimes(drawn)
-        setup = given.setup(progress, log(given), hosts)
+        setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         say(expectation(machine, setup, budget))
         result = api.auto(trace(given, progress, given.model), machine, wanted, setup=setup, budget=budget)
     report = result.report

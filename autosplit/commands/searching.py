@@ -9,6 +9,7 @@ from autosplit.commands.console import (
     add_explanation,
     add_simulation,
     err,
+    keep_plan,
     log,
     say,
     say_reused,
@@ -37,7 +38,7 @@ def search(given: options.Plans) -> None:
     started = keeping.now()
     wanted, budget = given.constraints(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
-        setup = given.setup(progress, log(given), hosts)
+        setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         traced = trace(given, progress, given.model)
         wanted.verify(traced.graph, machine)
         measured = api.measure(traced, machine, setup=setup)

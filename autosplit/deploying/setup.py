@@ -68,6 +68,7 @@ class Setup:
         journal: file of the trials, with which a search that was stopped goes on.
         workspace: where stages are saved and prepared, to be shared between calls.
         observe: called once with the HostManager on which a plan and its baselines run.
+        keep: called with the ``SearchResult`` so far, if a search, or ``auto`` after one, is stopped by Ctrl-C or a failure.
         hosts: the hosts on which to measure and run, such as a ``Cluster``; None for this machine.
     Raises: UsageError, MissingExtraError: with every fault, a value that cannot be used or a backend that is not installed.
     """
@@ -84,6 +85,7 @@ class Setup:
     journal: str | Path | None = None
     workspace: Workspace | None = None
     observe: Callable[[Any], None] | None = None
+    keep: Callable[[Any], None] | None = None
     hosts: Hosts | None = None
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ begins with the planner's answer; a trial whose prediction is far behind the bes
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ def search(
     workspace: Workspace | None = None,
     hosts: Hosts | None = None,
     progress: Progress = quiet,
+    keep: Callable[[SearchResult], None] = lambda found: None,
 ) -> SearchResult:
     """The plan that measures best within the budget.
 
@@ -96,6 +97,7 @@ def search(
             devices or other demands begins anew in that file.
         workspace, hosts: as for ``SideBySide``.
         progress: called with the share of the budget that is spent, for the step ``search``.
+        keep: called with the result so far, if a candidate was measured before the search is stopped by Ctrl-C or a failure.
     Raises: InfeasibleError: no plan meets the constraints. ProfileError: a measurement is missing.
     """
     subject = (subject[0], subject[1].on(job.machine))
@@ -110,21 +112,25 @@ def search(
         job = replace(job, explain_s=min(EXPLAIN_S, budget_s / 10))
     begun_s = time.monotonic()
     first = _first(job, limited, subject)
-    with SideBySide(job.machine, workspace, hosts, min(FIRST_S, ALONE_SHARE * budget_s)) as bench:
-        hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
-        hunt.correct(first)
-        progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")
-        hunt.tune(journal)
-        progress("search", 1.0, "ending the candidates")
-    best = hunt.best()
-    traced, profile = hunt.subject(best.plan.microbatch)
-    profile = profile.with_newest((stage.ops, setting) for stage, setting in best.plan.workers)
-    progress("search", 1.0, "looking for the bound of the best candidate")
-    proved = _proved(limited, (traced, profile), best.plan)
-    progress("search", 1.0, "finding out why it is not faster")
-    plan = job.explained(proved, (traced, profile))
+    bench = SideBySide(job.machine, workspace, hosts, min(FIRST_S, ALONE_SHARE * budget_s))
+    hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
+    try:
+        with bench:
+            hunt.correct(first)
+            progress("search", min(1.0, hunt.spent()), "trying plans of other shapes")
+            hunt.tune(journal)
+            progress("search", 1.0, "ending the candidates")
+        found = hunt.result()
+        progress("search", 1.0, "looking for the bound of the best candidate")
+        proved = _proved(limited, (found.traced, found.profile), found.plan)
+        progress("search", 1.0, "finding out why it is not faster")
+        plan = job.explained(proved, (found.traced, found.profile))
+    except BaseException:
+        if hunt.ran:
+            keep(hunt.result())
+        raise
     progress("search", 1.0, "done")
-    return _counted(job, SearchResult(plan, traced, profile, tuple(hunt.trials)))
+    return _counted(job, replace(found, plan=plan))
 
 
 def _counted(job: Job, found: SearchResult) -> SearchResult:
@@ -193,9 +199,21 @@ class _Hunt:
         """The model for a microbatch, and its corrected profile."""
         return self._known[microbatch][0], self._profiles[microbatch]
 
+    @property
+    def ran(self) -> list[Trial]:
+        """The candidates that were measured."""
+        return [trial for trial in self.trials if trial.times_first is not None]
+
     def best(self) -> Trial:
         """The candidate that measured best."""
-        return max((trial for trial in self.trials if trial.times_first is not None), key=lambda t: t.times_first or 0.0)
+        return max(self.ran, key=lambda trial: trial.times_first or 0.0)
+
+    def result(self) -> SearchResult:
+        """The candidate that measured best, with the newest seconds of its stages, and all candidates."""
+        best = self.best().plan
+        traced, profile = self.subject(best.microbatch)
+        profile = profile.with_newest((stage.ops, setting) for stage, setting in best.workers)
+        return SearchResult(best, traced, profile, tuple(self.trials))
 
     def correct(self, first: Plan) -> None:
         """Plan, measure, correct, until the planner has no new answer."""

@@ -73,6 +73,20 @@ def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any]) -> tup
     return best, search(job, SUBJECT, budget_s=1.0)
 
 
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_search_that_is_stopped_hands_out_what_was_measured(monkeypatch: pytest.MonkeyPatch, measured: bool) -> None:
+    def correct(hunt: _Hunt, first: Plan) -> None:
+        if measured:
+            hunt.trials += [Trial({}, first, 1.0, 1.0), Trial({}, replace(first, queue_depth=9), 2.0, 2.0)]
+        raise KeyboardInterrupt
+
+    kept: list[SearchResult] = []
+    monkeypatch.setattr(_Hunt, "correct", correct)
+    with pytest.raises(KeyboardInterrupt):
+        search(Job(TWO, SOURCE, Constraints(), ("eager",)), SUBJECT, budget_s=1.0, keep=kept.append)
+    assert [(found.plan.queue_depth, len(found.trials)) for found in kept] == ([(9, 2)] if measured else [])
+
+
 def test_the_bound_of_a_trial_that_wins_holds_for_all_that_the_user_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     best, found = won(monkeypatch, Job(TWO, SOURCE, Constraints(max_replicas=1), ("eager",)), {"num_stages": 1})
     assert best.status == "optimal" and best.prediction.gap == 0  # of plans with one stage
