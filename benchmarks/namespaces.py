@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 import autosplit
-from autosplit.clusters.localnodes import LABEL
+from autosplit.clusters.localnodes import LABEL, NICENESS
 from autosplit.commands.console import say
 from autosplit.devices.limits import affinity
 from autosplit.errors import DeviceError
@@ -92,7 +92,7 @@ def namespaces(mbit_per_s: Sequence[float], folder: Path) -> Iterator[tuple[str,
 
     Raises: DeviceError: this machine does not allow it.
     """
-    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ |= {"RAY_AUTH_MODE": "token", NICENESS: "0"}
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray reads it once in a process
     cores = affinity()
     spaces = [Space(number, cores[number % len(cores)], folder) for number in range(len(mbit_per_s))]

@@ -61,7 +61,8 @@ def measure(
                 with store.noted(notes):
                     store.save(traced.graph, joined, new.measured)
                     store.save_links(group[0].provenance, new.links)
-        relay = relay_after(_relay(cluster, group[0], store, remeasure, notes), traced.graph.used_bytes)
+        model_s = min(sum(joined.table(traced.graph, setting).values()) for setting in joined.measured)
+        relay = relay_after(_relay(cluster, group[0], store, remeasure, notes), model_s / len(cluster.machine.devices))
         for facts in group:
             own = _renamed(joined, _names(group[0], facts))
             profile = replace(profile, measured={**profile.measured, **own.measured}, stages=(*profile.stages, *own.stages))

@@ -19,8 +19,9 @@ import torch
 
 from autosplit import errors
 from autosplit.errors import AutosplitError, RefusedError, StageError, WorkerError
-from autosplit.running.admission import AdmissionQueue, no_room, wait_until
+from autosplit.running.admission import AdmissionQueue, no_room
 from autosplit.running.answers import Answering, Answers
+from autosplit.running.entrance import Entrance
 from autosplit.running.feed import FixedPace, Occupancy
 from autosplit.running.interrupts import SafeCondition
 from autosplit.running.request import AnswerFuture, Request, RequestTimes
@@ -99,6 +100,7 @@ class HostsFeed(Answering):
         self.failure: AutosplitError | None = None
         self.restarts = 0
         self.pace = FixedPace(route.window)
+        self._entrance = Entrance(self._changed.beside(), self._has_room, self.check_thread)
         self._thread.start()
 
     def submit(self, request: Request, priority: int, timeout_s: float | None) -> AnswerFuture:
@@ -112,14 +114,18 @@ class HostsFeed(Answering):
         if not request.borrowed:
             request.inputs = tuple(value.clone() for value in request.inputs)  # the caller may write to its own
         with self._changed:
-            if not request.borrowed and not wait_until(self._has_room, self._changed, timeout_s, self.check_thread):
-                raise no_room(len(self._running), self.pace.size, self._queue.num_waiting, self._room)
-            if not self._is_open:
-                raise RefusedError("the request was refused: the pipeline is closed")
-            if self.failure is not None:
-                raise type(self.failure)(str(self.failure))
-            self._queue.push(request, priority)
-            late = self._feed_waiting()
+            try:
+                if not request.borrowed and not self._entrance.enter(timeout_s):
+                    raise no_room(len(self._running), self.pace.size, self._queue.num_waiting, self._room)
+                if not self._is_open:
+                    raise RefusedError("the request was refused: the pipeline is closed")
+                if self.failure is not None:
+                    raise type(self.failure)(str(self.failure))
+                self._queue.push(request, priority)
+                late = self._feed_waiting()
+            finally:  # a request that is late, for example, will not end and call the next caller
+                if not (self._queue or self._running):
+                    self._entrance.call(1)
             if request.deadline_ns and request.number < 0:
                 self._inbox.put(Look())  # the thread may wait for something later
         self._answers.deliver(late)
@@ -136,7 +142,7 @@ class HostsFeed(Answering):
 
     def prompt(self) -> bool:
         """Whether there is room for a request."""
-        return self._has_room()
+        return self._entrance.is_free()
 
     def occupancy(self) -> Occupancy:
         """How many requests are here."""
@@ -158,7 +164,7 @@ class HostsFeed(Answering):
         """Refuse new requests; wait for those taken in if ``drain``, else fail them; end the thread."""
         with self._changed:
             self._is_open = False
-            self._changed.notify_all()
+            self._entrance.end()
             if drain:
                 self._changed.wait_for(lambda: self.failure is not None or not (self._queue or self._running))
         self._inbox.put(None)
@@ -191,7 +197,7 @@ class HostsFeed(Answering):
     def _expire(self) -> list[Request]:
         with self._changed:
             expired = self._queue.pop_expired()
-            self._changed.notify_all()
+            self._call()
         return expired
 
     def _settle(self, answered: Answered) -> list[Request]:
@@ -214,6 +220,7 @@ class HostsFeed(Answering):
                     break
             self._num_answered += len(ready)
             ready += self._feed_waiting()
+            self._entrance.call_at_half(self._queue.num_waiting, self._room)
             self._changed.notify_all()
         return ready
 
@@ -230,19 +237,24 @@ class HostsFeed(Answering):
                 if number not in self._done:
                     route.send(number, request.inputs, priority, request.deadline_ns)
             late = self._feed_waiting()
-            self._changed.notify_all()
+            self._call()
         self._answers.deliver(late)
 
     def _cancel(self, request: Request, future: AnswerFuture) -> None:
         with self._changed:
             if self._queue.remove([request]):
                 future.set_running_or_notify_cancel()
-                self._changed.notify_all()
+                self._call()
             elif request.number in self._running:
                 self._route.cancel(request.number)
 
+    def _call(self) -> None:
+        """Call callers for whom there is room, and ``close``, which waits for the last request (the lock is held)."""
+        self._entrance.call(self._room - self._queue.num_waiting)
+        self._changed.notify_all()
+
     def _has_room(self) -> bool:
-        return self._queue.num_waiting < self._room or self._may_feed() or not self._is_open or self.failure is not None
+        return self._queue.num_waiting < self._room or self._may_feed()
 
     def _may_feed(self) -> bool:
         return self._is_feeding and len(self._running) < self.pace.size
@@ -269,6 +281,7 @@ class HostsFeed(Answering):
             self.failure = self.failure or error
             requests = [*(request for request, _ in self._running.values()), *self._queue.clear()]
             self._running.clear()
+            self._entrance.end()
             self._changed.notify_all()
         self._answers.fail(requests, error)
 

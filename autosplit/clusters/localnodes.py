@@ -26,6 +26,9 @@ LABEL = "autosplit-host"
 OBJECT_STORE_BYTES = 96 << 20
 """Shared memory of a local node for files on their way; Ray writes what exceeds it to disk."""
 
+NICENESS = "RAY_worker_niceness"
+"""Where Ray reads the niceness of what it starts. It is 15 by default: stages would get what all other processes leave."""
+
 START_S, ENDING_S = 120.0, 20.0
 _ADDRESS = "address of the first node: "
 
@@ -109,7 +112,7 @@ def keep(count: int) -> None:
         with scratch_folder() as folder, contextlib.ExitStack() as started:
             # Ray writes the address of its newest cluster to a file for ``auto``; that of these nodes must not go there.
             (folder / "ray").mkdir()
-            os.environ["RAY_TMPDIR"] = str(folder)
+            os.environ |= {"RAY_TMPDIR": str(folder), NICENESS: "0"}
             cluster = Cluster()
             started.callback(cluster.shutdown)
             for number in range(count):

@@ -28,9 +28,10 @@ from autosplit import scratch
 from autosplit.clusters import frames, hostprofile
 from autosplit.clusters.agent import PURPOSE, REQUESTS, SEGMENT, SENDER
 from autosplit.clusters.handshake import dial
+from autosplit.clusters.remote import HostsPipeline
 from autosplit.costs.wires import Wires
 from autosplit.deploying.service import open_pipeline
-from autosplit.deploying.workspace import Workspace, deploy
+from autosplit.deploying.workspace import Workspace, deploy, place
 from autosplit.measuring.store import Store
 from autosplit.running.recording import record
 from autosplit.serving.hostmanager import HostManager
@@ -90,6 +91,11 @@ def test_hosts_are_one_machine(cluster: autosplit.Cluster) -> None:
     assert pairs == set(machine.links)
     assert all(link.latency_s > 0 for link in machine.links.values())
     assert all(Wires(machine.wires).s_per_byte(*pair) > 0 for pair in pairs), "every pair of hosts has a measured wire"
+
+
+def test_stages_on_hosts_have_the_priority_of_other_processes(cluster: autosplit.Cluster) -> None:
+    """Ray gives what it starts a niceness of 15, so stages got the time that nothing else on the machine wanted."""
+    assert {psutil.Process(facts.pid).nice() for facts in cluster.hosts.values()} == {psutil.Process().nice()}
 
 
 def test_only_loopback_is_listened_on(cluster: autosplit.Cluster) -> None:
@@ -267,6 +273,26 @@ def test_a_stopped_host_holds_callers_up_and_urgent_requests_overtake(
                 future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
         assert all(torch.equal(future.result(300), traced.run(x)) for future in futures)
         assert order == ["urgent", "plain"]
+
+
+def test_urgent_requests_overtake_on_hosts_where_answers_come_as_ready(
+    traced: autosplit.Traced, cluster: autosplit.Cluster
+) -> None:
+    """Agents opened their segments in order, so an urgent request waited on each host for all that had come before."""
+    [x] = traced.example_inputs
+    order: list[str] = []
+    with Workspace() as workspace:
+        stages = place(traced, halves(traced, cluster), cluster.machine, workspace)
+        with HostsPipeline(cluster, stages, traced.graph.inputs, traced.graph.outputs, in_order=False) as pipeline:
+            pipeline.run([x])
+            with stopped(pipeline.pids[1]):
+                futures = [pipeline.submit([x], priority=priority) for priority in (0, 0, -1)]
+                for name, future in zip(("first", "second", "urgent"), futures, strict=True):
+                    future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
+                while pipeline.health()[1].num_queued < 3:
+                    time.sleep(0.01)
+            assert all(torch.equal(future.result(300)[0], traced.run(x)) for future in futures)
+    assert order.index("urgent") < order.index("second")
 
 
 def test_the_trace_has_a_process_for_each_host_on_one_clock(

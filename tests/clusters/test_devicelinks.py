@@ -1,13 +1,14 @@
 """Links between devices of different hosts: who pays for the processor time of agents and driver, by hand."""
 
 from itertools import permutations
+from math import log
 
 import pytest
 
 from autosplit.clusters import devicelinks
 from autosplit.clusters.agent import HostFacts
 from autosplit.clusters.devicelinks import FrameSizes, Payers, links_of
-from autosplit.clusters.relaycost import COLD_BYTES, relay_after
+from autosplit.clusters.relaycost import COOLING_S, relay_after
 from autosplit.costs.cost import evaluate
 from autosplit.costs.graphproblem import problem_from
 from autosplit.costs.pieces import latency_s
@@ -93,8 +94,9 @@ def test_frame_sizes_are_counted_on_the_graph() -> None:
 def test_the_cache_decides_between_the_warm_and_the_cold_time() -> None:
     relay = Link(HOST, "a", 0, 1.0, 0.1, 2.0, 0.2, cold_send_s=3.0, cold_receive_s=6.0)
     assert relay_after(relay, 0) == Link(HOST, "a", 0, 1.0, 0.1, 2.0, 0.2)
-    assert relay_after(relay, COLD_BYTES / 2) == Link(HOST, "a", 0, 2.0, 0.1, 4.0, 0.2)
-    assert relay_after(relay, 9 * COLD_BYTES) == Link(HOST, "a", 0, 3.0, 0.1, 6.0, 0.2)
+    half = relay_after(relay, COOLING_S * log(2))
+    assert (half.send_s, half.receive_s) == (pytest.approx(2.0), pytest.approx(4.0))
+    assert relay_after(relay, 1e6) == Link(HOST, "a", 0, 3.0, 0.1, 6.0, 0.2)
 
 
 @pytest.mark.parametrize("payers", [ALL, NOBODY])

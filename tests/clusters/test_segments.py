@@ -1,6 +1,8 @@
 """Segments of a plan, and the requests over them, without any host."""
 
+import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from autosplit.clusters.raynodes import connected
 from autosplit.clusters.segments import segments_of
 from autosplit.errors import DeadlineError, DeviceError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running.modules import LocalFunction
-from autosplit.running.request import Request, monotonic_deadline
+from autosplit.running.request import AnswerFuture, Request, monotonic_deadline
 from autosplit.running.wiring import StagePlacement
 from autosplit.tracing.tensorspec import TensorSpec
 from autosplit.values.machine import parse_device
@@ -138,6 +140,31 @@ def test_the_window_the_queue_and_priorities() -> None:
     for number in range(4):
         bench.answer(number)
     assert [float(future.result(5)[0]) for future in futures] == [0.0, 10.0, 30.0, 20.0], "the more urgent one is fed first"
+    bench.feed.close(drain=True)
+
+
+def test_callers_at_the_door_are_let_in_once_the_queue_is_half_empty() -> None:
+    """Every answer woke all callers that waited for room, however many there were."""
+    bench = Bench(room=4)
+    futures = [bench.submit() for _ in range(6)]
+    late: queue.SimpleQueue[AnswerFuture] = queue.SimpleQueue()
+    callers = [threading.Thread(target=lambda: late.put(bench.submit(timeout_s=None))) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    while bench.feed._entrance._num_outside < 3:
+        time.sleep(0.001)
+    bench.answer(0)
+    futures[0].result(5)
+    with pytest.raises(RefusedError, match="3 are waiting"):
+        bench.submit()  # there is room, which is for those who came before
+    assert bench.feed.occupancy().num_waiting == 3 and late.empty()
+    for number in range(1, 9):
+        while number not in bench.route.sent:
+            time.sleep(0.001)
+        bench.answer(number)
+    for caller in callers:
+        caller.join(5)
+    assert all(future.result(5) for future in [*futures, *(late.get() for _ in callers)])
     bench.feed.close(drain=True)
 
 
