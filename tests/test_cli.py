@@ -195,6 +195,8 @@ def test_faults_of_a_plan_file_are_named(
         ),
         (["export", "absent.yaml", sys.prefix], "holds something already: give another one"),
         (["export", "absent.yaml", f"{sys.executable}/folder"], "folder' cannot be written: Not a directory; give another one"),
+        (["bundle", "app.asb"], "'app.asb' alone says too little; write: autosplit bundle show app.asb"),
+        (["bundle", "plan.yaml"], "'plan.yaml' alone says too little; write: autosplit bundle plan.yaml app.asb"),
         (["export", "absent.yaml", "folder", "--to", "tvm"], "runtime 'tvm' is not one that autosplit exports to"),
         (["search", MLP, "--pin", "fc*=cpu:0", "--pin", "fc*=cpu:1"], "'fc*' is given with 'cpu:0' and with 'cpu:1'"),
     ],

@@ -18,7 +18,8 @@ def bundle(given: Bundle) -> None:
     action, *rest = given.words
     if action not in NUM_WORDS:
         if not rest:
-            raise UsageError(f"'{action}' alone says too little; write: autosplit bundle {action} app.asb")
+            meant = f"show {action}" if action.endswith(".asb") else f"{action} app.asb"
+            raise UsageError(f"'{action}' alone says too little; write: autosplit bundle {meant}")
         return _make(given, given.words[:-1], Path(given.words[-1]))
     if len(rest) != NUM_WORDS[action]:
         raise UsageError(

@@ -25,6 +25,8 @@ SCREEN_S = 0.2
 LOADING_TIME, BEHIND = 0.5, 1 / UNCERTAIN
 """Share of ``Budget.compare_s`` after which no baseline is loaded that is predicted below ``BEHIND`` times the plan."""
 
+MORE = "the time went to others that promised more, and a larger budget runs more"
+
 QUICK_S = 5e-3
 """Below this many seconds a request, ways in the caller's process are the first ones to be tried."""
 
@@ -62,7 +64,7 @@ class Contest:
         reasons = dict[str, str]()
         for number, (name, candidate) in enumerate(plans.items()):
             if name not in (PLAN, self._keep) and (why := self._no_time(candidate, plans[PLAN], time.monotonic() > late_s)):
-                reasons[name] = f"a larger budget runs it too: {why}"
+                reasons[name] = why
                 continue
             progress("run", number / len(plans), f"loading '{name}'")
             try:
@@ -80,10 +82,10 @@ class Contest:
         """Why there is no time for a baseline; '' if there is."""
         share = _predicted_share(candidate, plan)
         if late and 0 < share < BEHIND:
-            return f"the time went to others that promised more ({share:.2f} times as good as the plan, as predicted)"
+            return f"{MORE} ({share:.2f} times as good as the plan, as predicted)"
         num_rivals = len(self._bench.loaded.keys() - {PLAN, self._keep})
         enough = self._small and num_rivals >= (MOST_BESIDE if late else 2 * MOST_BESIDE)
-        return f"the time went to {num_rivals} others that promised more" if enough else ""
+        return MORE if enough else ""
 
     def admit(self, name: str) -> dict[str, str]:
         """Run a baseline that was loaded beside the plan. If there are too many, unload the worst and say why."""

@@ -11,7 +11,7 @@ from autosplit.costs.cost import TOLERANCE, most_s
 from autosplit.costs.problem import Problem
 from autosplit.errors import InfeasibleError
 from autosplit.planners.cpsat.integer_program import is_refuted
-from autosplit.tables import bytes_text
+from autosplit.tables import bytes_text, seconds_text
 from autosplit.values.constraints import Demands
 
 MOST_NAMED = 12
@@ -90,9 +90,10 @@ def refuse_short(problem: Problem, demands: Demands) -> None:
     count = demands.num_stages or 1
     if count * demands.min_stage_s > all_s * (1 + TOLERANCE):
         stages = f"exactly {count} stages are asked for; " if count > 1 else ""
+        least, most = seconds_text(demands.min_stage_s), seconds_text(all_s)
         raise InfeasibleError(
-            f"no plan fits: these cannot hold together: {stages}a stage takes at least {demands.min_stage_s:.3g} s; all ops with "
-            f"all transfers take at most {all_s:.3g} s. Ask for shorter stages{' or for fewer' if count > 1 else ''}."
+            f"no plan fits: these cannot hold together: {stages}a stage takes at least {least}; all ops with all transfers take "
+            f"at most {most}. Ask for shorter stages{' or for fewer' if count > 1 else ''}."
         )
 
 
@@ -100,8 +101,8 @@ def refuse_latency(demands: Demands, bound_s: float, method: str) -> None:
     """Raise InfeasibleError if it is proved that a sample takes longer than is allowed."""
     if bound_s > demands.max_latency_s * (1 + TOLERANCE):
         raise InfeasibleError(
-            f"no plan fits: a sample takes at least {bound_s:.3g} s ({method}), and at most "
-            f"{demands.max_latency_s:.3g} s are asked for. Raise that limit, or use faster devices."
+            f"no plan fits: a sample takes at least {seconds_text(bound_s)} ({method}), and at most "
+            f"{seconds_text(demands.max_latency_s)} are asked for. Raise that limit, or use faster devices."
         )
 
 
@@ -147,8 +148,8 @@ def _constraints(problem: Problem, demands: Demands) -> list[Constraint]:
     for name, words in (
         ("num_stages", f"exactly {demands.num_stages} stages are asked for"),
         ("max_stages", f"at most {demands.max_stages} stages are asked for"),
-        ("min_stage_s", f"a stage takes at least {demands.min_stage_s:.3g} s"),
-        ("max_latency_s", f"a sample takes at most {demands.max_latency_s:.3g} s"),
+        ("min_stage_s", f"a stage takes at least {seconds_text(demands.min_stage_s)}"),
+        ("max_latency_s", f"a sample takes at most {seconds_text(demands.max_latency_s)}"),
     ):
         if getattr(demands, name) != getattr(Demands(), name):
             found.append((name, words, name))
