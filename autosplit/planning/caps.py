@@ -52,7 +52,7 @@ def plan_within_caps(query: Query, machine: Machine, backends: Sequence[str], ac
             "Raise a cap."
         )
     choices = [backends, *([name] for name in backends if len(backends) > 1)]
-    asks = [partial(_planned, query, choice) for choice in choices]
+    asks = [partial(plan_model, query, backends=choice) for choice in choices]
     listed = partial(_listed, query, machine, backends, account)
     return answer_within_caps(asks, machine, backends, account, listed, objective_s(query.constraints))
 
@@ -137,10 +137,6 @@ def _undominated(plans: Iterable[Plan], machine: Machine, graph: Graph) -> list[
             values = plan.prediction.bottleneck_s, plan.prediction.latency_s, float(peak_bytes)
             rows.append((values, len(plan.stages), (plan, peak_bytes)))
     return front_of(rows)
-
-
-def _planned(query: Query, backends: Sequence[str], machine: Machine) -> Plan:
-    return plan_model(query, machine, backends)
 
 
 def _least(machine: Machine, backends: Sequence[str], account: Account) -> dict[str, int]:

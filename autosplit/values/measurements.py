@@ -83,7 +83,7 @@ class Measurements:
         return replace(cls.empty(graph), measured=measured).verify()
 
     def on(self, machine: Machine) -> Self:
-        """The profile without backends that a device of the machine may not run, the preferred ones first."""
+        """The measurements without those of backends that a device of the machine may not run, the preferred backends first."""
         limited = {device.name: device.backends for device in machine.devices if device.backends}
         free = [setting for setting in self.measured if setting.device not in limited]
         kept = [
@@ -136,16 +136,16 @@ class Measurements:
         return self._current_stages.get(setting, [])
 
     def with_measured(self, setting: Setting, measured: Measured) -> Self:
-        """The profile with these measurements of a setting, in place of older ones."""
+        """The measurements with these ones of a setting in place of older ones."""
         return replace(self, measured={**self.measured, setting: measured}).verify()
 
     def with_links(self, links: Iterable[Link]) -> Self:
-        """The profile with these links in place of older links of the same pairs."""
+        """The measurements with these links in place of older links of the same pairs."""
         known = {(link.source, link.target): link for link in self.links}
         return replace(self, links=tuple({**known, **{(link.source, link.target): link for link in links}}.values())).verify()
 
     def with_stage(self, ops: Iterable[str], setting: Setting, samples: Samples, busy: Sequence[str] = ()) -> Self:
-        """The profile with a stage that was measured while it ran.
+        """The measurements with a stage that was measured while it ran.
 
         Args:
             ops: names of the stage's ops.
@@ -158,7 +158,7 @@ class Measurements:
         return replace(self, stages=(*self.stages, stage)).verify()
 
     def with_newest(self, stages: Iterable[tuple[Iterable[str], Setting]]) -> Self:
-        """The profile with the measurements of these stages as its newest, so that they count most.
+        """The measurements with those of these stages as the newest ones, which count most.
 
         Overlapping stages may contradict each other, and the newest ones count. A stage of the whole model that did not run
         counts with the time of the whole model: it has no cuts.
@@ -179,7 +179,7 @@ class Measurements:
         return content_hash(self.to_dict())
 
     def verify(self) -> Self:
-        """Return the profile, or raise ProfileError with every fault."""
+        """Return the measurements, or raise ProfileError with every fault."""
         faults = []
         for setting, measured in self.measured.items():
             computed = measured.provenance.precision
@@ -206,7 +206,7 @@ class Measurements:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse of to_dict. Raises: ProfileError: a field is missing, or the profile does not verify."""
+        """The inverse of to_dict. Raises: ProfileError: a field is missing, or the measurements do not verify."""
         try:
             return cls(
                 graph_name=data["graph"]["name"],
