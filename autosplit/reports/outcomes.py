@@ -52,11 +52,6 @@ class Ratio:
         """Whether the first plan is ahead by more than the spread of the ratios, in at least three rounds."""
         return self.num_rounds > 2 and self.low > 1 and self.median - 1 > self.high - self.low
 
-    @property
-    def behind(self) -> bool:
-        """Whether the first plan is worse beyond the noise; one round never tells."""
-        return self.num_rounds > 1 and self.high < 1
-
     def __str__(self) -> str:
         rounds = "1 round" if self.num_rounds == 1 else f"{self.num_rounds} rounds"
         return f"{self.low:.2f} to {self.high:.2f} in {rounds}" if self.num_rounds > 1 else rounds
