@@ -21,6 +21,7 @@ from autosplit.devices.processes import MemoryHeld
 from autosplit.errors import BackendError, DeadlineError, PlanError, RefusedError, StageError, UsageError, WorkerError
 from autosplit.running import admission, monitor
 from autosplit.running.copying import CopyPool
+from autosplit.running.entrance import Entrance
 from autosplit.running.inprocess import InProcess
 from autosplit.running.messages import SendEvents, WorkerEvent
 from autosplit.running.pipeline import Pipeline
@@ -430,19 +431,19 @@ def test_a_request_that_kills_twice_is_given_up_and_the_others_go_on() -> None:
 @pytest.mark.timeout(30)
 def test_a_request_that_comes_while_an_idle_pipeline_recovers_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     recovering, asked = threading.Event(), threading.Event()
-    replace_dead, wait_until = Recovery.replace_dead, admission.wait_until
+    replace_dead, enter = Recovery.replace_dead, Entrance.enter
 
     def replace(*args: Any) -> Any:
         recovering.set()
-        asked.wait(20)
+        assert asked.wait(20)
         return replace_dead(*args)
 
     def ask(*args: Any) -> bool:
         asked.set()  # the lock is held, and is free once it waits
-        return wait_until(*args)
+        return enter(*args)
 
     monkeypatch.setattr(Recovery, "replace_dead", replace)
-    monkeypatch.setattr(admission, "wait_until", ask)
+    monkeypatch.setattr(Entrance, "enter", ask)
     with Pipeline([spawned("a", "increment", "x", "y")], ["x"], ["y"], room=0) as pipeline:
         os.kill(pipeline.pids[0], signal.SIGKILL)
         assert recovering.wait(20)
