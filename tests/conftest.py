@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("autosplit", deadline=None)  # 0.2 s for an example fails by chance on a busy machine
+settings.load_profile("autosplit")
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables are as wide as it says
 
