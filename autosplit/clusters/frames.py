@@ -240,10 +240,12 @@ class Connection:
             if following is not None:
                 self._queue.popleft()
                 self._credits -= following.kind == REQUEST
-        parts: list[bytes | memoryview] = [_HEADER.pack(*Frame(CREDIT, number=owed))] if owed else []
+        parts: list[bytes | memoryview] = []
         if following is not None:
             parts += self._parts(following)
             self._sending = following.sent
+        if owed:  # behind the frame, which somebody waits for
+            parts.append(_HEADER.pack(*Frame(CREDIT, number=owed)))
         self._unsent = [memoryview(part) for part in parts if len(part)]
         return True
 
@@ -270,7 +272,8 @@ class Connection:
                 if frame.kind == CREDIT:
                     with self._changed:
                         self._credits += frame.number
-                        self._changed.notify()
+                        if self._has_work():  # a wake-up for nothing takes the interpreter from the thread that waits for answers
+                            self._changed.notify()
                 elif frame.kind == REQUEST:
                     if frame.num_bytes != self._num_bytes or not self._free:
                         raise ConnectionError(f"it sent {frame.num_bytes} bytes where {self._num_bytes} and a credit are due")

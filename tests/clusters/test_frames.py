@@ -14,7 +14,7 @@ from pipelines import Gate, local, request
 
 from autosplit.clusters import frames, handshake, hostlinks, runningsegment
 from autosplit.clusters.fleet import Fleet
-from autosplit.clusters.frames import CANCEL, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
+from autosplit.clusters.frames import CANCEL, CREDIT, ERROR, REQUEST, Connection, Frame, Outgoing, Receiver, Slot
 from autosplit.clusters.handshake import dial, welcome
 from autosplit.clusters.runningsegment import RunningSegment, SegmentOrder
 from autosplit.errors import WorkerError
@@ -139,6 +139,23 @@ def test_more_than_was_agreed_ends_the_connection() -> None:
             sender.post(Outgoing(REQUEST, number, tensors=[torch.zeros(1)]))
         log.next()
         assert "a credit are due" in log.next()
+
+
+def test_an_answer_comes_before_the_credits_that_go_with_it() -> None:
+    """The other end read the credits first, which kept whoever waited for the answer."""
+    one, two = _tcp_pair()
+    log = Log()
+    receiver = Connection(two, "here", log, [spec_of("value", torch.zeros(1))], num_slots=4)
+    with one:
+        one.sendall(header(REQUEST, 4) + bytes(4))
+        frame, _, slot = log.next()
+        receiver.release(slot)
+        receiver.post(Outgoing(CANCEL, frame.number))
+        size, sent = len(header(CANCEL)), b""
+        while len(sent) < 2 * size:
+            sent += one.recv(2 * size - len(sent))
+        assert [Frame(*frames._HEADER.unpack(sent[at : at + size])).kind for at in (0, size)] == [CANCEL, CREDIT]
+        receiver.close()
 
 
 def header(kind: int, num_bytes: int = 0) -> bytes:
