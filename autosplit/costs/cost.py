@@ -105,18 +105,12 @@ def sent_between_hosts(problem: Problem, blocks: Sequence[Block]) -> list[Sent]:
     """What each segment sends to the next one, and what goes back to an earlier block, if the problem has wires; else nothing."""
     if not problem.wires.all:
         return []
-    sent, crossings, hosts = (
-        HostWays.of(problem, blocks, block_of(problem, blocks)).sent(),
-        crossings_of(problem, blocks),
-        hosts_of(problem),
-    )
+    sent = HostWays.of(problem, blocks, block_of(problem, blocks)).sent()
+    crossings, hosts = crossings_of(problem, blocks), hosts_of(problem)
+    places = [tuple(hosts[device] for device in block.devices) for block in blocks]
     back = (crossings.target != HOST) & (crossings.target < crossings.source)
-    for source, target, size in zip(
-        *(each[back].tolist() for each in (crossings.source, crossings.target, crossings.num_bytes)), strict=True
-    ):
-        senders, receivers = (tuple(hosts[device] for device in blocks[number].devices) for number in (source, target))
-        sent.append(Sent(senders, receivers, size))
-    return sent
+    rows = zip(crossings.source[back], crossings.target[back], crossings.num_bytes[back].tolist(), strict=True)
+    return [*sent, *(Sent(places[source], places[target], num_bytes) for source, target, num_bytes in rows)]
 
 
 def moves_s(problem: Problem, blocks: Sequence[Block]) -> list[list[float]]:

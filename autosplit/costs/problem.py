@@ -13,11 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from autosplit.costs.wires import HOST as HOST
 from autosplit.costs.wires import NO_WIRES, Wires
 from autosplit.errors import UsageError, raise_faults
-
-HOST = -1
-"""The feeding and draining end, as an op in nets and as a device in transfer matrices (where it is the last index)."""
 
 Floats = NDArray[np.float64]
 Status = Literal["optimal", "feasible", "shared"]

@@ -14,7 +14,7 @@ from autosplit.values.links import Link, Wire
 from autosplit.values.machine import HOST as HOST_NAME
 
 HOST = -1
-"""The calling process among blocks."""
+"""The calling process, which feeds and drains: an op in nets, a block, a device in transfer matrices (there the last index)."""
 
 
 class Sent(NamedTuple):
