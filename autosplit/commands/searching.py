@@ -55,7 +55,7 @@ def search(given: options.Plans) -> None:
     if given.objective == "pareto":
         account = Footprints(machine).account(found.traced, found.profile)
         with bars(err) as progress:
-            progress("front", 0.0, f"planning, which takes {given.time_limit} at most")
+            progress("front", 0.0, "planning for several limits")
             data["front"], front = _front_of_model(given, found, machine, account)
         title = "front: no plan is better than another in throughput, latency and memory together"
         views.append(table(data["front"], title, hide=("assignment", "plan")))

@@ -40,7 +40,7 @@ def search_workload(given: options.Plans) -> None:
     started = monotonic()
     try:
         with bars(err) as progress:
-            progress("search", 0.0, f"planning, which takes {limit_s:g} s at most")
+            progress("search", 0.0, f"planning, with a limit of {limit_s:g} s")
             front = tuple(pareto(problem, demands, **calls)) if given.objective == "pareto" else ()
             solution = front[0] if front else solve(problem, demands, **calls)
     except InfeasibleError as failure:

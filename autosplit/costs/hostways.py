@@ -12,13 +12,13 @@ and behind the last one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.problem import HOST, Block, Floats, Problem
-from autosplit.costs.wires import Chain, Sent
+from autosplit.costs.wires import Sent
 from autosplit.values.machine import HOST as HOST_NAME
 from autosplit.values.machine import host_of
 
@@ -26,6 +26,39 @@ from autosplit.values.machine import host_of
 def hosts_of(problem: Problem) -> list[str]:
     """The name of the host of each device; the last name is ``host`` itself."""
     return [*map(host_of, problem.devices), HOST_NAME]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks in order, cut where the hosts of their replicas change, as ``clusters.segments`` cuts stages.
+
+    Attributes:
+        segment: the segment of each block.
+        places: the hosts of each segment, one for each replica.
+
+    >>> chain = Chain.of([("a",), ("a",), ("b",), ("c",)])
+    >>> chain.segment, chain.way(0, 3), chain.way(HOST, 1)
+    ((0, 0, 1, 2), (('a',), ('b',), ('c',)), (('host',), ('a',)))
+    """
+
+    segment: tuple[int, ...]
+    places: tuple[tuple[str, ...], ...]
+
+    @staticmethod
+    def of(places: Sequence[tuple[str, ...]]) -> "Chain":
+        """The chain of blocks with these hosts."""
+        changes = [number > 0 and place != places[number - 1] for number, place in enumerate(places)]
+        kept = tuple(place for number, place in enumerate(places) if not number or changes[number])
+        return Chain(tuple(accumulate(map(int, changes))), kept)
+
+    def way(self, source: int, target: int) -> tuple[tuple[str, ...], ...]:
+        """The hosts from one block to a later one, place by place; HOST is before all blocks and behind them."""
+        start = -1 if source == HOST else self.segment[source]
+        end = len(self.places) if target == HOST else self.segment[target]
+        if end < start:  # blocks that are no chain
+            return self.places[start], self.places[end]
+        ends = ((HOST_NAME,), *self.places, (HOST_NAME,))
+        return ends[start + 1 : end + 2]
 
 
 @dataclass(frozen=True)

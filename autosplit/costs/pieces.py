@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.costs.cost import block_of, crossings_of
-from autosplit.costs.hostways import HostWays, hosts_of
+from autosplit.costs.hostways import Chain, HostWays, hosts_of
 from autosplit.costs.problem import HOST, Block, Floats, Problem
-from autosplit.costs.wires import Chain
 
 
 def pieces(problem: Problem, blocks: Sequence[Block]) -> list[Block]:

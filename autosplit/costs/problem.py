@@ -13,9 +13,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from autosplit.costs.wires import HOST as HOST
 from autosplit.costs.wires import NO_WIRES, Wires
 from autosplit.errors import UsageError, raise_faults
+
+HOST = -1
+"""The calling process, which feeds and drains: an op in nets, a block, a device in transfer matrices (there the last index)."""
 
 Floats = NDArray[np.float64]
 Status = Literal["optimal", "feasible", "shared"]

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from autosplit.costs.wires import HOST as CALLER
-from autosplit.costs.wires import Chain, Wires
+from autosplit.costs.hostways import Chain
+from autosplit.costs.problem import HOST as CALLER
+from autosplit.costs.wires import Wires
 from autosplit.values.links import Link
 from autosplit.values.machine import HOST, host_of
 from autosplit.values.timeline import Action, ActionKind

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from math import lcm
 from typing import NamedTuple
 
@@ -11,10 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autosplit.values.links import Link, Wire
-from autosplit.values.machine import HOST as HOST_NAME
-
-HOST = -1
-"""The calling process, which feeds and drains: an op in nets, a block, a device in transfer matrices (there the last index)."""
 
 
 class Sent(NamedTuple):
@@ -76,36 +72,3 @@ class Wires:
 
 
 NO_WIRES = Wires()
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Blocks in order, cut where the hosts of their replicas change, as ``clusters.segments`` cuts stages.
-
-    Attributes:
-        segment: the segment of each block.
-        places: the hosts of each segment, one for each replica.
-
-    >>> chain = Chain.of([("a",), ("a",), ("b",), ("c",)])
-    >>> chain.segment, chain.way(0, 3), chain.way(HOST, 1)
-    ((0, 0, 1, 2), (('a',), ('b',), ('c',)), (('host',), ('a',)))
-    """
-
-    segment: tuple[int, ...]
-    places: tuple[tuple[str, ...], ...]
-
-    @staticmethod
-    def of(places: Sequence[tuple[str, ...]]) -> "Chain":
-        """The chain of blocks with these hosts."""
-        changes = [number > 0 and place != places[number - 1] for number, place in enumerate(places)]
-        kept = tuple(place for number, place in enumerate(places) if not number or changes[number])
-        return Chain(tuple(accumulate(map(int, changes))), kept)
-
-    def way(self, source: int, target: int) -> tuple[tuple[str, ...], ...]:
-        """The hosts from one block to a later one, place by place; HOST is before all blocks and behind them."""
-        start = -1 if source == HOST else self.segment[source]
-        end = len(self.places) if target == HOST else self.segment[target]
-        if end < start:  # blocks that are no chain
-            return self.places[start], self.places[end]
-        ends = ((HOST_NAME,), *self.places, (HOST_NAME,))
-        return ends[start + 1 : end + 2]

@@ -25,7 +25,8 @@ SCREEN_S = 0.2
 LOADING_TIME, BEHIND = 0.5, 1 / UNCERTAIN
 """Share of ``Budget.compare_s`` after which no baseline is loaded that is predicted below ``BEHIND`` times the plan."""
 
-MORE = "the time went to others that promised more, and a larger budget runs more"
+NO_TIME = "the time went to others that promised more, and a larger budget runs more"
+"""Why a baseline is left out that a larger budget would run."""
 
 QUICK_S = 5e-3
 """Below this many seconds a request, ways in the caller's process are the first ones to be tried."""
@@ -82,10 +83,10 @@ class Contest:
         """Why there is no time for a baseline; '' if there is."""
         share = _predicted_share(candidate, plan)
         if late and 0 < share < BEHIND:
-            return f"{MORE} ({share:.2f} times as good as the plan, as predicted)"
+            return f"{NO_TIME} ({share:.2f} times as good as the plan, as predicted)"
         num_rivals = len(self._bench.loaded.keys() - {PLAN, self._keep})
         enough = self._small and num_rivals >= (MOST_BESIDE if late else 2 * MOST_BESIDE)
-        return MORE if enough else ""
+        return NO_TIME if enough else ""
 
     def admit(self, name: str) -> dict[str, str]:
         """Run a baseline that was loaded beside the plan. If there are too many, unload the worst and say why."""

@@ -289,7 +289,7 @@ def test_a_small_budget_loads_the_most_promising_ways_only(plan: Plan, late_s: f
     names = [f"way {number}" for number in range(10)]
     loaded, reasons = _load(dict.fromkeys((PLAN, *names, "kept"), plan), "kept", late_s, screening.SCREEN_S)
     assert loaded == [PLAN, *names[:num_loaded], "kept"]
-    assert reasons == dict.fromkeys(names[num_loaded:], screening.MORE)
+    assert reasons == dict.fromkeys(names[num_loaded:], screening.NO_TIME)
 
 
 def test_no_way_stops_for_being_behind_one_that_must_not_be_chosen(plan: Plan) -> None:
