@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from autosplit.commands import options
 from autosplit.commands.console import err, say, say_reused, show, trace
+from autosplit.commands.starting import start
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars
 
@@ -64,13 +65,12 @@ def profile(given: options.Measure) -> None:
         return
     if not given.model:
         raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
+    start()
     from autosplit import api, keeping
     from autosplit.commands.machines import opened_machine
     from autosplit.commands.report import table
-    from autosplit.devices.processes import prepare_to_spawn
 
     started = keeping.now()
-    prepare_to_spawn()  # the fork server imports torch while the model is loaded
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
         timed = StepTimes(progress)
         setup = given.setup(timed, hosts=hosts)

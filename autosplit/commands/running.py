@@ -19,6 +19,7 @@ from autosplit.commands.console import (
 )
 from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.starting import start
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars, seconds_text
@@ -26,14 +27,16 @@ from autosplit.progress import StepTimes, bars, seconds_text
 
 def run(given: options.Run) -> None:
     """Run a plan, checked against the unsplit model, beside its baselines: the same model run as it usually is."""
+    from autosplit.values.planfile import read_plan
+
+    file = read_plan(given.plan)
+    start()
     from autosplit import api
     from autosplit.backends.base import get_backend
     from autosplit.commands.report import baselines_table, peers_table, run_table
     from autosplit.deploying.setup import Budget, Setup
     from autosplit.errors import each
-    from autosplit.values.planfile import read_plan
 
-    file = read_plan(given.plan)
     each(f"plan '{given.plan}' cannot run here", get_backend, file.backends)  # tracing takes a while
     with opened_machine(given, ",".join(file.devices)) as (machine, hosts):
         with bars(err) as progress:
@@ -64,13 +67,14 @@ def run(given: options.Run) -> None:
 
 def auto(given: options.Auto) -> None:
     """Do everything: trace, profile, search, run, compare; the best plan is written."""
+    wanted = given.constraints()
+    start()
     from autosplit import api, keeping
     from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table
     from autosplit.deploying.comparing import expectation
     from autosplit.values.planfile import write_plan
 
-    started = keeping.now()
-    wanted, budget = given.constraints(), given.spending()
+    started, budget = keeping.now(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
         progress = StepTimes(drawn)
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))

@@ -19,6 +19,7 @@ from autosplit.commands.console import (
     write_simulation,
 )
 from autosplit.commands.machines import opened_machine
+from autosplit.commands.starting import start
 from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
 from autosplit.progress import bars
@@ -29,14 +30,15 @@ def search(given: options.Plans) -> None:
     if given.format != "model":
         search_workload(given)
         return
+    given.require_for_models()
+    wanted = given.constraints()
+    start()
     from autosplit import api, keeping
     from autosplit.commands.report import plan_table, table
     from autosplit.deploying.footprints import Footprints
     from autosplit.values.planfile import write_plan
 
-    given.require_for_models()
-    started = keeping.now()
-    wanted, budget = given.constraints(), given.spending()
+    started, budget = keeping.now(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         traced = trace(given, progress, given.model)

@@ -44,6 +44,10 @@ PLANNING_SHARE, LEAST_PLANNING_S = 0.2, 1.0
 """Share of the budget for one question to the planner, and least seconds of the first and the last question. A second is enough:
 for ResNet-50, BERT, ViT, GPT-2 and others, 10 s gave the same plans, and only bounds grew."""
 
+ONE_CANDIDATE_S = 3.0
+"""A budget of so many seconds is spent once the first candidate was loaded and ran. Where its stages ran in an earlier search,
+the store knows them, and nothing runs."""
+
 HOPELESS = 0.8
 """A candidate that is predicted to reach less than this share of the best measured plan is not run."""
 
@@ -92,7 +96,8 @@ def search(
         job: the machine and the demands.
         subject: the model, traced for whole requests, and its profile.
         budget_s: seconds for planning and measuring candidates. An explanation gets at most a tenth of them, unless it has its
-            own limit. 0 returns the planner's answer from the profile alone.
+            own limit. 0 returns the planner's answer from the profile alone, and so does a small budget (``ONE_CANDIDATE_S``)
+            where the stages of that answer ran before.
         journal: a file of Optuna's trials, so that a search that was stopped continues. A search for another model, other
             devices or other demands begins anew in that file.
         workspace, hosts: as for ``SideBySide``.
@@ -104,14 +109,14 @@ def search(
     progress("search", 0.0, "planning")
     quick_s = max(LEAST_PLANNING_S, PLANNING_SHARE * budget_s) if budget_s > 0 or job.hurried else job.time_limit_s
     limited = replace(job, time_limit_s=min(job.time_limit_s, quick_s))
-    if budget_s <= 0:
-        plan = job.explained(_first(job, limited, subject), subject)
-        progress("search", 1.0, "done")
-        return _counted(job, SearchResult(plan, *subject))
-    if job.explain_s is None and job.constraints.objective == "throughput":
-        job = replace(job, explain_s=min(EXPLAIN_S, budget_s / 10))
     begun_s = time.monotonic()
     first = _first(job, limited, subject)
+    if budget_s > 0 and job.explain_s is None and job.constraints.objective == "throughput":
+        job = replace(job, explain_s=min(EXPLAIN_S, budget_s / 10))
+    if budget_s <= 0 or (budget_s <= ONE_CANDIDATE_S and _ran(first, subject[1])):
+        plan = job.explained(first, subject)
+        progress("search", 1.0, "done")
+        return _counted(job, SearchResult(plan, *subject))
     bench = SideBySide(job.machine, workspace, hosts, min(FIRST_S, ALONE_SHARE * budget_s))
     hunt = _Hunt(job, subject, bench, budget_s, progress, begun_s)
     try:
@@ -149,6 +154,12 @@ def _first(job: Job, limited: Job, subject: Subject) -> Plan:
         if failure.conflict:
             raise
         return job.plan(subject, {})
+
+
+def _ran(plan: Plan, profile: Profile) -> bool:
+    """Whether every stage of the plan ran in a search whose measurements the profile holds."""
+    known = {(stage.setting, stage.ops) for stage in profile.stages}
+    return all((setting, frozenset(stage.ops)) in known for stage, setting in plan.workers)
 
 
 def _proved(job: Job, subject: Subject, best: Plan) -> Plan:

@@ -73,6 +73,27 @@ def won(monkeypatch: pytest.MonkeyPatch, job: Job, asked: dict[str, Any]) -> tup
     return best, search(job, SUBJECT, budget_s=1.0)
 
 
+@pytest.mark.parametrize(("budget_s", "ran", "runs"), [(3.0, True, False), (3.0, False, True), (4.0, True, True)])
+def test_a_small_budget_runs_nothing_where_the_stages_of_the_answer_ran_before(
+    monkeypatch: pytest.MonkeyPatch, budget_s: float, ran: bool, runs: bool
+) -> None:
+    profile = PROFILE
+    job = Job(TWO, SOURCE, Constraints(num_stages=1, max_replicas=1), ("eager",))
+    first = job.plan(SUBJECT, {})
+    for stage, setting in first.workers if ran else []:
+        profile = profile.with_stage(stage.ops, setting, Samples((4.0,)))
+    corrected: list[Plan] = []
+
+    def correct(hunt: _Hunt, plan: Plan) -> None:
+        corrected.append(plan)
+        hunt.trials.append(Trial({}, plan, 1.0, 1.0))
+
+    monkeypatch.setattr(_Hunt, "correct", correct)
+    monkeypatch.setattr(_Hunt, "tune", lambda hunt, journal: None)
+    found = search(job, (SUBJECT[0], profile), budget_s=budget_s)
+    assert bool(corrected) == bool(found.trials) == runs and found.plan.hash == first.hash
+
+
 @pytest.mark.parametrize("measured", [False, True])
 def test_a_search_that_is_stopped_hands_out_what_was_measured(monkeypatch: pytest.MonkeyPatch, measured: bool) -> None:
     def correct(hunt: _Hunt, first: Plan) -> None:
