@@ -1,8 +1,11 @@
 """What holds for all tests: few searches for garbage among the million objects of torch, and short measurements."""
 
+import atexit
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +14,10 @@ from hypothesis import settings
 
 settings.register_profile("autosplit", deadline=None)  # 0.2 s for an example fails by chance on a busy machine
 settings.load_profile("autosplit")
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder, which leaves the user's own alone
+    os.environ["AUTOSPLIT_CACHE"] = tempfile.mkdtemp(prefix="autosplit-cache-")
+    atexit.register(shutil.rmtree, os.environ["AUTOSPLIT_CACHE"], ignore_errors=True)
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables are as wide as it says
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from autosplit.backends import exportcache
 from autosplit.backends.decomposing import FlatProgram
 from autosplit.backends.ports import DenseStage, LogicalStage, Port, port
 from autosplit.backends.probing import one_line, raise_shortage, refused_ops
@@ -199,21 +200,34 @@ def _name_ports(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> No
 
 
 def prepare_onnx(program: StageProgram, folder: Path) -> OnnxStage:
-    """Export the stage to ``folder`` unless that is done; a stage that is saved there must be this one."""
+    """Export the stage to ``folder`` unless that is done; a stage that is saved there must be this one.
+
+    An export of an earlier process is taken, unless the stage has operators of the user, which may have changed.
+    """
     if not (folder / PORTS).is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage
-        draft = path.with_suffix(".json")
-        try:
-            write_onnx(program, path, starts=weight_starts(folder / WEIGHTS))
-            specs = {"inputs": [asdict(s) for s in program.inputs], "outputs": [asdict(s) for s in program.outputs]}
-            draft.write_text(json.dumps({"file": path.name, **specs}), encoding="utf-8")
-            draft.replace(folder / PORTS)
-        except BaseException:
-            for part in folder.glob(f"{path.stem}.*"):
-                part.unlink()
-            raise
+        kept = None if program.packages else exportcache.place(folder / WEIGHTS)
+        if kept is None or not exportcache.take(kept, folder):
+            files = _write_files(program, folder)
+            if kept is not None:
+                exportcache.keep(kept, files)
     return open_onnx(folder)
+
+
+def _write_files(program: StageProgram, folder: Path) -> list[Path]:
+    """Export the stage to ``folder``; the last of the files that are returned names the first one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{secrets.token_hex(4)}.onnx"  # another process may prepare the same stage
+    draft = path.with_suffix(".json")
+    try:
+        write_onnx(program, path, starts=weight_starts(folder / WEIGHTS))
+        specs = {"inputs": [asdict(s) for s in program.inputs], "outputs": [asdict(s) for s in program.outputs]}
+        draft.write_text(json.dumps({"file": path.name, **specs}), encoding="utf-8")
+        draft.replace(folder / PORTS)
+    except BaseException:
+        for part in folder.glob(f"{path.stem}.*"):
+            part.unlink()
+        raise
+    return [*folder.glob(f"{path.stem}.*"), folder / PORTS]
 
 
 def open_onnx(folder: Path) -> OnnxStage:

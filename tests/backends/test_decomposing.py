@@ -85,4 +85,4 @@ def test_a_decomposition_that_creates_tensors_makes_them_as_fake_as_its_inputs()
     assert not set(table) & set(targets(found))
     assert len({node.meta["val"].fake_mode for node in found.graph.nodes if node.op == "call_function"}) == 1
     for made, expected in zip(found.module()(x), Creates()(x), strict=True):
-        assert torch.allclose(made, expected)
+        torch.testing.assert_close(made, expected)  # a sum near zero has a large relative error

@@ -1,0 +1,87 @@
+"""Exports of earlier processes, by content: the ONNX exporter takes seconds, and makes the same file of the same stage.
+
+They are kept in the folder ``onnx`` of ``$AUTOSPLIT_CACHE`` or ``~/.cache/autosplit``, each as a zip file, whose checksums show
+whether it is whole. Whoever deletes them loses time only.
+"""
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from autosplit.files import content_hash, file_hash, hidden_beside
+
+MOST_BYTES = 256 << 20
+"""Most bytes of all exports. Those that were not used for the longest time make room."""
+
+LARGEST_SHARE = 8
+"""An export of more than this part of ``MOST_BYTES`` is not kept: it holds constants, which are quick to write again."""
+
+MADE_BY = ("torch", "onnx", "onnxscript", "onnx-ir")
+"""The packages whose versions count."""
+
+
+def place(weights: Path) -> Path | None:
+    """Where the export of a saved stage is kept; None if there is no such stage, or no folder for it.
+
+    Args:
+        weights: the stage's file of weights, which names the stage too.
+    """
+    with contextlib.suppress(OSError, RuntimeError):  # no stage is saved there, or the user has no home
+        base = os.environ.get("AUTOSPLIT_CACHE") or Path.home() / ".cache" / "autosplit"
+        return Path(base) / "onnx" / f"{content_hash([file_hash(weights), _makers()])}.zip"
+    return None
+
+
+def take(kept: Path, folder: Path) -> bool:
+    """Unpack what is kept into a folder, its files in the order in which they were kept; return whether that was possible."""
+    try:
+        with zipfile.ZipFile(kept) as archive:
+            for name in archive.namelist():
+                draft = hidden_beside(folder / Path(name).name)
+                try:
+                    draft.write_bytes(archive.read(name))
+                    draft.replace(folder / Path(name).name)
+                finally:
+                    draft.unlink(missing_ok=True)
+        os.utime(kept)
+    except (OSError, zipfile.BadZipFile):
+        return False
+    return True
+
+
+def keep(kept: Path, files: Sequence[Path]) -> None:
+    """Keep files, unless they are large or there is no room. Nothing else depends on it, so no failure is told."""
+    if sum(file.stat().st_size for file in files) > MOST_BYTES // LARGEST_SHARE:
+        return
+    draft = hidden_beside(kept)
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with zipfile.ZipFile(draft, "x") as archive:
+                for file in files:
+                    archive.write(file, file.name)
+            draft.replace(kept)
+        finally:
+            draft.unlink(missing_ok=True)
+        _make_room(kept.parent)
+
+
+def _make_room(folder: Path) -> None:
+    """Delete the exports that were not used for the longest time, until all others have no more than ``MOST_BYTES``."""
+    num_bytes = 0
+    for path in sorted(folder.glob("*.zip"), key=lambda path: -path.stat().st_mtime):
+        num_bytes += path.stat().st_size
+        if num_bytes > MOST_BYTES:
+            path.unlink(missing_ok=True)
+
+
+@cache
+def _makers() -> list[str]:
+    """The versions that exports depend on, and the sources of the modules here that make them."""
+    here = Path(__file__).parent
+    sources = [file_hash(here / f"{name}.py") for name in ("onnxfile", "decomposing", "translating", "ports")]
+    return [*(version(name) for name in MADE_BY), *sources]

@@ -1,0 +1,101 @@
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from autosplit.backends import exportcache, onnxfile
+from autosplit.backends.base import get_backend
+from autosplit.tracing.capturing import Traced, trace
+from autosplit.tracing.loading import load_model
+from autosplit.tracing.splitting import StageProgram, save_stage
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("AUTOSPLIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "onnx"
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that were exported."""
+    found: list[str] = []
+    export = onnxfile.write_onnx
+
+    def noted(program: StageProgram, path: Path, **options: object) -> None:
+        found.append(path.name)
+        export(program, path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(onnxfile, "write_onnx", noted)
+    return found
+
+
+@pytest.fixture
+def prepared(whole: Callable[[Traced], StageProgram], tmp_path: Path) -> Callable[[str, Traced], Path]:
+    def one(name: str, traced: Traced) -> Path:
+        save_stage(whole(traced), tmp_path / name)
+        onnxfile.prepare_onnx(whole(traced), tmp_path / name)
+        return tmp_path / name
+
+    return one
+
+
+def test_a_stage_is_exported_once_and_one_with_other_weights_again(
+    mlp: Traced, prepared, cache: Path, exports: list[str]
+) -> None:
+    prepared("first", mlp)
+    second = prepared("second", mlp)
+    assert len(exports) == len(list(cache.iterdir())) == 1
+    for name in ("onnxruntime", "openvino"):
+        get_backend(name).prepare(None, second)  # type: ignore[arg-type]
+        [found] = get_backend(name).load(second, 1)(mlp.example_inputs)
+        torch.testing.assert_close(found, mlp.program(*mlp.example_inputs)[0], rtol=1e-4, atol=1e-5)
+    layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(2))).eval()
+    for name in ("one", "other"):
+        torch.nn.init.normal_(layers[0].weight)
+        prepared(name, trace(load_model(layers, inputs=(torch.randn(4, 32),))))
+    assert len(exports) == len(list(cache.iterdir())) == 3
+
+
+@pytest.mark.parametrize("damage", [lambda path: os.truncate(path, path.stat().st_size // 2), lambda path: path.write_bytes(b"")])
+def test_a_damaged_export_is_made_again(
+    mlp: Traced, prepared, cache: Path, exports: list[str], damage: Callable[[Path], object]
+) -> None:
+    prepared("first", mlp)
+    [kept] = cache.iterdir()
+    damage(kept)
+    for name in ("second", "third"):
+        assert not [path for path in prepared(name, mlp).iterdir() if path.name.startswith(".")]
+    assert len(exports) == 2
+
+
+def test_where_nothing_can_be_kept_stages_are_exported_all_the_same(
+    mlp: Traced, prepared, exports: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AUTOSPLIT_CACHE", str(tmp_path / "file"))
+    assert (prepared("first", mlp) / onnxfile.PORTS).is_file() and (prepared("second", mlp) / onnxfile.PORTS).is_file()
+    assert len(exports) == 2
+
+
+def test_exports_that_were_not_used_for_long_make_room_and_large_ones_are_not_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(exportcache, "MOST_BYTES", 4000)
+    monkeypatch.setattr(exportcache, "LARGEST_SHARE", 2)
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(bytes(1000))
+    large.write_bytes(bytes(2500))
+    for number in range(4):
+        exportcache.keep(cache / f"{number}.zip", [small])
+        os.utime(cache / f"{number}.zip", (number, number))
+    exportcache.keep(cache / "large.zip", [large])
+    assert sorted(path.name for path in cache.iterdir()) == ["1.zip", "2.zip", "3.zip"]
+    assert exportcache.take(cache / "1.zip", tmp_path)  # it was used now
+    exportcache.keep(cache / "4.zip", [small])
+    assert sorted(path.name for path in cache.iterdir()) == ["1.zip", "3.zip", "4.zip"]
+    shutil.rmtree(cache)
+    assert not exportcache.take(cache / "1.zip", tmp_path)
