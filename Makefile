@@ -67,7 +67,7 @@ bench-models: install ## the best way to run each model here
 bench-accuracy: install ## predicted against measured: 8 models, 3 backends, 3 shapes of plans
 	$(BIN)/python -m benchmarks.accuracy
 
-bench-hosts: install ## transports between two hosts, 4 KB to 64 MB
+bench-hosts: install ## transports between two hosts, a model over them beside other systems, an idle cluster
 	$(BIN)/python -m benchmarks.hosts
 
 chaos: install ## storms of kills, stops, hangs and crashes on 1 to 8 workers, for about eight minutes: all counts must be 0

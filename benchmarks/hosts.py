@@ -1,180 +1,143 @@
-"""Transports between two hosts, 4 KB to 64 MB: Ray object references, gloo, ours, and a bare socket as the limit.
+"""Make the sections of ``hosts.md`` about transports, other systems and an idle cluster.
 
-Two Ray nodes on this machine; a tensor goes from one node to the other and a word comes back. All transports take turns in
-each round, and the median round trip of each size is written to ``hosts.md``. Run with ``make bench-hosts``.
+``python -m benchmarks.hosts [PART ...]`` makes those of ``loopback``, ``link``, ``idle``, and the models ``mobilenet`` and
+``mlp``; by default all. ``link`` and the models need network namespaces; where a machine does not allow them, it says so, and the
+other parts go on. ``make bench-hosts`` runs all parts.
 """
 
 import os
-import queue
-import socket
 import statistics
-import time
-from collections.abc import Callable
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from autosplit.clusters.frames import CANCEL, REQUEST, Connection, Frame, Outgoing, Receiver, Slot, receive_into
-from autosplit.clusters.raynodes import Agents, connected
+import autosplit
 from autosplit.commands.console import say
 from autosplit.devices.discovering import cpu_name
+from autosplit.errors import DeviceError
 from autosplit.tables import bytes_text, seconds_text
-from autosplit.tracing.tensorspec import spec_of
+from benchmarks import hostpeers, transports
+from benchmarks.idle import IDLE_S, idle_s_per_min
+from benchmarks.namespaces import contain, namespaces
+from benchmarks.pages import table, with_section
+from benchmarks.transports import BARE, GLOO, OURS, REFERENCES, SIZES, WAYS, Found
 
-SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
-ROUNDS, TRIPS = 5, 8
-WAYS = ("bare socket", "ours", "gloo", "ray object references")
-
-
-class Peer(Receiver):
-    """One end of all transports; the first peer sends, the second one answers."""
-
-    def __init__(self, name: str, address: str, store: tuple[str, int]) -> None:
-        self._address, self._store = address, store
-        self._words: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._connections: dict[int, Connection] = {}
-        self._bare: socket.socket | None = None
-        self._other: Any = None
-
-    def listen(self) -> tuple[str, int]:
-        """Open a port for ``dial`` of the other peer."""
-        self._listener = socket.create_server((self._address, 0))
-        return self._listener.getsockname()  # type: ignore[no-any-return]
-
-    def accept(self) -> None:
-        """Take the other peer's connections: a bare one, and one of ours for each size."""
-        self._bare = self._listener.accept()[0]
-        for size in SIZES:
-            self._connections[size] = Connection(self._listener.accept()[0], "first", self, [_spec(size)], num_slots=4)
-
-    def dial(self, address: tuple[str, int], other: Any) -> None:
-        """Connect to the other peer."""
-        self._other = other
-        self._bare = _connected(address)
-        for size in SIZES:
-            self._connections[size] = Connection(_connected(address), "second", self, [_spec(size)], num_credits=4)
-
-    def join(self, rank: int) -> None:
-        """Join the process group of gloo."""
-        store = dist.TCPStore(self._store[0], self._store[1], 2, is_master=rank == 0)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-
-    def request(self, connection: Connection, frame: Frame, slot: Slot) -> None:
-        """The second peer: a word for each tensor."""
-        connection.release(slot)
-        connection.post(Outgoing(CANCEL, frame.number))
-
-    def cancel(self, connection: Connection, frame: Frame) -> None:
-        """The first peer: the word."""
-        self._words.put(frame.number)
-
-    def take(self, value: torch.Tensor) -> int:
-        """The second peer, for Ray: the tensor came."""
-        return len(value)
-
-    def answer(self, way: str, size: int, count: int) -> None:
-        """The second peer: answer ``count`` tensors of a way that needs somebody who waits."""
-        value, word = torch.zeros(size, dtype=torch.uint8), torch.zeros(1)
-        for _ in range(count):
-            if way == "gloo":
-                dist.recv(value, 0)
-                dist.send(word, 0)
-            else:
-                assert self._bare is not None
-                receive_into(self._bare, value.numpy().data)
-                self._bare.sendall(b"1234")
-
-    def trips(self, way: str, size: int, count: int) -> list[float]:
-        """The first peer: seconds of each round trip."""
-        import ray
-
-        value, word, short = torch.zeros(size, dtype=torch.uint8), torch.zeros(1), memoryview(bytearray(4))
-        connection, bare = self._connections[size], self._bare
-        assert bare is not None
-
-        def ours() -> None:
-            connection.post(Outgoing(REQUEST, 1, tensors=[value]))
-            self._words.get()
-
-        def gloo() -> None:
-            dist.send(value, 1)
-            dist.recv(word, 1)
-
-        def socket_alone() -> None:
-            bare.sendall(value.numpy().data)
-            receive_into(bare, short)
-
-        def references() -> None:
-            ray.get(self._other.take.remote(ray.put(value)))
-
-        trip: Callable[[], None] = dict(zip(WAYS, (socket_alone, ours, gloo, references), strict=True))[way]
-        found = []
-        for _ in range(count):
-            start = time.perf_counter()
-            trip()
-            found.append(time.perf_counter() - start)
-        return found
+PAGE = Path(__file__).with_name("hosts.md")
+NUM_IDLE_HOSTS, IDLE_TITLE = 3, "processor s a minute while idle"
+MODELS = ("mobilenet", "mlp")
+IN_NAMESPACES = ("link", *MODELS)
+PARTS = ("loopback", *IN_NAMESPACES, "idle")
 
 
-def _spec(size: int) -> Any:
-    return spec_of("value", torch.zeros(size, dtype=torch.uint8))
+def loopback() -> str:
+    """The table of transports between two local nodes."""
+    found = transports.measure("local:2", "lo")
+    rows = [[bytes_text(size), *_trips(found, size), *_ratios(found, size, (BARE, GLOO, REFERENCES))] for size in SIZES]
+    return f"""# Transports between two hosts
+
+`make bench-hosts` made this table with two Ray nodes on one machine, over loopback. A tensor goes there and a word comes back.
+Figures are medians; all transports ran in {transports.ROUNDS} interleaved rounds. *Bare socket* is `sendall` and `recv_into` with
+a thread that waits at each end, which is the limit for any transport in Python. A third process asks for Ray's direct transport,
+which adds two calls. A ratio above 1 says that ours is faster. {_machine()}
+
+{table(["size", *WAYS, "bare socket / ours", "gloo / ours", "object references / ours"], rows)}"""
 
 
-def _connected(address: tuple[str, int]) -> socket.socket:
-    sock = socket.create_connection(address)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def measure() -> dict[tuple[str, int], list[float]]:
-    """Way and size to the seconds of its round trips, over all rounds."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        store = free.getsockname()
-    found: dict[tuple[str, int], list[float]] = {(way, size): [] for way in WAYS for size in SIZES}
-    with connected("local:2") as nodes:
-        peers = Agents(nodes, Peer, store)
-        first, second = (node.name for node in nodes)
-        [address] = peers.ask([(second, "listen")])
-        peers.ask([(second, "accept"), (first, "dial", address, peers.handle(second))])
-        peers.ask([(first, "join", 0), (second, "join", 1)])
-        for number in range(ROUNDS):
-            for size in SIZES:
-                for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
-                    calls = [(first, "trips", way, size, TRIPS)]
-                    if way in ("gloo", "bare socket"):
-                        calls.append((second, "answer", way, size, TRIPS))
-                    found[way, size] += peers.ask(calls)[0][1:]
-            say(f"round {number + 1} of {ROUNDS}")
-        peers.kill()
-    return found
-
-
-def page(found: dict[tuple[str, int], list[float]]) -> str:
-    """The table as a page."""
-    lines = [
-        "# Transports between two hosts",
-        "",
-        f"`make bench-hosts` made this table with two Ray nodes on one machine ({cpu_name()}), over loopback. A tensor goes "
-        f"there and a word comes back. Figures are medians of {ROUNDS * (TRIPS - 1)} round trips; all transports ran in "
-        "interleaved rounds. *Bare socket* is `sendall` and `recv_into` with a thread that waits at each end, which is the limit "
-        "for any transport in Python. A ratio above 1 says that ours is faster. "
-        f"Load average at the end: {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores.",
-        "",
-        f"| size | {' | '.join(WAYS)} | ours, of the bare socket | ours against gloo | ours against Ray |",
-        f"|---|{'---|' * (len(WAYS) + 3)}",
-    ]
+def link() -> str:
+    """The table of transports and streams between two namespaces with limited cards."""
+    with (
+        tempfile.TemporaryDirectory(prefix="autosplit-ns-") as folder,
+        namespaces([hostpeers.MBIT_PER_S] * 2, Path(folder)) as (address, _),
+    ):
+        found = transports.measure(address, hostpeers.CARD, streams=True)
+    rows, streams = [], []
     for size in SIZES:
-        medians = {way: statistics.median(found[way, size]) for way in WAYS}
-        ratios = [medians[way] / medians["ours"] for way in ("bare socket", "gloo", "ray object references")]
-        cells = [bytes_text(size), *(seconds_text(medians[way]) for way in WAYS), *(f"{ratio:.2f}" for ratio in ratios)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+        ours, bare = (statistics.median(found.streams_bytes_per_s[way, size]) for way in (OURS, BARE))
+        added_s = _median(found, OURS, size) - _median(found, BARE, size)
+        rows.append([bytes_text(size), *_trips(found, size), f"{added_s * 1e6:.0f} us"])
+        streams.append([bytes_text(size), f"{ours * 8e-6:.0f} Mbit/s", f"{bare * 8e-6:.0f} Mbit/s", f"{ours / bare:.2f}"])
+    return f"""## On a link of 1 Gbit/s
+
+The same round trips between two network namespaces (`python -m benchmarks.hosts link`). `tc tbf` limits both cards, and lets
+256 KB pass at once. The last column is what ours adds to a bare socket. {_machine()}
+
+{table(["size", *WAYS, "added by ours"], rows)}
+
+A stream of {bytes_text(transports.STREAM_BYTES)} in tensors of each size, until the last one came. The bare TCP stream measures
+what `iperf3` does.
+
+{table(["size", "ours", "bare TCP stream", "ours / bare"], streams)}"""
+
+
+def peers(model: str) -> str:
+    """The table of a model in two stages, through each system."""
+    job, found = hostpeers.measure(model)
+    base = statistics.median(found["autosplit"].per_s) if found["autosplit"].per_s else 0.0
+    rows = []
+    for way, one in found.items():
+        rate = [""] * 4
+        if one.per_s:
+            middle = statistics.median(one.per_s)
+            rate = [f"{middle:.4g}", f"{min(one.per_s):.4g}", f"{max(one.per_s):.4g}", f"{middle / base:.2f}" if base else ""]
+        idle = f"{statistics.median(one.idle_s_per_min):.1f}" if one.idle_s_per_min else ""
+        rows.append([way, *rate, idle, one.failure])
+    return f"""### {model} in two stages
+
+{job.description} Medians of {hostpeers.ROUNDS} rounds of about {hostpeers.ROUND_S:g} s. {_machine()}
+
+{table(["way", "requests/s", "slowest round", "fastest round", "of autosplit", IDLE_TITLE, "left out because"], rows)}"""
+
+
+def idle() -> str:
+    """The table of the processor time of an idle cluster."""
+    with autosplit.Cluster(f"local:{NUM_IDLE_HOSTS}"):
+        used = idle_s_per_min()
+    rows = [[name, str(count), f"{one_s:.2f}"] for name, (count, one_s) in used.items()]
+    num_processes, all_s = sum(count for count, _ in used.values()), sum(one_s for _, one_s in used.values())
+    return f"""## An idle cluster
+
+`python -m benchmarks.hosts idle` opens a cluster of {NUM_IDLE_HOSTS} local nodes and sends no requests for {IDLE_S:g} s. Its
+processes use {all_s:.1f} processor seconds a minute, {all_s / 60:.1%} of one core. {_machine()}
+
+{table(["process", "number", IDLE_TITLE], [*rows, ["all", str(num_processes), f"{all_s:.2f}"]])}"""
+
+
+def _machine() -> str:
+    return f"{os.cpu_count()} cores ({cpu_name()}), load average at the end {os.getloadavg()[0]:.1f}."
+
+
+def _median(found: Found, way: str, size: int) -> float:
+    return statistics.median(found.trips_s.get((way, size)) or [float("nan")])
+
+
+def _trips(found: Found, size: int) -> list[str]:
+    """The cell of each way: the median, or why it is left out."""
+    return [found.failures.get((way, size)) or seconds_text(_median(found, way, size)) for way in WAYS]
+
+
+def _ratios(found: Found, size: int, ways: Sequence[str]) -> list[str]:
+    return [f"{_median(found, way, size) / _median(found, OURS, size):.2f}" for way in ways]
+
+
+def main(parts: Sequence[str]) -> None:
+    """Make the sections of these parts, one after the other."""
+    if unknown := set(parts) - set(PARTS):
+        sys.exit(f"'{', '.join(sorted(unknown))}' is none of {', '.join(PARTS)}")
+    try:
+        contain()
+    except DeviceError as failure:
+        parts = [part for part in parts if part not in IN_NAMESPACES]
+        say(f"{', '.join(IN_NAMESPACES)} are left out: this machine does not allow network namespaces: {failure}")
+    for part in parts:
+        try:
+            section = peers(part) if part in MODELS else {"loopback": loopback, "link": link, "idle": idle}[part]()
+        except DeviceError as failure:
+            say(f"{part} is left out: {failure}")
+            continue
+        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section), encoding="utf-8")
+        print(section, flush=True)
 
 
 if __name__ == "__main__":
-    text, path = page(measure()), Path(__file__).parent / "hosts.md"
-    others = path.read_text(encoding="utf-8").partition("\n## ")  # the sections below are written by hand
-    path.write_text(text + "".join(others[1:]), encoding="utf-8")
-    print(text)
+    main(sys.argv[1:] or PARTS)

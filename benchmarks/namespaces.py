@@ -35,11 +35,14 @@ def contain() -> None:
 
     The kernel ends all of them with the program, however that ends. A killed benchmark left a bridge, which stopped the next one,
     and folders in ``/tmp``. Namespaces have their names in ``/run/netns``; a file system in memory hides that folder, and
-    temporary files go there too.
+    temporary files go there too. Shared memory is its own as well, because Ray leaves files there.
+
+    Raises: DeviceError: this machine does not allow it.
     """
     if INSIDE not in os.environ:
         apart = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        prepare = f'mount -t tmpfs tmpfs {OWN_FILES} && ip link set lo up && exec "$@"'
+        prepare = f'mount -t tmpfs tmpfs {OWN_FILES} && mount -t tmpfs tmpfs /dev/shm && ip link set lo up && exec "$@"'
+        command(*apart, "true")
         Path(OWN_FILES).mkdir(exist_ok=True)
         os.environ |= {INSIDE: "1", "TMPDIR": OWN_FILES}
         os.execvp(apart[0], [*apart, "sh", "-c", prepare, "sh", sys.executable, *sys.orig_argv[1:]])

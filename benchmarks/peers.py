@@ -1,10 +1,13 @@
 """Two stages through other systems: a plain loop, gloo pipelining of torch, a compiled graph of Ray."""
 
+import ctypes
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,12 +15,18 @@ from typing import Any
 
 import torch
 
+from autosplit.clusters.raynodes import Node
 from autosplit.devices.limits import affinity
 from autosplit.devices.processes import receive, spawn_worker
 from autosplit.tracing.capturing import Traced
 from autosplit.tracing.splitting import StageProgram, load_stage, save_stage, split
 
 NUM_MICROBATCHES = 8
+"""Requests in flight: microbatches of a batch, executions of a graph."""
+
+ROOM_BYTES = 1 << 16
+"""Room in a channel of Ray for what it puts around a tensor."""
+
 Round = Callable[[int], float]
 """Runs so many requests, and returns the seconds that they took."""
 
@@ -97,26 +106,37 @@ def plain_loop(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores
     return run
 
 
-def gloo_worker(control: Connection) -> None:
+class GlooRank:
     """One rank of torch.distributed.pipelining: GPipe over gloo."""
-    import torch.distributed as dist
+
+    def __init__(self, rank: int, folder: Path, store: Any, values: Sequence[torch.Tensor]) -> None:
+        import torch.distributed as dist
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        stage = PipelineStage(load_stage(folder).module, rank, 2, torch.device("cpu"))
+        self._schedule = ScheduleGPipe(stage, NUM_MICROBATCHES)
+        self._batch = [torch.cat([value] * NUM_MICROBATCHES) for value in values] if rank == 0 else []
+
+    def run(self, num_batches: int) -> Any:
+        """Run whole batches; return what the last stage gave for the last batch."""
+        answer = None
+        with torch.no_grad():
+            for _ in range(num_batches):
+                answer = self._schedule.eval(*self._batch)
+        return answer
+
+
+def gloo_worker(control: Connection) -> None:
+    """A rank as a process of this machine."""
     from torch._C._distributed_c10d import FileStore
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
     rank, folder, store, array = control.recv()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=FileStore(store, 2), rank=rank, world_size=2)
-    stage = PipelineStage(load_stage(folder).module, rank, 2, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, NUM_MICROBATCHES)
-    batch = torch.cat([torch.from_numpy(array)] * NUM_MICROBATCHES)
-    with torch.no_grad():
-        while True:
-            control.send("ready")
-            for _ in range(control.recv()):
-                if rank == 0:
-                    schedule.eval(batch)
-                else:
-                    schedule.eval()
+    runner = GlooRank(rank, folder, FileStore(store, 2), [torch.from_numpy(array)])
+    while True:
+        control.send("ready")
+        runner.run(control.recv())
 
 
 def gloo(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores: list[int]) -> Round:
@@ -142,47 +162,77 @@ def gloo(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores: list
     return run
 
 
+class RayStage:
+    """A stage on one thread of an actor's process, which keeps freed memory, as workers of ours do."""
+
+    def __init__(self, folder: Path, cores: Sequence[int] = ()) -> None:
+        libc = ctypes.CDLL(None)
+        for parameter, setting in ((-3, 1 << 30), (-1, 2**31 - 1), (-2, 64 << 20)):
+            libc.mallopt(parameter, setting)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        torch.set_num_threads(1)
+        self._module = load_stage(folder).module
+
+    def run(self, values: Sequence[torch.Tensor]) -> Any:
+        """The outputs of the stage."""
+        with torch.inference_mode():
+            return self._module(*values)
+
+
+def compiled(stack: ExitStack, actors: Sequence[Any], **options: Any) -> Any:
+    """Two actors of ``RayStage`` as a compiled graph of Ray, which ends with its actors."""
+    from ray.dag import InputNode
+
+    with InputNode() as node:
+        graph = actors[1].run.bind(actors[0].run.bind(node))
+        graph = graph.experimental_compile(_max_inflight_executions=NUM_MICROBATCHES, **options)
+    stack.callback(lambda: graph.teardown(kill_actors=True))
+    return graph
+
+
+def in_flight(send: Callable[[], Callable[[], Any]], count: int) -> Any:
+    """Keep ``NUM_MICROBATCHES`` requests in flight until ``count`` are answered; return the last answer.
+
+    ``send`` sends a request, and returns the function that waits for its answer.
+    """
+    waiting: deque[Callable[[], Any]] = deque()
+    for _ in range(count):
+        if len(waiting) == NUM_MICROBATCHES:
+            waiting.popleft()()
+        waiting.append(send())
+    answer = None
+    while waiting:
+        answer = waiting.popleft()()
+    return answer
+
+
 def ray_graph(stack: ExitStack, folders: list[Path], value: torch.Tensor, cores: list[int]) -> Round:
     """Two Ray actors, each pinned to a core, in a compiled graph. Raises: ImportError: Ray is not installed."""
     import ray
-    from ray.dag import InputNode
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False, runtime_env={"working_dir": None})
     stack.callback(ray.shutdown)
-
-    class Stage:
-        def __init__(self, folder: Path, core: int) -> None:
-            import ctypes
-
-            libc = ctypes.CDLL(None)
-            for parameter, setting in ((-3, 1 << 30), (-1, 2**31 - 1), (-2, 64 << 20)):
-                libc.mallopt(parameter, setting)
-            os.sched_setaffinity(0, [core])
-            torch.set_num_threads(1)
-            self.module = load_stage(folder).module
-
-        def run(self, values: Any) -> Any:
-            with torch.inference_mode():
-                return self.module(*values)
-
-    actors = [ray.remote(num_cpus=1)(Stage).remote(folder, core) for folder, core in zip(folders, cores, strict=True)]
-    with InputNode() as node:
-        graph = actors[1].run.bind(actors[0].run.bind(node)).experimental_compile(_max_inflight_executions=8)
-    stack.callback(lambda: graph.teardown(kill_actors=True))
+    actors = [ray.remote(num_cpus=1)(RayStage).remote(folder, [core]) for folder, core in zip(folders, cores, strict=True)]
+    graph = compiled(stack, actors)
 
     def run(count: int) -> float:
-        start, pending = time.perf_counter(), []
-        for _ in range(count):
-            pending.append(graph.execute((value,)))
-            if len(pending) == 8:
-                ray.get(pending.pop(0))
-        for reference in pending:
-            ray.get(reference)
+        start = time.perf_counter()
+        in_flight(lambda: partial(ray.get, graph.execute((value,))), count)
         return time.perf_counter() - start
 
     run(2)
     return run
+
+
+def actor_on(node: Node, kind: type, *arguments: Any, **options: Any) -> Any:
+    """A Ray actor on a node of a cluster. It takes no processor of the node's, which agents of ours have."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    return ray.remote(num_cpus=0, scheduling_strategy=place, **options)(kind).remote(*arguments)
 
 
 def two_cores() -> list[int]:
