@@ -37,7 +37,7 @@ from benchmarks.namespaces import namespaces
 from benchmarks.transports import first_line, seconds
 
 MBIT_PER_S = 1000.0
-ROUNDS, ROUND_S, WARM_UP_S, IDLE_S, LIMIT_S = 3, 4.0, 0.5, 4.0, 90
+ROUNDS, ROUND_S, WARM_UP_S, IDLE_S, LIMIT_S = 2, 4.0, 0.5, 4.0, 90
 CARD = "eth0"
 
 Run = Callable[[int], Any]
@@ -48,8 +48,8 @@ Run = Callable[[int], Any]
 class Job:
     """A model that was cut in two.
 
-    It has the cluster's address, the stages' folders and ops, files of the model's inputs and outputs, and
-    what the stages are like, in a sentence.
+    It has the cluster's address, the stages' folders and ops, files of the model's inputs and outputs, and a sentence about the
+    stages.
     """
 
     address: str
@@ -116,7 +116,7 @@ def ours(stack: ExitStack, job: Job) -> Run:
 
 
 def ray_graph(stack: ExitStack, job: Job) -> Run:
-    """An actor on each host, in a compiled graph. Its channels get room for the tensors, because else they stop for good."""
+    """An actor on each host, in a compiled graph. Its channels get room for the tensors."""
     import ray
 
     nodes, values = _nodes(stack, job), job.values
@@ -244,6 +244,7 @@ def prepared(model: str, address: str, folder: Path) -> Job:
         f"{bytes_text(peers.stages_between(programs))} between them.",
     )
     torch.save(list(values), job.inputs)
+    torch.set_num_threads(1)  # a stage has one core, and other numbers of threads round otherwise
     with torch.inference_mode():
         for program in programs:
             values = program.module(*values)

@@ -27,17 +27,18 @@ PAGE = Path(__file__).with_name("hosts.md")
 NUM_IDLE_HOSTS, IDLE_TITLE = 3, "processor s a minute while idle"
 MODELS = ("mobilenet", "mlp")
 IN_NAMESPACES = ("link", *MODELS)
+LOOPBACK_ROUNDS, LINK_ROUNDS = 5, 3
 PARTS = ("loopback", *IN_NAMESPACES, "idle")
 
 
 def loopback() -> str:
     """The table of transports between two local nodes."""
-    found = transports.measure("local:2", "lo")
+    found = transports.measure("local:2", "lo", LOOPBACK_ROUNDS)
     rows = [[bytes_text(size), *_trips(found, size), *_ratios(found, size, (BARE, GLOO, REFERENCES))] for size in SIZES]
     return f"""# Transports between two hosts
 
 `make bench-hosts` made this table with two Ray nodes on one machine, over loopback. A tensor goes there and a word comes back.
-Figures are medians; all transports ran in {transports.ROUNDS} interleaved rounds. *Bare socket* is `sendall` and `recv_into` with
+Figures are medians; all transports ran in {LOOPBACK_ROUNDS} interleaved rounds. *Bare socket* is `sendall` and `recv_into` with
 a thread that waits at each end, which is the limit for any transport in Python. A third process asks for Ray's direct transport,
 which adds two calls. A ratio above 1 says that ours is faster. {_machine()}
 
@@ -50,7 +51,7 @@ def link() -> str:
         tempfile.TemporaryDirectory(prefix="autosplit-ns-") as folder,
         namespaces([hostpeers.MBIT_PER_S] * 2, Path(folder)) as (address, _),
     ):
-        found = transports.measure(address, hostpeers.CARD, streams=True)
+        found = transports.measure(address, hostpeers.CARD, LINK_ROUNDS, streams=True)
     rows, streams = [], []
     for size in SIZES:
         ours, bare = (statistics.median(found.streams_bytes_per_s[way, size]) for way in (OURS, BARE))
@@ -60,7 +61,7 @@ def link() -> str:
     return f"""## On a link of 1 Gbit/s
 
 The same round trips between two network namespaces (`python -m benchmarks.hosts link`). `tc tbf` limits both cards, and lets
-256 KB pass at once. The last column is what ours adds to a bare socket. {_machine()}
+256 KB pass at once. The last column is what ours adds to a bare socket. Medians of {LINK_ROUNDS} rounds. {_machine()}
 
 {table(["size", *WAYS, "added by ours"], rows)}
 
