@@ -37,7 +37,7 @@ from benchmarks.namespaces import namespaces
 from benchmarks.transports import first_line, seconds
 
 MBIT_PER_S = 1000.0
-ROUNDS, ROUND_S, WARM_UP_S, IDLE_S, LIMIT_S = 2, 4.0, 0.5, 4.0, 90
+ROUNDS, ROUND_S, WARM_UP_S, IDLE_S, LIMIT_S = 3, 4.0, 0.5, 4.0, 90
 CARD = "eth0"
 
 Run = Callable[[int], Any]
