@@ -27,11 +27,16 @@ def quiet(step: str, share: float, text: str) -> None:
 
 
 class StepTimes:
-    """A progress function that passes reports on, and adds up the seconds of each text (``seconds``) and step (``steps_s``)."""
+    """A progress function that passes reports on, and adds up the seconds of each text (``seconds``) and step (``steps_s``).
 
-    def __init__(self, progress: Progress) -> None:
-        self.seconds: dict[str, float] = {}
-        self.steps_s: dict[str, float] = {}
+    Args:
+        progress: the function.
+        start_s: seconds before, which count as the step ``start``.
+    """
+
+    def __init__(self, progress: Progress, start_s: float = 0.0) -> None:
+        self.seconds: dict[str, float] = {"start": start_s} if start_s else {}
+        self.steps_s: dict[str, float] = dict(self.seconds)
         self._progress = progress
         self._step, self._text, self._since_s = "", "", time.monotonic()
 

@@ -65,8 +65,9 @@ def test_a_notebook_shows_bars_without_ipywidgets(monkeypatch: pytest.MonkeyPatc
 def test_the_seconds_of_a_text_end_with_the_next_one_and_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, seen = iter([0.0, 1.0, 1.5, 4.0, 6.0, 9.0]), []
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(now_s))
-    times = StepTimes(lambda *told: seen.append(told))
+    times = StepTimes(lambda *told: seen.append(told), 2.5)
     for text in ["preparing", "preparing", "timing", "done", "timing"]:
         times("profile", 0.5, text)
-    assert times.seconds == {"preparing": 3.0, "timing": 2.0}
+    assert times.seconds == {"start": 2.5, "preparing": 3.0, "timing": 2.0}
+    assert times.steps_s == {"start": 2.5, "profile": 6.0}
     assert seen[0] == ("profile", 0.5, "preparing") and len(seen) == 5

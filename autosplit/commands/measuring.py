@@ -65,14 +65,14 @@ def profile(given: options.Measure) -> None:
         return
     if not given.model:
         raise UsageError("no model is named: autosplit profile MODEL measures one, autosplit profile --accuracy needs none")
-    start()
+    start_s = start()
     from autosplit import api, keeping
     from autosplit.commands.machines import opened_machine
     from autosplit.commands.report import table
 
     started = keeping.now()
     with opened_machine(given) as (machine, hosts), bars(err) as progress:
-        timed = StepTimes(progress)
+        timed = StepTimes(progress, start_s)
         setup = given.setup(timed, hosts=hosts)
         traced = trace(given, timed, given.model)
         measured = api.measure(traced, machine, setup=setup)

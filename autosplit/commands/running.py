@@ -68,7 +68,7 @@ def run(given: options.Run) -> None:
 def auto(given: options.Auto) -> None:
     """Do everything: trace, profile, search, run, compare; the best plan is written."""
     wanted = given.constraints()
-    start()
+    start_s = start()
     from autosplit import api, keeping
     from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table
     from autosplit.deploying.comparing import expectation
@@ -76,7 +76,7 @@ def auto(given: options.Auto) -> None:
 
     started, budget = keeping.now(), given.spending()
     with opened_machine(given) as (machine, hosts), bars(err) as drawn:
-        progress = StepTimes(drawn)
+        progress = StepTimes(drawn, start_s)
         setup = replace(given.setup(progress, log(given), hosts), keep=keep_plan(given.output))
         say(expectation(machine, setup, budget))
         result = api.auto(trace(given, progress, given.model), machine, wanted, setup=setup, budget=budget)
@@ -86,7 +86,7 @@ def auto(given: options.Auto) -> None:
     notes = [*result.profile.notes, *report.notes]
     for note in notes:
         say(f"note: {note}")
-    data = {**report.to_dict(), "plan": str(given.output), "notes": notes}
+    data = {**report.to_dict(), "plan": str(given.output), "notes": notes, "step_seconds": progress.steps_s}
     try:
         show(
             given,
