@@ -69,5 +69,5 @@ def test_the_seconds_of_a_text_end_with_the_next_one_and_add_up(monkeypatch: pyt
     for text in ["preparing", "preparing", "timing", "done", "timing"]:
         times("profile", 0.5, text)
     assert times.seconds == {"start": 2.5, "preparing": 3.0, "timing": 2.0}
-    assert times.steps_s == {"start": 2.5, "profile": 6.0}
+    assert times.steps_s == {"start": 2.5, "profile": 9.0}
     assert seen[0] == ("profile", 0.5, "preparing") and len(seen) == 5

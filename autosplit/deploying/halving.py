@@ -57,7 +57,7 @@ class Rounds:
         take_full(lambda running, number: bench.run_round(running, number, items), num_full)
         outcomes = {name: entry.outcome() for name, entry in bench.loaded.items()}
         take_alone(lambda running, number: bench.run_alone(running, number, alone_s), num_alone)
-        told = {name: entry.outcome() for name, entry in bench.loaded.items()}
+        told = bench.loaded
         return {name: replace(one, latency=told[name].latency, alone_s=told[name].alone_s) for name, one in outcomes.items()}
 
     def _beside(self, run: Run, num_rounds: int) -> None:

@@ -74,9 +74,14 @@ class Contender:
         """Seconds of a single request, from the rounds if there were any."""
         return LatencyStats.of([one_s for alone_s in self.rounds_alone_s for one_s in alone_s] or self.first_s)
 
+    @property
+    def alone_s(self) -> tuple[float, ...]:
+        """Median seconds of a request in each round of single requests."""
+        return tuple(median(alone_s) for alone_s in self.rounds_alone_s)
+
     def rounds(self, objective: str) -> list[float]:
         """The score of each round: items per second, or for latency single requests per second."""
-        return self.rounds_per_s if objective == "throughput" else [1 / median(alone_s) for alone_s in self.rounds_alone_s]
+        return self.rounds_per_s if objective == "throughput" else [1 / alone_s for alone_s in self.alone_s]
 
     @property
     def in_flight(self) -> int:
@@ -144,7 +149,7 @@ class Contender:
         return Outcome(
             self.plan,
             tuple(self.rounds_per_s),
-            tuple(median(alone_s) for alone_s in self.rounds_alone_s),
+            self.alone_s,
             self.latency,
             stats.latency,
             outputs_equal=not self.fault,
