@@ -19,7 +19,7 @@ from autosplit.commands.console import (
 )
 from autosplit.commands.exchangeoptions import Export
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.starting import start
+from autosplit.commands.starting import SOLVERS, start
 from autosplit.commands.watching import watched
 from autosplit.errors import UsageError
 from autosplit.progress import StepTimes, bars, seconds_text
@@ -68,7 +68,7 @@ def run(given: options.Run) -> None:
 def auto(given: options.Auto) -> None:
     """Do everything: trace, profile, search, run, compare; the best plan is written."""
     wanted = given.constraints()
-    start_s = start()
+    start_s = start(SOLVERS)
     from autosplit import api, keeping
     from autosplit.commands.report import baselines_table, peers_table, plan_table, run_table
     from autosplit.deploying.comparing import expectation

@@ -19,7 +19,7 @@ from autosplit.commands.console import (
     write_simulation,
 )
 from autosplit.commands.machines import opened_machine
-from autosplit.commands.starting import start
+from autosplit.commands.starting import SOLVERS, start
 from autosplit.commands.workloadfiles import search_workload
 from autosplit.errors import UsageError
 from autosplit.progress import bars
@@ -32,7 +32,7 @@ def search(given: options.Plans) -> None:
         return
     given.require_for_models()
     wanted = given.constraints()
-    start()
+    start(SOLVERS)
     from autosplit import api, keeping
     from autosplit.commands.report import plan_table, table
     from autosplit.deploying.footprints import Footprints

@@ -8,12 +8,15 @@ import psutil
 
 from autosplit.devices.processes import prepare_to_spawn
 
-LOADED = ("autosplit.api", "torch.export._trace", "autosplit.measuring.profiler")
+LOADED = ("autosplit.api", "torch.export._trace")
 """Modules that such a command needs in any case. The first export would load the second one."""
 
+SOLVERS = "autosplit.searching.loop"
+"""The module that loads all solvers, for commands that search."""
 
-def start() -> float:
-    """Start the fork server, which imports torch, and load the modules of the command meanwhile.
+
+def start(*modules: str) -> float:
+    """Start the fork server, which imports torch, and load meanwhile what the command needs: ``LOADED`` and these modules.
 
     They stay until the process ends. Searching them for garbage would take an eighth of the time to load them, and some of the
     time of every later step.
@@ -23,7 +26,7 @@ def start() -> float:
     prepare_to_spawn()
     gc.disable()
     try:
-        for name in LOADED:
+        for name in (*LOADED, *modules):
             importlib.import_module(name)
     finally:
         gc.freeze()
