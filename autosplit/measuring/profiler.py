@@ -81,6 +81,7 @@ def measure(
     keeper = Store(store) if isinstance(store, Path) else store
     job = _Job(traced, machine, stamps_of(machine, wanted, precision), keeper, precision, remeasure, links)
     tell = partial(progress, "profile")
+    tell(0.0, "looking up what was measured before")
     known = job.known()
     if any(job.missing(known)):
         with keeper.measuring(partial(tell, 0.0, WAITING)) if keeper is not None else nullcontext():

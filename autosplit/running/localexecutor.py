@@ -107,8 +107,8 @@ class LocalExecutor(Answering):
         """Give up a request whose inputs were to be filled."""
 
     def prompt(self) -> bool:
-        """Whether ``submit`` would return soon: there is room, or the copy is idle and took at most ``PROMPT_NS`` last time."""
-        return self._entrance.is_free() if self._threads else not self._in_turn and self.copies[0].last_ns < PROMPT_NS
+        """Whether ``submit`` would return soon: there is room, or the copy is idle and usually takes less than ``PROMPT_NS``."""
+        return self._entrance.is_free() if self._threads else not self._in_turn and self.copies[0].usual_ns < PROMPT_NS
 
     def occupancy(self) -> Occupancy:
         """How many requests are here."""

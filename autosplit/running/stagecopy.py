@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from autosplit.backends.base import Runnable
 
 
+NUM_USUAL = 3
+"""A core that is lent to another process makes one request slow, and seldom three in a row."""
+
+
 class StageCopy:
     """The only stage of a network, loaded in this process with its backend; it counts what workers count.
 
@@ -44,8 +48,7 @@ class StageCopy:
         [stage] = wiring.stages
         self._stage, self.replica, self.device = stage, replica, stage.devices[replica]
         self.threads = stage.threads or max(1, len(self.device.cores))
-        self.last_ns = 1 << 62
-        """Nanoseconds that the last request took to be computed."""
+        self._last_ns = deque([1 << 62], maxlen=NUM_USUAL)
         self._words = [0] * STATUS_WORDS
         """As in the status block of a pipeline."""
         self._events: deque[tuple[int, ...]] = deque(maxlen=NUM_TIMES)
@@ -109,7 +112,13 @@ class StageCopy:
         words[statusblock.WAIT_NS] += got - asked
         words[statusblock.TRANSFER_NS] += sent - ran
         words[statusblock.QUEUE_NS] += max(0, got - posted)
-        self._idle_ns, self.last_ns = sent, ran - got
+        self._idle_ns = sent
+        self._last_ns.append(ran - got)
+
+    @property
+    def usual_ns(self) -> int:
+        """Nanoseconds that a request takes to be computed if nothing holds it up: the least of the last ``NUM_USUAL``."""
+        return min(self._last_ns)
 
     def events(self, *, clear: bool) -> list[WorkerEvent]:
         """The times of its last requests; with ``clear``, each comes once."""

@@ -1,6 +1,7 @@
 """A stage in the caller's own process: the same requests and answers as from workers, without rings."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from pipelines import Gate, double, fail_on_7, local, request
 
 from autosplit.errors import DeadlineError, PlanError, RefusedError, StageError, UsageError
+from autosplit.running import localexecutor
 from autosplit.running.engine import Engine
 from autosplit.running.inprocess import InProcess
 from autosplit.running.pipeline import Pipeline
@@ -50,6 +52,20 @@ def test_every_way_to_ask_gives_the_same_answers(engine: Engine) -> None:
         session.run()
         assert session.get_output(10)[0][0] == 10 and batcher.run([torch.ones(6)])[0].tolist() == [2.0] * 6
         assert engine.num_answered == 20 * 3 + 4 and engine.num_running == engine.num_waiting == 0
+
+
+def test_one_slow_request_does_not_make_a_quick_stage_slow_for_event_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(float(x[0]))
+        return x + 1
+
+    monkeypatch.setattr(localexecutor, "PROMPT_NS", 20_000_000)
+    with InProcess([local("a", sleep, "x", "y")], ["x"], ["y"]) as engine:
+        seen = []
+        for seconds in (0, 0, 0.03, 0, 0.03, 0.03, 0.03, 0):
+            engine.run([torch.full((4,), float(seconds))])
+            seen.append(engine.prompt)
+    assert seen == [True, True, True, True, True, True, False, True]
 
 
 def test_an_answer_does_not_change_with_the_inputs_nor_with_later_answers(engine: Engine) -> None:
