@@ -7,8 +7,10 @@ other parts go on. ``make bench-hosts`` runs all parts.
 
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +27,9 @@ from benchmarks.transports import BARE, GLOO, OURS, REFERENCES, SIZES, WAYS, Fou
 
 PAGE = Path(__file__).with_name("hosts.md")
 NUM_IDLE_HOSTS, IDLE_TITLE = 3, "processor s a minute while idle"
+SETTLE_S = 20.0
+"""Seconds after which Ray's processes have started up."""
+
 MODELS = ("mobilenet", "mlp")
 IN_NAMESPACES = ("link", *MODELS)
 LOOPBACK_ROUNDS, LINK_ROUNDS = 5, 3
@@ -93,13 +98,14 @@ def peers(model: str) -> str:
 def idle() -> str:
     """The table of the processor time of an idle cluster."""
     with autosplit.Cluster(f"local:{NUM_IDLE_HOSTS}"):
+        time.sleep(SETTLE_S)
         used = idle_s_per_min()
     rows = [[name, str(count), f"{one_s:.2f}"] for name, (count, one_s) in used.items()]
     num_processes, all_s = sum(count for count, _ in used.values()), sum(one_s for _, one_s in used.values())
     return f"""## An idle cluster
 
-`python -m benchmarks.hosts idle` opens a cluster of {NUM_IDLE_HOSTS} local nodes and sends no requests for {IDLE_S:g} s. Its
-processes use {all_s:.1f} processor seconds a minute, {all_s / 60:.1%} of one core. {_machine()}
+`python -m benchmarks.hosts idle` opens a cluster of {NUM_IDLE_HOSTS} local nodes, waits for {SETTLE_S:g} s, and counts for {IDLE_S:g}
+s, without requests. Its processes use {all_s:.1f} processor seconds a minute, {all_s / 60:.1%} of one core. {_machine()}
 
 {table(["process", "number", IDLE_TITLE], [*rows, ["all", str(num_processes), f"{all_s:.2f}"]])}"""
 
@@ -122,22 +128,30 @@ def _ratios(found: Found, size: int, ways: Sequence[str]) -> list[str]:
 
 
 def main(parts: Sequence[str]) -> None:
-    """Make the sections of these parts, one after the other."""
+    """Make the sections of these parts, each in a process of its own: Ray reads the token of a cluster once in a process."""
     if unknown := set(parts) - set(PARTS):
         sys.exit(f"'{', '.join(sorted(unknown))}' is none of {', '.join(PARTS)}")
+    if len(parts) == 1:
+        make(parts[0])
+    else:
+        sys.exit(max(subprocess.run([sys.executable, "-m", "benchmarks.hosts", part]).returncode for part in parts))
+
+
+def make(part: str) -> None:
+    """Make the section of a part; what this machine does not allow is left out, with the reason."""
     try:
         contain()
     except DeviceError as failure:
-        parts = [part for part in parts if part not in IN_NAMESPACES]
-        say(f"{', '.join(IN_NAMESPACES)} are left out: this machine does not allow network namespaces: {failure}")
-    for part in parts:
-        try:
-            section = peers(part) if part in MODELS else {"loopback": loopback, "link": link, "idle": idle}[part]()
-        except DeviceError as failure:
-            say(f"{part} is left out: {failure}")
-            continue
-        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section), encoding="utf-8")
-        print(section, flush=True)
+        if part in IN_NAMESPACES:
+            say(f"{part} is left out: this machine does not allow network namespaces: {failure}")
+            return
+    try:
+        section = peers(part) if part in MODELS else {"loopback": loopback, "link": link, "idle": idle}[part]()
+    except DeviceError as failure:
+        say(f"{part} is left out: {failure}")
+        return
+    PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section), encoding="utf-8")
+    print(section, flush=True)
 
 
 if __name__ == "__main__":
