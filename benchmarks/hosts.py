@@ -104,8 +104,9 @@ def idle() -> str:
     num_processes, all_s = sum(count for count, _ in used.values()), sum(one_s for _, one_s in used.values())
     return f"""## An idle cluster
 
-`python -m benchmarks.hosts idle` opens a cluster of {NUM_IDLE_HOSTS} local nodes, waits for {SETTLE_S:g} s, and counts for {IDLE_S:g}
-s, without requests. Its processes use {all_s:.1f} processor seconds a minute, {all_s / 60:.1%} of one core. {_machine()}
+`python -m benchmarks.hosts idle` opens a cluster of {NUM_IDLE_HOSTS} local nodes, waits for {SETTLE_S:g} s, and counts
+for {IDLE_S:g} s, without requests. Its processes use {all_s:.1f} processor seconds a minute, {all_s / 60:.1%} of one core.
+{_machine()}
 
 {table(["process", "number", IDLE_TITLE], [*rows, ["all", str(num_processes), f"{all_s:.2f}"]])}"""
 
